@@ -1,0 +1,1 @@
+"""Accelerator families: one file each."""

@@ -1,0 +1,101 @@
+"""Every tunable of the runtime, typed, in one place.
+
+Each field can be overridden by an environment variable ``MINIRAY_<NAME>``. The
+values are read once per process, on first use; daemons and workers inherit the
+variables of the process that started them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Tunables with their defaults. Times are seconds, sizes are bytes."""
+
+    # --- starting and stopping -------------------------------------------------
+    #: How long a driver waits for an embedded cluster, or a command for a daemon, to be ready.
+    start_timeout: float = 30.0
+    #: How long a worker may take from its start to its first message.
+    worker_start_timeout: float = 60.0
+    #: How long the daemons of a started cluster wait for a lost head to come back.
+    head_grace: float = 60.0
+    #: How long a process asked to end may take before it is killed.
+    stop_grace: float = 5.0
+    #: A connection that has not proved itself within this time is closed.
+    auth_timeout: float = 10.0
+
+    # --- calls -----------------------------------------------------------------
+    #: Serialized values up to this size travel inside messages.
+    inline_limit: int = 100 * 1024
+    #: A function or class that drags in more than this is named in a warning.
+    large_closure_warning: int = 10 * 1024 * 1024
+    #: A task that runs (or blocks) longer than this hands back the tasks queued behind it.
+    recall_after: float = 0.010
+    #: A task or method that waits in ``get`` longer than this gives its CPU back.
+    block_after: float = 0.010
+    #: How long an owner keeps an idle lease before it returns it.
+    lease_idle: float = 0.5
+    #: At most this many tasks wait at one leased worker.
+    lease_window: int = 256
+
+    # --- scheduling --------------------------------------------------------------
+    #: A demand that has waited this long has what it needs set aside for it.
+    reserve_after: float = 10.0
+    #: A demand that has waited this long is told to its driver with the reason.
+    pending_warning: float = 5.0
+    #: Idle workers above the CPU count end after this time.
+    worker_idle: float = 10.0
+    #: Nodes up to this utilisation are filled before work spreads (Ray's hybrid policy).
+    hybrid_threshold: float = 0.5
+
+    # --- liveness ----------------------------------------------------------------
+    #: Interval of a daemon's heartbeats to the head.
+    heartbeat_interval: float = 1.0
+    #: A node whose heartbeats stop for this long is dead.
+    node_timeout: float = 15.0
+
+    # --- objects -----------------------------------------------------------------
+    #: Share of the container's memory that the object store may use.
+    object_store_share: float = 0.3
+    #: Size of one piece of an object on its way between daemons.
+    transfer_chunk: int = 1024 * 1024
+
+    # --- output ------------------------------------------------------------------
+    #: Identical lines from many workers are folded into one with a count.
+    dedup_logs: bool = True
+    #: Time over which identical lines are folded.
+    dedup_window: float = 5.0
+
+
+def parse(name: str, kind: type, text: str) -> object:
+    """Return the value of a tunable given as text; raise ValueError that names it."""
+    if kind is bool:
+        if text.lower() in _TRUE:
+            return True
+        if text.lower() in _FALSE:
+            return False
+        raise ValueError(f"MINIRAY_{name.upper()} must be 0 or 1, not {text!r}")
+    try:
+        return kind(text)
+    except ValueError:
+        raise ValueError(
+            f"MINIRAY_{name.upper()} must be of type {kind.__name__}, not {text!r}"
+        ) from None
+
+
+@functools.cache
+def config() -> Config:
+    """The tunables of this process."""
+    values = {}
+    for field in dataclasses.fields(Config):
+        text = os.environ.get(f"MINIRAY_{field.name.upper()}")
+        if text is not None:
+            values[field.name] = parse(field.name, type(field.default), text)
+    return Config(**values)  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""What every driver and worker runs: calls, references, values, sockets."""

@@ -1,0 +1,1 @@
+"""The head process: resource table, scheduler, directories, storage."""

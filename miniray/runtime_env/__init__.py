@@ -1,0 +1,1 @@
+"""Runtime environments: packages of user code, virtual environments, variables."""

@@ -1,0 +1,57 @@
+"""Builds miniray; the only step beyond setuptools is making the gRPC code from ``proto/``.
+
+The generated code lives in ``miniray/_proto`` and is not committed. Everything
+else about the package is said in ``pyproject.toml``.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import setup
+from setuptools.command.build_py import build_py
+
+ROOT = Path(__file__).resolve().parent
+PROTO = ROOT / "proto"
+GENERATED = ROOT / "miniray" / "_proto"
+
+
+def generate() -> None:
+    """Compile every file of ``proto/`` into ``miniray/_proto``."""
+    import grpc_tools
+    from grpc_tools import protoc
+
+    GENERATED.mkdir(exist_ok=True)
+    (GENERATED / "__init__.py").write_text('"""Code generated from proto/ by setup.py."""\n')
+    well_known = Path(grpc_tools.__file__).parent / "_proto"
+    files = sorted(PROTO.glob("miniray/v1/*.proto"))
+    base = PROTO / "miniray" / "v1"
+    code = protoc.main(
+        [
+            "protoc",
+            f"-I{base}",
+            f"-I{well_known}",
+            f"--python_out={GENERATED}",
+            f"--pyi_out={GENERATED}",
+            f"--grpc_python_out={GENERATED}",
+            *(file.name for file in files),
+        ]
+    )
+    if code != 0:
+        raise SystemExit(f"protoc failed with exit code {code} on {PROTO}")
+    # protoc writes absolute imports of sibling modules; they live in a package here.
+    for module in [*GENERATED.glob("*_pb2*.py"), *GENERATED.glob("*_pb2.pyi")]:
+        text = module.read_text()
+        module.write_text(re.sub(r"^import (\w+_pb2)", r"from . import \1", text, flags=re.M))
+
+
+class BuildWithProto(build_py):
+    """``build_py`` that makes the generated code first."""
+
+    def run(self) -> None:
+        generate()
+        super().run()
+
+
+setup(cmdclass={"build_py": BuildWithProto})
