@@ -102,10 +102,14 @@ class ObjectRef(Generic[T_co]):
         """An ``asyncio.Future`` of the running event loop that gets this ref's value."""
         import asyncio
 
-        return asyncio.wrap_future(self.future())
+        from miniray.core.runtime import current_runtime
+
+        return asyncio.ensure_future(current_runtime().value_of(self))
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        return self.as_future().__await__()
+        from miniray.core.runtime import current_runtime
+
+        return current_runtime().value_of(self).__await__()
 
 
 def rebuild_ref(id: bytes, owner_node: bytes) -> ObjectRef[Any]:

@@ -1,1 +1,86 @@
-"""The train layer."""
+"""The train layer: distributed training on miniray actors, with the public names of Ray Train.
+
+Names are loaded when they are first used, so that importing this module costs
+nothing. What needs PyTorch is in ``miniray.train.torch``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from miniray.train.backend import Backend, BackendConfig
+    from miniray.train.callbacks import Callback, UserCallback
+    from miniray.train.checkpoint import Checkpoint
+    from miniray.train.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from miniray.train.context import TrainContext, get_checkpoint, get_context, report
+    from miniray.train.exceptions import (
+        ControllerError,
+        TrainingFailedError,
+        WorkerGroupError,
+    )
+    from miniray.train.policies import FailurePolicy, ScalingPolicy
+    from miniray.train.result import Result
+    from miniray.train.trainer import DataParallelTrainer
+
+_HOMES = {
+    "Backend": "backend",
+    "BackendConfig": "backend",
+    "Callback": "callbacks",
+    "Checkpoint": "checkpoint",
+    "CheckpointConfig": "config",
+    "ControllerError": "exceptions",
+    "DataParallelTrainer": "trainer",
+    "FailureConfig": "config",
+    "FailurePolicy": "policies",
+    "Result": "result",
+    "RunConfig": "config",
+    "ScalingConfig": "config",
+    "ScalingPolicy": "policies",
+    "TrainContext": "context",
+    "TrainingFailedError": "exceptions",
+    "UserCallback": "callbacks",
+    "WorkerGroupError": "exceptions",
+    "get_checkpoint": "context",
+    "get_context": "context",
+    "report": "context",
+}
+
+__all__ = [
+    "Backend",
+    "BackendConfig",
+    "Callback",
+    "Checkpoint",
+    "CheckpointConfig",
+    "ControllerError",
+    "DataParallelTrainer",
+    "FailureConfig",
+    "FailurePolicy",
+    "Result",
+    "RunConfig",
+    "ScalingConfig",
+    "ScalingPolicy",
+    "TrainContext",
+    "TrainingFailedError",
+    "UserCallback",
+    "WorkerGroupError",
+    "get_checkpoint",
+    "get_context",
+    "report",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "torch":
+        return importlib.import_module("miniray.train.torch")
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"miniray.train.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

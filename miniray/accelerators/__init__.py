@@ -1,1 +1,25 @@
-"""Accelerator families: one file each."""
+"""Accelerator families: how devices are found, announced and shown to workers."""
+
+from miniray.accelerators.base import AcceleratorRequestError
+from miniray.accelerators.host import Host
+from miniray.accelerators.node_resources import (
+    DeviceGroup,
+    NodeAccelerators,
+    assigned_environment,
+    resolve_node_accelerators,
+)
+from miniray.accelerators.registry import DEVICE_RESOURCES, check_amount
+from miniray.accelerators.tpu_topology import SliceShape, slice_shape
+
+__all__ = [
+    "DEVICE_RESOURCES",
+    "AcceleratorRequestError",
+    "DeviceGroup",
+    "Host",
+    "NodeAccelerators",
+    "SliceShape",
+    "assigned_environment",
+    "check_amount",
+    "resolve_node_accelerators",
+    "slice_shape",
+]

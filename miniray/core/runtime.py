@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import concurrent.futures
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from miniray.object_ref import ObjectRef
 
@@ -185,6 +185,10 @@ class Runtime(abc.ABC):
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]:
         """A future that gets the value or the error of a ref."""
 
+    @abc.abstractmethod
+    def value_of(self, ref: ObjectRef[Any]) -> Coroutine[Any, Any, Any]:
+        """A coroutine that gets the value or raises the error of a ref."""
+
     # --- calls -------------------------------------------------------------------
     @abc.abstractmethod
     def export(self, target: Callable[..., Any] | type, name: str) -> Exported:
@@ -322,5 +326,6 @@ def current_runtime() -> Runtime:
     from miniray.api import init
 
     init()
-    assert _current is not None
-    return _current
+    runtime = runtime_or_none()
+    assert runtime is not None
+    return runtime

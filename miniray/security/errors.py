@@ -1,4 +1,4 @@
-"""The error that every check of this package raises. It imports nothing."""
+"""The errors of this package that callers tell apart. It imports nothing."""
 
 from __future__ import annotations
 
@@ -9,3 +9,7 @@ class AuthenticationError(ConnectionError):
     A ``ConnectionError``, so that code which treats a peer as gone on any socket error
     does the same here. Its text never contains a secret.
     """
+
+
+class AddressInUseError(OSError):
+    """A server cannot listen because another process has the port; the text names it."""

@@ -1,0 +1,62 @@
+# `make demo` and `make test` are all that a newcomer needs; `make help` lists the rest.
+
+PYTHON ?= python3
+VENV ?= .venv
+BENCH_VENV ?= .venv-ray
+BIN = $(VENV)/bin
+# How many test processes run at once: one per core.
+JOBS ?= auto
+
+PROTO = $(wildcard proto/miniray/v1/*.proto)
+
+.PHONY: help demo test test-all lint format bench clean
+help:
+	@echo "make demo      train on 1,797 handwritten digits with two workers"
+	@echo "make test      the tests, in two or three minutes"
+	@echo "make test-all  the slow tests too"
+	@echo "make lint      ruff, mypy"
+	@echo "make format    ruff's fixes and formatting"
+	@echo "make bench     miniray beside Ray on the same machine (installs Ray)"
+	@echo "make clean     remove environments and caches"
+
+# The environment is made again when what is installed, or the protocol, changes.
+$(BIN)/.installed: pyproject.toml setup.py constraints.txt $(PROTO)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+		--editable '.[train,examples,test]'
+	@touch $@
+
+$(BIN)/.lint: $(BIN)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lint]'
+	@touch $@
+
+demo: $(BIN)/.installed
+	$(BIN)/python examples/train_digits.py
+
+test: $(BIN)/.lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+test-all: $(BIN)/.lint
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'slow or not slow'
+
+lint: $(BIN)/.lint
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(BIN)/.lint
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+$(BENCH_VENV)/bin/.installed:
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --constraint constraints.txt \
+		'ray[default,train]==2.60.0' torch
+	@touch $@
+
+bench: $(BIN)/.installed $(BENCH_VENV)/bin/.installed
+	$(BIN)/python benchmarks/micro.py --against ray --ray-python $(BENCH_VENV)/bin/python
+
+clean:
+	rm -rf $(VENV) $(BENCH_VENV) build dist *.egg-info miniray/_proto
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis

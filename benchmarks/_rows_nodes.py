@@ -1,0 +1,89 @@
+"""Rows over several nodes, all of them on this machine.
+
+How many nodes and actors is said by the environment (``NODES``, ``ACTORS``), since
+each row runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from typing import Any
+
+from _common import Engine, Figure, at_once, rate, row
+
+#: Names of the environment variables that say how much to start.
+NODES = "BENCHMARK_NODES"
+ACTORS = "BENCHMARK_ACTORS"
+
+NODE_CPUS = 4
+
+
+class Peer:
+    """An actor that calls others."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+        self.others: list[Any] = []
+
+    def meet(self, others: list[Any]) -> None:
+        self.others = others
+
+    def ping(self) -> None:
+        """Does nothing."""
+
+    def call_others(self, rounds: int) -> None:
+        api = importlib.import_module(self.package)
+        api.get([other.ping.remote() for _ in range(rounds) for other in self.others])
+
+
+def start_nodes(engine: Engine) -> tuple[Any, int]:
+    """Start the nodes; each has a resource of its own: ``node0``, ``node1``, ..."""
+    count = int(os.environ[NODES])
+    nodes = [{"num_cpus": NODE_CPUS, "resources": {f"node{n}": 1000}} for n in range(count)]
+    return engine.start_nodes(nodes), count
+
+
+def peers(engine: Engine, ray: Any, count: int) -> list[Any]:
+    """An actor on every node."""
+    remote = ray.remote(Peer)
+    made = [remote.options(resources={f"node{n}": 1}).remote(engine.name) for n in range(count)]
+    ray.get([peer.ping.remote() for peer in made])
+    return made
+
+
+@row("actors_over_nodes", Figure("actors created over all nodes", "/s"), limit=300)
+def actors_over_nodes(engine: Engine) -> float:
+    ray, _ = start_nodes(engine)
+    remote = ray.remote(Peer).options(scheduling_strategy="SPREAD")
+    count = int(os.environ[ACTORS])
+    start = time.perf_counter()
+    made = [remote.remote(engine.name) for _ in range(count)]
+    ray.get([peer.ping.remote() for peer in made])
+    return count / (time.perf_counter() - start)
+
+
+@row(
+    "calls_to_nodes",
+    Figure("calls to every node in turn, one at a time", "/s"),
+    Figure("calls to every node, 1,000 in flight", "/s"),
+    limit=120,
+)
+def calls_to_nodes(engine: Engine) -> tuple[float, float]:
+    ray, count = start_nodes(engine)
+    made = peers(engine, ray, count)
+    one = rate(lambda: [ray.get(peer.ping.remote()) for peer in made], count)
+    each = 1000 // count
+    calls = [at_once(ray, peer.ping.remote, each) for peer in made]
+    return one, rate(lambda: [call() for call in calls], each * count)
+
+
+@row("all_to_all", Figure("calls of every node's actor to every other's", "/s"), limit=120)
+def all_to_all(engine: Engine) -> float:
+    ray, count = start_nodes(engine)
+    made = peers(engine, ray, count)
+    ray.get([p.meet.remote([other for other in made if other is not p]) for p in made])
+    rounds = max(1, 1000 // count)
+    operations = rounds * count * (count - 1)
+    return rate(lambda: ray.get([peer.call_others.remote(rounds) for peer in made]), operations)

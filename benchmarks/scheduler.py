@@ -1,0 +1,109 @@
+"""How many decisions per second the head's scheduler makes, and that a long queue costs nothing.
+
+Places mixed demands (CPU, shared and whole GPUs, a custom resource) over many
+nodes, then releases and places again at full load, with and without a queue of
+demands that can't be placed. One process, no I/O.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import time
+
+from miniray.head.demands import Demand, LeaseRequest
+from miniray.head.resources import node_pool
+from miniray.head.scheduler import ClusterScheduler
+
+DEVICES = 8
+#: (share of the demands, resources)
+MIX = (
+    (60, {"CPU": 1}),
+    (6, {"CPU": 1, "GPU": 0.25}),
+    (4, {"CPU": 1, "GPU": 0.5}),
+    (6, {"CPU": 1, "GPU": 0.18}),
+    (1, {"CPU": 2, "GPU": 1}),
+    (0.5, {"CPU": 4, "GPU": 2}),
+    (0.05, {"CPU": 8, "GPU": 8}),
+    (22.45, {"CPU": 1, "licence": 1}),
+)
+
+
+def make_cluster(nodes: int) -> ClusterScheduler:
+    scheduler = ClusterScheduler()
+    for number in range(nodes):
+        resources = {"CPU": 256.0, "memory": 2.0**40, "licence": 64.0}
+        devices = {"GPU": [str(device) for device in range(DEVICES)]}
+        scheduler.add_node(node_pool(f"{number:032x}", resources, devices), 0.0)
+    return scheduler
+
+
+def requests(count: int, seed: int, prefix: bytes) -> list[LeaseRequest]:
+    rng = random.Random(seed)
+    shapes = [Demand.of(resources) for _, resources in MIX]
+    drawn = rng.choices(shapes, [share for share, _ in MIX], k=count)
+    return [
+        LeaseRequest(prefix + number.to_bytes(8, "big"), demand)
+        for number, demand in enumerate(drawn)
+    ]
+
+
+def place(scheduler: ClusterScheduler, wanted: list[LeaseRequest]) -> tuple[float, list[bytes]]:
+    """Seconds taken, and the leases granted."""
+    granted = []
+    start = time.perf_counter()
+    for request in wanted:
+        granted.extend([grant.lease_id for grant in scheduler.submit(request, 0.0).grants])
+    return time.perf_counter() - start, granted
+
+
+def churn(scheduler: ClusterScheduler, held: list[bytes], rounds: int, prefix: bytes) -> float:
+    """Seconds to release a random lease and ask for another one, ``rounds`` times."""
+    rng = random.Random(1)
+    fresh = iter(requests(rounds, 2, prefix))
+    rng.shuffle(held)
+    start = time.perf_counter()
+    for request in itertools.islice(fresh, rounds):
+        freed = scheduler.release(held.pop(), 0.0)
+        asked = scheduler.submit(request, 0.0)
+        held.extend(grant.lease_id for grant in (*freed.grants, *asked.grants))
+    return time.perf_counter() - start
+
+
+def report(what: str, count: int, seconds: float) -> None:
+    print(f"{what:<58} {count / seconds:>10,.0f}/s  {seconds / count * 1e6:>7.1f} us")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--demands", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=20_000)
+    parser.add_argument("--shapes", type=int, default=3, help="shapes that wait in vain")
+    args = parser.parse_args()
+
+    scheduler = make_cluster(args.nodes)
+    seconds, held = place(scheduler, requests(args.demands, 0, b"a"))
+    report(
+        f"place {args.demands:,} on {args.nodes:,} nodes ({len(held):,} fit)", args.demands, seconds
+    )
+    report("release and place", args.rounds, churn(scheduler, held, args.rounds, b"b"))
+
+    absent = Demand.of({"CPU": 1, "FPGA": 1})
+    busy = [Demand.of({"CPU": 200 + extra, "GPU": 8}) for extra in range(args.shapes)]
+    queue = [
+        LeaseRequest(b"q" + number.to_bytes(8, "big"), demand)
+        for number, demand in zip(range(100_000), itertools.cycle([absent, *busy]), strict=False)
+    ]
+    seconds, stuck = place(scheduler, queue)
+    report(f"queue 100,000 that can't be placed ({len(stuck):,} fit)", len(queue), seconds)
+    report(
+        "release and place behind that queue",
+        args.rounds,
+        churn(scheduler, held, args.rounds, b"c"),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""miniray: an actor runtime for Python with Ray's public API.
+
+This module only re-exports: every name has one home, and subpackages that few
+programs need are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from miniray import exceptions
+from miniray.actor import ActorClass, ActorHandle, ActorMethod, method
+from miniray.api import (
+    available_resources,
+    cancel,
+    cluster_resources,
+    get,
+    get_actor,
+    get_gpu_ids,
+    init,
+    is_initialized,
+    kill,
+    nodes,
+    put,
+    shutdown,
+    wait,
+)
+from miniray.decorator import remote
+from miniray.object_ref import ObjectRef
+from miniray.runtime_context import get_runtime_context
+from miniray.version import VERSION as __version__  # noqa: N811 -- the usual name
+
+if TYPE_CHECKING:
+    from miniray import actor, runtime_env, train, util
+    from miniray.object_ref_generator import ObjectRefGenerator
+
+__all__ = [
+    "ActorClass",
+    "ActorHandle",
+    "ActorMethod",
+    "ObjectRef",
+    "ObjectRefGenerator",
+    "__version__",
+    "actor",
+    "available_resources",
+    "cancel",
+    "cluster_resources",
+    "exceptions",
+    "get",
+    "get_actor",
+    "get_gpu_ids",
+    "get_runtime_context",
+    "init",
+    "is_initialized",
+    "kill",
+    "method",
+    "nodes",
+    "put",
+    "remote",
+    "runtime_env",
+    "shutdown",
+    "train",
+    "util",
+    "wait",
+]
+
+_MODULES = frozenset({"runtime_env", "train", "util"})
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"miniray.{name}")
+    if name == "ObjectRefGenerator":
+        return importlib.import_module("miniray.object_ref_generator").ObjectRefGenerator
+    raise AttributeError(f"module 'miniray' has no attribute {name!r}")

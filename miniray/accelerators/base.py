@@ -1,0 +1,163 @@
+"""What every accelerator family has in common.
+
+A family knows a resource name, a visibility variable, how its devices are
+found, and what a worker's environment must say. Which families a node
+announces is decided in ``node_resources.py``.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from miniray.accelerators.host import Host
+
+_TRUE = {"1", "true", "yes", "on"}
+
+
+class AcceleratorRequestError(ValueError):
+    """Accelerators were asked for in a way that a node or a family can't honour."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Detected:
+    """Devices found on a machine."""
+
+    #: Ids as the family's variable would name them, in the order to hand out.
+    ids: tuple[str, ...] = ()
+    #: Model, as in ``accelerator_type=``; None if it is not known.
+    type: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a node says of a family beside its devices."""
+
+    type: str | None = None
+    #: Further resources that the node has, such as the head of a TPU slice.
+    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    #: Labels without their domain: ``tpu-topology``.
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+class Family(abc.ABC):
+    """One kind of accelerator."""
+
+    #: What ``--gpu-family`` and a node's announcement call it.
+    name: str
+    #: Resource that demands name.
+    resource: str
+    #: Variable that is set for workers unless the daemon has another of ``variables``.
+    variable: str | None
+    #: Variables that restrict this family, the one that governs first.
+    variables: tuple[str, ...]
+    #: Whether several workers may share a device.
+    fractional: bool
+
+    @abc.abstractmethod
+    def detect(self, host: Host) -> Detected:
+        """Find this family's devices without initialising one.
+
+        Raises:
+            DetectionError: The driver or its tool is broken.
+            OSError: A file of the driver can't be read.
+        """
+
+    def describe(self, host: Host, detected: Detected) -> Description:
+        """What a node with devices of this family says of itself."""
+        return Description(type=detected.type)
+
+    def governing_variable(self, environ: Mapping[str, str]) -> str | None:
+        """The variable that decides which devices are visible, given an environment."""
+        return next((name for name in self.variables if name in environ), self.variable)
+
+    def visible_ids(self, environ: Mapping[str, str]) -> list[str] | None:
+        """Devices that an environment restricts this family to.
+
+        Returns:
+            Ids as the variable names them, or None where it does not restrict.
+
+        Raises:
+            AcceleratorRequestError: The variable can't be read.
+        """
+        variable = self.governing_variable(environ)
+        if variable is None or variable not in environ:
+            return None
+        return parse_ids(variable, environ[variable])
+
+    def existing(self, visible: Sequence[str], detected: Detected) -> list[str]:
+        """Those of the visible ids that can be on this machine.
+
+        Numbers are compared with what was found. Other forms (a UUID, a MIG or a
+        sub-device) name parts that detection does not list, so they count where
+        there is any device.
+        """
+        if not detected.ids:
+            return []
+        return [id for id in visible if not id.isdecimal() or id in detected.ids]
+
+    def worker_environment(
+        self, ids: Sequence[str], environ: Mapping[str, str], detected: int = 0
+    ) -> dict[str, str]:
+        """Variables that show a worker these devices and no other.
+
+        Args:
+            ids: Devices, as the daemon's own environment names them.
+            environ: The daemon's environment. ``MINIRAY_NOSET_<VARIABLE>=1`` in it
+                leaves that variable to the user.
+            detected: How many devices the machine has; 0 for logical ones.
+        """
+        variable = self.governing_variable(environ)
+        if variable is None or is_left_alone(variable, environ):
+            return {}
+        return {variable: self.format_ids(variable, ids)}
+
+    def format_ids(self, variable: str, ids: Sequence[str]) -> str:
+        """The value of a variable that names these devices."""
+        return ",".join(ids)
+
+    def check_amount(self, amount: float) -> None:
+        """Refuse an amount that a task, actor or bundle can't ask of this family.
+
+        Raises:
+            AcceleratorRequestError: It is a fraction and the family has none.
+        """
+        if not self.fractional and amount % 1 != 0:
+            raise AcceleratorRequestError(
+                f"{self.resource} can't be shared: ask for a whole number, not {amount:g}"
+            )
+
+
+def is_left_alone(variable: str, environ: Mapping[str, str]) -> bool:
+    """Whether the user wants to set this variable of the workers themselves."""
+    return environ.get(f"MINIRAY_NOSET_{variable}", "").lower() in _TRUE
+
+
+def parse_ids(variable: str, text: str) -> list[str]:
+    """Split the value of a visibility variable.
+
+    An empty value and ``NoDevFiles`` name no device, and a negative number hides
+    itself and what follows it, as the CUDA and HIP runtimes have it.
+
+    Raises:
+        AcceleratorRequestError: A device is named twice.
+    """
+    ids: list[str] = []
+    if text.strip() == "NoDevFiles":
+        return ids
+    for item in text.split(","):
+        id = item.strip()
+        if id.startswith("-"):
+            break
+        if not id:
+            continue
+        if id in ids:
+            raise AcceleratorRequestError(
+                f"{variable}={text!r} names device {id} twice: name each device once"
+            )
+        ids.append(id)
+    return ids

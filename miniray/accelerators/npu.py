@@ -1,0 +1,48 @@
+"""Huawei Ascend NPUs: counted by device node, named by ``npu-smi``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from miniray.accelerators.base import Detected, Family
+from miniray.accelerators.host import TOOL_TIMEOUT, DetectionError, ToolNotFoundError
+
+if TYPE_CHECKING:
+    from miniray.accelerators.host import Host
+
+
+class AscendNPU(Family):
+    """Huawei Ascend NPUs."""
+
+    name = "ascend"
+    resource = "NPU"
+    variable = "ASCEND_RT_VISIBLE_DEVICES"
+    variables = ("ASCEND_RT_VISIBLE_DEVICES",)
+    fractional = True
+
+    def detect(self, host: Host) -> Detected:
+        """Count ``/dev/davinci<N>``; the tool, where there is one, must agree to talk."""
+        count = len(host.numbered("/dev", "davinci"))
+        if not count:
+            return Detected()
+        # The runtime numbers what a container was given from 0, whatever the nodes are called.
+        ids = tuple(str(index) for index in range(count))
+        try:
+            listing = host.run(["npu-smi", "info"], TOOL_TIMEOUT)
+        except ToolNotFoundError:
+            return Detected(ids)
+        return Detected(ids, _type(listing))
+
+
+def _type(listing: str) -> str:
+    """The chip of the first NPU in the table that ``npu-smi info`` draws.
+
+    Each NPU has a row ``| 0     910B3  | OK  | ...`` (number and name, health).
+    """
+    for line in listing.splitlines():
+        cells = [cell.split() for cell in line.strip().strip("|").split("|")]
+        if len(cells) >= 3 and len(cells[0]) == 2 and cells[0][0].isdecimal():
+            chip = cells[0][1]
+            return chip if chip.startswith("Ascend") else f"Ascend{chip}"
+    said = " ".join(listing.split())[:200]
+    raise DetectionError(f"npu-smi listed no NPU: {said}")

@@ -1,0 +1,91 @@
+"""NVIDIA GPUs: found through NVML or the driver's files, without CUDA."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from miniray.accelerators.base import Detected, Family
+from miniray.accelerators.host import TOOL_TIMEOUT, DetectionError
+
+if TYPE_CHECKING:
+    from miniray.accelerators.host import Host
+
+_PROC = "/proc/driver/nvidia/gpus"
+
+
+class NvidiaGPU(Family):
+    """NVIDIA GPUs, whole or MIG instances."""
+
+    name = "nvidia"
+    resource = "GPU"
+    variable = "CUDA_VISIBLE_DEVICES"
+    variables = ("CUDA_VISIBLE_DEVICES",)
+    fractional = True
+
+    def detect(self, host: Host) -> Detected:
+        """Ask NVML; without ``nvidia-ml-py``, read the driver's ``/proc`` files."""
+        nodes = host.numbered("/dev", "nvidia")
+        if not nodes and not host.names(_PROC) and not host.exists("/dev/dxg"):
+            return Detected()
+        models = host.nvml(TOOL_TIMEOUT)
+        if models is None:
+            models = _models_by_proc(host, nodes)
+        ids = tuple(str(index) for index in range(len(models)))
+        return Detected(ids, accelerator_type(models[0]) if models else None)
+
+
+def _models_by_proc(host: Host, nodes: list[int]) -> list[str]:
+    """Product names in the order of the PCI bus, which is NVML's order."""
+    folders = host.names(_PROC)
+    if not folders:
+        # A sandbox may hide the driver's files while it passes the devices through.
+        return [""] * len(nodes)
+    models = []
+    for folder in folders:
+        facts = _facts(host.read(f"{_PROC}/{folder}/information"))
+        minor = facts.get("Device Minor", "")
+        if not minor.isdecimal():
+            raise DetectionError(f"the NVIDIA driver gives GPU {folder} no device minor")
+        # The files show every GPU of the machine, also in a container that was given few.
+        if int(minor) in nodes and facts.get("GPU Excluded") != "Yes":
+            models.append(facts.get("Model", ""))
+    return models
+
+
+def _facts(text: str) -> dict[str, str]:
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+def accelerator_type(model: str) -> str | None:
+    """The name that users select a GPU model by, from its product name.
+
+    After the brand, the capital words up to and including the first one with a
+    digit: ``NVIDIA A100-SXM4-40GB`` is ``A100``, ``NVIDIA RTX PRO 6000 Blackwell
+    Server Edition`` is ``RTX-PRO-6000``. Where there is no such run of words, the
+    whole product name: ``NVIDIA GeForce RTX 5090`` is ``GeForce-RTX-5090``.
+
+    Returns:
+        None for an empty name.
+    """
+    run: list[str] = []
+    for word in model.split()[1:]:
+        head = _capital_head(word)
+        if any(char.isdigit() for char in head):
+            name = "-".join([*run, head])
+            if len(name) > 1:
+                return name
+            break
+        if head != word or not word.isalpha():
+            break
+        run.append(word)
+    product = model.removeprefix("NVIDIA ").split()
+    return "-".join(product) or None
+
+
+def _capital_head(word: str) -> str:
+    """The longest start of a word that is of ASCII capitals and digits."""
+    end = 0
+    while end < len(word) and word[end].isascii() and (word[end].isupper() or word[end].isdigit()):
+        end += 1
+    return word[:end]

@@ -1,0 +1,345 @@
+"""The functions of ``import miniray``: they check arguments and ask the runtime.
+
+The first of them that needs a runtime starts an embedded cluster where ``init()``
+was not called. Nothing here knows how a runtime works.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from miniray.actor import ActorHandle
+from miniray.core import runtime as _runtime
+from miniray.core.init_options import check_init
+from miniray.core.option_checks import shown
+from miniray.core.runtime import current_runtime, runtime_or_none, set_runtime
+from miniray.init_context import InitContext
+from miniray.object_ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from miniray.object_ref_generator import ObjectRefGenerator
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+#: Guards starting and stopping.
+_lock = threading.RLock()
+_context: InitContext | None = None
+#: The process that called init(): a forked child must not end its parent's cluster.
+_owner_pid: int | None = None
+
+
+def init(
+    address: str | None = None,
+    *,
+    num_cpus: int | None = None,
+    num_gpus: int | None = None,
+    resources: Mapping[str, float] | None = None,
+    labels: Mapping[str, str] | None = None,
+    namespace: str | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    log_to_driver: bool | None = None,
+    ignore_reinit_error: bool = False,
+    object_store_memory: int | None = None,
+    _temp_dir: str | None = None,
+    **kwargs: Any,
+) -> InitContext:
+    """Attach this process to a cluster, or start one that ends with the process.
+
+    Args:
+        address: "host:port" of a cluster's head, "auto" for one that runs on this
+            machine, "local" to start one. Default: the variable MINIRAY_ADDRESS, else a
+            running one, else a new one.
+        num_cpus: Logical CPUs of a new cluster. Default: those of the machine.
+        num_gpus: Logical GPUs of a new cluster. Default: those of the machine.
+        resources: Custom resources of a new cluster, by name.
+        labels: Labels of the node of a new cluster.
+        namespace: Where names of actors and placement groups are looked up. Default: one
+            that nobody else uses.
+        runtime_env: Environment of the job's tasks and actors.
+        log_to_driver: Whether what workers print is printed here too. Default: True.
+        ignore_reinit_error: Return the context of the first call if there was one.
+        object_store_memory: Size of a new cluster's object store, in bytes.
+        _temp_dir: Folder for logs and sockets of a new cluster.
+        **kwargs: Arguments of Ray that have no effect here; they are accepted with a
+            warning.
+
+    Returns:
+        The context, with ``address_info``; used in ``with``, it shuts down at the end.
+
+    Raises:
+        RuntimeError: ``init`` was called before.
+        TypeError: There is no such argument, or a value is of a wrong type.
+        ValueError: A value is not allowed.
+        ConnectionError: There is no cluster at the address.
+    """
+    options = check_init(
+        {
+            "address": address,
+            "num_cpus": num_cpus,
+            "num_gpus": num_gpus,
+            "resources": resources,
+            "labels": labels,
+            "namespace": namespace,
+            "runtime_env": runtime_env,
+            "log_to_driver": log_to_driver,
+            "object_store_memory": object_store_memory,
+            "temp_dir": _temp_dir,
+        },
+        kwargs,
+    )
+    with _lock:
+        if runtime_or_none() is not None:
+            if not ignore_reinit_error:
+                raise RuntimeError(
+                    "miniray.init() was called before, or an earlier call of the API started "
+                    "miniray. Call miniray.shutdown() first, call init() before everything else, "
+                    "or give ignore_reinit_error=True."
+                )
+            return _context or InitContext({"address": current_runtime().context().address})
+        return _connect(options)
+
+
+def _connect(options: Any) -> InitContext:
+    from miniray.core.bootstrap import connect
+
+    global _context, _owner_pid
+    runtime, address_info = connect(options)
+    set_runtime(runtime)
+    _context = InitContext(address_info)
+    _owner_pid = os.getpid()
+    atexit.register(shutdown)
+    return _context
+
+
+def shutdown(_exiting_interpreter: bool = False) -> None:
+    """Leave the cluster, and end it if ``init()`` started it. Does nothing if there is none."""
+    global _context, _owner_pid
+    with _lock:
+        runtime = runtime_or_none()
+        if runtime is None or (_owner_pid is not None and _owner_pid != os.getpid()):
+            return
+        atexit.unregister(shutdown)
+        try:
+            runtime.shutdown()
+        finally:
+            set_runtime(None)
+            _context = None
+            _owner_pid = None
+
+
+def is_initialized() -> bool:
+    """Whether this process is attached to a cluster."""
+    return runtime_or_none() is not None
+
+
+@overload
+def get(refs: ObjectRef[T], *, timeout: float | None = None) -> T: ...
+@overload
+def get(refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) -> list[T]: ...
+@overload
+def get(refs: ObjectRefGenerator[T], *, timeout: float | None = None) -> ObjectRefGenerator[T]: ...
+def get(refs: Any, *, timeout: float | None = None) -> Any:
+    """Wait for values and return them.
+
+    Args:
+        refs: A ref, or a list of them.
+        timeout: How long to wait at most, in seconds. Default: without end.
+
+    Returns:
+        The value, or the list of values. Arrays may be read-only: they are shared.
+
+    Raises:
+        GetTimeoutError: Not all values were there in time.
+        TaskError: The task failed; also an instance of the class of the task's exception.
+        ValueError: ``refs`` is neither a ref nor a list.
+        TypeError: The list holds something else than refs.
+    """
+    runtime = _runtime._current or current_runtime()
+    if timeout is not None:
+        timeout = _check_timeout(timeout)
+    if isinstance(refs, ObjectRef):
+        return runtime.get((refs,), timeout)[0]
+    if isinstance(refs, list | tuple):
+        _check_refs("get", refs)
+        return runtime.get(refs, timeout)
+    if _is_generator(refs):
+        return refs  # its refs are read one by one
+    raise ValueError(
+        f"get takes an ObjectRef or a list of them, not {shown(refs)} ({type(refs).__name__})."
+    )
+
+
+def put(value: T) -> ObjectRef[T]:
+    """Store a value where every task and actor can read it.
+
+    Raises:
+        TypeError: The value is a ref already, or can't be pickled.
+        ObjectStoreFullError: There is no room for it.
+    """
+    if isinstance(value, ObjectRef):
+        raise TypeError(
+            f"put was given {value!r}, which is a ref already. Pass the ref on, or put it inside "
+            f"a list to store the ref itself."
+        )
+    return (_runtime._current or current_runtime()).put(value)
+
+
+def wait(
+    refs: list[ObjectRef[T]],
+    *,
+    num_returns: int = 1,
+    timeout: float | None = None,
+    fetch_local: bool = True,
+) -> tuple[list[ObjectRef[T]], list[ObjectRef[T]]]:
+    """Wait until some of the values are there.
+
+    Args:
+        refs: A list of refs, each once.
+        num_returns: How many to wait for.
+        timeout: How long to wait at most, in seconds. Default: without end.
+        fetch_local: Whether values count only once they are on this node.
+
+    Returns:
+        The refs that are ready, at most ``num_returns``, and the others, each in the
+        order given.
+
+    Raises:
+        TypeError: ``refs`` is not a list of refs.
+        ValueError: A ref is there twice, or ``num_returns`` or ``timeout`` can't be met.
+    """
+    given: Any = refs
+    if isinstance(given, ObjectRef):
+        raise TypeError(f"wait takes a list of refs, not a single one: wait([{given!r}]).")
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"wait takes a list of refs, not {shown(given)} ({type(given).__name__}).")
+    _check_refs("wait", refs)
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"The timeout of wait must be at least 0 seconds, not {timeout}.")
+    runtime = _runtime._current or current_runtime()
+    if not refs:
+        return [], []
+    if len(set(refs)) != len(refs):
+        raise ValueError("wait takes each ref once, but its list holds the same ref twice.")
+    if not 0 < num_returns <= len(refs):
+        raise ValueError(
+            f"num_returns of wait must be from 1 to {len(refs)}, the number of refs, "
+            f"not {num_returns}."
+        )
+    return runtime.wait(refs, num_returns, timeout, fetch_local)
+
+
+def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
+    """End an actor's process at once; its unfinished calls fail.
+
+    Args:
+        actor: A handle to the actor.
+        no_restart: False to let ``max_restarts`` start it again.
+
+    Raises:
+        ValueError: ``actor`` is not a handle.
+    """
+    if not isinstance(actor, ActorHandle):
+        raise ValueError(  # noqa: TRY004 -- as in Ray
+            f"kill takes the handle of an actor, not {shown(actor)} ({type(actor).__name__}). "
+            f"For tasks, use miniray.cancel(ref)."
+        )
+    current_runtime().kill_actor(actor._ref, no_restart)
+
+
+def cancel(
+    ref: ObjectRef[Any] | ObjectRefGenerator[Any], *, force: bool = False, recursive: bool = True
+) -> None:
+    """Cancel the task or call that makes a value; ``get`` then raises TaskCancelledError.
+
+    A task that runs gets a KeyboardInterrupt, an async method a CancelledError; what has
+    finished stays.
+
+    Args:
+        ref: What the task or call returned.
+        force: End the worker's process instead. Not for calls of actors.
+        recursive: Cancel also what the task started.
+
+    Raises:
+        TypeError: ``ref`` is not a ref.
+        ValueError: ``force`` was given for a call of an actor.
+    """
+    given: Any = ref
+    if _is_generator(given):
+        given = ObjectRef(given._state.id, b"")  # not counted: it only names the call
+    if not isinstance(given, ObjectRef):
+        raise TypeError(
+            f"cancel takes an ObjectRef, not {shown(given)} ({type(given).__name__}). "
+            f"For actors, use miniray.kill(handle)."
+        )
+    current_runtime().cancel(given, force, recursive)
+
+
+def get_actor(name: str, namespace: str | None = None) -> ActorHandle[Any]:
+    """Get a handle to a named actor.
+
+    Args:
+        name: Its name.
+        namespace: Where to look. Default: the namespace of this job.
+
+    Raises:
+        ValueError: There is no such actor.
+    """
+    for what, value in (("name", name), ("namespace", namespace)):
+        if value is None and what == "namespace":
+            continue
+        if not isinstance(value, str) or not value:
+            raise ValueError(f"The {what} of an actor is a non-empty string, not {shown(value)}.")
+    location = current_runtime().get_actor(name, namespace)
+    return ActorHandle(location.ref, location.info)
+
+
+def nodes() -> list[dict[str, Any]]:
+    """What is known of each node: NodeID, Alive, NodeManagerAddress, Resources, Labels, ..."""
+    return current_runtime().nodes()
+
+
+def cluster_resources() -> dict[str, float]:
+    """Totals of all resources over the living nodes, in units (memory: bytes)."""
+    return current_runtime().cluster_resources()
+
+
+def available_resources() -> dict[str, float]:
+    """What is free of all resources over the living nodes, in units (memory: bytes)."""
+    return current_runtime().available_resources()
+
+
+def get_gpu_ids() -> list[int] | list[str]:
+    """Ids of the GPUs that this worker may use; strings where they are not numbers."""
+    ids = current_runtime().context().accelerator_ids.get("GPU", [])
+    return [int(id) for id in ids] if all(id.isdecimal() for id in ids) else list(ids)
+
+
+def _check_refs(function: str, refs: Sequence[Any]) -> None:
+    for index, ref in enumerate(refs):
+        if not isinstance(ref, ObjectRef) and not (function == "wait" and _is_generator(ref)):
+            raise TypeError(
+                f"{function} takes a list of refs, but item {index} is {shown(ref)} "
+                f"({type(ref).__name__})."
+            )
+
+
+def _check_timeout(timeout: float) -> float | None:
+    if timeout == -1:  # Ray's other way to say: without end
+        return None
+    if timeout < 0:
+        raise ValueError(f"The timeout of get must be at least 0 seconds, not {timeout}.")
+    return timeout
+
+
+def _is_generator(value: Any) -> bool:
+    from miniray.object_ref_generator import ObjectRefGenerator
+
+    return isinstance(value, ObjectRefGenerator)

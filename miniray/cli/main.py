@@ -1,0 +1,75 @@
+"""The `miniray` command: its subcommands, and how failures are shown.
+
+Each failure is one line on stderr and a non-zero exit code. What the commands do is in
+modules of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from miniray.cli.services import Services
+from miniray.cli.start import start
+from miniray.cli.status import status
+from miniray.cli.stop import stop
+from miniray.version import VERSION
+
+
+def describe(error: BaseException) -> str:
+    """An error as one line for a person."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror + (f": {error.filename}" if error.filename else "")
+    return " ".join(text.split()) or type(error).__name__
+
+
+class _UsageFailure(click.ClickException):
+    exit_code = 2
+
+
+class _OneLineGroup(click.Group):
+    """Turns the errors that users cause or meet into one line; others keep their traceback."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.UsageError as error:
+            raise _UsageFailure(describe_usage(error)) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from miniray.exceptions import MinirayError
+        from miniray.node.boot_options import BootError
+
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            raise _UsageFailure(describe_usage(error)) from None
+        except (BootError, MinirayError, OSError) as error:
+            raise click.ClickException(describe(error)) from error
+
+
+def describe_usage(error: click.UsageError) -> str:
+    """A usage error as one line, with where to find help."""
+    path = error.ctx.command_path if error.ctx else "miniray"
+    return " ".join(f"{error.format_message()} See '{path} --help'.".split())
+
+
+@click.group(
+    cls=_OneLineGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.version_option(VERSION, message="miniray %(version)s")
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Start, stop and look at miniray clusters."""
+    ctx.ensure_object(Services)
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+main.add_command(start)
+main.add_command(stop)
+main.add_command(status)

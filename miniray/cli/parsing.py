@@ -1,0 +1,99 @@
+"""How the command line's texts become values: JSON, labels, sizes, where a token comes from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from miniray.security.token import parse_token, read_token_file
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    _ParamType = click.ParamType[Any]
+else:
+    _ParamType = click.ParamType  # not generic at run time in older versions of click
+
+TOKEN_VARIABLE = "MINIRAY_TOKEN"  # noqa: S105 - a name, not a token
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]i?B?|B)?\Z", re.IGNORECASE)
+_FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+class JsonObject(_ParamType):
+    """A JSON object, such as ``{"FPGA": 2}``."""
+
+    name = "JSON"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> dict[str, Any]:
+        """Parse the text; what its values may be is checked with the other options."""
+        try:
+            parsed = json.loads(value)
+        except json.JSONDecodeError as error:
+            self.fail(f"{value!r} is not JSON: {error}. Write it as '{{\"FPGA\": 2}}'.", param, ctx)
+        if not isinstance(parsed, dict):
+            self.fail(f"{value!r} is not a JSON object. Write it as '{{\"FPGA\": 2}}'.", param, ctx)
+        return parsed
+
+
+class Labels(_ParamType):
+    """Labels as ``key=value,key=value`` or as a JSON object."""
+
+    name = "LABELS"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Mapping[str, str]:
+        """Parse the text; the keys and values are checked with the other options."""
+        if value.lstrip().startswith("{"):
+            return JsonObject().convert(value, param, ctx)
+        labels: dict[str, str] = {}
+        for pair in value.split(","):
+            key, equals, text = pair.strip().partition("=")
+            if not equals:
+                self.fail(
+                    f"{pair.strip()!r} is no label. Write labels as key=value,key=value.",
+                    param,
+                    ctx,
+                )
+            if key in labels:
+                self.fail(f"the label {key!r} is given twice.", param, ctx)
+            labels[key] = text
+        return labels
+
+
+class Size(_ParamType):
+    """A number of bytes: ``1000000``, ``512MiB``, ``2G``. Units count in powers of 1024."""
+
+    name = "BYTES"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the text."""
+        match = _SIZE.match(str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is no size. Write bytes, or 512MiB or 2GiB.", param, ctx)
+        unit = (match["unit"] or "").upper().removesuffix("B").removesuffix("I")
+        return int(float(match["number"]) * _FACTORS[unit])
+
+
+def join_token(option: str | None, file: str | None) -> str | None:
+    """The token to join with: from ``--token``, a file ("-" is stdin), or the environment.
+
+    Raises:
+        TokenError: The text or the file holds no token.
+        click.UsageError: Both options are given.
+    """
+    if option is not None and file is not None:
+        raise click.UsageError("Give the token either by --token or by --token-file, not both.")
+    if file is not None:
+        token = parse_token(sys.stdin.read()) if file == "-" else read_token_file(Path(file))
+        return str(token)
+    text = option if option is not None else os.environ.get(TOKEN_VARIABLE)
+    return None if text is None else str(parse_token(text))

@@ -1,0 +1,229 @@
+"""`miniray status`: nodes, resources, actors, and what waits and why.
+
+What is shown is decided by pure functions over `ClusterStatus`; `render` only draws it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+from miniray.cli.amounts import (
+    describe_amounts,
+    describe_usage,
+    format_amount,
+    visible_resources,
+)
+from miniray.node.boot_options import BootError
+from miniray.session import latest_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from miniray.cli.services import Services
+    from miniray.util.state_types import ClusterStatus, PendingDemand
+
+#: So many rows of one kind are shown before the rest is only counted.
+_MAX_ROWS = 100
+_ID_LENGTH = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """A table with its title, and a line to show in its place when it has no rows."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    empty: str = ""
+
+
+@click.command()
+@click.option("--address", metavar="HOST:PORT", help="Which cluster, if there are several.")
+@click.pass_obj
+def status(services: Services, address: str | None) -> None:
+    """Show the nodes, resources, actors and waiting work of a running cluster."""
+    record = latest_cluster(address)
+    if record is None:
+        which = f"cluster at {address}" if address else "cluster"
+        raise BootError(
+            f"No {which} of yours is running on this machine. Start one with "
+            "`miniray start --head`, or join one with `miniray start --address`."
+        )
+    connection = services.connect(record)
+    try:
+        state = connection.status()
+    finally:
+        connection.close()
+    render(state)
+
+
+def render(state: ClusterStatus, console: Console | None = None) -> None:
+    """Print a cluster's state: drawn tables on a terminal, plain columns elsewhere.
+
+    Args:
+        state: What the head tells.
+        console: Where to print; None: stdout.
+    """
+    if console is None:
+        from rich.console import Console
+
+        console = Console()
+    draw = _draw_rich if console.is_terminal else _draw_plain
+    console.print(headline(state), markup=False, highlight=False, soft_wrap=True)
+    for section in sections(state):
+        if section.rows or section.empty:
+            draw(section, console)
+
+
+def headline(state: ClusterStatus) -> str:
+    """One line on the cluster as a whole."""
+    alive = sum(node["state"] == "ALIVE" for node in state["nodes"])
+    nodes = f"{alive} node{'' if alive == 1 else 's'}"
+    age = format_duration(state["time"] - state["started"])
+    return f"Cluster at {state['address']}: {nodes}, up {age}, miniray {state['version']}"
+
+
+def sections(state: ClusterStatus) -> list[Section]:
+    """What to show, in order."""
+    return [
+        _nodes(state),
+        _resources(state),
+        _actors(state),
+        _placement_groups(state),
+        _waiting(state),
+    ]
+
+
+def format_duration(seconds: float) -> str:
+    """``42 s``, ``5 min``, ``3 h 12 min`` or ``2 d 4 h``."""
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{rest} s"
+
+
+def _nodes(state: ClusterStatus) -> Section:
+    rows = [
+        (
+            node["node_id"][:_ID_LENGTH] + (" (head)" if node["is_head"] else ""),
+            node["address"],
+            node["hostname"],
+            f"{node['state']}: {node['reason']}" if node["reason"] else node["state"],
+            describe_usage(node["used"], node["total"]),
+        )
+        for node in state["nodes"]
+    ]
+    return Section("Nodes", ("Node", "Address", "Host", "State", "Used/total"), _capped(rows))
+
+
+def _resources(state: ClusterStatus) -> Section:
+    used, total = state["used"], state["total"]
+    rows = [
+        (name, format_amount(name, used.get(name, 0)), format_amount(name, total.get(name, 0)))
+        for name in visible_resources(total)
+    ]
+    return Section("Resources", ("Resource", "Used", "Total"), rows)
+
+
+def _actors(state: ClusterStatus) -> Section:
+    rows = [
+        (
+            actor["actor_id"][:_ID_LENGTH],
+            actor["class_name"],
+            actor["name"] or "-",
+            actor["state"],
+            actor["node_id"][:_ID_LENGTH] or "-",
+            str(actor["pid"] or "-"),
+            str(actor["restarts"]),
+            describe_amounts(actor["resources"]) or "-",
+        )
+        for actor in state["actors"]
+    ]
+    columns = ("Actor", "Class", "Name", "State", "Node", "Pid", "Restarts", "Holds")
+    return Section("Actors", columns, _capped(rows), "No actors.")
+
+
+def _placement_groups(state: ClusterStatus) -> Section:
+    rows = [
+        (
+            group["placement_group_id"][:_ID_LENGTH],
+            group["name"] or "-",
+            group["strategy"],
+            group["state"],
+            "; ".join(
+                f"{describe_amounts(bundle)} on {node[:_ID_LENGTH] or 'no node yet'}"
+                for bundle, node in zip(group["bundles"], group["bundle_nodes"], strict=True)
+            ),
+        )
+        for group in state["placement_groups"]
+    ]
+    columns = ("Group", "Name", "Strategy", "State", "Bundles")
+    return Section("Placement groups", columns, _capped(rows))
+
+
+def _waiting(state: ClusterStatus) -> Section:
+    # What can never be served needs a person, so it comes first; then the longest waiting.
+    demands = sorted(state["pending"], key=lambda d: (not d["infeasible"], d["since"]))
+    rows = [
+        (
+            _who_waits(demand),
+            "; ".join(describe_amounts(shape) or "nothing" for shape in demand["shape"]),
+            format_duration(state["time"] - demand["since"]),
+            ("INFEASIBLE: " if demand["infeasible"] else "") + demand["reason"],
+        )
+        for demand in demands
+    ]
+    # Never cut short: this is where a user finds out why nothing happens.
+    return Section("Waiting", ("What", "Asks for", "Since", "Why"), rows, "Nothing waits.")
+
+
+def _who_waits(demand: PendingDemand) -> str:
+    kind = demand["kind"].replace("_", " ")
+    names = ", ".join(name for name in demand["names"] if name)
+    plural = "" if demand["count"] == 1 else "s"
+    return f"{demand['count']} {kind}{plural}{f' ({names})' if names else ''}"
+
+
+def _capped(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
+    if len(rows) <= _MAX_ROWS:
+        return rows
+    more = f"and {len(rows) - _MAX_ROWS} more"
+    return [*rows[:_MAX_ROWS], (more, *[""] * (len(rows[0]) - 1))]
+
+
+def _draw_plain(section: Section, console: Console) -> None:
+    lines = ["", f"{section.title}:" if section.rows else section.empty]
+    if section.rows:
+        table = [section.columns, *section.rows]
+        widths = [max(len(row[i]) for row in table) for i in range(len(section.columns))]
+        lines += [
+            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            for row in table
+        ]
+    for line in lines:
+        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+
+
+def _draw_rich(section: Section, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not section.rows:
+        console.print(Text(f"\n{section.empty}"))
+        return
+    table = Table(title=section.title, title_justify="left", title_style="bold")
+    for column in section.columns:
+        table.add_column(column, overflow="fold")
+    for row in section.rows:
+        table.add_row(*(Text(cell) for cell in row))  # Text: names may look like markup
+    console.print()
+    console.print(table)

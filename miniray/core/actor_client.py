@@ -1,0 +1,217 @@
+"""The calls of this process to one actor: kept in order, sent when it lives, failed when not.
+
+The head tells where the actor is and every change of that; a lost connection only
+means that calls wait for the head's word.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import protocol as p
+from miniray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    PendingCallsLimitExceededError,
+    TaskCancelledError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.core.calls import Call, CallTable
+    from miniray.core.peers import Peer, PeerTable
+
+PENDING = "PENDING"
+ALIVE = "ALIVE"
+RESTARTING = "RESTARTING"
+DEAD = "DEAD"
+
+
+class ActorClient:
+    """One actor, seen from one caller. Thread-safe."""
+
+    def __init__(
+        self,
+        actor_id: bytes,
+        name: str,
+        calls: CallTable,
+        peers: PeerTable,
+        *,
+        max_pending_calls: int,
+    ) -> None:
+        self.actor_id = actor_id
+        self._name = name
+        self._calls = calls
+        self._peers = peers
+        self._max_pending = max_pending_calls
+        # Reentrant: answering a call may lead to the next one.
+        self._lock = threading.RLock()
+        self.state = PENDING
+        self._epoch = -1
+        self._peer: Peer | None = None
+        #: Not sent yet, in order.
+        self._queue: collections.deque[Call] = collections.deque()
+        #: Sent, without a reply, in order.
+        self._sent: dict[int, Call] = {}
+        #: Sent on a connection that broke; what they get depends on the head's word.
+        self._lost: list[Call] = []
+        self._cause: Callable[[], ActorDiedError] | None = None
+
+    # --- calling -----------------------------------------------------------------
+    def submit(self, call: Call) -> None:
+        """Send a call, or keep it until it can be sent."""
+        with self._lock:
+            limit = self._max_pending
+            if limit >= 0 and len(self._queue) + len(self._sent) >= limit:
+                raise PendingCallsLimitExceededError(
+                    limit, actor_id=self.actor_id.hex(), class_name=self._name
+                )
+            self._calls.open_call(call)
+            if self.state == DEAD:
+                assert self._cause is not None
+                self._calls.fail(call, self._cause())
+            elif self._queue or call.waiting or self._peer is None:
+                self._queue.append(call)
+                if not call.waiting:
+                    self._pump()
+            else:
+                self._send(call, self._peer)
+
+    def _send(self, call: Call, peer: Peer) -> None:
+        refs = call.refs
+        if refs:
+            refs, error = self._calls.resolved_refs(call)
+            if error is not None:
+                self._calls.fail_value(call, error)
+                return
+        call.peer = peer
+        self._sent[call.number] = call
+        peer.send(
+            (
+                p.PEER_CALL,
+                call.number,
+                self.actor_id,
+                self._epoch,
+                call.target,
+                call.arguments,
+                refs,
+                call.return_ids,
+                call.options,
+                call.stream.limit if call.stream is not None else None,
+            )
+        )
+
+    def _pump(self) -> None:
+        peer = self._peer
+        queue = self._queue
+        while queue and peer is not None and not queue[0].waiting:
+            self._send(queue.popleft(), peer)
+
+    def dependencies_ready(self, call: Call) -> None:
+        """A queued call can be sent now, when its turn comes."""
+        with self._lock:
+            self._pump()
+
+    def finished(self, call: Call) -> None:
+        """A call has its result."""
+        self._sent.pop(call.number, None)
+
+    def retry(self, call: Call) -> None:
+        """A method raised and its options ask for another try: it goes to the end."""
+        with self._lock:
+            self._sent.pop(call.number, None)
+            self._queue.append(call)
+            self._pump()
+
+    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
+        """Withdraw a queued call, or ask the actor to cancel it."""
+        with self._lock:
+            if call in self._queue:
+                self._queue.remove(call)
+                withdrawn = True
+            else:
+                withdrawn = False
+                if call.peer is not None:
+                    call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
+        if withdrawn:
+            self._calls.fail(call, TaskCancelledError(call.name))
+        return withdrawn
+
+    # --- what the head and the sockets say -------------------------------------------
+    def on_state(
+        self,
+        state: str,
+        node_id: bytes,
+        process_id: bytes,
+        epoch: int,
+        cause: Callable[[], ActorDiedError] | None,
+    ) -> None:
+        """The head says where the actor is."""
+        with self._lock:
+            if self.state == DEAD or (state == ALIVE and epoch <= self._epoch):
+                return
+            self.state = state
+            if state == ALIVE:
+                self._epoch = epoch
+                self._lose(self._peer)
+                self._peer = self._peers.get(node_id, process_id)
+                self._requeue()
+                self._pump()
+            elif state == DEAD:
+                assert cause is not None
+                self._cause = cause
+                failed = [*self._lost, *self._sent.values(), *self._queue]
+                self._lost, self._peer = [], None
+                self._sent.clear()
+                self._queue.clear()
+                for call in failed:
+                    self._calls.fail(call, cause())
+            else:
+                self._lose(self._peer)
+                self._requeue()
+
+    def on_peer_lost(self, peer: Peer) -> None:
+        """The connection to the actor's process broke."""
+        with self._lock:
+            if peer is self._peer:
+                self._lose(peer)
+
+    def _lose(self, peer: Peer | None) -> None:
+        if peer is None:
+            return
+        self._peer = None
+        self._lost.extend(self._sent.values())
+        self._sent.clear()
+
+    def _requeue(self) -> None:
+        """The actor restarts: calls that may be repeated go first, the others fail."""
+        again = []
+        for call in self._lost:
+            call.peer = None
+            if call.retries != 0 and not call.cancelled:
+                if call.retries > 0:
+                    call.retries -= 1
+                again.append(call)
+            else:
+                self._calls.fail(
+                    call,
+                    ActorUnavailableError(
+                        f"its process ended while {call.name} was in flight, and it restarts",
+                        actor_id=self.actor_id.hex(),
+                        class_name=self._name,
+                    ),
+                )
+        self._lost = []
+        self._queue.extendleft(reversed(again))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call is queued or in flight."""
+        return not (self._queue or self._sent or self._lost)
+
+    def details(self) -> dict[str, Any]:
+        """Counts, for state listings."""
+        return {"state": self.state, "queued": len(self._queue), "sent": len(self._sent)}

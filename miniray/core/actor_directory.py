@@ -1,0 +1,207 @@
+"""The actors that this process created or calls: creation, lookup, and what the head says."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.core.actor_client import ALIVE, DEAD, ActorClient
+from miniray.core.calls import Call
+from miniray.core.runtime import ActorClassInfo, ActorLocation, ActorOptions, Exported
+from miniray.core.task_shape import effective_placement, placement_data
+from miniray.exceptions import ActorDiedError, DeathCause
+from miniray.object_ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.core.peers import Peer
+
+
+class ActorDirectory:
+    """Clients of actors by id. Thread-safe; the channel of calls that create actors."""
+
+    def __init__(self, runtime: ClusterRuntime) -> None:
+        self._runtime = runtime
+        self._clients: dict[bytes, ActorClient] = {}
+        #: Clients by the process that their actor lives in: it has the process to itself.
+        self._at: dict[bytes, ActorClient] = {}
+        self._lock = threading.Lock()
+        #: What the constructors of living actors hold: they may run again.
+        self._creation: dict[bytes, Call] = {}
+
+    # --- making ------------------------------------------------------------------
+    def create(
+        self,
+        cls: Exported,
+        info: ActorClassInfo,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: ActorOptions,
+    ) -> ActorLocation:
+        """Register an actor with the head; its constructor's arguments follow when ready."""
+        runtime = self._runtime
+        arguments, refs, pins = runtime.calls.arguments(args, kwargs)
+        id = runtime.ids.new()
+        detached = options.lifetime == "detached"
+        namespace = options.namespace or runtime.facts.namespace
+        spec = {
+            "class_key": cls.key,
+            "class_name": info.name,
+            "info": pickle.dumps(info, 5),
+            "resources": dict(options.resources),
+            "placement_resources": dict(options.placement_resources),
+            "name": options.name,
+            "namespace": namespace,
+            "detached": detached,
+            "max_restarts": options.max_restarts,
+            "max_concurrency": options.max_concurrency,
+            "concurrency_groups": dict(options.concurrency_groups),
+            "is_async": info.is_async,
+            "placement": placement_data(effective_placement(options.placement, runtime)),
+            "runtime_env": runtime.runtime_env_for(options.runtime_env),
+            "labels": dict(options.label_selector) if options.label_selector else None,
+            "owner_node": runtime.node_id,
+        }
+        if options.name is not None:
+            # Only a name can be taken: everything else is told without waiting for an answer.
+            found = runtime.link.head_request("create_actor", id, spec, options.get_if_exists)
+            if found is not None:
+                return self._location(*found)
+        else:
+            runtime.link.head_notice("create_actor", id, spec, False)
+        ref = ObjectRef(id, b"") if detached else runtime.table.create_actor(id)
+        self._client(id, info)
+        call = Call(
+            runtime.calls.next_number(),
+            id,
+            f"{info.name}.__init__",
+            (),
+            arguments,
+            refs,
+            pins,
+            self,
+            0,
+            False,
+            None,
+        )
+        self._creation[id] = call
+        runtime.calls.open_call(call)
+        if not call.waiting:
+            self.dependencies_ready(call)
+        return ActorLocation(ref, info)
+
+    def dependencies_ready(self, call: Call) -> None:
+        """The constructor's arguments have values: the actor can be placed."""
+        resolved, error = self._runtime.calls.resolved_refs(call)
+        # Not a call that anybody replies to: it stays only as the holder of its arguments.
+        self._runtime.calls.open.pop(call.number, None)
+        self._runtime.link.head_notice("start_actor", call.target, call.arguments, resolved, error)
+
+    def finished(self, call: Call) -> None:
+        """Creations are not answered as calls are."""
+
+    def retry(self, call: Call) -> None:
+        """Creations are repeated by the head."""
+
+    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
+        """Creations cannot be cancelled: an actor is killed."""
+        return False
+
+    # --- finding -----------------------------------------------------------------
+    def find(self, name: str, namespace: str | None) -> ActorLocation:
+        """A named actor; ValueError if there is none."""
+        where = namespace or self._runtime.facts.namespace
+        return self._location(*self._runtime.link.head_request("get_actor", name, where))
+
+    def _location(self, id: bytes, owner_node: bytes, detached: bool, info: bytes) -> ActorLocation:
+        if detached:
+            ref: ObjectRef[Any] = ObjectRef(id, b"")
+        else:
+            ref = self._runtime.borrowing.hold(((id, owner_node),))[0]
+        return ActorLocation(ref, pickle.loads(info))
+
+    def client(self, actor: ObjectRef[Any], info: ActorClassInfo) -> ActorClient:
+        """The client of an actor; subscribes to its state on first use."""
+        client = self._clients.get(actor.binary())
+        return client if client is not None else self._client(actor.binary(), info, subscribe=True)
+
+    def _client(self, id: bytes, info: ActorClassInfo, *, subscribe: bool = False) -> ActorClient:
+        with self._lock:
+            client = self._clients.get(id)
+            if client is None:
+                client = self._clients[id] = ActorClient(
+                    id,
+                    info.name,
+                    self._runtime.calls,
+                    self._runtime.peers,
+                    max_pending_calls=info.max_pending_calls,
+                )
+                if subscribe:
+                    self._runtime.link.head_notice("subscribe_actor", id)
+        return client
+
+    # --- what happens to them --------------------------------------------------------
+    def on_state(
+        self,
+        id: bytes,
+        state: str,
+        node_id: bytes,
+        process_id: bytes,
+        epoch: int,
+        death: tuple[Any, ...] | None,
+    ) -> None:
+        """The head says where an actor is, or why it is dead."""
+        if state == DEAD:
+            self._drop_creation(id)
+        client = self._clients.get(id)
+        if client is not None:
+            if state == ALIVE:
+                self._at[process_id] = client
+            else:
+                self._at.pop(process_id, None)
+            cause = _cause(id, death) if death is not None else None
+            client.on_state(state, node_id, process_id, epoch, cause)
+
+    def on_peer_lost(self, peer: Peer) -> None:
+        """A process is gone."""
+        client = self._at.get(peer.process_id)
+        if client is not None:
+            client.on_peer_lost(peer)
+
+    def unreferenced(self, id: bytes) -> None:
+        """The last handle of an actor of this process went away: it ends."""
+        self._runtime.link.head_notice("actor_out_of_scope", id)
+        self.forget(id)
+        self._drop_creation(id)
+
+    def forget(self, id: bytes) -> None:
+        """No handle of an actor is left in this process."""
+        if self._clients.pop(id, None) is not None:
+            self._runtime.link.head_notice("unsubscribe_actor", id)
+
+    def _drop_creation(self, id: bytes) -> None:
+        call = self._creation.pop(id, None)
+        if call is not None:
+            self._runtime.calls.close(call)
+
+
+def _cause(id: bytes, death: tuple[Any, ...]) -> Callable[[], ActorDiedError]:
+    """Makes the error of a dead actor; a fresh one for each call."""
+    cause, class_name, exit_code, pid, node_id, detail, creation = death
+
+    def make() -> ActorDiedError:
+        return ActorDiedError(
+            DeathCause[cause],
+            actor_id=id.hex(),
+            class_name=class_name,
+            exit_code=exit_code,
+            pid=pid,
+            node_id=node_id,
+            creation_error=pickle.loads(creation) if creation is not None else None,
+            detail=detail,
+        )
+
+    return make

@@ -1,0 +1,290 @@
+"""What ``init()`` does: find a cluster or start one, and attach this process as its driver."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+from miniray.config import config
+from miniray.core.attach import Attachment
+from miniray.core.ids import new_id
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Mapping
+
+    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.core.init_options import InitOptions
+    from miniray.core.runtime import Runtime
+    from miniray.session import ClusterRecord
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where to attach."""
+
+    node_socket: str
+    key: bytes
+    address: str
+    session_dir: str
+    node_id: str
+    #: The embedded cluster that this process started, if it did.
+    process: subprocess.Popen[bytes] | None = None
+
+
+def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
+    """Attach this process; returns the runtime and what init() tells of the cluster.
+
+    Raises:
+        ConnectionError: there is no cluster at the address.
+        AuthenticationError: it is another user's, or another cluster's.
+        BootError: an embedded cluster could not be started.
+    """
+    place = _find(options) or _start_embedded(options)
+    job_id = new_id()
+    namespace = options.namespace or f"anonymous-{new_id().hex()}"
+    try:
+        attachment = Attachment(
+            place.node_socket,
+            place.key,
+            job_id,
+            "driver",
+            job_id,
+            {
+                "namespace": namespace,
+                "sys_path": _worker_paths(),
+                "cwd": os.getcwd(),
+                "entrypoint": " ".join(sys.argv)[:1000],
+            },
+            timeout=config().start_timeout,
+            on_shutdown=lambda attachment: _shut_down(attachment, place.process),
+        )
+    except BaseException:
+        if place.process is not None:
+            place.process.terminate()
+            place.process.wait()
+        raise
+    runtime = attachment.runtime
+    runtime.facts.namespace = namespace
+    _prepare_job(runtime, options.runtime_env)
+    if options.log_to_driver:
+        _print_logs(attachment)
+    else:
+        runtime.on_topic["log"] = lambda *_: None
+    runtime.on_topic["pending"] = _warn_pending
+    _guard_forks(attachment)
+    attachment.open()
+    return runtime, {
+        "node_id": place.node_id,
+        "address": place.address,
+        "session_dir": place.session_dir,
+        "namespace": namespace,
+        "python_version": platform.python_version(),
+        "job_id": job_id.hex(),
+    }
+
+
+def _worker_paths() -> list[str]:
+    """The driver's module search path, as its workers get it."""
+    return [os.path.abspath(path) if path else os.getcwd() for path in sys.path]
+
+
+# --- finding and starting ------------------------------------------------------------
+
+
+def _find(options: InitOptions) -> _Place | None:
+    """The running cluster to attach to; None if an embedded one is to be started."""
+    from miniray.session import latest_cluster
+
+    if options.address == "local":
+        return None
+    wanted = None if options.address in (None, "auto") else options.address
+    record = latest_cluster(wanted)
+    if record is not None:
+        return _place_of(record)
+    if options.address is None:
+        return None
+    if options.address == "auto":
+        raise ConnectionError(
+            "There is no running cluster of this user on this machine. Start one with "
+            "`miniray start --head`, or leave address out to start an embedded one."
+        )
+    raise ConnectionError(
+        f"No node of a cluster at {options.address} runs on this machine. Join it first with "
+        f"`miniray start --address {options.address} --token TOKEN`."
+    )
+
+
+def _place_of(record: ClusterRecord) -> _Place:
+    from miniray.exceptions import VersionMismatchError
+    from miniray.security.token import read_token_file
+    from miniray.version import VERSION
+
+    if record.miniray != VERSION:
+        raise VersionMismatchError("miniray", VERSION, record.miniray)
+    ours = platform.python_version()
+    if record.python.split(".")[:2] != ours.split(".")[:2]:
+        raise VersionMismatchError("Python", ours, record.python)
+    token = read_token_file(record.session.token_file)
+    return _Place(
+        record.socket_path,
+        token.socket_key,
+        record.address,
+        str(record.session.folder),
+        record.node_id,
+    )
+
+
+def _start_embedded(options: InitOptions) -> _Place:
+    from miniray.node.boot import launch
+    from miniray.node.boot_options import BootOptions
+    from miniray.security.token import parse_token
+
+    started = launch(
+        BootOptions(
+            head=True,
+            num_cpus=options.num_cpus,
+            num_gpus=options.num_gpus,
+            resources=dict(options.resources),
+            labels=dict(options.labels),
+            object_store_memory=options.object_store_memory,
+            temp_dir=options.temp_dir,
+            embedded=True,
+            parent_pid=os.getpid(),
+        )
+    )
+    result = started.result
+    return _Place(
+        result.socket_path,
+        parse_token(result.token).socket_key,
+        result.address,
+        result.session_dir,
+        result.node_id,
+        started.process,
+    )
+
+
+# --- while attached --------------------------------------------------------------------
+
+
+def _prepare_job(runtime: ClusterRuntime, runtime_env: Mapping[str, Any] | None) -> None:
+    """Upload the job's environment; tasks and actors merge theirs with it."""
+    from miniray.core.job_environment import JobEnvironment
+
+    environment = JobEnvironment(runtime)
+    runtime.prepare_runtime_env = environment.prepare
+    if runtime_env:
+        runtime.facts.runtime_env = environment.upload(runtime_env)
+
+
+def _print_logs(attachment: Attachment) -> None:
+    from miniray.core.log_printer import LogBatch, LogPrinter
+
+    printer = LogPrinter(attachment.loop.call_later)
+    own_node = attachment.runtime.node_id.hex()[:8]
+
+    def on_log(pid: int, node: str, is_stderr: bool, lines: list[tuple[str, str]]) -> None:
+        start = 0
+        while start < len(lines):
+            name = lines[start][0]
+            end = start
+            while end < len(lines) and lines[end][0] == name:
+                end += 1
+            texts = [text for _, text in lines[start:end]]
+            shown = "" if node == own_node else node
+            printer.print_batch(LogBatch(name, pid, shown, is_stderr, texts))
+            start = end
+
+    attachment.runtime.on_topic["log"] = on_log
+    attachment.log_printer = printer
+
+
+def _warn_pending(name: str, reason: str, infeasible: bool) -> None:
+    """The head says that something has waited for a while."""
+    hint = " No node of the cluster can ever serve it; one that can may still join." * infeasible
+    print(f"miniray: {name} waits: {reason}.{hint}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+_attached: list[Attachment] = []
+_hook_installed = False
+
+
+def _guard_forks(attachment: Attachment) -> None:
+    """A child that user code forks does not share the parent's sockets."""
+    global _hook_installed
+    _attached[:] = [attachment]
+    if not _hook_installed:
+        _hook_installed = True
+        os.register_at_fork(after_in_child=_in_forked_child)
+
+
+def _in_forked_child() -> None:
+    from miniray.core.runtime import set_runtime
+
+    for attachment in _attached:
+        attachment.runtime.abandon()
+    _attached.clear()
+    set_runtime(None)
+
+
+def _shut_down(attachment: Attachment, process: subprocess.Popen[bytes] | None) -> None:
+    """Leave the cluster; an embedded one ends, and its last process is awaited."""
+    _attached.clear()
+    if process is not None:
+        attachment.link.node_notice("shutdown")
+        attachment.link.flush()
+    attachment.drain_logs()
+    attachment.close()
+    if process is not None:
+        import subprocess
+
+        try:
+            process.wait(config().stop_grace)
+        except subprocess.TimeoutExpired:
+            logger.warning("the embedded cluster did not end in time and is killed")
+            process.kill()
+            process.wait()
+
+
+# --- for commands ----------------------------------------------------------------------
+
+
+class CommandConnection:
+    """What `miniray status` needs of a cluster."""
+
+    def __init__(self, record: ClusterRecord) -> None:
+        self._place = _place_of(record)
+
+    def status(self) -> Any:
+        """The cluster's status (util/state_types.ClusterStatus)."""
+        process_id = new_id()
+        attachment = Attachment(
+            self._place.node_socket,
+            self._place.key,
+            process_id,
+            "command",
+            process_id,
+            {},
+            timeout=config().start_timeout,
+            on_shutdown=lambda attachment: attachment.close(),
+        )
+        try:
+            attachment.open()
+            return json.loads(json.dumps(attachment.link.head_request("status", timeout=30.0)))
+        finally:
+            attachment.runtime.shutdown()
+
+    def close(self) -> None:
+        """Nothing is held between calls."""
+
+
+def connect_for_cli(record: ClusterRecord) -> CommandConnection:
+    """A connection for a command of this user on this machine."""
+    return CommandConnection(record)

@@ -1,0 +1,88 @@
+"""What arguments a function takes, small enough to travel with every actor handle.
+
+Calls are checked where they are made, so that a mistake is an error at
+``.remote()`` and not in a worker. Annotations and default values stay behind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_Kind = inspect._ParameterKind
+_POSITIONAL = (_Kind.POSITIONAL_ONLY, _Kind.POSITIONAL_OR_KEYWORD)
+
+
+class CallSignature:
+    """Names and kinds of parameters.
+
+    A call with only positional arguments fits if their number is from ``least`` to
+    ``most``, which callers test themselves before they call ``check``.
+    """
+
+    __slots__ = ("is_generator", "least", "most", "parameters")
+
+    def __init__(
+        self, parameters: tuple[tuple[str, int, bool], ...], is_generator: bool = False
+    ) -> None:
+        #: Name, kind and whether it may be left out, of each parameter.
+        self.parameters = parameters
+        #: Whether the function yields its results.
+        self.is_generator = is_generator
+        positional = [optional for _, kind, optional in parameters if kind in _POSITIONAL]
+        kinds = {kind for _, kind, _ in parameters}
+        needs_keyword = any(
+            kind == _Kind.KEYWORD_ONLY and not optional for _, kind, optional in parameters
+        )
+        self.least = sys.maxsize if needs_keyword else positional.count(False)
+        self.most = sys.maxsize if _Kind.VAR_POSITIONAL in kinds else len(positional)
+
+    @classmethod
+    def of(cls, target: Callable[..., Any], *, skip_first: bool = False) -> CallSignature:
+        """The signature of a function or class; anything goes where it can't be known."""
+        unwrapped = inspect.unwrap(target)
+        is_generator = inspect.isgeneratorfunction(unwrapped) or inspect.isasyncgenfunction(
+            unwrapped
+        )
+        try:
+            found = list(inspect.signature(target).parameters.values())
+        except (TypeError, ValueError):  # written in C, without a text signature
+            return cls(_ANYTHING, is_generator)
+        if skip_first and found and found[0].kind != _Kind.VAR_POSITIONAL:
+            found = found[1:]
+        return cls(
+            tuple((p.name, int(p.kind), p.default is not p.empty) for p in found), is_generator
+        )
+
+    def check(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check the arguments of a call.
+
+        Raises:
+            TypeError: They don't fit; the message names the function and what it takes.
+        """
+        signature = inspect.Signature(
+            [
+                inspect.Parameter(
+                    parameter, _Kind(kind), default=None if optional else inspect.Parameter.empty
+                )
+                for parameter, kind, optional in self.parameters
+            ]
+        )
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            taken = str(signature).replace("=None", "=...")
+            raise TypeError(f"{name}.remote() {error}. {name} takes {taken}.") from None
+
+    def __reduce__(self) -> tuple[type[CallSignature], tuple[Any, ...]]:
+        return CallSignature, (self.parameters, self.is_generator)
+
+
+_ANYTHING = (
+    ("args", int(_Kind.VAR_POSITIONAL), False),
+    ("kwargs", int(_Kind.VAR_KEYWORD), False),
+)

@@ -1,0 +1,295 @@
+"""Calls that this process has made: arguments, dependencies, replies, retries.
+
+A call goes through its *channel* (an actor's, or the leases of a task's shape),
+which decides when and where it is sent. What every call has in common is here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.config import config
+from miniray.core import protocol as p
+from miniray.core.borrowing import error_value
+from miniray.core.serialization import serialize_arguments
+from miniray.exceptions import TaskCancelledError
+from miniray.object_ref import ObjectRef
+
+if TYPE_CHECKING:
+    from miniray.core.borrowing import Borrowing
+    from miniray.core.objects import Entry, ObjectTable, Value
+    from miniray.core.peers import Peer
+    from miniray.core.shared_memory import SharedMemory
+    from miniray.core.streams import StreamState
+
+#: Where a top-level ref goes in the arguments, its id, its owner's node and, if known, its value.
+RefArgument = tuple["int | str", bytes, bytes, "Value | None"]
+
+_NO_ARGUMENTS: Value = (p.VALUE_PICKLE, pickle.dumps(((), {}), 5), ())
+
+
+class Channel(Protocol):
+    """What sends a call."""
+
+    def dependencies_ready(self, call: Call) -> None:
+        """All refs that the call waited for have values (or errors)."""
+
+    def finished(self, call: Call) -> None:
+        """The call has its result, or never will."""
+
+    def retry(self, call: Call) -> None:
+        """Send the call once more."""
+
+    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
+        """Cancel; True if the call had not been sent and is withdrawn."""
+
+
+class Call:
+    """One call, from its submission to its result."""
+
+    __slots__ = (
+        "arguments",
+        "cancelled",
+        "channel",
+        "name",
+        "number",
+        "options",
+        "peer",
+        "pins",
+        "refs",
+        "retries",
+        "retry_exceptions",
+        "return_ids",
+        "stream",
+        "target",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        target: Any,
+        name: str,
+        return_ids: tuple[bytes, ...],
+        arguments: Value,
+        refs: list[RefArgument],
+        pins: list[ObjectRef[Any]] | None,
+        channel: Channel,
+        retries: int,
+        retry_exceptions: bool | tuple[type[BaseException], ...],
+        stream: StreamState | None,
+        options: Any = None,
+    ) -> None:
+        self.number = number
+        #: Method name, or the key of the function.
+        self.target = target
+        #: For messages.
+        self.name = name
+        self.return_ids = return_ids
+        self.arguments = arguments
+        self.refs = refs
+        #: Refs that the arguments hold, alive until the reply.
+        self.pins = pins
+        self.channel = channel
+        #: System failures that may still be survived; -1 is no limit.
+        self.retries = retries
+        self.retry_exceptions = retry_exceptions
+        self.stream = stream
+        self.options = options
+        #: How many top-level refs have no value yet.
+        self.waiting = 0
+        #: Where it was sent.
+        self.peer: Peer | None = None
+        self.cancelled = False
+
+
+class CallTable:
+    """The calls in flight of this process. Thread-safe."""
+
+    def __init__(
+        self, table: ObjectTable, borrowing: Borrowing, shared_memory: SharedMemory
+    ) -> None:
+        self._table = table
+        self._borrowing = borrowing
+        self._shared_memory = shared_memory
+        self.next_number = itertools.count(1).__next__
+        self.open: dict[int, Call] = {}
+        self._lock = threading.Lock()
+
+    # --- submitting ----------------------------------------------------------------
+    def arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Value, list[RefArgument], list[ObjectRef[Any]] | None]:
+        """Serialize arguments: the value, its top-level refs, and what must stay alive."""
+        if not args and not kwargs:
+            return _NO_ARGUMENTS, [], None
+        refs: list[RefArgument] = []
+        pins: list[ObjectRef[Any]] | None = None
+        for argument in args:
+            if isinstance(argument, ObjectRef):
+                args, kwargs, refs, pins = _take_refs(args, kwargs)
+                break
+        else:
+            for argument in kwargs.values():
+                if isinstance(argument, ObjectRef):
+                    args, kwargs, refs, pins = _take_refs(args, kwargs)
+                    break
+        serialized = serialize_arguments(args, kwargs)
+        if serialized.refs:
+            pins = [*(pins or ()), *serialized.refs]
+        if serialized.size > config().inline_limit:
+            return self._shared_memory.write(serialized, self._table.process_id), refs, pins
+        contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
+        return (serialized.form, serialized.payload(), contained), refs, pins
+
+    def open_call(self, call: Call) -> None:
+        """Register a call before it is sent."""
+        self.open[call.number] = call
+        if call.refs:
+            self._await_dependencies(call)
+
+    def _await_dependencies(self, call: Call) -> None:
+        """Count the refs without a value; the channel hears when the last one has its."""
+        pending: list[Entry] = []
+        for _, id, _, _ in call.refs:
+            entry = self._table.entry(id)
+            if entry is not None and entry.value is None:
+                pending.append(entry)
+        if not pending:
+            return
+        call.waiting = len(pending) + 1
+
+        def ready(_entry: Entry | None) -> None:
+            with self._lock:
+                call.waiting -= 1
+                done = call.waiting == 0
+            if done:
+                call.channel.dependencies_ready(call)
+
+        for entry in pending:
+            if self._table.when_ready(entry, ready):
+                with self._lock:
+                    call.waiting -= 1
+        self._borrowing.want(pending)
+        with self._lock:
+            call.waiting -= 1
+
+    def resolved_refs(self, call: Call) -> tuple[list[RefArgument], Value | None]:
+        """The refs of a call with their values, or the error that one of them has."""
+        resolved: list[RefArgument] = []
+        for where, id, node, _ in call.refs:
+            entry = self._table.entry(id)
+            value = None if entry is None else entry.value
+            if value is not None and value[0] == p.VALUE_ERROR:
+                return resolved, value
+            resolved.append((where, id, node, value))
+        return resolved, None
+
+    def find(self, id: bytes) -> Call | None:
+        """The open call that makes an object."""
+        for call in list(self.open.values()):
+            if id in call.return_ids or (call.stream is not None and call.stream.id == id):
+                return call
+        return None
+
+    # --- results -----------------------------------------------------------------
+    def on_reply(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_REPLY: the call ended at its executor."""
+        _, number, status, values, borrowed = message[:5]
+        call = self.open.get(number)
+        if borrowed:
+            self._borrowing.report_for(peer, borrowed)
+        if call is None or (call.peer is not peer and call.peer is not None):
+            self._discard(values)
+            return
+        if status == p.STATUS_ERROR and self._retry_exception(call, values[0]):
+            return
+        if status == p.STATUS_OK:
+            holds = False
+            for id, value in zip(call.return_ids, values, strict=True):
+                refs = None
+                if value[2]:
+                    refs = self._borrowing.hold(value[2])
+                    holds = True
+                if not self._table.set_value(id, value, refs):
+                    self.free_value(value)
+            if holds:
+                self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [number])))
+            self.close(call)
+        elif status == p.STATUS_ERROR:
+            self.fail_value(call, values[0])
+        else:
+            if call.stream is not None:
+                call.stream.end(None)
+            self.close(call)
+
+    def _retry_exception(self, call: Call, value: Value) -> bool:
+        """Send a call again whose user code raised, if its options say so."""
+        if not call.retry_exceptions or call.retries == 0 or call.cancelled:
+            return False
+        if isinstance(call.retry_exceptions, tuple):
+            error = pickle.loads(value[1])
+            cause = getattr(error, "cause", error)
+            if not isinstance(cause, call.retry_exceptions):
+                return False
+        if call.retries > 0:
+            call.retries -= 1
+        call.peer = None
+        call.channel.retry(call)
+        return True
+
+    def fail(self, call: Call, error: BaseException) -> None:
+        """End a call with an error of the runtime."""
+        self.fail_value(call, error_value(error))
+
+    def fail_value(self, call: Call, value: Value) -> None:
+        """End a call with an error value."""
+        if call.cancelled and call.stream is None:
+            error = pickle.loads(value[1])
+            if not isinstance(error, TaskCancelledError):
+                value = error_value(TaskCancelledError(call.name))
+        for id in call.return_ids:
+            self._table.set_value(id, value)
+        if call.stream is not None:
+            call.stream.end(value)
+        self.close(call)
+
+    def close(self, call: Call) -> None:
+        """Forget a call that has its result."""
+        self.open.pop(call.number, None)
+        call.pins = None
+        if call.arguments[0] == p.VALUE_SHARED:
+            self.free_value(call.arguments)
+        call.channel.finished(call)
+
+    def _discard(self, values: Any) -> None:
+        for value in values:
+            if isinstance(value, tuple):
+                self.free_value(value)
+
+    def free_value(self, value: Value) -> None:
+        """A value that nobody will read: free its shared memory."""
+        if value[0] == p.VALUE_SHARED:
+            self._shared_memory.free(value)
+
+
+def _take_refs(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[RefArgument], list[ObjectRef[Any]]]:
+    """Take the top-level refs out of the arguments; None stands in their places."""
+    positional = list(args)
+    named = dict(kwargs)
+    refs: list[RefArgument] = []
+    pins: list[ObjectRef[Any]] = []
+    places: list[tuple[Any, int | str]] = [(positional, i) for i in range(len(positional))]
+    places += [(named, name) for name in named]
+    for container, place in places:
+        argument = container[place]
+        if isinstance(argument, ObjectRef):
+            container[place] = None
+            refs.append((place, argument.binary(), argument._owner_node, None))
+            pins.append(argument)
+    return tuple(positional), named, refs, pins

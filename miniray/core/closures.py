@@ -1,0 +1,52 @@
+"""Names what makes a function or class large, so that it can be passed another way."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import warnings
+from typing import Any
+
+import cloudpickle
+
+
+def warn_large(target: Any, name: str, size: int) -> None:
+    """Warn that pickling ``target`` drags in much data, with the largest variables."""
+    parts = sorted(_sizes(target), key=lambda part: -part[1])[:3]
+    listed = ", ".join(f"{what} ({_mib(part)})" for what, part in parts if part > size // 20)
+    culprit = f" The largest it refers to: {listed}." if listed else ""
+    warnings.warn(
+        f"{name} is {_mib(size)} when pickled, and every worker that runs it loads all of "
+        f"that.{culprit} Pass large values as arguments, once through miniray.put().",
+        UserWarning,
+        stacklevel=6,
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.1f} MiB"
+
+
+def _sizes(target: Any) -> list[tuple[str, int]]:
+    functions = (
+        [member for member in vars(target).values() if inspect.isfunction(member)]
+        if inspect.isclass(target)
+        else [target]
+    )
+    sizes = []
+    for function in functions:
+        if not inspect.isfunction(function):
+            continue
+        found = inspect.getclosurevars(function)
+        variables = {**found.globals, **found.nonlocals}
+        for name, value in variables.items():
+            if not inspect.ismodule(value):
+                sizes.append((f"variable '{name}' of {function.__qualname__}", _size(value)))
+    return sizes
+
+
+def _size(value: Any) -> int:
+    try:
+        return len(cloudpickle.dumps(value, protocol=5))
+    except (TypeError, pickle.PicklingError, AttributeError):
+        return 0

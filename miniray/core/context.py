@@ -1,0 +1,48 @@
+"""Who the running code is: the task or actor call that this thread or coroutine executes."""
+
+from __future__ import annotations
+
+import contextvars
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Execution:
+    """One running task or method call."""
+
+    __slots__ = ("attempt", "cancelled", "children", "function_name", "name", "task_id")
+
+    def __init__(self, task_id: bytes, name: str, function_name: str, attempt: int = 0) -> None:
+        #: Id of the first return value, as in Ray.
+        self.task_id = task_id
+        self.name = name
+        self.function_name = function_name
+        self.attempt = attempt
+        self.cancelled = False
+        #: Ids of what this call started, for a recursive cancel.
+        self.children: list[bytes] | None = None
+
+
+class ProcessFacts:
+    """What a process is for the cluster; set once when it attaches, then by its lease."""
+
+    def __init__(self) -> None:
+        self.job_id = b""
+        self.namespace = ""
+        self.address = ""
+        self.session_dir = ""
+        self.actor_id: bytes | None = None
+        self.actor_name: str | None = None
+        self.was_restarted = False
+        self.placement_group_id: bytes | None = None
+        self.capture_child_tasks = False
+        self.runtime_env: Mapping[str, Any] = {}
+        self.assigned_resources: Mapping[str, float] = {}
+        self.accelerator_ids: Mapping[str, list[str]] = {}
+
+
+execution: contextvars.ContextVar[Execution | None] = contextvars.ContextVar(
+    "miniray_execution", default=None
+)

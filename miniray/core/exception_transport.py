@@ -1,0 +1,135 @@
+"""Carries exceptions of user code from one process to another, whatever their class.
+
+User exceptions may have constructors that ``pickle`` can't call again, members
+that can't be pickled, or classes that can't be subclassed. The functions here
+pack, unpack and graft them without ever calling user constructors; what the
+result means is ``exceptions.py``'s business.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import traceback
+import types
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+#: Frames of these folders above the user's first frame are left out of tracebacks.
+_OWN_FOLDERS = tuple(
+    f"{__file__.rpartition('/core/')[0]}/{folder}/" for folder in ("core", "worker")
+)
+
+
+def format_traceback(error: BaseException) -> str:
+    """The traceback as text, beginning with the first frame of user code."""
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
+        first = first.tb_next
+    frames = first if first is not None else error.__traceback__
+    return "".join(traceback.format_exception(type(error), error, frames))
+
+
+def pack(error: BaseException) -> bytes | None:
+    """Pickle an exception so that ``unpack`` gives an equal one; None if nothing can.
+
+    An exception whose own pickling does not survive the round trip is taken apart
+    into class, arguments and attributes.
+    """
+    parts = (type(error), _args(error), dict(error.__dict__))
+    return _packed(error, type(error)) or _packed(parts, type(error))
+
+
+def _packed(form: Any, cls: type[BaseException]) -> bytes | None:
+    import cloudpickle
+
+    try:
+        blob: bytes = cloudpickle.dumps(form, protocol=5)
+        return blob if isinstance(unpack(blob), cls) else None
+    except Exception as problem:  # noqa: BLE001 -- user code runs here and may raise anything
+        logger.debug("%s can't be pickled as it is: %r", cls.__name__, problem)
+        return None
+
+
+def unpack(blob: bytes) -> BaseException:
+    """Make the exception of ``pack`` again; raises what its class raises when it can't."""
+    form = pickle.loads(blob)
+    if isinstance(form, BaseException):
+        return form
+    cls, args, state = form
+    return rebuild(cls, args, state)
+
+
+def rebuild(
+    cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
+) -> BaseException:
+    """Make an exception from its parts without running its class's constructor."""
+    error: BaseException = _native_base(cls).__new__(cls, *args)
+    _set_args(error, args)
+    error.__dict__.update(state)
+    return error
+
+
+def graft(cls: type[BaseException], cause: BaseException) -> BaseException:
+    """Make an instance of ``cls``, a subclass of the cause's class, with the cause's state."""
+    native = _native_base(cls)
+    args = _args(cause)
+    if isinstance(cause, _ExceptionGroup):
+        new = native.__new__(cls, cause.message, cause.exceptions)
+    else:
+        new = native.__new__(cls, *args)
+    error: BaseException = new
+    _set_args(error, args)
+    _copy_members(cause, error)
+    error.__dict__.update(cause.__dict__)
+    return error
+
+
+class _NoGroup(BaseException):
+    """Stands for exception groups where Python has none (3.10)."""
+
+    message: str
+    exceptions: tuple[BaseException, ...]
+
+
+_ExceptionGroup: Any = getattr(__import__("builtins"), "BaseExceptionGroup", _NoGroup)
+
+
+def _native_base(cls: type[BaseException]) -> Any:
+    """The nearest base that is written in C and makes instances itself."""
+    for base in cls.__mro__:
+        made_in_c = not base.__flags__ & _HEAP_TYPE
+        if made_in_c and "__new__" in base.__dict__:
+            return base
+    raise AssertionError("BaseException has __new__")
+
+
+#: Py_TPFLAGS_HEAPTYPE: set on classes that Python code made.
+_HEAP_TYPE = 1 << 9
+
+
+def _args(error: BaseException) -> tuple[Any, ...]:
+    """``args`` as BaseException holds it, even where the class has its own property."""
+    args: tuple[Any, ...] = BaseException.args.__get__(error)  # type: ignore[attr-defined]
+    return args
+
+
+def _set_args(error: BaseException, args: tuple[Any, ...]) -> None:
+    BaseException.args.__set__(error, args)  # type: ignore[attr-defined]
+
+
+def _copy_members(source: BaseException, target: BaseException) -> None:
+    """Copy what lives outside ``__dict__``: C members (``errno``, ``filename``) and slots."""
+    for base in type(source).__mro__:
+        if base in (BaseException, Exception, object):
+            continue
+        for name, member in vars(base).items():
+            if not isinstance(member, types.MemberDescriptorType | types.GetSetDescriptorType):
+                continue
+            if name in ("__dict__", "__weakref__", "args"):
+                continue
+            try:
+                member.__set__(target, member.__get__(source))
+            except (AttributeError, TypeError, ValueError):
+                continue  # unset in the source, or read-only: the class computes it

@@ -1,0 +1,36 @@
+"""Ids: 8 random bytes for a process, a node or a job; process id + number for objects."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import struct
+
+#: Bytes of the id of a process (driver, worker), of a node and of a job.
+PROCESS_ID_LENGTH = 8
+NIL = b"\0" * PROCESS_ID_LENGTH
+_NUMBER = struct.Struct(">Q")
+
+
+def new_id() -> bytes:
+    """A random id of 8 bytes."""
+    return os.urandom(PROCESS_ID_LENGTH)
+
+
+def owner_of(object_id: bytes) -> bytes:
+    """The id of the process that owns an object (or created an actor)."""
+    return object_id[:PROCESS_ID_LENGTH]
+
+
+class ObjectIds:
+    """Numbers the objects that this process creates. Thread-safe."""
+
+    __slots__ = ("_next", "_prefix")
+
+    def __init__(self, process_id: bytes) -> None:
+        self._prefix = process_id
+        self._next = itertools.count(1).__next__  # one C call: atomic under the GIL
+
+    def new(self) -> bytes:
+        """The next object id."""
+        return self._prefix + _NUMBER.pack(self._next())

@@ -1,0 +1,154 @@
+"""What ``init()`` was asked for, checked; how to get there is ``bootstrap.py``'s business."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import option_checks as check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+#: Environment variable that says which cluster to attach to, where ``address`` does not.
+ADDRESS_VARIABLE = "MINIRAY_ADDRESS"
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
+
+#: Arguments of Ray that miniray accepts without an effect: what they tune is not there.
+_NO_EFFECT = frozenset(
+    {
+        "configure_logging",
+        "dashboard_host",
+        "dashboard_port",
+        "include_dashboard",
+        "job_config",
+        "logging_config",
+        "logging_format",
+        "logging_level",
+        "_driver_object_store_memory",
+        "_metrics_export_port",
+        "_redis_password",
+        "_system_config",
+        "_tracing_startup_hook",
+    }
+)
+
+#: Arguments of Ray that would mean something else here, and what to do instead.
+_REFUSED = {
+    "local_mode": "run with num_cpus=1, or call the plain functions (f.__wrapped__)",
+    "enable_resource_isolation": "set limits for the cgroup that the node runs in",
+    "cgroup_path": "set limits for the cgroup that the node runs in",
+    "system_reserved_cpu": "give num_cpus",
+    "system_reserved_memory": "give the resource memory",
+    "proxy_server_url": "start a web server in an actor",
+    "_memory": 'give resources={"memory": bytes} to `miniray start`',
+    "_node_ip_address": "start the cluster with `miniray start --head`",
+    "storage": "give RunConfig(storage_path=...) to the trainer",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class InitOptions:
+    """Checked arguments of ``init()``. None means: as the cluster or the machine has it."""
+
+    #: "local" (start an embedded cluster), "auto" (find a running one), "host:port", or
+    #: None: find a running one, else start an embedded one.
+    address: str | None = None
+    num_cpus: int | None = None
+    num_gpus: int | None = None
+    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    namespace: str | None = None  # None: one of its own
+    runtime_env: Mapping[str, Any] | None = None
+    log_to_driver: bool = True
+    object_store_memory: int | None = None  # bytes
+    temp_dir: str | None = None
+
+
+def check_init(given: Mapping[str, Any], others: Mapping[str, Any]) -> InitOptions:
+    """Check the arguments of ``init()``.
+
+    Args:
+        given: The arguments that ``init`` names.
+        others: What else was given by name.
+
+    Raises:
+        TypeError: There is no such argument, or a value is of a wrong type.
+        ValueError: A value is not allowed, or the arguments don't go together.
+    """
+    _check_others(others, {*given, *_NO_EFFECT})
+    checks: dict[str, Callable[[str, Any], Any]] = {
+        "address": _check_address,
+        "num_cpus": check.whole(0),
+        "num_gpus": check.whole(0),
+        "resources": check.resources,
+        "labels": check.labels,
+        "namespace": check.text,
+        "runtime_env": check.runtime_env,
+        "log_to_driver": check.boolean,
+        "object_store_memory": check.whole(1, "bytes"),
+        "temp_dir": check.text,
+    }
+    values = {name: checks[name](name, value) for name, value in given.items() if value is not None}
+    from_variable = os.environ.get(ADDRESS_VARIABLE)
+    if "address" not in values and from_variable:
+        values["address"] = _check_address(ADDRESS_VARIABLE, from_variable)
+    options = InitOptions(**values)
+    if options.address not in (None, "local"):
+        _refuse_node_arguments(options)
+    return options
+
+
+def _check_others(others: Mapping[str, Any], known: set[str]) -> None:
+    for name in others:
+        if name in _NO_EFFECT:
+            continue
+        if name in _REFUSED:
+            if not others[name]:
+                continue  # what miniray does anyway
+            raise TypeError(f"init() does not support {name} in miniray: {_REFUSED[name]}.")
+        raise TypeError(f"init() has no argument {name!r}.{check.suggestion(name, known)}")
+    ignored = sorted(name for name in others if name in _NO_EFFECT and others[name])
+    if ignored:
+        warnings.warn(
+            f"These arguments of init() have no effect in miniray: {', '.join(ignored)}.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _check_address(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise check.wrong_type(name, value, '"local", "auto" or "host:port"')
+    if value in ("local", "auto"):
+        return value
+    if value.startswith("ray://"):
+        raise ValueError(
+            f"{name}={value!r}: miniray has no client mode. Give host:port, and a driver outside "
+            f"the cluster attaches in the same way as one inside."
+        )
+    match = _ADDRESS.fullmatch(value)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise ValueError(
+            f'{name} must be "local", "auto" or "host:port" as `miniray start` prints it, '
+            f"not {value!r}."
+        )
+    return value
+
+
+def _refuse_node_arguments(options: InitOptions) -> None:
+    given = [
+        name
+        for name in ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
+        if getattr(options, name) not in (None, {})
+    ]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} can't be given when attaching to a running cluster "
+            f"(address={options.address!r}): its nodes have their own. Leave them out, or give "
+            f'address="local" to start a cluster.'
+        )

@@ -1,0 +1,245 @@
+"""Prints what workers write on the driver's own streams.
+
+Each line gets a prefix that says who wrote it. What is folded is decided by
+``log_dedup``; where progress bars are drawn is known by ``log_bars``. A stream that
+can't be written to never disturbs the caller.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+from miniray.config import config
+from miniray.core.log_bars import BarKey, BarRegion
+from miniray.core.log_dedup import Folded, LogDeduplicator
+from miniray.node.log_lines import bar_row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+logger = logging.getLogger(__name__)
+
+#: Prefixes alternate between these (magenta, cyan, yellow, blue and their bright forms).
+_COLOURS = (35, 36, 33, 34, 95, 96, 93, 94)
+_COUNT_COLOUR = 32
+_HINT = " (MINIRAY_DEDUP_LOGS=0 prints every line)"
+
+
+@dataclasses.dataclass(frozen=True)
+class LogBatch:
+    """Lines that one worker wrote to one of its streams, as ``LineSplitter`` gives them."""
+
+    name: str  # of the task or actor; "" if unknown
+    pid: int
+    node: str  # short hex id; "" on the driver's own node, which is not named
+    is_stderr: bool
+    lines: Sequence[str]
+
+
+class _Source(NamedTuple):
+    """A worker under the name it has at the moment."""
+
+    node: str
+    pid: int
+    name: str
+
+
+class LogPrinter:
+    """Prints batches of lines. Thread-safe; no method raises for a stream that fails.
+
+    Writing takes as long as the stream takes: a paused terminal holds up the caller.
+
+    Args:
+        call_later: Calls a function once, after a number of seconds, on any thread. It
+            prints counts of folded lines whose window has passed.
+        dedup: Fold lines that several workers write; None takes it from the config.
+        window: Seconds over which lines are folded; None takes it from the config.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        call_later: Callable[[float, Callable[[], None]], object],
+        *,
+        dedup: bool | None = None,
+        window: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        window = config().dedup_window if window is None else window
+        self._call_later = call_later
+        self._dedup = config().dedup_logs if dedup is None else dedup
+        self._clock = clock
+        self._deduplicators = {
+            is_stderr: LogDeduplicator[_Source](window) for is_stderr in (False, True)
+        }
+        self._bars = BarRegion()
+        self._bars_on: TextIO | None = None  # where they are drawn
+        self._timer_set = False
+        self._hint_given = False
+        self._closed = False
+        # Reentrant, since a signal handler may call shutdown while its thread prints.
+        self._lock = threading.RLock()
+
+    def print_batch(self, batch: LogBatch) -> None:
+        """Print the lines of a worker, or count them if others have written the same."""
+        with self._lock:
+            if self._closed:
+                return
+            now = self._clock()
+            printed = self._due(now)
+            source = _Source(batch.node, batch.pid, batch.name)
+            prefix = _prefix(source, batch.is_stderr)
+            bars_changed = False
+            for line in batch.lines:
+                row = bar_row(line)
+                if row is None:
+                    bars_changed |= self._finish_row(batch)
+                    if self._admits(source, batch.is_stderr, line, now):
+                        printed.append((batch.is_stderr, prefix + line))
+                elif _is_terminal(_stream(batch.is_stderr)):
+                    self._update_bar(batch, row, line.rstrip("\r"))
+                    bars_changed = True
+            if printed or bars_changed:
+                self._show(printed)
+            self._set_timer(now)
+
+    def close(self) -> None:
+        """Print the counts that are still held back, and forget the progress bars."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            printed = [
+                (is_stderr, self._folded_line(folded, is_stderr))
+                for is_stderr, deduplicator in self._deduplicators.items()
+                for folded in deduplicator.drain()
+            ]
+            self._bars.clear()
+            self._show(printed)
+
+    def _on_timer(self) -> None:
+        with self._lock:
+            self._timer_set = False
+            if self._closed:
+                return
+            now = self._clock()
+            printed = self._due(now)
+            if printed:
+                self._show(printed)
+            self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        times = [deduplicator.next_due() for deduplicator in self._deduplicators.values()]
+        first = min((at for at in times if at is not None), default=None)
+        if first is not None and not self._timer_set:
+            self._timer_set = True
+            self._call_later(max(0.0, first - now), self._on_timer)
+
+    def _admits(self, source: _Source, is_stderr: bool, line: str, now: float) -> bool:
+        return not self._dedup or self._deduplicators[is_stderr].admit(source, line, now)
+
+    def _due(self, now: float) -> list[tuple[bool, str]]:
+        return [
+            (is_stderr, self._folded_line(folded, is_stderr))
+            for is_stderr, deduplicator in self._deduplicators.items()
+            for folded in deduplicator.due(now)
+        ]
+
+    def _folded_line(self, folded: Folded[_Source], is_stderr: bool) -> str:
+        text = _prefix(folded.source, is_stderr) + folded.text
+        if folded.count == 1:
+            return text
+        note = f"[repeated {folded.count}x across cluster]"
+        if not self._hint_given:
+            self._hint_given = True
+            note += _HINT
+        return f"{text} {_coloured(note, _COUNT_COLOUR, is_stderr)}"
+
+    def _finish_row(self, batch: LogBatch) -> bool:
+        if not self._bars:
+            return False
+        self._bars.finish_row(batch.node, batch.pid, batch.is_stderr)
+        return True
+
+    def _update_bar(self, batch: LogBatch, row: int, text: str) -> None:
+        line = ""
+        if text.strip():
+            # Without colour: a cut line must not lose the end of an escape sequence.
+            line = _plain_prefix(_Source(batch.node, batch.pid, batch.name)) + text
+        self._bars.update(BarKey(batch.node, batch.pid, batch.is_stderr, row), line)
+
+    def _show(self, printed: Sequence[tuple[bool, str]]) -> None:
+        """Write lines above the progress bars, and the bars below them again."""
+        if self._bars_on is not None:
+            _write(self._bars_on, self._bars.erase())
+            self._bars_on = None
+        for is_stderr in (False, True):
+            text = "".join(f"{line}\n" for to_stderr, line in printed if to_stderr == is_stderr)
+            if text:
+                _write(_stream(is_stderr), text)
+        if self._bars:
+            # One place for all bars; both streams are the same terminal when both are one.
+            self._bars_on = next(filter(_is_terminal, (_stream(True), _stream(False))), None)
+            if self._bars_on is not None:
+                _write(self._bars_on, self._bars.draw(*_terminal_size(self._bars_on)))
+
+
+def _stream(is_stderr: bool) -> TextIO | None:
+    """The stream of this moment: notebooks and test runners replace it."""
+    return sys.stderr if is_stderr else sys.stdout
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except Exception:  # closed, or a stand-in that may raise anything
+        logger.debug("A stream can't tell whether it is a terminal.", exc_info=True)
+        return False
+
+
+def _terminal_size(stream: TextIO) -> tuple[int, int]:
+    try:
+        size = os.get_terminal_size(stream.fileno())
+    except Exception:  # it says that it is a terminal, but has no descriptor of one
+        logger.debug("The size of the terminal can't be read.", exc_info=True)
+        return 80, 24
+    return size.columns or 80, size.lines or 24
+
+
+def _plain_prefix(source: _Source) -> str:
+    name = f"{source.name} " if source.name else ""
+    node = f", node={source.node}" if source.node else ""
+    return f"({name}pid={source.pid}{node}) "
+
+
+def _prefix(source: _Source, is_stderr: bool) -> str:
+    plain = _plain_prefix(source)
+    return _coloured(plain[:-1], _COLOURS[source.pid % len(_COLOURS)], is_stderr) + " "
+
+
+def _coloured(text: str, colour: int, is_stderr: bool) -> str:
+    if "NO_COLOR" in os.environ or not _is_terminal(_stream(is_stderr)):
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+def _write(stream: TextIO | None, text: str) -> None:
+    """Write and flush; what the stream raises goes to the log."""
+    if stream is None or not text:
+        return
+    try:
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except Exception:
+        # The stream is the user's and may raise anything; the caller serves connections.
+        logger.debug("The output of workers could not be printed.", exc_info=True)

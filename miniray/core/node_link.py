@@ -1,0 +1,211 @@
+"""The connection of a driver or worker to the daemon of its node.
+
+Requests to the daemon and, through it, to the head; pushes from both; messages to
+processes of other nodes. What a push means is the business of whoever subscribed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import marshal
+import os
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import protocol as p
+from miniray.core.wire import Connection, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.core.io_loop import IOLoop
+
+
+class NodeLostError(ConnectionError):
+    """The daemon of this node is gone."""
+
+
+def rebuild_error(error: BaseException | bytes) -> BaseException:
+    """The exception that a daemon or the head answered with; it travels pickled."""
+    if isinstance(error, BaseException):
+        return error
+    rebuilt = pickle.loads(error)
+    assert isinstance(rebuilt, BaseException)
+    return rebuilt
+
+
+class NodeLink:
+    """Requests, notices and pushes over the daemon's socket."""
+
+    def __init__(
+        self,
+        path: str,
+        loop: IOLoop,
+        key: bytes,
+        hello: tuple[Any, ...],
+        *,
+        auth_timeout: float,
+        on_push: Callable[[str, tuple[Any, ...]], None],
+        on_relayed: Callable[[bytes, bytes, bytes], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._numbers = itertools.count(1).__next__
+        self._answers: dict[int, Callable[[Any, Any, int], None]] = {}
+        self._on_push = on_push
+        self._on_relayed = on_relayed
+        self._on_lost = on_lost
+        self._lost = False
+        self._welcome: dict[str, Any] | None = None
+        self._welcomed = threading.Event()
+        self._closed = threading.Event()
+        self._conn = Connection(
+            connect(path),
+            loop,
+            key,
+            server=False,
+            on_message=self._on_message,
+            on_close=self._on_close,
+            auth_timeout=auth_timeout,
+        )
+        self._conn.send((p.NODE_HELLO, *hello))
+
+    def wait_welcome(self, timeout: float) -> dict[str, Any]:
+        """The daemon's facts about the cluster and this process."""
+        if not self._welcomed.wait(timeout) or self._welcome is None:
+            raise NodeLostError(
+                "The node daemon did not answer in time."
+                if not self._lost
+                else "The node daemon refused or closed the connection."
+            )
+        return self._welcome
+
+    @property
+    def lost(self) -> bool:
+        """Whether the daemon is gone."""
+        return self._lost
+
+    # --- asking ------------------------------------------------------------------
+    def node_request_async(
+        self, method: str, args: tuple[Any, ...], answer: Callable[[Any, Any, int], None]
+    ) -> None:
+        """Ask the daemon; ``answer(error, result, fd)`` runs in the I/O thread."""
+        number = self._numbers()
+        self._answers[number] = answer
+        self._conn.send((p.NODE_REQUEST, number, method, args))
+        if self._lost:
+            self._fail(number)
+
+    def head_request_async(
+        self, method: str, args: tuple[Any, ...], answer: Callable[[Any, Any, int], None]
+    ) -> None:
+        """Ask the head; ``answer(error, result, -1)`` runs in the I/O thread."""
+        number = self._numbers()
+        self._answers[number] = answer
+        self._conn.send((p.HEAD_REQUEST, number, method, marshal.dumps(args)))
+        if self._lost:
+            self._fail(number)
+
+    def node_request(
+        self, method: str, args: tuple[Any, ...], timeout: float | None = None
+    ) -> tuple[Any, int]:
+        """Ask the daemon and wait: (result, descriptor or -1)."""
+        return self._wait(self.node_request_async, method, args, timeout)
+
+    def head_request(self, method: str, *args: Any, timeout: float | None = None) -> Any:
+        """Ask the head and wait."""
+        return self._wait(self.head_request_async, method, args, timeout)[0]
+
+    def _wait(
+        self,
+        ask: Callable[[str, tuple[Any, ...], Callable[[Any, Any, int], None]], None],
+        method: str,
+        args: tuple[Any, ...],
+        timeout: float | None,
+    ) -> tuple[Any, int]:
+        if threading.current_thread() is self._loop.thread:
+            raise RuntimeError(f"request {method!r} would block the I/O thread")
+        gate = threading.Lock()
+        gate.acquire()
+        box: list[Any] = []
+
+        def answer(error: Any, result: Any, fd: int) -> None:
+            box.extend((error, result, fd))
+            gate.release()
+
+        ask(method, args, answer)
+        if not gate.acquire(timeout=-1 if timeout is None else timeout):
+            raise TimeoutError(f"No answer to {method!r} within {timeout} s.")
+        error, result, fd = box
+        if error is not None:
+            raise rebuild_error(error)
+        return result, fd
+
+    # --- telling -----------------------------------------------------------------
+    def node_notice(self, method: str, *args: Any) -> None:
+        """Tell the daemon something that needs no answer."""
+        self._conn.send((p.NODE_NOTICE, method, args))
+
+    def head_notice(self, method: str, *args: Any) -> None:
+        """Tell the head something that needs no answer."""
+        self._conn.send((p.HEAD_NOTICE, method, marshal.dumps(args)))
+
+    def relay(self, node_id: bytes, process_id: bytes, message: bytes) -> None:
+        """Send a message to a process of another node."""
+        self._conn.send((p.NODE_RELAY, node_id, process_id, message))
+
+    # --- hearing -----------------------------------------------------------------
+    def _on_message(self, conn: Connection, message: tuple[Any, ...]) -> None:
+        kind = message[0]
+        if kind == p.NODE_RELAYED:
+            self._on_relayed(message[1], message[2], message[3])
+        elif kind == p.NODE_REPLY:
+            _, number, error, result, has_fd = message
+            answer = self._answers.pop(number, None)
+            fd = conn.take_fd() if has_fd else -1
+            if answer is not None:
+                answer(error, result, fd)
+            elif fd >= 0:
+                os.close(fd)
+        elif kind == p.HEAD_REPLY:
+            _, number, error, body = message
+            answer = self._answers.pop(number, None)
+            if answer is not None:
+                answer(error, marshal.loads(body) if error is None else None, -1)
+        elif kind == p.NODE_PUSH:
+            self._on_push(message[1], message[2])
+        elif kind == p.NODE_WELCOME:
+            self._welcome = message[1]
+            self._welcomed.set()
+
+    def _fail(self, number: int) -> None:
+        answer = self._answers.pop(number, None)
+        if answer is not None:
+            answer(NodeLostError("The node daemon of this machine is gone."), None, -1)
+
+    def _on_close(self, conn: Connection) -> None:
+        self._lost = True
+        self._welcomed.set()
+        for number in list(self._answers):
+            self._fail(number)
+        self._closed.set()
+        self._on_lost()
+
+    # --- ending ------------------------------------------------------------------
+    def close(self, flush: float = 1.0) -> None:
+        """Write what waits, then close."""
+        self._conn.flush_blocking(flush)
+        self._conn.close()
+
+    def flush(self, timeout: float = 1.0) -> bool:
+        """Wait until everything told was written to the socket."""
+        return self._conn.flush_blocking(timeout)
+
+    def abandon(self) -> None:
+        """For a forked child: forget the connection without a word."""
+        self._conn.abandon()
+
+    def wait_closed(self, timeout: float) -> bool:
+        """Wait until the daemon closed the connection (at a shutdown that it confirms)."""
+        return self._closed.wait(timeout)

@@ -1,0 +1,276 @@
+"""The objects that this process knows: their values, who waits for them, who counts on them.
+
+Pure bookkeeping: what must be told to others comes out as calls of ``Outside``.
+The rules (DESIGN: ownership): the process that created an object owns it. It keeps
+the value while a ref lives in this process, a call in flight uses it, a value that
+lives contains it, or another process has borrowed it. A borrower tells the owner
+when its last ref goes.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.core.ids import owner_of
+from miniray.object_ref import ObjectRef
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.core.shared_memory import Mapping
+
+#: A value as it travels: form, payload, refs inside as (object id, owner's node).
+Value = tuple[int, Any, "tuple[tuple[bytes, bytes], ...]"]
+
+
+class Entry:
+    """What this process knows of one object."""
+
+    __slots__ = (
+        "borrowers",
+        "contained",
+        "id",
+        "local",
+        "mapping",
+        "owner_node",
+        "registered",
+        "value",
+        "waiters",
+        "wanted",
+    )
+
+    def __init__(self, id: bytes, owner_node: bytes) -> None:
+        self.id = id
+        self.owner_node = owner_node
+        #: Refs that live in this process, pins of calls in flight included.
+        self.local = 0
+        #: None until the object exists (or has failed).
+        self.value: Value | None = None
+        #: Refs that the value contains; this process keeps them alive with it.
+        self.contained: list[ObjectRef[Any]] | None = None
+        #: Callbacks for when the value is there.
+        self.waiters: list[Callable[[Entry], None]] | None = None
+        #: Owner's side: how often each process has borrowed it. A count may be negative
+        #: for a moment, when a release overtakes the borrow that a third process reports.
+        self.borrowers: dict[bytes, int] | None = None
+        #: Borrower's side: the owner knows (or is being told) that this process holds it.
+        self.registered = False
+        #: Borrower's side: the owner was asked for the value.
+        self.wanted = False
+        #: Shared memory of the value, once this process has mapped it.
+        self.mapping: Mapping | None = None
+
+
+class Outside(Protocol):
+    """What the table asks of the rest of the process. Called without the table's lock."""
+
+    def free_shared(self, value: Value) -> None:
+        """The owner frees a value in shared memory."""
+
+    def unborrow(self, id: bytes, owner_node: bytes) -> None:
+        """The last ref of a borrowed object went away."""
+
+    def actor_unreferenced(self, id: bytes) -> None:
+        """The last handle of an actor that this process created went away."""
+
+
+class ObjectTable:
+    """All entries of this process. Thread-safe; one short lock."""
+
+    def __init__(self, process_id: bytes, node_id: bytes, outside: Outside) -> None:
+        self.process_id = process_id
+        self.node_id = node_id
+        self._outside = outside
+        self._entries: dict[bytes, Entry] = {}
+        self.lock = threading.Lock()
+        #: Ids that name actors created here: their entries never get a value.
+        self._actors: set[bytes] = set()
+        #: What each borrower holds, so that its death costs no walk over all objects.
+        self._held_by: dict[bytes, set[bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # --- making and finding ----------------------------------------------------------
+    def create(self, id: bytes) -> ObjectRef[Any]:
+        """A ref for a new object of this process, whose value will come."""
+        entry = Entry(id, self.node_id)
+        entry.local = 1
+        self._entries[id] = entry
+        return ObjectRef(id, self.node_id)
+
+    def create_with_value(
+        self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None
+    ) -> ObjectRef[Any]:
+        """A ref for a new object of this process that has its value."""
+        entry = Entry(id, self.node_id)
+        entry.local = 1
+        entry.value = value
+        entry.contained = contained
+        self._entries[id] = entry
+        return ObjectRef(id, self.node_id)
+
+    def create_actor(self, id: bytes) -> ObjectRef[Any]:
+        """The ref that counts the handles of a new actor."""
+        self._actors.add(id)
+        return self.create(id)
+
+    def entry(self, id: bytes) -> Entry | None:
+        """The entry of an object that this process knows."""
+        return self._entries.get(id)
+
+    def is_owned(self, id: bytes) -> bool:
+        """Whether this process owns the object."""
+        return owner_of(id) == self.process_id
+
+    def adopt(self, id: bytes, owner_node: bytes) -> tuple[ObjectRef[Any], Entry]:
+        """A further ref of an object, known or not: the result of unpickling one."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                entry = self._entries[id] = Entry(id, owner_node)
+            entry.local += 1
+        return ObjectRef(id, owner_node), entry
+
+    def snapshot(self) -> list[Entry]:
+        """All entries at this moment."""
+        with self.lock:
+            return list(self._entries.values())
+
+    # --- values ------------------------------------------------------------------
+    def set_value(
+        self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None = None
+    ) -> bool:
+        """Give an object its value and call who waits; False if nobody wants it any more.
+
+        A second value for the same object is ignored (a retried task may answer twice).
+        """
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                return False
+            if entry.value is not None:
+                return value is entry.value
+            entry.value = value
+            entry.contained = contained
+            waiters = entry.waiters
+            entry.waiters = None
+        if waiters:
+            for waiter in waiters:
+                waiter(entry)
+        return True
+
+    def forget_value(self, id: bytes) -> Value | None:
+        """Make an object pending again, because its value was lost; returns the old value."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                return None
+            value, entry.value, entry.mapping = entry.value, None, None
+            entry.wanted = False
+            return value
+
+    def when_ready(self, entry: Entry, waiter: Callable[[Entry], None]) -> bool:
+        """Call ``waiter(entry)`` once there is a value; True if there is one already."""
+        with self.lock:
+            if entry.value is not None:
+                return True
+            if entry.waiters is None:
+                entry.waiters = [waiter]
+            else:
+                entry.waiters.append(waiter)
+        return False
+
+    def drop_waiter(self, entry: Entry, waiter: Callable[[Entry], None]) -> None:
+        """Take back ``when_ready``."""
+        with self.lock:
+            if entry.waiters is not None and waiter in entry.waiters:
+                entry.waiters.remove(waiter)
+
+    # --- counts ------------------------------------------------------------------
+    def pin(self, id: bytes) -> None:
+        """Count one more use in this process of an object that it already holds."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is not None:
+                entry.local += 1
+
+    def drop(self, ids: Iterable[bytes]) -> None:
+        """Refs went away."""
+        gone: list[Entry] = []
+        entries = self._entries
+        with self.lock:
+            for id in ids:
+                entry = entries.get(id)
+                if entry is None:
+                    continue
+                entry.local -= 1
+                if entry.local <= 0 and not entry.borrowers:
+                    del entries[id]
+                    gone.append(entry)
+        for entry in gone:
+            self._release(entry)
+
+    def borrow(self, id: bytes, borrower: bytes) -> bool:
+        """Owner's side: a process holds the object now. False if it does not exist here."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                return False
+            self._count(entry, borrower, 1)
+        return True
+
+    def unborrow(self, id: bytes, borrower: bytes) -> None:
+        """Owner's side: a process holds the object no more."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                return
+            self._count(entry, borrower, -1)
+            if entry.local > 0 or entry.borrowers:
+                return
+            del self._entries[id]
+        self._release(entry)
+
+    def borrower_died(self, borrower: bytes) -> None:
+        """Owner's side: forget a process that ended."""
+        gone = []
+        with self.lock:
+            for id in self._held_by.pop(borrower, ()):
+                entry = self._entries.get(id)
+                if entry is None or not entry.borrowers:
+                    continue
+                entry.borrowers.pop(borrower, None)
+                if entry.local <= 0 and not entry.borrowers:
+                    del self._entries[id]
+                    gone.append(entry)
+        for entry in gone:
+            self._release(entry)
+
+    def _count(self, entry: Entry, borrower: bytes, step: int) -> None:
+        if entry.borrowers is None:
+            entry.borrowers = {}
+        count = entry.borrowers.get(borrower, 0) + step
+        held = self._held_by.setdefault(borrower, set())
+        if count:
+            entry.borrowers[borrower] = count
+            held.add(entry.id)
+            return
+        entry.borrowers.pop(borrower, None)
+        held.discard(entry.id)
+        if not held:
+            del self._held_by[borrower]
+
+    def _release(self, entry: Entry) -> None:
+        if not self.is_owned(entry.id):
+            if entry.registered:
+                self._outside.unborrow(entry.id, entry.owner_node)
+            return
+        if entry.id in self._actors:
+            self._actors.discard(entry.id)
+            self._outside.actor_unreferenced(entry.id)
+            return
+        entry.mapping = None
+        if entry.value is not None:
+            self._outside.free_shared(entry.value)

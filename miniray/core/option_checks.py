@@ -1,0 +1,229 @@
+"""Checks of single option values, shared by tasks, actors, methods and bundles.
+
+Each check takes the option's name and value and returns the value in its one form,
+or raises an error that names the option, what was given and what is allowed. Which
+options exist, and what they add up to, is ``options.py``'s business.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+#: The resource table counts in 1/10000 of a unit.
+SMALLEST_AMOUNT = 0.0001
+
+#: What the resources option must not name, and what to use instead.
+_OWN_OPTION = {
+    "CPU": "num_cpus",
+    "GPU": "num_gpus",
+    "memory": "memory",
+    "object_store_memory": "memory",
+}
+
+_LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
+_LABEL_KEY = re.compile(rf"(?:[a-zA-Z0-9.-]{{1,253}}/)?{_LABEL}")
+_LABEL_CONDITION = re.compile(rf"!?in\({_LABEL}(?:, ?{_LABEL})*\)|!?{_LABEL}|!?exists\(\)|")
+
+
+def shown(value: object) -> str:
+    """A value as it is named in a message."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`` Did you mean 'x'?`` if a known word is close, else an empty string."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=2)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def wrong_type(name: str, value: object, allowed: str) -> TypeError:
+    """The error for a value of a wrong type."""
+    return TypeError(f"{name} must be {allowed}, not {shown(value)} ({type(value).__name__}).")
+
+
+def boolean(name: str, value: Any) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise wrong_type(name, value, "True or False")
+    return value
+
+
+def text(name: str, value: Any) -> str:
+    """A non-empty string."""
+    if not isinstance(value, str):
+        raise wrong_type(name, value, "a string")
+    if not value:
+        raise ValueError(f"{name} must not be an empty string.")
+    return value
+
+
+def whole(minimum: int, also: str = "") -> Callable[[str, Any], int]:
+    """A whole number from ``minimum`` up; ``also`` says what the smallest one means."""
+
+    def check(name: str, value: Any) -> int:
+        allowed = f"a whole number of at least {minimum}{f' ({also})' if also else ''}"
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise wrong_type(name, value, allowed)
+        if value < minimum:
+            raise ValueError(f"{name} must be {allowed}, not {value}.")
+        return value
+
+    return check
+
+
+def one_of(*allowed: str) -> Callable[[str, Any], str]:
+    """One of some values."""
+
+    def check(name: str, value: Any) -> str:
+        if value not in allowed:
+            raise ValueError(
+                f"{name} must be one of {', '.join(map(repr, allowed))}, not {shown(value)}."
+            )
+        return str(value)
+
+    return check
+
+
+def amount(name: str, value: Any, resource: str) -> float:
+    """An amount of a resource, in units; ``name`` is the option that asked for it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise wrong_type(name, value, "a number")
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be a finite number of at least 0, not {value}.")
+    if 0 < value < SMALLEST_AMOUNT:
+        raise ValueError(f"{name} can't be finer than {SMALLEST_AMOUNT}, but {value} was given.")
+    if resource not in ("CPU", "memory"):
+        _check_devices(name, value, resource)
+    return value
+
+
+def _check_devices(name: str, value: float, resource: str) -> None:
+    from miniray.accelerators.registry import DEVICE_RESOURCES, check_amount
+
+    try:
+        check_amount(resource, value)
+    except ValueError as error:
+        raise ValueError(f"{name}={value} can't be had: {error}") from None
+    if resource in DEVICE_RESOURCES and value > 1 and value != int(value):
+        raise ValueError(
+            f"{name} must be a fraction up to 1 (a share of one device) or a whole number of "
+            f"devices, not {value}. Use {int(value)} or {int(value) + 1}."
+        )
+
+
+def memory(name: str, value: Any) -> int:
+    """Bytes of memory, rounded down."""
+    return int(amount(name, value, "memory"))
+
+
+def resources(name: str, value: Any) -> dict[str, float]:
+    """Amounts of custom resources (and accelerators without an option) by name."""
+    if not isinstance(value, Mapping):
+        raise wrong_type(name, value, "a dict of resource name to amount")
+    for resource in value:
+        if not isinstance(resource, str) or not resource:
+            raise wrong_type(f"A resource name in {name}", resource, "a non-empty string")
+        if resource in _OWN_OPTION:
+            raise ValueError(
+                f"{name} must not contain {resource!r}; "
+                f"use the option {_OWN_OPTION[resource]} instead."
+            )
+    return {
+        resource: amount(f"{name}[{resource!r}]", given, resource)
+        for resource, given in value.items()
+    }
+
+
+def num_returns(name: str, value: Any) -> int | str:
+    """How many values come back: a number, "streaming" or "dynamic"."""
+    if isinstance(value, str):
+        return one_of("streaming", "dynamic")(name, value)
+    return whole(0)(name, value)
+
+
+def exceptions(name: str, value: Any) -> bool | tuple[type[BaseException], ...]:
+    """True, False, or the exception classes that are retried."""
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, list | tuple):
+        raise wrong_type(name, value, "True, False or a list of exception classes")
+    for item in value:
+        if not isinstance(item, type) or not issubclass(item, BaseException):
+            raise wrong_type(f"Each item of {name}", item, "an exception class")
+    return tuple(value)
+
+
+def concurrency_groups(name: str, value: Any) -> dict[str, int]:
+    """How many calls of each group run at once: ``{"io": 2, "compute": 4}``."""
+    if isinstance(value, list | tuple):  # Ray's list form: [{"name": "io", "max_concurrency": 2}]
+        try:
+            value = {group["name"]: group["max_concurrency"] for group in value}
+        except (TypeError, KeyError):
+            raise ValueError(
+                f'{name} as a list must hold dicts with "name" and "max_concurrency", '
+                f"not {shown(value)}."
+            ) from None
+    if not isinstance(value, Mapping):
+        raise wrong_type(name, value, "a dict of group name to number of concurrent calls")
+    return {
+        text(f"A group name in {name}", group): whole(1)(f"{name}[{group!r}]", limit)
+        for group, limit in value.items()
+    }
+
+
+def labels(name: str, value: Any) -> dict[str, str]:
+    """Labels of a node: keys and values."""
+    if not isinstance(value, Mapping):
+        raise wrong_type(name, value, "a dict of label to value")
+    for key, label in value.items():
+        _label_key(name, key)
+        if not isinstance(label, str):
+            raise wrong_type(f"{name}[{key!r}]", label, "a string")
+        if label and not re.fullmatch(_LABEL, label):
+            raise ValueError(
+                f"{name}[{key!r}] must be up to 63 letters, digits, '-', '_' or '.', beginning "
+                f"and ending with a letter or digit, not {label!r}."
+            )
+    return dict(value)
+
+
+def label_selector(name: str, value: Any) -> dict[str, str]:
+    """Conditions on a node's labels: ``x``, ``!x``, ``in(x, y)``, ``!in(x, y)``, ``exists()``."""
+    if not isinstance(value, Mapping):
+        raise wrong_type(name, value, "a dict of label to condition")
+    for key, condition in value.items():
+        _label_key(name, key)
+        if not isinstance(condition, str):
+            raise wrong_type(f"{name}[{key!r}]", condition, "a string")
+        if not _LABEL_CONDITION.fullmatch(condition):
+            raise ValueError(
+                f"{name}[{key!r}] must be a value, '!value', 'in(a, b)', '!in(a, b)', 'exists()' "
+                f"or '!exists()', not {condition!r}."
+            )
+    return dict(value)
+
+
+def _label_key(name: str, key: Any) -> None:
+    if not isinstance(key, str):
+        raise wrong_type(f"A label in {name}", key, "a string")
+    if not _LABEL_KEY.fullmatch(key):
+        raise ValueError(
+            f"A label in {name} must be up to 63 letters, digits, '-', '_' or '.', with an "
+            f"optional 'domain/' before it, not {key!r}."
+        )
+
+
+def runtime_env(_name: str, value: Any) -> dict[str, Any]:
+    """A runtime environment in its one form."""
+    from miniray.runtime_env.validate import validate
+
+    return validate(value)

@@ -1,0 +1,233 @@
+"""The other processes that this one talks to: a direct socket on the same node, else a relay.
+
+A peer is addressed by (node id, process id). Connections are made on first use and
+by whoever asks first; both ends then use the same one. Losing the connection, or
+word from the daemon that a process is gone, is reported once per peer.
+"""
+
+from __future__ import annotations
+
+import logging
+import marshal
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import protocol as p
+from miniray.core.wire import Connection, Listener, connect
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from miniray.core.io_loop import IOLoop
+    from miniray.core.node_link import NodeLink
+
+logger = logging.getLogger(__name__)
+
+
+def socket_path(folder: str, process_id: bytes) -> str:
+    """Where a process of this node listens."""
+    return os.path.join(folder, f"p-{process_id.hex()}")
+
+
+class Peer:
+    """Another process, reachable or gone."""
+
+    __slots__ = ("_conn", "_link", "lost", "node_id", "process_id", "watched")
+
+    def __init__(
+        self,
+        node_id: bytes,
+        process_id: bytes,
+        conn: Connection | None,
+        link: NodeLink | None,
+    ) -> None:
+        self.node_id = node_id
+        self.process_id = process_id
+        self._conn = conn
+        self._link = link
+        self.lost = False
+        #: The daemon was asked to tell when this process ends.
+        self.watched = conn is not None
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Send; silently dropped once the peer is lost (its loss is reported)."""
+        if self._conn is not None:
+            self._conn.send(message)
+        elif self._link is not None:
+            self._link.relay(self.node_id, self.process_id, marshal.dumps(message))
+
+    @property
+    def direct(self) -> bool:
+        """Whether there is a socket of its own to this peer."""
+        return self._conn is not None
+
+    def flush(self, timeout: float) -> None:
+        """Wait until what was sent is written (at a planned exit)."""
+        if self._conn is not None:
+            self._conn.flush_blocking(timeout)
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._conn is not None:
+            self._conn.close()
+
+    def abandon(self) -> None:
+        """For a forked child."""
+        if self._conn is not None:
+            self._conn.abandon()
+
+
+class PeerTable:
+    """All peers of this process, by process id. Thread-safe."""
+
+    def __init__(
+        self,
+        folder: str,
+        node_id: bytes,
+        process_id: bytes,
+        loop: IOLoop,
+        key: bytes,
+        link: NodeLink,
+        *,
+        auth_timeout: float,
+        on_message: Callable[[Peer, tuple[Any, ...]], None],
+        on_lost: Callable[[Peer], None],
+    ) -> None:
+        self._folder = folder
+        self._node_id = node_id
+        self._process_id = process_id
+        self._loop = loop
+        self._key = key
+        self._link = link
+        self._auth_timeout = auth_timeout
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._peers: dict[bytes, Peer] = {}
+        self._lock = threading.Lock()
+        self._listener = Listener(socket_path(folder, process_id), loop, self._accepted)
+        self._unnamed: set[Connection] = set()
+
+    def get(self, node_id: bytes, process_id: bytes) -> Peer:
+        """The peer of this address; connects on first use, never blocks on the peer."""
+        peer = self._peers.get(process_id)
+        if peer is not None and not peer.lost:
+            return peer
+        with self._lock:
+            peer = self._peers.get(process_id)
+            if peer is not None and not peer.lost:
+                return peer
+            peer = self._connect(node_id, process_id)
+            self._peers[process_id] = peer
+        return peer
+
+    def known(self, process_id: bytes) -> Peer | None:
+        """The peer, if this process has talked to it."""
+        return self._peers.get(process_id)
+
+    def all(self) -> list[Peer]:
+        """The living peers."""
+        return list(self._peers.values())
+
+    def _connect(self, node_id: bytes, process_id: bytes) -> Peer:
+        if node_id != self._node_id:
+            return self._relayed_peer(node_id, process_id)
+        try:
+            sock = connect(socket_path(self._folder, process_id))
+        except (FileNotFoundError, ConnectionRefusedError):
+            # It ended; by rule perhaps, and then the daemon answers for what it owned.
+            return self._relayed_peer(node_id, process_id)
+        conn = self._wrap(sock, server=False)
+        peer = Peer(node_id, process_id, conn, None)
+        conn.peer = peer
+        conn.send((p.PEER_HELLO, self._node_id, self._process_id))
+        return peer
+
+    def _relayed_peer(self, node_id: bytes, process_id: bytes) -> Peer:
+        peer = Peer(node_id, process_id, None, self._link)
+        peer.watched = True
+        self._link.node_notice("watch", process_id, node_id)
+        return peer
+
+    def _wrap(self, sock: socket.socket, *, server: bool) -> Connection:
+        return Connection(
+            sock,
+            self._loop,
+            self._key,
+            server=server,
+            on_message=self._received,
+            on_close=self._closed,
+            auth_timeout=self._auth_timeout,
+        )
+
+    def _accepted(self, sock: socket.socket) -> None:
+        self._unnamed.add(self._wrap(sock, server=True))
+
+    # --- from the sockets ------------------------------------------------------------
+    def _received(self, conn: Connection, message: tuple[Any, ...]) -> None:
+        peer = conn.peer
+        if peer is not None:
+            self._on_message(peer, message)
+            return
+        if message[0] != p.PEER_HELLO:
+            logger.error("a process sent message kind %r before its name; closing", message[0])
+            conn.close()
+            return
+        self._unnamed.discard(conn)
+        conn.peer = peer = Peer(message[1], message[2], conn, None)
+        with self._lock:
+            # Two processes may connect to each other at the same moment: each keeps
+            # sending on its own connection, so the order of its messages stays.
+            known = self._peers.get(peer.process_id)
+            if known is None or known.lost:
+                self._peers[peer.process_id] = peer
+
+    def _closed(self, conn: Connection) -> None:
+        self._unnamed.discard(conn)
+        if conn.peer is not None:
+            self._lose(conn.peer)
+
+    def relayed(self, node_id: bytes, process_id: bytes, message: bytes) -> None:
+        """A message from a process of another node."""
+        peer = self._peers.get(process_id)
+        if peer is None or peer.lost:
+            with self._lock:
+                peer = self._peers.get(process_id)
+                if peer is None or peer.lost:
+                    peer = self._peers[process_id] = self._relayed_peer(node_id, process_id)
+        self._on_message(peer, marshal.loads(message))
+
+    def process_died(self, process_id: bytes) -> None:
+        """The daemon says that a watched process is gone."""
+        peer = self._peers.get(process_id)
+        if peer is not None:
+            peer.close()
+            if not peer.direct:
+                self._lose(peer)
+
+    def _lose(self, peer: Peer) -> None:
+        with self._lock:
+            if peer.lost:
+                return
+            peer.lost = True
+            if self._peers.get(peer.process_id) is peer:
+                del self._peers[peer.process_id]
+        self._on_lost(peer)
+
+    # --- ending ------------------------------------------------------------------
+    def close(self) -> None:
+        """Close all connections and stop listening."""
+        self._loop.call_soon(self._listener.close)
+        for peer in list(self._peers.values()):
+            peer.close()
+        for conn in list(self._unnamed):
+            conn.close()
+
+    def abandon(self) -> None:
+        """For a forked child: close the descriptors, tell nobody."""
+        self._listener.abandon()
+        for peer in self._peers.values():
+            peer.abandon()
+        for conn in self._unnamed:
+            conn.abandon()

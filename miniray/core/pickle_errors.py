@@ -1,0 +1,72 @@
+"""Says which part of a value cannot be pickled, so that the user need not search."""
+
+from __future__ import annotations
+
+import inspect
+
+import cloudpickle
+
+#: How deep, and how many things at each level, the search looks.
+_DEPTH = 4
+_BREADTH = 200
+
+
+def explain(value: object, error: BaseException) -> TypeError:
+    """An error that names the attribute, item or variable at fault."""
+    path = _find(value, "", _DEPTH, set())
+    what = _describe(value)
+    if path:
+        return TypeError(
+            f"{what} cannot be pickled: {path[0]} is a {type(path[1]).__qualname__} "
+            f"({type(error).__name__}: {error}). Create it inside the task or actor instead, "
+            f"or leave it out with __getstate__."
+        )
+    return TypeError(f"{what} cannot be pickled ({type(error).__name__}: {error}).")
+
+
+def _describe(value: object) -> str:
+    if inspect.isfunction(value):
+        return f"function {value.__qualname__}"
+    if inspect.isclass(value):
+        return f"class {value.__qualname__}"
+    return f"a value of type {type(value).__qualname__}"
+
+
+def _fails(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value, protocol=5)
+    except Exception:  # noqa: BLE001 - any failure to pickle is what is asked for
+        return True
+    return False
+
+
+def _find(value: object, path: str, depth: int, seen: set[int]) -> tuple[str, object] | None:
+    """The path and value of the innermost part that fails by itself."""
+    if depth == 0 or id(value) in seen:
+        return None
+    seen.add(id(value))
+    for name, part in _parts(value)[:_BREADTH]:
+        if _fails(part):
+            inner = f"{path}{name}"
+            return _find(part, inner, depth - 1, seen) or (inner.lstrip("."), part)
+    return None
+
+
+def _parts(value: object) -> list[tuple[str, object]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", part) for key, part in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [(f"[{index}]", part) for index, part in enumerate(value)]
+    if isinstance(value, (set, frozenset)):
+        return [("{an element}", part) for part in value]
+    if inspect.isfunction(value):
+        found = inspect.getclosurevars(value)
+        return [(f"variable '{name}'", part) for name, part in found.nonlocals.items()] + [
+            (f"global variable '{name}'", part) for name, part in found.globals.items()
+        ]
+    if inspect.isclass(value):
+        return [
+            (f".{name}", part) for name, part in vars(value).items() if not name.startswith("__")
+        ]
+    state = getattr(value, "__dict__", None)
+    return [(f".{name}", part) for name, part in state.items()] if state else []

@@ -1,0 +1,191 @@
+"""Values to bytes and back: pickle protocol 5 with out-of-band buffers.
+
+The packed form, in messages and in shared memory alike::
+
+    u64 number of buffers n | u64 length of the pickle | n x u64 buffer lengths
+    pickle | padding | buffer 0 | padding | buffer 1 ...
+
+Buffers begin at multiples of 64 bytes. Reading makes no copy: NumPy arrays and
+the like are views of the block. Refs inside a value are collected while it is
+pickled, so that whoever keeps the bytes can keep the refs alive.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from miniray.object_ref import ObjectRef
+
+ALIGNMENT = 64
+#: Buffers below this stay inside the pickle: an out-of-band slot costs more than the copy.
+_MIN_BUFFER = 1024
+_HEAD = struct.Struct("<QQ")
+#: Types whose pickle needs neither cloudpickle nor a look at refs.
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+#: Above this a `bytes` object is stored as it is, without a pickle around it.
+_PLAIN_LIMIT = 64 * 1024
+
+
+class _Collector(threading.local):
+    """The refs met while this thread pickles, or None outside of that."""
+
+    refs: list[ObjectRef[Any]] | None = None
+
+
+collector = _Collector()
+
+
+class Serialized:
+    """A value as bytes that were not yet put anywhere."""
+
+    __slots__ = ("buffers", "form", "pickle", "refs", "size")
+
+    def __init__(
+        self,
+        form: int,
+        data: bytes,
+        buffers: Sequence[memoryview] = (),
+        refs: Sequence[ObjectRef[Any]] = (),
+    ) -> None:
+        self.form = form
+        self.pickle = data
+        self.buffers = buffers
+        self.refs = refs
+        #: Bytes that the value takes where it is stored.
+        self.size = _packed_size(len(data), buffers) if form == VALUE_PACKED else len(data)
+
+    def payload(self) -> bytes:
+        """The bytes as they travel inside a message."""
+        if self.form != VALUE_PACKED:
+            return self.pickle
+        return b"".join(self.pieces())
+
+    def pieces(self) -> list[bytes | memoryview]:
+        """What to write one after the other to get the stored form."""
+        if self.form != VALUE_PACKED:
+            return [self.pickle]
+        lengths = [buffer.nbytes for buffer in self.buffers]
+        head = _HEAD.pack(len(lengths), len(self.pickle)) + struct.pack(
+            f"<{len(lengths)}Q", *lengths
+        )
+        pieces: list[bytes | memoryview] = [head, self.pickle]
+        position = len(head) + len(self.pickle)
+        for buffer in self.buffers:
+            gap = -position % ALIGNMENT
+            if gap:
+                pieces.append(bytes(gap))
+            pieces.append(buffer)
+            position += gap + buffer.nbytes
+        return pieces
+
+
+def _packed_size(pickle_length: int, buffers: Sequence[memoryview]) -> int:
+    position = _HEAD.size + 8 * len(buffers) + pickle_length
+    for buffer in buffers:
+        position += -position % ALIGNMENT + buffer.nbytes
+    return position
+
+
+def serialize(value: Any) -> Serialized:
+    """Pickle a value.
+
+    Raises:
+        TypeError: the value, or something in it, cannot be pickled; the text names it.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        if kind is bytes and len(value) > _PLAIN_LIMIT:
+            return Serialized(VALUE_BYTES, value)
+        return Serialized(VALUE_PICKLE, pickle.dumps(value, 5))
+    return _serialize(value)
+
+
+def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serialized:
+    """Pickle the arguments of a call as one value, ``(args, kwargs)``."""
+    if not kwargs:
+        for value in args:
+            if type(value) not in _PLAIN:
+                return _serialize((args, kwargs))
+        return Serialized(VALUE_PICKLE, pickle.dumps((args, kwargs), 5))
+    return _serialize((args, kwargs))
+
+
+def _serialize(value: Any) -> Serialized:
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            view = buffer.raw()
+        except BufferError:  # not contiguous: pickle copies it into the stream
+            return True
+        if view.nbytes < _MIN_BUFFER:
+            return True
+        buffers.append(view)
+        return False
+
+    outer = collector.refs
+    refs: list[ObjectRef[Any]] = []
+    collector.refs = refs
+    try:
+        with io.BytesIO() as file:
+            cloudpickle.Pickler(file, protocol=5, buffer_callback=keep).dump(value)
+            data = file.getvalue()
+    except Exception as error:
+        from miniray.core.pickle_errors import explain
+
+        raise explain(value, error) from error
+    finally:
+        collector.refs = outer
+    return Serialized(VALUE_PACKED if buffers else VALUE_PICKLE, data, buffers, refs)
+
+
+def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef[Any]]]:
+    """Pickle a function or class for another process; also the refs that it captured."""
+    outer = collector.refs
+    refs: list[ObjectRef[Any]] = []
+    collector.refs = refs
+    try:
+        return cloudpickle.dumps(target, protocol=5), refs
+    except Exception as error:
+        from miniray.core.pickle_errors import explain
+
+        raise explain(target, error) from error
+    finally:
+        collector.refs = outer
+
+
+def deserialize(form: int, data: Any) -> Any:
+    """The value of a stored form; views in it keep ``data`` alive.
+
+    Args:
+        form: VALUE_PICKLE, VALUE_PACKED or VALUE_BYTES.
+        data: bytes, or a memoryview of shared memory.
+    """
+    if form == VALUE_PICKLE:
+        return pickle.loads(data)
+    if form == VALUE_BYTES:
+        return bytes(data)
+    view = memoryview(data)
+    count, length = _HEAD.unpack_from(view)
+    lengths = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
+    start = _HEAD.size + 8 * count
+    position = start + length
+    buffers = []
+    # Arrays over a read-only buffer are read-only: one value is shared by all its readers.
+    locked = view.toreadonly()
+    for size in lengths:
+        position += -position % ALIGNMENT
+        buffers.append(locked[position : position + size])
+        position += size
+    return pickle.loads(view[start : start + length], buffers=buffers)

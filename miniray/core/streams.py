@@ -1,0 +1,114 @@
+"""The caller's side of generators: items arrive one by one as objects of their own."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.core.objects import ObjectTable, Value
+    from miniray.object_ref import ObjectRef
+
+
+class StreamState:
+    """Items of one generator call: sent by the executor, taken by the consumer.
+
+    The consumer may be a thread that waits or an event loop; both are woken by
+    callbacks. ``on_consumed`` tells the executor how many items were taken, which
+    is its backpressure; ``on_abandoned`` that nobody reads on.
+    """
+
+    def __init__(
+        self,
+        id: bytes,
+        table: ObjectTable,
+        new_id: Callable[[], bytes],
+        on_consumed: Callable[[int], None],
+        on_abandoned: Callable[[], None],
+        limit: int,
+    ) -> None:
+        #: Id by which the call can be cancelled.
+        self.id = id
+        #: How many items may wait unread before the executor pauses; -1: any number.
+        self.limit = limit
+        self._table = table
+        self._new_id = new_id
+        self._on_consumed = on_consumed
+        self._on_abandoned = on_abandoned
+        self._items: collections.deque[ObjectRef[Any]] = collections.deque()
+        self._received = 0
+        self._consumed = 0
+        self._ended = False
+        self._closed = False
+        # Reentrant: the collector may drop the generator, and so close it, in any section.
+        self._lock = threading.RLock()
+        self._waiters: list[Callable[[], None]] = []
+
+    # --- the executor's side -----------------------------------------------------------
+    def item(self, index: int, value: Value, contained: list[ObjectRef[Any]] | None) -> bool:
+        """An item arrived; False if nobody wants it (a repeat after a retry, or closed)."""
+        with self._lock:
+            if self._closed or self._ended or index < self._received:
+                return False
+            self._received = index + 1
+            self._items.append(self._table.create_with_value(self._new_id(), value, contained))
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
+        return True
+
+    def end(self, error: Value | None) -> None:
+        """The generator ended; an error is its last item, as in Ray."""
+        with self._lock:
+            if self._ended:
+                return
+            if error is not None and not self._closed:
+                self._items.append(self._table.create_with_value(self._new_id(), error, None))
+            self._ended = True
+            waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
+
+    # --- the consumer's side -----------------------------------------------------------
+    def take(self) -> ObjectRef[Any] | None:
+        """The next item, or None if there is none yet or none any more (see ``finished``)."""
+        with self._lock:
+            if not self._items:
+                return None
+            ref = self._items.popleft()
+            self._consumed += 1
+            consumed = self._consumed
+        self._on_consumed(consumed)
+        return ref
+
+    @property
+    def finished(self) -> bool:
+        """Whether all items were taken and no more will come."""
+        return self._ended and not self._items
+
+    @property
+    def completed(self) -> bool:
+        """Whether the generator has ended at its executor."""
+        return self._ended
+
+    def when_changed(self, callback: Callable[[], None]) -> bool:
+        """Call back at the next item or the end; True if there is something to take now."""
+        with self._lock:
+            if self._items or self._ended:
+                return True
+            self._waiters.append(callback)
+            return False
+
+    def close(self) -> None:
+        """Nobody reads on: the executor stops, items not taken are freed."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._items.clear()
+            ended = self._ended
+        if not ended:
+            self._on_abandoned()

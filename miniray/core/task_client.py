@@ -1,0 +1,354 @@
+"""The tasks of this process: queued per shape, sent down leases of workers.
+
+A lease is the right to use one worker for tasks of one shape (resources, placement,
+environment). The client tells the head how many leases of a shape it could use;
+the head grants them as they come free. Many tasks go down one lease; how many wait
+at a worker depends on how long its tasks have taken so far.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.config import config
+from miniray.core import protocol as p
+from miniray.core.node_link import rebuild_error
+from miniray.exceptions import TaskCancelledError, WorkerCrashedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.core.calls import Call, CallTable
+    from miniray.core.io_loop import IOLoop
+    from miniray.core.node_link import NodeLink
+    from miniray.core.peers import Peer, PeerTable
+
+#: The most leases of one shape that a client asks for at once.
+_MAX_LEASES = 1024
+
+
+class Lease:
+    """A worker that runs this client's tasks of one shape."""
+
+    __slots__ = ("calls", "group", "id", "idle_since", "leaving", "peer", "window")
+
+    def __init__(self, id: int, peer: Peer, group: LeaseGroup) -> None:
+        self.id = id
+        self.peer = peer
+        self.group = group
+        #: Sent and unanswered, in order.
+        self.calls: dict[int, Call] = {}
+        #: How many tasks may be there at once.
+        self.window = 1
+        self.idle_since = time.monotonic()
+        #: The head wants it back: nothing more is sent.
+        self.leaving = False
+
+
+class LeaseGroup:
+    """All tasks of one shape."""
+
+    __slots__ = ("asked", "duration", "id", "keep", "leases", "queue", "spec")
+
+    def __init__(self, id: int, spec: dict[str, Any], keep: float) -> None:
+        self.id = id
+        self.spec = spec
+        #: Seconds an idle lease is kept: leases with devices go back at once.
+        self.keep = keep
+        self.queue: collections.deque[Call] = collections.deque()
+        self.leases: dict[int, Lease] = {}
+        #: Leases the head was last told to grant in all; 0 when there is nothing to do.
+        self.asked = 0
+        #: Seconds that a task takes, a moving average; None until the first has ended.
+        self.duration: float | None = None
+
+
+class TaskClient:
+    """Queues and leases of all shapes. Thread-safe; implements ``calls.Channel``."""
+
+    def __init__(self, calls: CallTable, peers: PeerTable, link: NodeLink, loop: IOLoop) -> None:
+        self._calls = calls
+        self._peers = peers
+        self._link = link
+        self._loop = loop
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1).__next__
+        self._groups: dict[Any, LeaseGroup] = {}
+        self._by_id: dict[int, LeaseGroup] = {}
+        self._by_peer: dict[bytes, Lease] = {}
+        self._sweeping = False
+
+    def group(self, key: Any, make_spec: Callable[[], dict[str, Any]]) -> LeaseGroup:
+        """The group of a shape."""
+        group = self._groups.get(key)
+        if group is not None:
+            return group
+        with self._lock:
+            group = self._groups.get(key)
+            if group is None:
+                spec = make_spec()
+                scarce = set(spec["resources"]) - {"CPU", "memory"}
+                group = LeaseGroup(self._numbers(), spec, 0.0 if scarce else config().lease_idle)
+                self._groups[key] = self._by_id[group.id] = group
+        return group
+
+    # --- calling -----------------------------------------------------------------
+    def submit(self, call: Call) -> None:
+        """Queue a task; ``call.options`` holds its group."""
+        self._calls.open_call(call)
+        if not call.waiting:
+            with self._lock:
+                call.options.queue.append(call)
+                self._pump(call.options)
+
+    def dependencies_ready(self, call: Call) -> None:
+        """A task's refs have their values."""
+        with self._lock:
+            call.options.queue.append(call)
+            self._pump(call.options)
+
+    def retry(self, call: Call) -> None:
+        """Run a task once more."""
+        with self._lock:
+            self._take_from_lease(call)
+            call.options.queue.append(call)
+            self._pump(call.options)
+
+    def finished(self, call: Call) -> None:
+        """A task has its result."""
+        with self._lock:
+            self._take_from_lease(call)
+            self._pump(call.options)
+
+    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
+        """Withdraw a queued task, or ask its worker to cancel it."""
+        group: LeaseGroup = call.options
+        with self._lock:
+            if call.peer is not None:
+                call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
+                return False
+            if call in group.queue:
+                group.queue.remove(call)
+        self._calls.fail(call, TaskCancelledError(call.name))
+        return True
+
+    def observe(self, call: Call, seconds: float) -> None:
+        """A task took this long at its worker."""
+        group: LeaseGroup = call.options
+        old = group.duration
+        group.duration = seconds if old is None else old + (seconds - old) * 0.2
+        lease = self._by_peer.get(call.peer.process_id) if call.peer is not None else None
+        if lease is not None:
+            lease.window = self._window(group)
+
+    @staticmethod
+    def _window(group: LeaseGroup) -> int:
+        """As many tasks as a worker runs within the time after which they are recalled."""
+        if group.duration is None:
+            return 1
+        tunables = config()
+        fitting = int(tunables.recall_after / max(group.duration, 1e-6))
+        return max(1, min(tunables.lease_window, fitting))
+
+    # --- sending -----------------------------------------------------------------
+    def _pump(self, group: LeaseGroup) -> None:
+        """Send what the leases take, ask for more leases if something is left over."""
+        queue = group.queue
+        if queue:
+            for lease in group.leases.values():
+                if lease.leaving:
+                    continue
+                while queue and len(lease.calls) < lease.window:
+                    self._send(queue.popleft(), lease)
+                if not queue:
+                    break
+        if queue:
+            # Only the queue's first tasks decide: a lease serves many of them.
+            wanted = min(len(group.leases) + len(queue), _MAX_LEASES)
+            if wanted > group.asked:
+                self._ask(group, wanted)
+        elif group.leases:
+            self._sweep_later(group)
+        elif group.asked:
+            self._ask(group, 0)
+
+    def _send(self, call: Call, lease: Lease) -> None:
+        refs = call.refs
+        if refs:
+            refs, error = self._calls.resolved_refs(call)
+            if error is not None:
+                # Ends the call, which comes back to _pump: the queue is one shorter already.
+                self._loop.call_soon(lambda: self._calls.fail_value(call, error))
+                return
+        call.peer = lease.peer
+        lease.calls[call.number] = call
+        lease.peer.send(
+            (
+                p.PEER_TASK,
+                call.number,
+                call.target,
+                call.name,
+                call.arguments,
+                refs,
+                call.return_ids,
+                call.stream.limit if call.stream is not None else None,
+            )
+        )
+
+    def _ask(self, group: LeaseGroup, wanted: int) -> None:
+        first = group.spec
+        group.asked = wanted
+        self._link.head_notice("want_leases", group.id, first, wanted)
+
+    def _take_from_lease(self, call: Call) -> None:
+        peer = call.peer
+        if peer is None:
+            return
+        lease = self._by_peer.get(peer.process_id)
+        if lease is not None and lease.calls.pop(call.number, None) is not None:
+            if not lease.calls:
+                lease.idle_since = time.monotonic()
+                if lease.leaving:
+                    self._return(lease)
+
+    # --- leases ------------------------------------------------------------------
+    def on_granted(self, group_id: int, lease_id: int, node_id: bytes, process_id: bytes) -> None:
+        """The head grants a lease."""
+        with self._lock:
+            group = self._by_id.get(group_id)
+            if group is None:
+                self._link.head_notice("return_lease", lease_id)
+                return
+            peer = self._peers.get(node_id, process_id)
+            lease = Lease(lease_id, peer, group)
+            lease.window = self._window(group)
+            group.leases[lease_id] = lease
+            self._by_peer[process_id] = lease
+            self._pump(group)
+            if peer.lost:
+                self.on_peer_lost(peer)
+
+    def on_failed(self, group_id: int, error: bytes) -> None:
+        """The head says that no lease of this shape can ever be had."""
+        with self._lock:
+            group = self._by_id.get(group_id)
+            if group is None:
+                return
+            failed = list(group.queue)
+            group.queue.clear()
+            group.asked = len(group.leases)
+        for call in failed:
+            self._calls.fail(call, rebuild_error(error))
+
+    def on_revoked(self, lease_id: int, group_id: int) -> None:
+        """Others wait for what a lease holds: it goes back after the task that runs."""
+        with self._lock:
+            group = self._by_id.get(group_id)
+            lease = group.leases.get(lease_id) if group is not None else None
+            if lease is None:
+                return
+            lease.leaving = True
+            if lease.calls:
+                lease.peer.send((p.PEER_LEASE_END, lease_id))
+            else:
+                self._return(lease)
+
+    def on_recalled(self, peer: Peer, numbers: list[int]) -> None:
+        """A worker hands back tasks that it had not begun."""
+        with self._lock:
+            lease = self._by_peer.get(peer.process_id)
+            if lease is None:
+                return
+            back = []
+            for number in numbers:
+                call = lease.calls.pop(number, None)
+                if call is not None:
+                    call.peer = None
+                    back.append(call)
+            group = lease.group
+            # Its running task is a long one: nothing more is queued behind it.
+            lease.window = 1
+            group.duration = max(group.duration or 0.0, config().recall_after)
+            group.queue.extendleft(reversed(back))
+            self._pump(group)
+
+    def _return(self, lease: Lease) -> None:
+        group = lease.group
+        if group.leases.pop(lease.id, None) is None:
+            return
+        self._by_peer.pop(lease.peer.process_id, None)
+        group.asked = max(0, group.asked - 1)
+        self._link.head_notice("return_lease", lease.id)
+        if group.queue:
+            self._ask(group, min(len(group.leases) + len(group.queue), _MAX_LEASES))
+
+    def _sweep_later(self, group: LeaseGroup) -> None:
+        """Return leases that stay idle: one timer for all groups."""
+        if group.asked > len(group.leases):
+            self._ask(group, len(group.leases))  # what is on its way comes back when it arrives
+        if group.keep == 0.0:
+            for lease in [lease for lease in group.leases.values() if not lease.calls]:
+                self._return(lease)
+            return
+        if not self._sweeping:
+            self._sweeping = True
+            self._loop.call_later(group.keep, self._sweep)
+
+    def _sweep(self) -> None:
+        with self._lock:
+            self._sweeping = False
+            now = time.monotonic()
+            again = False
+            for group in self._groups.values():
+                for lease in list(group.leases.values()):
+                    if lease.calls:
+                        continue
+                    if now - lease.idle_since >= group.keep * 0.9:
+                        self._return(lease)
+                    else:
+                        again = True
+            if again and not self._sweeping:
+                self._sweeping = True
+                self._loop.call_later(config().lease_idle, self._sweep)
+
+    def on_peer_lost(self, peer: Peer) -> None:
+        """A leased worker's process ended."""
+        with self._lock:
+            lease = self._by_peer.pop(peer.process_id, None)
+            if lease is None or lease.peer is not peer:
+                if lease is not None:
+                    self._by_peer[peer.process_id] = lease
+                return
+            group = lease.group
+            group.leases.pop(lease.id, None)
+            group.asked = max(0, group.asked - 1)
+            self._link.head_notice("return_lease", lease.id)
+            failed = self._sort_lost(list(lease.calls.values()), group)
+            self._pump(group)
+        for call in failed:
+            self._calls.fail(
+                call,
+                WorkerCrashedError(call.name, node_id=peer.node_id.hex()),
+            )
+
+    @staticmethod
+    def _sort_lost(calls: list[Call], group: LeaseGroup) -> list[Call]:
+        """Requeue what may run again; returns what may not. Only the first had begun."""
+        failed = []
+        again = []
+        for index, call in enumerate(calls):
+            call.peer = None
+            if index > 0:
+                again.append(call)
+            elif call.cancelled or call.retries == 0:
+                failed.append(call)
+            else:
+                if call.retries > 0:
+                    call.retries -= 1
+                again.append(call)
+        group.queue.extendleft(reversed(again))
+        return failed

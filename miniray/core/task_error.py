@@ -1,0 +1,189 @@
+"""``MinirayError``, the base of all errors, and ``TaskError``, which wraps what user code raised.
+
+Both are public as names of ``miniray.exceptions``; they live here to keep the
+mixing of a user's exception class with our own in one place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from typing import Any
+
+from miniray.core import exception_transport as transport
+
+logger = logging.getLogger(__name__)
+
+_PUBLIC_MODULE = "miniray.exceptions"
+
+
+class MinirayError(Exception):
+    """Base of all errors of miniray."""
+
+    __module__ = _PUBLIC_MODULE
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return transport.rebuild, (type(self), self.args, dict(self.__dict__))
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskFailure:
+    """What a TaskError knows, which the error's properties describe."""
+
+    function_name: str
+    traceback_str: str
+    cause: BaseException
+    pid: int = 0
+    ip: str = ""
+    actor_id: str | None = None
+    actor_repr: str | None = None
+
+
+class TaskError(MinirayError):
+    """A task or an actor method raised an exception.
+
+    ``get`` raises ``as_instanceof_cause()``, which is also an instance of the
+    exception's own class, so that ``except ValueError`` works.
+    """
+
+    __module__ = _PUBLIC_MODULE
+
+    def __init__(
+        self,
+        function_name: str,
+        traceback_str: str,
+        cause: BaseException,
+        *,
+        pid: int = 0,
+        ip: str = "",
+        actor_id: str | None = None,
+        actor_repr: str | None = None,
+    ) -> None:
+        super().__init__(function_name, traceback_str)
+        self._facts: TaskFailure
+        # One entry of __dict__, since the class may be mixed with any user class.
+        self.__dict__["_facts"] = TaskFailure(
+            function_name, traceback_str, cause, pid, ip, actor_id, actor_repr
+        )
+
+    @classmethod
+    def from_exception(cls, error: BaseException, function_name: str, **where: Any) -> TaskError:
+        """Wrap what user code raised; ``where`` are the other attributes.
+
+        The error of a task that this one waited for keeps its original cause, and its
+        own traceback is part of the new one.
+        """
+        cause = error.cause if isinstance(error, TaskError) else error
+        return cls(function_name, transport.format_traceback(error), cause, **where)
+
+    @property
+    def function_name(self) -> str:
+        """Qualified name of the function or method."""
+        return self._facts.function_name
+
+    @property
+    def traceback_str(self) -> str:
+        """The traceback as it was in the worker."""
+        return self._facts.traceback_str
+
+    @property
+    def cause(self) -> BaseException:
+        """What user code raised; a MinirayError with its text where it could not come along."""
+        return self._facts.cause
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker, or 0."""
+        return self._facts.pid
+
+    @property
+    def ip(self) -> str:
+        """Address of the worker's node, or empty."""
+        return self._facts.ip
+
+    @property
+    def actor_id(self) -> str | None:
+        """Hex id of the actor, or None for a task."""
+        return self._facts.actor_id
+
+    @property
+    def actor_repr(self) -> str | None:
+        """``repr`` of the actor, where its class defines one."""
+        return self._facts.actor_repr
+
+    def as_instanceof_cause(self) -> TaskError:
+        """This error as an instance of the cause's class too, with the cause's attributes.
+
+        Returns self where the class can't be subclassed, and for exceptions such as
+        SystemExit that would end the process that merely asked for the result.
+        """
+        cause = self.cause
+        cause_class: Any = type(cause)
+        if isinstance(self, cause_class) or not isinstance(cause, Exception):
+            return self
+        cls = _dual_class(cause_class)
+        if cls is None:
+            return self
+        dual = transport.graft(cls, cause)
+        dual.__dict__["_facts"] = self._facts
+        assert isinstance(dual, TaskError)
+        return dual
+
+    def __str__(self) -> str:
+        place = [f"pid={self.pid}"] if self.pid else []
+        place += [f"ip={self.ip}"] if self.ip else []
+        place += [f"actor_id={self.actor_id}"] if self.actor_id else []
+        place += [f"repr={self.actor_repr}"] if self.actor_repr else []
+        where = f" ({', '.join(place)})" if place else ""
+        return f"{self.function_name}() failed{where}\n{self.traceback_str.rstrip()}"
+
+    def __repr__(self) -> str:
+        return f"TaskError({self.function_name}: {self.cause!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        blob = transport.pack(self.cause)
+        facts = dataclasses.replace(self._facts, cause=MinirayError(_name(self.cause)))
+        mixed = type(self) is not TaskError
+        return _rebuild_task_error, (facts, blob, mixed)
+
+
+@functools.lru_cache(maxsize=256)
+def _dual_class(cause_class: Any) -> type[BaseException] | None:
+    """A subclass of both TaskError and the user's class, or None if there can't be one."""
+    namespace = {
+        "__module__": _PUBLIC_MODULE,
+        "__doc__": TaskError.__doc__,
+        # The user's class must not get its own way of printing, pickling or assigning.
+        "__setattr__": object.__setattr__,
+        "__init__": TaskError.__init__,
+    }
+    try:
+        return type(f"TaskError({cause_class.__name__})", (TaskError, cause_class), namespace)
+    except Exception as problem:  # noqa: BLE001 -- metaclasses may raise anything
+        logger.warning(
+            "%s can't be subclassed (%s), so errors of it are raised as TaskError only; "
+            "the exception itself is in the attribute `cause`.",
+            cause_class.__name__,
+            problem,
+        )
+        return None
+
+
+def _rebuild_task_error(facts: TaskFailure, blob: bytes | None, mixed: bool) -> TaskError:
+    """Make a TaskError again; a cause that can't come along is replaced by a description."""
+    cause: BaseException
+    if blob is None:
+        cause = MinirayError(f"An exception of class {facts.cause}, which can't be pickled.")
+    else:
+        try:
+            cause = transport.unpack(blob)
+        except Exception as problem:  # noqa: BLE001 -- unpickling runs user code
+            cause = MinirayError(f"An exception of class {facts.cause} (can't load it: {problem}).")
+    error = TaskError.__new__(TaskError, facts.function_name, facts.traceback_str)
+    error.__dict__["_facts"] = dataclasses.replace(facts, cause=cause)
+    return error.as_instanceof_cause() if mixed else error
+
+
+def _name(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}"

@@ -1,0 +1,450 @@
+"""Frames over AF_UNIX sockets: how two processes of one machine talk.
+
+A frame is a length (4 bytes, little-endian) and a marshalled tuple of plain
+data whose first item is a kind of ``core/protocol.py``. marshal is the fastest
+codec at hand and safe here: both ends run the same Python (checked when a node
+joins) and have proved that they know the cluster's secret before the first
+frame is read. This module moves frames; it does not know what they mean.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import logging
+import marshal
+import os
+import socket
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.security.challenge import ClientChallenge, ServerChallenge, require_own_uid
+from miniray.security.errors import AuthenticationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+logger = logging.getLogger(__name__)
+
+_LENGTH = struct.Struct("<I")
+#: A frame above this is a fault of the sender: large values do not travel in frames.
+MAX_FRAME = 1 << 30
+_READ_SIZE = 256 * 1024
+#: Buffers handed to one sendmsg; the kernel allows 1024.
+_GATHER = 256
+_FD_SIZE = array.array("i").itemsize
+_MAX_FDS = 16
+
+
+def encode(message: tuple[Any, ...]) -> bytes:
+    """One frame."""
+    body = marshal.dumps(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class Poller(Protocol):
+    """What a connection needs from the loop that watches its socket."""
+
+    def add(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """Call ``on_readable`` in the loop's thread whenever fd has data."""
+
+    def watch_writable(self, fd: int, callback: Callable[[], None] | None) -> None:
+        """Call ``callback`` whenever fd can be written; None ends that. Thread-safe."""
+
+    def remove(self, fd: int) -> None:
+        """Forget fd. Only in the loop's thread."""
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Run a callback in the loop's thread. Thread-safe."""
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
+        """Run a callback in the loop's thread after ``delay`` seconds; returns a cancel."""
+
+
+class Connection:
+    """One authenticated, non-blocking stream of frames.
+
+    ``send`` may be called from any thread and never blocks: it writes to the
+    socket at once if nothing is queued, and what the socket does not take waits
+    in memory for the loop. ``on_message`` and ``on_close`` run in the loop's
+    thread; ``on_close`` runs exactly once.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_cancel_deadline",
+        "_challenge",
+        "_closed",
+        "_fds",
+        "_lock",
+        "_out",
+        "_out_fds",
+        "_poller",
+        "_ready",
+        "_sock",
+        "on_close",
+        "on_message",
+        "peer",
+    )
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        poller: Poller,
+        key: bytes,
+        *,
+        server: bool,
+        on_message: Callable[[Connection, tuple[Any, ...]], None],
+        on_close: Callable[[Connection], None],
+        auth_timeout: float,
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._poller = poller
+        self.on_message = on_message
+        self.on_close = on_close
+        #: Free for the user of the connection: who is at the other end.
+        self.peer: Any = None
+        self._lock = threading.Lock()
+        self._out: collections.deque[memoryview | bytes] = collections.deque()
+        self._out_fds: collections.deque[tuple[bytes, list[int]]] = collections.deque()
+        self._buffer = bytearray()
+        self._fds: collections.deque[int] = collections.deque()
+        self._closed = False
+        self._ready = False  # nothing but the challenge is written before it is passed
+        self._challenge: ServerChallenge | ClientChallenge | None
+        self._challenge = ServerChallenge(key) if server else ClientChallenge(key)
+        self._cancel_deadline: Callable[[], None] | None = poller.call_later(
+            auth_timeout, self._auth_expired
+        )
+        if isinstance(self._challenge, ServerChallenge):
+            self._sock.send(self._challenge.greeting)  # an empty socket takes these few bytes
+        poller.add(sock.fileno(), self._on_readable)
+
+    # --- writing -----------------------------------------------------------------
+    def send(self, message: tuple[Any, ...]) -> None:
+        """Send one frame; dropped if the connection is closed (``on_close`` tells)."""
+        body = marshal.dumps(message)
+        self.send_bytes(_LENGTH.pack(len(body)) + body)
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send encoded frames."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._ready and not self._out:
+                try:
+                    sent = self._sock.send(data)
+                except BlockingIOError:
+                    sent = 0
+                except OSError:
+                    # The loop sees the hang-up too and closes; nothing more can be sent.
+                    return
+                if sent == len(data):
+                    return
+                self._out.append(memoryview(data)[sent:])
+                self._poller.watch_writable(self._sock.fileno(), self._on_writable)
+            else:
+                self._out.append(data)
+
+    def send_with_fds(self, message: tuple[Any, ...], fds: list[int]) -> None:
+        """Send one frame with open descriptors; this takes ownership of ``fds``."""
+        data = encode(message)
+        with self._lock:
+            if not self._closed and self._ready and not self._out:
+                try:
+                    sent = socket.send_fds(self._sock, [data], fds)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    sent = len(data)
+                    _close_all(fds)
+                    return
+                else:
+                    _close_all(fds)
+                    if sent < len(data):
+                        self._out.append(memoryview(data)[sent:])
+                        self._poller.watch_writable(self._sock.fileno(), self._on_writable)
+                    return
+            if self._closed:
+                _close_all(fds)
+                return
+            # Wait in line: the marker keeps the order of frames and descriptors.
+            self._out_fds.append((data, fds))
+            self._out.append(b"")
+            if self._ready:
+                self._poller.watch_writable(self._sock.fileno(), self._on_writable)
+
+    def backlog(self) -> int:
+        """Bytes that wait in memory because the peer does not read."""
+        with self._lock:
+            return sum(len(item) for item in self._out)
+
+    def _on_writable(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._flush()
+            except BlockingIOError:
+                return
+            except OSError:
+                pass  # the read side reports the hang-up
+            if not self._out:
+                self._poller.watch_writable(self._sock.fileno(), None)
+
+    def _flush(self) -> None:
+        """Write until done; BlockingIOError when the socket is full. Needs the lock."""
+        out = self._out
+        while out:
+            if not len(out[0]):
+                data, fds = self._out_fds[0]
+                sent = socket.send_fds(self._sock, [data], fds)
+                self._out_fds.popleft()
+                _close_all(fds)
+                out.popleft()
+                if sent < len(data):
+                    out.appendleft(memoryview(data)[sent:])
+                continue
+            batch = []
+            for item in out:
+                if not len(item) or len(batch) == _GATHER:
+                    break
+                batch.append(item)
+            sent = self._sock.sendmsg(batch)
+            while sent:
+                head = out[0]
+                if sent < len(head):
+                    out[0] = memoryview(head)[sent:]
+                    break
+                sent -= len(head)
+                out.popleft()
+
+    # --- reading -----------------------------------------------------------------
+    def take_fd(self) -> int:
+        """The descriptor that came with the message being handled."""
+        return self._fds.popleft()
+
+    def _receive(self) -> bytes:
+        data, ancillary, _flags, _ = self._sock.recvmsg(
+            _READ_SIZE, socket.CMSG_SPACE(_MAX_FDS * _FD_SIZE), socket.MSG_CMSG_CLOEXEC
+        )
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array.array("i")
+                fds.frombytes(payload[: len(payload) - len(payload) % _FD_SIZE])
+                self._fds.extend(fds)
+        return data
+
+    def _on_readable(self) -> None:
+        try:
+            data = self._receive()
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        if self._challenge is not None:
+            data = self._authenticate(data)
+            if not data:
+                return
+        if self._buffer:
+            self._buffer += data
+            consumed = self._dispatch(self._buffer)
+            if not self._closed:
+                del self._buffer[:consumed]
+        else:
+            consumed = self._dispatch(data)
+            if consumed < len(data) and not self._closed:
+                self._buffer += data[consumed:] if consumed else data
+
+    def _dispatch(self, data: bytes | bytearray) -> int:
+        """Handle the whole frames in ``data``; returns how many bytes they were."""
+        total = len(data)
+        position = 0
+        on_message = self.on_message
+        loads = marshal.loads
+        with memoryview(data) as view:
+            while total - position >= 4 and not self._closed:
+                (length,) = _LENGTH.unpack_from(view, position)
+                end = position + 4 + length
+                if end > total:
+                    if length > MAX_FRAME:
+                        logger.error("a frame of %d bytes was announced; closing", length)
+                        self.close()
+                    break
+                with view[position + 4 : end] as body:
+                    message = loads(body)
+                position = end
+                try:
+                    on_message(self, message)
+                except Exception:
+                    # One bad message must not end the loop that serves all sockets.
+                    logger.exception("handling message kind %r failed", message[0])
+        return position
+
+    # --- the challenge -------------------------------------------------------------
+    def _authenticate(self, data: bytes) -> bytes:
+        """Feed the challenge; returns what came after it."""
+        challenge = self._challenge
+        assert challenge is not None
+        try:
+            reply, done = challenge.feed(data)
+        except AuthenticationError as error:
+            logger.warning("%s", error)
+            self.close()
+            return b""
+        with self._lock:
+            if self._closed:
+                return b""
+            try:
+                if reply:
+                    self._sock.send(reply)
+            except OSError:
+                return b""  # the hang-up is read next
+            # A client's frames may follow its own proof: the kernel has told whose
+            # process listens, and replies are read only after the server's proof.
+            if not self._ready and (done or reply):
+                self._ready = True
+                if self._out:
+                    self._poller.watch_writable(self._sock.fileno(), self._on_writable)
+        if not done:
+            return b""
+        self._challenge = None
+        if self._cancel_deadline is not None:
+            self._cancel_deadline()
+            self._cancel_deadline = None
+        return challenge.surplus
+
+    def _auth_expired(self) -> None:
+        if self._challenge is not None and not self._closed:
+            logger.warning("a peer did not prove itself in time; closing its connection")
+            self.close()
+
+    # --- closing -----------------------------------------------------------------
+    @property
+    def closed(self) -> bool:
+        """Whether the connection has ended."""
+        return self._closed
+
+    def flush_blocking(self, timeout: float) -> bool:
+        """Wait until everything queued is written (at a planned exit); False on timeout."""
+        import select
+
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if self._closed or not self._out:
+                    return not self._out
+                try:
+                    self._flush()
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    return False
+                if not self._out:
+                    return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            select.select([], [self._sock], [], left)
+
+    def close(self) -> None:
+        """Close; ``on_close`` runs in the loop's thread."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._out.clear()
+            for _, fds in self._out_fds:
+                _close_all(fds)
+            self._out_fds.clear()
+        self._poller.call_soon(self._finish_close)
+
+    def _finish_close(self) -> None:
+        if self._cancel_deadline is not None:
+            self._cancel_deadline()
+            self._cancel_deadline = None
+        self._poller.remove(self._sock.fileno())
+        self._sock.close()
+        _close_all(self._fds)
+        self._fds.clear()
+        self.on_close(self)
+
+    def abandon(self) -> None:
+        """Close the descriptor without a word: for a forked child that must not use it."""
+        self._closed = True
+        self._sock.close()
+
+
+class Listener:
+    """Accepts connections on a Unix socket of this user's folder."""
+
+    def __init__(
+        self,
+        path: str,
+        poller: Poller,
+        on_accept: Callable[[socket.socket], None],
+        *,
+        backlog: int = 512,
+    ) -> None:
+        self.path = path
+        self._poller = poller
+        self._on_accept = on_accept
+        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._sock.setblocking(False)
+        self._sock.bind(path)
+        self._sock.listen(backlog)
+        poller.add(self._sock.fileno(), self._accept)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                sock, _ = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                # Out of descriptors: the caller's connect waits in the backlog meanwhile.
+                logger.error("could not accept a connection on %s: %s", self.path, error)
+                return
+            try:
+                require_own_uid(sock)
+            except AuthenticationError as error:
+                logger.warning("%s", error)
+                sock.close()
+                continue
+            self._on_accept(sock)
+
+    def close(self) -> None:
+        """Stop listening and remove the socket. Only in the loop's thread."""
+        self._poller.remove(self._sock.fileno())
+        self._sock.close()
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+
+    def abandon(self) -> None:
+        """Close the descriptor only: for a forked child."""
+        self._sock.close()
+
+
+def connect(path: str) -> socket.socket:
+    """Connect to a Unix socket of this user; OSError if nobody listens."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.connect(path)
+        require_own_uid(sock)
+    except (OSError, AuthenticationError):
+        sock.close()
+        raise
+    return sock
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -1,0 +1,339 @@
+"""Every error that miniray raises, each picklable, with its facts as attributes.
+
+The class says what happened, the message says it in sentences, names the thing
+and tells what to do. Ray's names for the same errors are aliases at the end.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+
+from miniray.core.task_error import MinirayError, TaskError
+
+__all__ = [
+    "ActorAlreadyExistsError",
+    "ActorDiedError",
+    "ActorError",
+    "ActorPlacementGroupRemoved",
+    "ActorUnavailableError",
+    "ActorUnschedulableError",
+    "AuthenticationError",
+    "DeathCause",
+    "GetTimeoutError",
+    "MinirayError",
+    "NodeDiedError",
+    "NotInitializedError",
+    "ObjectLostError",
+    "ObjectStoreFullError",
+    "OwnerDiedError",
+    "PendingCallsLimitExceeded",
+    "PendingCallsLimitExceededError",
+    "PlacementGroupRemovedError",
+    "RayActorError",
+    "RayError",
+    "RayTaskError",
+    "RuntimeEnvSetupError",
+    "TaskCancelledError",
+    "TaskError",
+    "TaskPlacementGroupRemoved",
+    "TaskUnschedulableError",
+    "VersionMismatchError",
+    "WorkerCrashedError",
+]
+
+
+class NotInitializedError(MinirayError, RuntimeError):
+    """There is no runtime to use: none was started, it ended, or this is a forked child."""
+
+
+class VersionMismatchError(MinirayError):
+    """Two processes of one cluster run different versions of miniray or Python."""
+
+    def __init__(self, what: str, ours: str, theirs: str) -> None:
+        super().__init__(
+            f"This process has {what} {ours}, the cluster has {theirs}. "
+            f"Install the same version on every machine and start the processes again."
+        )
+        self.what = what
+        self.ours = ours
+        self.theirs = theirs
+
+
+class AuthenticationError(MinirayError):
+    """A peer could not prove that it belongs to the cluster, or we could not."""
+
+
+# --- errors of actors -------------------------------------------------------------------
+
+
+class DeathCause(enum.Enum):
+    """Why an actor died."""
+
+    UNKNOWN = "unknown"
+    KILLED = "killed"  # by kill()
+    EXITED = "exited"  # its process ended, with a code or by a signal
+    EXIT_ACTOR = "exit_actor"  # it ended itself by rule
+    NODE_LOST = "node lost"
+    CREATION_FAILED = "creation failed"  # __init__ raised, or its environment can't be made
+    OWNER_DIED = "owner died"
+    OUT_OF_SCOPE = "out of scope"  # its last handle went away
+    GROUP_REMOVED = "placement group removed"
+
+
+class ActorError(MinirayError):
+    """An actor could not finish a call: it is dead, or can't be reached now.
+
+    Attributes:
+        actor_id: Hex id of the actor.
+        class_name: Name of its class.
+    """
+
+    def __init__(self, message: str, *, actor_id: str = "", class_name: str = "") -> None:
+        super().__init__(message)
+        self.actor_id = actor_id
+        self.class_name = class_name
+
+    @property
+    def error_msg(self) -> str:
+        """The message."""
+        return str(self)
+
+    @property
+    def actor_init_failed(self) -> bool:
+        """Whether the actor's constructor failed."""
+        return False
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the actor's node was taken away."""
+        return False
+
+
+class ActorDiedError(ActorError):
+    """The actor is dead; calls that it had not finished may or may not have had effects.
+
+    Attributes:
+        cause: Why it died.
+        exit_code: Exit code of its process; a negative one is the signal that ended it.
+        pid: Process id it had, or 0.
+        node_id: Hex id of its node, or empty.
+        creation_error: For CREATION_FAILED the error of the constructor.
+        detail: What else is known, as a sentence.
+    """
+
+    def __init__(
+        self,
+        cause: DeathCause = DeathCause.UNKNOWN,
+        *,
+        actor_id: str = "",
+        class_name: str = "",
+        exit_code: int | None = None,
+        pid: int = 0,
+        node_id: str = "",
+        creation_error: TaskError | None = None,
+        detail: str = "",
+    ) -> None:
+        actor = f"{class_name} ({actor_id})" if class_name and actor_id else class_name or actor_id
+        process = f"its process{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''}"
+        reason = {
+            DeathCause.UNKNOWN: "the reason is not known",
+            DeathCause.KILLED: "it was killed by miniray.kill()",
+            DeathCause.EXITED: f"{process} {describe_exit(exit_code)}",
+            DeathCause.EXIT_ACTOR: "it ended itself with exit_actor() or __ray_terminate__",
+            DeathCause.NODE_LOST: f"its node{f' {node_id}' if node_id else ''} was lost",
+            DeathCause.CREATION_FAILED: "it could not be created",
+            DeathCause.OWNER_DIED: "the process that created it ended; "
+            'actors with lifetime="detached" outlive their creator',
+            DeathCause.OUT_OF_SCOPE: "its last handle went out of scope",
+            DeathCause.GROUP_REMOVED: "its placement group was removed",
+        }[cause]
+        message = f"The actor {actor} died: {reason}.".replace("actor  died", "actor died")
+        if detail:
+            message += f" {detail}"
+        if creation_error is not None:
+            message += f"\n{creation_error}"
+        super().__init__(message, actor_id=actor_id, class_name=class_name)
+        self.cause = cause
+        self.exit_code = exit_code
+        self.pid = pid
+        self.node_id = node_id
+        self.creation_error = creation_error
+        self.detail = detail
+
+    @property
+    def actor_init_failed(self) -> bool:
+        """Whether the actor's constructor failed."""
+        return self.cause is DeathCause.CREATION_FAILED
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the actor's node was taken away."""
+        return self.cause is DeathCause.NODE_LOST
+
+
+class ActorUnavailableError(ActorError):
+    """The actor can't be reached now; the call may or may not have run, and may be tried again."""
+
+    def __init__(self, reason: str, *, actor_id: str = "", class_name: str = "") -> None:
+        super().__init__(
+            f"The actor {class_name or 'of this call'} ({actor_id}) is unavailable: {reason}. "
+            f"The call may or may not have run. It can be tried again; "
+            f"max_task_retries makes that automatic.",
+            actor_id=actor_id,
+            class_name=class_name,
+        )
+        self.reason = reason
+
+
+def describe_exit(code: int | None) -> str:
+    """Say in words how a process ended; a negative code is a signal's number."""
+    if code is None:
+        return "ended"
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    hint = "; the kernel sends it when memory runs out" if -code == signal.SIGKILL else ""
+    return f"was ended by signal {-code} ({name}{hint})"
+
+
+class ActorAlreadyExistsError(MinirayError, ValueError):
+    """An actor of this name exists already in the namespace."""
+
+    def __init__(self, name: str, namespace: str) -> None:
+        super().__init__(
+            f"The name {name!r} is taken by another actor in namespace {namespace!r}. "
+            f"Use miniray.get_actor({name!r}), or get_if_exists=True to get the existing one."
+        )
+        self.name = name
+        self.namespace = namespace
+
+
+class PendingCallsLimitExceededError(MinirayError):
+    """The actor has as many unfinished calls as ``max_pending_calls`` allows."""
+
+    def __init__(self, limit: int, *, actor_id: str = "", class_name: str = "") -> None:
+        super().__init__(
+            f"The actor {class_name or actor_id} has {limit} unfinished calls of this caller, "
+            f"which is its max_pending_calls. Wait for some of them before calling again."
+        )
+        self.limit = limit
+        self.actor_id = actor_id
+        self.class_name = class_name
+
+
+# --- errors of tasks, placement and processes -----------------------------------------------
+
+
+class WorkerCrashedError(MinirayError):
+    """The worker process ended while it ran a task."""
+
+    def __init__(
+        self, function_name: str = "", *, pid: int = 0, node_id: str = "", code: int | None = None
+    ) -> None:
+        task = f"task {function_name}" if function_name else "a task"
+        super().__init__(
+            f"The worker{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''} "
+            f"that ran {task} {describe_exit(code)}. Its log has more; "
+            f"max_retries lets such a task run again."
+        )
+        self.function_name = function_name
+        self.pid = pid
+        self.node_id = node_id
+        self.exit_code = code
+
+
+class NodeDiedError(MinirayError):
+    """A node was lost, and with it what ran there."""
+
+    def __init__(self, node_id: str, reason: str = "") -> None:
+        super().__init__(f"The node {node_id} was lost{f': {reason}' if reason else ''}.")
+        self.node_id = node_id
+        self.reason = reason
+
+
+class TaskCancelledError(MinirayError):
+    """The task or call was cancelled."""
+
+    def __init__(self, function_name: str = "", reason: str = "") -> None:
+        task = f"The task {function_name}" if function_name else "The task"
+        super().__init__(f"{task} was cancelled{f': {reason}' if reason else ''}.")
+        self.function_name = function_name
+        self.reason = reason
+
+
+class TaskUnschedulableError(MinirayError):
+    """No node can ever run the task, or the one it is bound to is gone."""
+
+
+class ActorUnschedulableError(MinirayError):
+    """No node can ever hold the actor, or the one it is bound to is gone."""
+
+
+class PlacementGroupRemovedError(MinirayError):
+    """The placement group of the task was removed."""
+
+    def __init__(self, placement_group_id: str) -> None:
+        super().__init__(f"The placement group {placement_group_id} was removed.")
+        self.placement_group_id = placement_group_id
+
+
+class RuntimeEnvSetupError(MinirayError):
+    """The ``runtime_env`` of a task or actor could not be made on a node."""
+
+
+# --- errors of values ------------------------------------------------------------------------
+
+
+class GetTimeoutError(MinirayError, TimeoutError):
+    """``get`` did not have all values within its timeout."""
+
+    def __init__(self, message: str = "The values were not ready within the timeout.") -> None:
+        super().__init__(message)
+
+
+class ObjectLostError(MinirayError):
+    """A value is gone and can't be made again."""
+
+    def __init__(self, object_id: str, reason: str = "") -> None:
+        super().__init__(
+            f"The value of ObjectRef({object_id}) is lost{f': {reason}' if reason else ''}."
+        )
+        self.object_id = object_id
+        self.reason = reason
+
+
+class OwnerDiedError(ObjectLostError):
+    """The process that owned a value failed, so that nobody can tell where the value is."""
+
+    def __init__(self, object_id: str, owner: str = "") -> None:
+        super().__init__(
+            object_id, f"the process that created the ref{f' ({owner})' if owner else ''} failed"
+        )
+        self.owner = owner
+
+
+class ObjectStoreFullError(MinirayError):
+    """The object store of a node has no room for a value."""
+
+    def __init__(self, needed: int, used: int, capacity: int) -> None:
+        super().__init__(
+            f"A value of {needed} bytes does not fit into the object store, which has {used} of "
+            f"{capacity} bytes in use. Drop refs that are no longer needed, or start the node "
+            f"with a larger object_store_memory."
+        )
+        self.needed = needed
+        self.used = used
+        self.capacity = capacity
+
+
+# Ray's names.
+RayError = MinirayError
+RayTaskError = TaskError
+RayActorError = ActorError
+PendingCallsLimitExceeded = PendingCallsLimitExceededError
+TaskPlacementGroupRemoved = PlacementGroupRemovedError
+ActorPlacementGroupRemoved = PlacementGroupRemovedError

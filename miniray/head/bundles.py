@@ -1,0 +1,327 @@
+"""Placement groups: which node each bundle of a group goes to, down to the device.
+
+Responsible for planning all bundles or none, and for a group's state as plain
+data; not for when a group is planned or for who draws on its bundles.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.head.amounts import UNIT, Needs, parse_needs
+from miniray.head.labels import LabelSelector, matches, parse_selector
+from miniray.head.policies import avoid_accelerators, least_used, pack_then_spread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from miniray.head.resources import Allocation, ResourcePool
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+class BundleSpec(NamedTuple):
+    """What one bundle reserves, and where it may be."""
+
+    needs: Needs
+    selector: LabelSelector = ()
+
+    def fits(self, pool: ResourcePool, owner: object) -> bool:
+        """Whether this bundle, for this owner, can be placed on the pool now."""
+        return pool.admits(owner, self.needs) and matches(self.selector, pool.labels)
+
+    def could_fit(self, pool: ResourcePool) -> bool:
+        """Whether this bundle could be placed on the pool if nothing were held there."""
+        return pool.could_fit(self.needs) and matches(self.selector, pool.labels)
+
+
+class GroupStatus(str, enum.Enum):
+    """State of a placement group, in the words of Ray's table."""
+
+    PENDING = "PENDING"
+    CREATED = "CREATED"
+    RESCHEDULING = "RESCHEDULING"
+    REMOVED = "REMOVED"
+
+
+@dataclasses.dataclass
+class PlacementGroupState:
+    """A placement group as plain data."""
+
+    group_id: bytes
+    strategy: str
+    bundles: tuple[BundleSpec, ...]
+    status: GroupStatus = GroupStatus.PENDING
+    #: What each placed bundle reserved, by bundle index.
+    allocations: dict[int, Allocation] = dataclasses.field(default_factory=dict)
+    #: Bundles placed before a restart of the head, whose nodes have not reported yet.
+    awaited: dict[int, str] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        group_id: bytes,
+        bundles: Sequence[Mapping[str, float]],
+        strategy: str = "PACK",
+        bundle_label_selector: Sequence[Mapping[str, str]] | None = None,
+    ) -> PlacementGroupState:
+        """Make the state of a new group.
+
+        Args:
+            group_id: id of the group.
+            bundles: amount per resource, in units, for each bundle.
+            strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+            bundle_label_selector: for each bundle, conditions on its node's labels.
+
+        Raises:
+            ValueError: no bundles, an empty or malformed bundle, an unknown strategy, or
+                selectors that are not one per bundle.
+        """
+        if strategy not in STRATEGIES:
+            raise ValueError(f"the strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
+        if not bundles:
+            raise ValueError("a placement group needs at least one bundle")
+        selectors = bundle_label_selector or [{}] * len(bundles)
+        if len(selectors) != len(bundles):
+            raise ValueError(
+                f"bundle_label_selector has {len(selectors)} entries for {len(bundles)} bundles; "
+                "give one per bundle"
+            )
+        specs = []
+        for index, (resources, selector) in enumerate(zip(bundles, selectors, strict=True)):
+            try:
+                spec = BundleSpec(parse_needs(resources), parse_selector(selector))
+            except ValueError as error:
+                raise ValueError(f"bundle {index}: {error}") from None
+            if not spec.needs:
+                raise ValueError(f"bundle {index} reserves nothing; name at least one resource")
+            specs.append(spec)
+        return cls(group_id, strategy, tuple(specs))
+
+    @property
+    def missing(self) -> dict[int, BundleSpec]:
+        """Bundles that have no node and do not wait for one to report."""
+        return {
+            index: spec
+            for index, spec in enumerate(self.bundles)
+            if index not in self.allocations and index not in self.awaited
+        }
+
+    @property
+    def nodes(self) -> set[str]:
+        """Nodes that hold bundles of the group, or are awaited to report them."""
+        placed = {allocation.node_id for allocation in self.allocations.values()}
+        return placed | set(self.awaited.values())
+
+
+class Trial:
+    """Allocations made bundle by bundle that can be undone together."""
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+        self.made: dict[int, tuple[ResourcePool, Allocation]] = {}
+
+    def place(self, index: int, spec: BundleSpec, pool: ResourcePool) -> bool:
+        """Place a bundle on a pool if it fits."""
+        if not spec.fits(pool, self._owner):
+            return False
+        self.made[index] = (pool, pool.allocate(spec.needs))
+        return True
+
+    def undo(self) -> None:
+        """Give everything back."""
+        for pool, allocation in self.made.values():
+            pool.release(allocation)
+        self.made = {}
+
+
+def plan(
+    group: PlacementGroupState,
+    pools: Iterable[ResourcePool],
+    owner: object,
+    threshold: float = 0.5,
+) -> dict[int, tuple[ResourcePool, Allocation]] | None:
+    """Place every missing bundle of a group, or none.
+
+    Args:
+        group: bundles that already have a node keep it, and the others are placed with regard
+            to them.
+        pools: the nodes.
+        owner: whose reservations may be used.
+        threshold: use up to which nodes are filled in their stable order.
+
+    Returns:
+        For each missing bundle its pool and what was allocated there; None, with nothing
+        allocated, if there is no place for all.
+    """
+    nodes = [pool for pool in pools if not pool.closed]
+    planner = _Planner(_largest_first(group.missing), nodes, group.nodes, owner, threshold)
+    placed = {
+        "PACK": planner.pack,
+        "SPREAD": planner.spread,
+        "STRICT_PACK": planner.strict_pack,
+        "STRICT_SPREAD": planner.strict_spread,
+    }[group.strategy]()
+    if placed:
+        return planner.trial.made
+    planner.trial.undo()
+    return None
+
+
+def total_needs(specs: Iterable[BundleSpec]) -> Needs:
+    """The sum of what bundles reserve."""
+    totals: collections.Counter[str] = collections.Counter()
+    for spec in specs:
+        totals.update(dict(spec.needs))
+    return tuple(sorted(totals.items()))
+
+
+class _Planner:
+    """One attempt to place some bundles; each strategy answers whether all were placed."""
+
+    def __init__(
+        self,
+        specs: dict[int, BundleSpec],
+        nodes: list[ResourcePool],
+        taken: set[str],
+        owner: object,
+        threshold: float,
+    ) -> None:
+        self.specs = specs
+        self.nodes = nodes
+        #: Nodes that hold other bundles of the group already.
+        self.taken = taken
+        self.trial = Trial(owner)
+        self._owner = owner
+        self._threshold = threshold
+        self._names = {name for spec in specs.values() for name, _ in spec.needs}
+        device_names = {name for node in nodes for name in node.devices}
+        self._without_devices = not self._names & device_names
+
+    def strict_pack(self) -> bool:
+        """All on one node: the one that holds the group's other bundles, if there are such."""
+        allowed = self._used_nodes() if self.taken else self.nodes
+        return self._all_on_one(allowed)
+
+    def pack(self) -> bool:
+        """All on one node if there is one, else on few: the roomiest first."""
+        if self._all_on_one(self._used_nodes() if self.taken else self.nodes):
+            return True
+        use = least_used(self._names)
+        roomiest = sorted(
+            self.nodes,
+            key=lambda node: (
+                node.node_id not in self.taken,
+                self._avoid(node),
+                use(node),
+                node.order,
+            ),
+        )
+        left = dict(self.specs)
+        for node in roomiest:
+            for index in [i for i, spec in left.items() if self.trial.place(i, spec, node)]:
+                del left[index]
+            if not left:
+                return True
+        self.trial.undo()
+        return False
+
+    def spread(self) -> bool:
+        """On as many nodes as there are; several on one where that can't be helped."""
+        ranked = self._by_use()
+        held = collections.Counter(self.taken)
+        for index, spec in self.specs.items():
+            for node in sorted(ranked, key=lambda node: held[node.node_id]):
+                if self.trial.place(index, spec, node):
+                    held[node.node_id] += 1
+                    break
+            else:
+                self.trial.undo()
+                return self.pack()
+        return True
+
+    def strict_spread(self) -> bool:
+        """One bundle a node: a bipartite matching, found by augmenting paths."""
+        ranked = [node for node in self._by_use() if node.node_id not in self.taken]
+        if len(ranked) < len(self.specs):
+            return False
+        bundle_at: dict[int, int] = {}  # position in ranked -> bundle
+        position_of: dict[int, int] = {}  # bundle -> position in ranked
+        for start in self.specs:
+            if not self._augment(start, ranked, bundle_at, position_of):
+                return False
+        return all(
+            self.trial.place(index, self.specs[index], ranked[position])
+            for index, position in position_of.items()
+        )
+
+    def _augment(
+        self,
+        start: int,
+        ranked: list[ResourcePool],
+        bundle_at: dict[int, int],
+        position_of: dict[int, int],
+    ) -> bool:
+        """Give one more bundle a node, moving others if that frees one for it."""
+        reached: dict[int, int] = {}  # position -> bundle that it was reached from
+        frontier = collections.deque([start])
+        while frontier:
+            bundle = frontier.popleft()
+            for position, node in enumerate(ranked):
+                if position in reached or not self.specs[bundle].fits(node, self._owner):
+                    continue
+                reached[position] = bundle
+                if position in bundle_at:
+                    frontier.append(bundle_at[position])
+                    continue
+                at: int | None = position
+                while at is not None:
+                    mover = reached[at]
+                    left = position_of.get(mover)
+                    bundle_at[at], position_of[mover] = mover, at
+                    at = left
+                return True
+        return False
+
+    def _all_on_one(self, nodes: list[ResourcePool]) -> bool:
+        totals = total_needs(self.specs.values())
+        rank = pack_then_spread(self._names, self._threshold)
+        roomy = [node for node in nodes if _may_hold(node, totals)]
+        for node in sorted(roomy, key=lambda node: (self._avoid(node), rank(node), node.order)):
+            if all(self.trial.place(index, spec, node) for index, spec in self.specs.items()):
+                return True
+            self.trial.undo()
+        return False
+
+    def _used_nodes(self) -> list[ResourcePool]:
+        return [node for node in self.nodes if node.node_id in self.taken]
+
+    def _avoid(self, node: ResourcePool) -> float:
+        return avoid_accelerators(node) if self._without_devices else 0.0
+
+    def _by_use(self) -> list[ResourcePool]:
+        use = least_used(self._names)
+        return sorted(self.nodes, key=lambda node: (self._avoid(node), use(node), node.order))
+
+
+def _may_hold(node: ResourcePool, totals: Needs) -> bool:
+    """A quick test that refuses no node which could hold the sum of all bundles."""
+    for name, units in totals:
+        devices = node.devices.get(name)
+        free = node.free.get(name, 0) if devices is None else devices.available()
+        if free < units:
+            return False
+    return True
+
+
+def _largest_first(specs: dict[int, BundleSpec]) -> dict[int, BundleSpec]:
+    """Bundles that are hard to place first: many devices, then much of the rest."""
+
+    def size(item: tuple[int, BundleSpec]) -> tuple[bool, int, int]:
+        index, spec = item
+        return not spec.selector, -sum(min(units, 1000 * UNIT) for _, units in spec.needs), index
+
+    return dict(sorted(specs.items(), key=size))

@@ -1,0 +1,124 @@
+"""The free capacity of a device resource, device by device.
+
+Responsible for which devices an amount is taken from; not for the rest of a pool.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from miniray.head.amounts import UNIT, from_units
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Devices held: (device id, fixed-point units).
+DeviceShares = tuple[tuple[str, int], ...]
+
+
+class Devices:
+    """Free capacity of one device resource, device by device.
+
+    A device out of service has its capacity taken off its free amount, so that
+    it is never above 0 and no demand fits it; what is held there is still counted.
+    """
+
+    __slots__ = ("_positions", "capacity", "free", "ids", "out")
+
+    def __init__(self, shares: Iterable[tuple[str, int]]) -> None:
+        pairs = tuple(shares)
+        self.ids = tuple(id for id, _ in pairs)
+        self.capacity = [units for _, units in pairs]
+        self.free = list(self.capacity)
+        self.out: set[str] = set()
+        self._positions = {id: position for position, id in enumerate(self.ids)}
+        if len(self._positions) != len(pairs):
+            raise ValueError(f"device ids must differ, not {list(self.ids)}")
+
+    @property
+    def whole_free(self) -> int:
+        """Number of wholly free devices."""
+        return self.free.count(UNIT)
+
+    def fits(self, units: int) -> bool:
+        """Whether this amount can be taken now: of one device, or as whole devices."""
+        free = self.free
+        if units < UNIT:
+            return max(free, default=0) >= units
+        return units % UNIT == 0 and free.count(UNIT) * UNIT >= units
+
+    def could_fit(self, units: int) -> bool:
+        """Whether this amount could be taken if nothing were held."""
+        usable = self.usable()
+        if units < UNIT:
+            return max(usable, default=0) >= units
+        return units % UNIT == 0 and usable.count(UNIT) * UNIT >= units
+
+    def usable(self) -> list[int]:
+        """Capacity of each device in service."""
+        if not self.out:
+            return self.capacity
+        pairs = zip(self.ids, self.capacity, strict=True)
+        return [capacity for id, capacity in pairs if id not in self.out]
+
+    def tightest(self, units: int) -> int:
+        """Free amount of the fullest device that still has this much; UNIT + 1 if none has."""
+        return min([free for free in self.free if free >= units], default=UNIT + 1)
+
+    def take(self, units: int) -> DeviceShares:
+        """Take an amount that fits: the fullest device that has it, or the first whole ones."""
+        free = self.free
+        if units < UNIT:
+            position = free.index(self.tightest(units))
+            free[position] -= units
+            return ((self.ids[position], units),)
+        taken = []
+        position = -1
+        for _ in range(units // UNIT):
+            position = free.index(UNIT, position + 1)
+            free[position] = 0
+            taken.append((self.ids[position], UNIT))
+        return tuple(taken)
+
+    def take_exactly(self, shares: DeviceShares) -> None:
+        """Take the named shares; ValueError if a device is unknown or lacks the room."""
+        for id, units in shares:
+            position = self._positions.get(id)
+            if position is None:
+                raise ValueError(f"there is no device {id!r}; the devices are {list(self.ids)}")
+            room = self.free[position] + (self.capacity[position] if id in self.out else 0)
+            if room < units:
+                raise ValueError(
+                    f"device {id!r} has {from_units(room):g} free, not {from_units(units):g}"
+                )
+        for id, units in shares:
+            self.free[self._positions[id]] -= units
+
+    def put(self, shares: DeviceShares) -> None:
+        """Give back shares taken before."""
+        for id, units in shares:
+            self.free[self._positions[id]] += units
+
+    def set_in_service(self, id: str, in_service: bool) -> bool:
+        """Take a device out of service or back into it; False if nothing changed."""
+        position = self._positions.get(id)
+        if position is None or (id not in self.out) == in_service:
+            return False
+        if in_service:
+            self.out.remove(id)
+            self.free[position] += self.capacity[position]
+        else:
+            self.out.add(id)
+            self.free[position] -= self.capacity[position]
+        return True
+
+    def available(self) -> int:
+        """Free amount over the devices in service."""
+        return sum(free for free in self.free if free > 0)
+
+    def copy(self) -> Devices:
+        """An independent copy."""
+        twin = Devices.__new__(Devices)
+        twin.ids, twin.capacity, twin._positions = self.ids, self.capacity, self._positions
+        twin.free, twin.out = list(self.free), set(self.out)
+        return twin

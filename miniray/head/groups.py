@@ -1,0 +1,235 @@
+"""The table of placement groups: their bundles as pools that leases draw on.
+
+Responsible for the life of bundles on nodes; planning is in ``bundles.py``, and
+who draws on them is the scheduler's decision.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING
+
+from miniray.head.amounts import UNIT
+from miniray.head.bundles import GroupStatus, plan, total_needs
+from miniray.head.queues import Domain
+from miniray.head.reasons import Reason, ReasonKind, explain
+from miniray.head.resources import bundle_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Mapping
+
+    from miniray.head.amounts import Needs
+    from miniray.head.bundles import PlacementGroupState
+    from miniray.head.resources import Allocation, ResourcePool
+
+    BundleKey = tuple[bytes, int]
+
+
+@dataclasses.dataclass(eq=False)
+class Group:
+    """A placement group with the pools of its placed bundles."""
+
+    state: PlacementGroupState
+    #: Order of arrival among demands and groups.
+    number: int
+    #: When it was asked for, or lost a bundle.
+    since: float
+    domain: Domain
+    #: What it lacks, while it is to be placed; groups with an equal one wait in line.
+    like: Hashable = None
+    #: Nodes on which room is set aside for it.
+    reserved: list[ResourcePool] = dataclasses.field(default_factory=list)
+
+    def can_use(self, node: ResourcePool) -> bool:
+        """Whether some missing bundle fits on a node now."""
+        return any(spec.fits(node, self) for spec in set(self.state.missing.values()))
+
+    def could_hold(self, needs: Needs, bundle_index: int) -> bool:
+        """Whether the bundle (-1: some bundle) is large enough for this; False if there is none."""
+        bundles = self.state.bundles
+        if bundle_index == -1:
+            return any(_within(needs, dict(spec.needs)) for spec in bundles)
+        return 0 <= bundle_index < len(bundles) and _within(
+            needs, dict(bundles[bundle_index].needs)
+        )
+
+    def explain(self, nodes: Collection[ResourcePool]) -> Reason | None:
+        """Why the group is not placed; None if it is."""
+        missing = self.state.missing
+        if not missing:
+            if not self.state.awaited:
+                return None
+            node_id = min(self.state.awaited.values())
+            return Reason(ReasonKind.NODE_AWAITED, node_id=node_id)
+        for spec in missing.values():
+            reason = explain(spec.needs, spec.selector, nodes, self)
+            if reason.kind is not ReasonKind.QUEUED:
+                return reason
+        if self.state.strategy == "STRICT_PACK":
+            selector = tuple({c: None for spec in missing.values() for c in spec.selector})
+            names = {name for node in nodes for name in node.devices}
+            needs = tuple(
+                (name, -(-units // UNIT) * UNIT if name in names and units > UNIT else units)
+                for name, units in total_needs(missing.values())
+            )
+            reason = explain(needs, selector, nodes, self)
+            if reason.kind is not ReasonKind.QUEUED:
+                return reason
+        return Reason(ReasonKind.TOGETHER, detail=self.state.strategy)
+
+
+class GroupTable:
+    """All groups, and which bundles each node holds."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self.groups: dict[bytes, Group] = {}
+        #: Groups with bundles to place.
+        self.unplaced: dict[bytes, Group] = {}
+        #: The same by what they lack: where the oldest has no room, the others have none.
+        self._alike: dict[Hashable, dict[bytes, Group]] = {}
+        self._on_node: dict[str, dict[BundleKey, ResourcePool]] = collections.defaultdict(dict)
+        #: Bundles of removed groups that still hold leases.
+        self._closing: dict[BundleKey, Allocation] = {}
+
+    def add(self, state: PlacementGroupState, number: int, since: float) -> Group:
+        """Enter a group; ValueError if its id is taken."""
+        if state.group_id in self.groups:
+            raise ValueError(f"placement group {state.group_id.hex()} exists already")
+        group = Group(state, number, since, Domain(self._threshold))
+        self.groups[state.group_id] = group
+        self._enqueue(group)
+        return group
+
+    def place(
+        self, group: Group, nodes: Mapping[str, ResourcePool]
+    ) -> dict[int, ResourcePool] | None:
+        """Place the missing bundles of a group: their new pools, or None if there is no room."""
+        made = plan(group.state, nodes.values(), group, self._threshold)
+        if made is None:
+            return None
+        self._dequeue(group)
+        return {
+            index: self.install(group, index, node, allocation)
+            for index, (node, allocation) in sorted(made.items())
+        }
+
+    def install(
+        self, group: Group, index: int, node: ResourcePool, allocation: Allocation
+    ) -> ResourcePool:
+        """Make the pool of a bundle whose allocation is counted on its node."""
+        state = group.state
+        key = (state.group_id, index)
+        state.allocations[index] = allocation
+        state.awaited.pop(index, None)
+        if len(state.allocations) == len(state.bundles):
+            state.status = GroupStatus.CREATED
+        pool = bundle_pool(allocation, node.labels, key)
+        for name, devices in node.devices.items():
+            for id in devices.out:
+                pool.set_in_service(name, id, False)
+        pool.closed = node.closed
+        self._on_node[node.node_id][key] = pool
+        group.domain.pools.add(key, pool)
+        return pool
+
+    def adopt(self, key: BundleKey, node: ResourcePool, allocation: Allocation) -> None:
+        """Count a bundle that a daemon reports; ValueError if the group does not know it."""
+        group = self.groups.get(key[0])
+        if group is None or not 0 <= key[1] < len(group.state.bundles):
+            raise ValueError(f"bundle {key[1]} of placement group {key[0].hex()} is unknown")
+        if key[1] in group.state.allocations:
+            raise ValueError(f"bundle {key[1]} of placement group {key[0].hex()} is placed already")
+        node.adopt(allocation)
+        self._dequeue(group)
+        self.install(group, key[1], node, allocation)
+        self._enqueue(group)
+
+    def remove(self, group_id: bytes) -> tuple[Group, list[ResourcePool]]:
+        """Take a group out: it, and its bundle pools, of which the empty ones are to be freed."""
+        group = self.groups.pop(group_id)
+        self._dequeue(group)
+        group.state.status = GroupStatus.REMOVED
+        pools = list(group.domain.pools.pools.values())
+        for pool in pools:
+            assert pool.key is not None
+            group.domain.pools.remove(pool.key)
+            self._closing[pool.key] = group.state.allocations[pool.key[1]]
+        return group, pools
+
+    def free_if_done(self, bundle: ResourcePool) -> Allocation | None:
+        """What the node gets back once the last lease of a removed group's bundle has ended."""
+        key = bundle.key
+        if key is None or bundle.leases or key not in self._closing:
+            return None
+        del self._on_node[bundle.node_id][key]
+        return self._closing.pop(key)
+
+    def on_node(self, node_id: str) -> list[ResourcePool]:
+        """Pools of the bundles on a node, those of removed groups included."""
+        return list(self._on_node.get(node_id, {}).values())
+
+    def pool_of(self, key: BundleKey) -> ResourcePool | None:
+        """The pool of a placed bundle."""
+        group = self.groups.get(key[0])
+        return None if group is None else group.domain.pools.pools.get(key)
+
+    def lose_node(self, node_id: str, number: int, now: float) -> list[ResourcePool]:
+        """Drop the bundles of a node that is gone; their groups are to be placed again."""
+        lost = self._on_node.pop(node_id, {})
+        for key in lost:
+            self._closing.pop(key, None)
+            group = self.groups.get(key[0])
+            if group is not None:
+                self._dequeue(group)
+                group.domain.pools.remove(key)
+                del group.state.allocations[key[1]]
+                self._reschedule(group, number, now)
+        for group in self.groups.values():
+            awaited = group.state.awaited
+            gone = [index for index, awaited_id in awaited.items() if awaited_id == node_id]
+            if gone:
+                self._dequeue(group)
+                for index in gone:
+                    del awaited[index]
+                self._reschedule(group, number, now)
+        return list(lost.values())
+
+    def _reschedule(self, group: Group, number: int, now: float) -> None:
+        group.state.status = GroupStatus.RESCHEDULING
+        group.number, group.since = number, now
+        self._enqueue(group)
+
+    def is_first_of_its_like(self, group: Group) -> bool:
+        """Whether no older group lacks the same and waits."""
+        return next(iter(self._alike[group.like].values())) is group
+
+    def first_unplaced(self) -> list[Group]:
+        """The oldest group of those that lack the same, in order of arrival."""
+        firsts = [next(iter(alike.values())) for alike in self._alike.values()]
+        return sorted(firsts, key=lambda group: group.number)
+
+    def next_alike(self, group: Group) -> Group | None:
+        """The group to try after one that lacked the same was placed."""
+        return next(iter(self._alike.get(group.like, {}).values()), None)
+
+    def _enqueue(self, group: Group) -> None:
+        state = group.state
+        if not state.missing:
+            return
+        group.like = (state.strategy, tuple(state.missing.items()), frozenset(state.nodes))
+        self.unplaced[state.group_id] = group
+        self._alike.setdefault(group.like, {})[state.group_id] = group
+
+    def _dequeue(self, group: Group) -> None:
+        if self.unplaced.pop(group.state.group_id, None) is None:
+            return
+        alike = self._alike[group.like]
+        del alike[group.state.group_id]
+        if not alike:
+            del self._alike[group.like]
+
+
+def _within(needs: Needs, reserved: dict[str, int]) -> bool:
+    return all(reserved.get(name, 0) >= units for name, units in needs)

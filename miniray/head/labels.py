@@ -1,0 +1,104 @@
+"""Label selectors: which nodes a demand or a bundle accepts by their labels.
+
+Responsible for parsing and matching; not for where selectors come from. The
+operators and their meaning are Ray's: ``"v"``, ``"!v"``, ``"in(a,b)"`` and ``"!in(a,b)"``.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_VALUE = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")
+_KEY_PREFIX = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?")
+_CONDITION = re.compile(r"(?P<negated>!?)(?:in\((?P<many>[^()]*)\)|(?P<one>[^()!]*))")
+
+
+class LabelConstraint(NamedTuple):
+    """One condition: the label ``key`` has one of ``values``, or, negated, none of them.
+
+    A node without the label fails a plain condition and meets a negated one. The
+    empty value is a value like any other: ``{"k": ""}`` asks for a label ``k`` that
+    is there and empty.
+    """
+
+    key: str
+    values: tuple[str, ...]
+    negated: bool = False
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels meets the condition."""
+        return (labels.get(self.key) in self.values) != self.negated
+
+    def __str__(self) -> str:
+        sign = "!" if self.negated else ""
+        if len(self.values) == 1:
+            return f"{self.key}={sign}{self.values[0]}"
+        return f"{self.key}={sign}in({','.join(self.values)})"
+
+
+#: All conditions hold together; the empty selector accepts every node.
+LabelSelector = tuple[LabelConstraint, ...]
+
+
+def parse_selector(selector: Mapping[str, str] | None) -> LabelSelector:
+    """Parse what users write into a selector.
+
+    Args:
+        selector: condition per label key, such as ``{"zone": "in(a,b)", "tier": "!spot"}``.
+
+    Returns:
+        The conditions, sorted by key, so that equal selectors compare equal.
+
+    Raises:
+        ValueError: a key or a condition is malformed.
+    """
+    if not selector:
+        return ()
+    return tuple(_parse_condition(key, selector[key]) for key in sorted(selector))
+
+
+def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
+    """Whether a node with these labels meets every condition of the selector."""
+    return all(constraint.matches(labels) for constraint in selector)
+
+
+def describe(selector: LabelSelector) -> str:
+    """The selector on one line, for messages: ``zone=in(a,b), tier=!spot``."""
+    return ", ".join(str(constraint) for constraint in selector)
+
+
+def _parse_condition(key: str, text: str) -> LabelConstraint:
+    _check_key(key)
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"the label selector {text!r} of {key!r} is not one of "
+            '"value", "!value", "in(a,b)" and "!in(a,b)"'
+        )
+    negated = bool(found["negated"])
+    values: tuple[str, ...] = (found["one"],)
+    if values == ("",) and not negated:
+        return LabelConstraint(key, values)
+    if found["many"] is not None:
+        values = tuple(sorted({value.strip() for value in found["many"].split(",")}))
+    for value in values:
+        if not _VALUE.fullmatch(value):
+            raise ValueError(
+                f"the label selector {text!r} of {key!r} names the value {value!r}; a value has "
+                "1 to 63 letters, digits, '-', '_' or '.', with a letter or digit at both ends"
+            )
+    return LabelConstraint(key, values, negated)
+
+
+def _check_key(key: str) -> None:
+    prefix, slash, name = key.rpartition("/")
+    if _VALUE.fullmatch(name) and (not slash or _KEY_PREFIX.fullmatch(prefix)):
+        return
+    raise ValueError(
+        f"the label key {key!r} is malformed; a key is a name of 1 to 63 letters, digits, '-', "
+        "'_' or '.', with a letter or digit at both ends, and may have a domain and '/' before it"
+    )

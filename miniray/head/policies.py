@@ -1,0 +1,101 @@
+"""Placement policies: in which order pools are considered for a demand.
+
+A policy is a tuple of small rankers; the pool with the smallest tuple of their
+values wins. Rankers only look at a pool; what fits is the pool's own question.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from miniray.core.runtime import BundleAffinity, Spread
+from miniray.head.amounts import ACCELERATORS, UNIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from miniray.head.demands import Demand
+    from miniray.head.resources import ResourcePool
+
+    Ranker = Callable[[ResourcePool], float]
+
+_MARKER = ":"  # node:<ip> and accelerator_type:<type> mark nodes; their use is not load
+
+
+def avoid_accelerators(pool: ResourcePool) -> float:
+    """Pools without devices first: for work that needs none."""
+    return 1.0 if pool.devices else 0.0
+
+
+def pack_then_spread(names: Collection[str], threshold: float) -> Ranker:
+    """Pools used below the threshold are equal (so the first is filled), others by their use.
+
+    This is Ray's hybrid policy.
+    """
+
+    def rank(pool: ResourcePool) -> float:
+        used = pool.utilisation(names)
+        return 0.0 if used < threshold else used
+
+    return rank
+
+
+def least_used(names: Collection[str]) -> Ranker:
+    """Pools by their use."""
+    return lambda pool: pool.utilisation(names)
+
+
+def least_recent(pool: ResourcePool) -> float:
+    """Pools that waited longest for a placement first: equals take turns."""
+    return pool.last_placed
+
+
+def fewest_leases(pool: ResourcePool) -> float:
+    """Pools with the fewest leases first: for demands that use nothing up."""
+    return len(pool.leases)
+
+
+def fullest_device(resource: str, units: int) -> Ranker:
+    """Pools by what their fullest device that still fits has free: pack, then open another."""
+
+    def rank(pool: ResourcePool) -> float:
+        devices = pool.devices.get(resource)
+        return UNIT if devices is None else devices.tightest(units)
+
+    return rank
+
+
+def shared_device(demand: Demand, device_names: Collection[str]) -> tuple[str, int] | None:
+    """The device resource of which the demand takes a part of one device, if it does."""
+    for name, units in demand.placing:
+        if units < UNIT and name in device_names:
+            return name, units
+    return None
+
+
+def rankers_for(
+    demand: Demand, device_names: Collection[str], threshold: float
+) -> tuple[Ranker, ...]:
+    """The policy of a demand.
+
+    Args:
+        demand: what is to be placed.
+        device_names: device resources of the pools to choose from.
+        threshold: use up to which the default policy packs, 0 to 1.
+    """
+    shared = shared_device(demand, device_names)
+    best_fit = () if shared is None else (fullest_device(*shared),)
+    if isinstance(demand.placement, BundleAffinity):
+        return best_fit
+    wanted = [name for name, _ in demand.placing if _MARKER not in name]
+    names = tuple({"CPU", *wanted})
+    needs_accelerator = any(
+        name in ACCELERATORS or name in device_names or _MARKER in name
+        for name, _ in demand.placing
+    )
+    avoid = () if needs_accelerator else (avoid_accelerators,)
+    if isinstance(demand.placement, Spread):
+        return (*avoid, least_used(names), least_recent)
+    if not demand.placing:
+        return (*avoid, fewest_leases)
+    return (*avoid, *best_fit, pack_then_spread(names, threshold))

@@ -1,0 +1,240 @@
+"""Why a demand waits: the best node for it, and what is missing there, in numbers.
+
+Responsible for finding and wording the reason; not for deciding what is placed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING
+
+from miniray.head.amounts import UNIT, from_units
+from miniray.head.labels import LabelSelector, describe, matches
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from miniray.head.amounts import Needs
+    from miniray.head.devices import Devices
+    from miniray.head.resources import ResourcePool
+
+_BYTES = ("memory", "object_store_memory")
+
+
+class ReasonKind(str, enum.Enum):
+    """What stands in the way."""
+
+    NO_NODES = "no_nodes"  # the cluster is empty
+    NO_LABELS = "no_labels"  # no node has the wanted labels
+    ABSENT = "absent"  # no node has the resource
+    TOO_LARGE = "too_large"  # no node has this much of it
+    COMBINATION = "combination"  # each resource exists, but not together on one node
+    BUSY = "busy"  # in use by others
+    RESERVED = "reserved"  # set aside for a demand that waited longer
+    DRAINING = "draining"  # the node takes nothing new
+    QUEUED = "queued"  # fits; is about to be placed
+    GROUP_PENDING = "group_pending"  # its placement group is not placed
+    TOGETHER = "together"  # each bundle fits, but not all at once
+    NODE_AWAITED = "node_awaited"  # the node has not reported since the head restarted
+    NODE_GONE = "node_gone"  # hard affinity to a node that is not there
+    NODE_TOO_SMALL = "node_too_small"  # hard affinity to a node that can't serve it
+    GROUP_GONE = "group_gone"  # its placement group does not exist, or was removed
+    NO_BUNDLE = "no_bundle"  # its bundle does not exist, or is too small
+
+
+#: Kinds that only a change of the cluster's nodes can resolve.
+INFEASIBLE = frozenset(
+    {
+        ReasonKind.NO_NODES,
+        ReasonKind.NO_LABELS,
+        ReasonKind.ABSENT,
+        ReasonKind.TOO_LARGE,
+        ReasonKind.COMBINATION,
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reason:
+    """Why a demand waits or fails. Amounts are fixed point; see ``sentence``."""
+
+    kind: ReasonKind
+    resource: str = ""
+    needed: int = 0
+    #: Free on the node (per device: on its freest device, or as whole devices).
+    available: int = 0
+    total: int = 0
+    #: The node where least is missing, hex; empty if there is none.
+    node_id: str = ""
+    #: The bundle of ``node_id`` where least is missing, for a demand in a group.
+    bundle_index: int = -1
+    #: The amount is taken of devices, so that a node's sum does not matter.
+    of_devices: bool = False
+    #: What else a sentence needs: a selector, a group's id, a bundle's index.
+    detail: str = ""
+
+    @property
+    def infeasible(self) -> bool:
+        """No node could serve the demand even if all were idle."""
+        return self.kind in INFEASIBLE
+
+    def sentence(self) -> str:
+        """The reason in words, with the numbers."""
+        node = f"node {self.node_id[:8]}"
+        if self.bundle_index >= 0:
+            node = f"bundle {self.bundle_index} on {node}"
+        wanted = f"{self.resource} {_amount(self.resource, self.needed)}"
+        fixed = {
+            ReasonKind.NO_NODES: "the cluster has no nodes",
+            ReasonKind.NO_LABELS: f"no node matches the labels {self.detail}",
+            ReasonKind.ABSENT: f"needs {wanted}; no node has {self.resource}",
+            ReasonKind.COMBINATION: f"no single node has all of {self.detail}",
+            ReasonKind.RESERVED: f"needs {wanted}; what is free on {node} is set aside for a "
+            "demand that has waited longer",
+            ReasonKind.DRAINING: f"{node} is draining and takes no new work",
+            ReasonKind.QUEUED: "is next in line",
+            ReasonKind.GROUP_PENDING: f"placement group {self.detail}",
+            ReasonKind.TOGETHER: f"each bundle fits alone, but not all at once for {self.detail}",
+            ReasonKind.NODE_AWAITED: f"{node} has not reported since the head restarted",
+            ReasonKind.NODE_GONE: f"{node} is not in the cluster, and the affinity to it is hard",
+            ReasonKind.NODE_TOO_SMALL: f"needs {wanted}; {node} has {self._total()} in all, and "
+            "the affinity to it is hard",
+            ReasonKind.GROUP_GONE: f"placement group {self.detail} does not exist or was removed",
+            ReasonKind.NO_BUNDLE: f"no bundle of {self.detail} can ever hold it",
+        }
+        if self.kind in fixed:
+            return fixed[self.kind]
+        if self.kind is ReasonKind.TOO_LARGE:
+            return f"needs {wanted}; the largest node, {self.node_id[:8]}, has {self._total()}"
+        return f"needs {wanted}{self._shortage(node)}"
+
+    def _total(self) -> str:
+        return _amount(self.resource, self.total)
+
+    def _shortage(self, node: str) -> str:
+        free = _amount(self.resource, self.available)
+        if not self.of_devices and self.available < 0:
+            owed = _amount(self.resource, -self.available)
+            return f"; {node} has none of {self._total()} free and owes {owed} to resumed tasks"
+        if not self.of_devices:
+            return f"; {node} has {free} of {self._total()} free"
+        if self.needed < UNIT:
+            return f" on one device; the freest device of {node} has {free}"
+        return f" in whole devices; {node} has {free} of {self._total()} wholly free"
+
+
+def explain(
+    needs: Needs, selector: LabelSelector, pools: Collection[ResourcePool], owner: object
+) -> Reason:
+    """Say why nothing of these pools serves a demand now.
+
+    Args:
+        needs: what must be free.
+        selector: labels that the node must have.
+        pools: the nodes or bundles that may be used.
+        owner: whose reservations may be used.
+    """
+    if not pools:
+        return Reason(ReasonKind.NO_NODES)
+    labelled = [pool for pool in pools if matches(selector, pool.labels)]
+    if not labelled:
+        return Reason(ReasonKind.NO_LABELS, detail=describe(selector))
+    able = [pool for pool in labelled if pool.could_fit(needs)]
+    if not able:
+        return _explain_infeasible(needs, labelled)
+    best = min(able, key=lambda pool: (pool.closed, _gap(needs, pool), pool.order))
+    return _explain_busy(needs, best, owner)
+
+
+def too_small(needs: Needs, node: ResourcePool) -> Reason:
+    """Say what a node, to which a demand is bound, has too little of."""
+    lacking = [(name, units) for name, units in needs if not node.could_fit(((name, units),))]
+    name, units = lacking[0]
+    return Reason(
+        ReasonKind.NODE_TOO_SMALL,
+        name,
+        units,
+        total=_most(node, name, units),
+        node_id=node.node_id,
+        of_devices=name in node.devices,
+    )
+
+
+def closest(needs: Needs, pools: Iterable[ResourcePool]) -> ResourcePool | None:
+    """The pool that could serve this and lacks least of it now; None if there is none."""
+    able = [pool for pool in pools if not pool.closed and pool.could_fit(needs)]
+    return min(able, key=lambda pool: (_gap(needs, pool), pool.order), default=None)
+
+
+def _explain_infeasible(needs: Needs, pools: Collection[ResourcePool]) -> Reason:
+    for name, units in needs:
+        largest = max(pools, key=lambda pool: _most(pool, name, units))
+        most = _most(largest, name, units)
+        if most < units:
+            kind = ReasonKind.TOO_LARGE if most else ReasonKind.ABSENT
+            of_devices = name in largest.devices
+            return Reason(
+                kind, name, units, total=most, node_id=largest.node_id, of_devices=of_devices
+            )
+    together = ", ".join(f"{name} {_amount(name, units)}" for name, units in needs)
+    return Reason(ReasonKind.COMBINATION, detail=together)
+
+
+def _explain_busy(needs: Needs, pool: ResourcePool, owner: object) -> Reason:
+    if pool.closed:
+        return Reason(ReasonKind.DRAINING, node_id=pool.node_id)
+    for name, units in needs:
+        available = _available(pool, name, units)
+        if available < units:
+            of_devices = name in pool.devices
+            total = _most(pool, name, units)
+            bundle = -1 if pool.key is None else pool.key[1]
+            return Reason(
+                ReasonKind.BUSY, name, units, available, total, pool.node_id, bundle, of_devices
+            )
+    if not pool.admits(owner, needs):
+        name, units = needs[0]
+        return Reason(ReasonKind.RESERVED, name, units, node_id=pool.node_id)
+    return Reason(ReasonKind.QUEUED, node_id=pool.node_id)
+
+
+def _available(pool: ResourcePool, name: str, units: int) -> int:
+    """What is free for such an amount: on one device, as whole devices, or of a scalar."""
+    devices = pool.devices.get(name)
+    if devices is None:
+        return pool.free.get(name, 0)
+    if units < UNIT:
+        return max(max(devices.free, default=0), 0)
+    return devices.whole_free * UNIT
+
+
+def _most(pool: ResourcePool, name: str, units: int) -> int:
+    """What such an amount could draw on if nothing were held."""
+    devices = pool.devices.get(name)
+    if devices is None:
+        return pool.total.get(name, 0)
+    return _most_of_devices(devices, units)
+
+
+def _most_of_devices(devices: Devices, units: int) -> int:
+    usable = devices.usable()
+    if units < UNIT:
+        return max(usable, default=0)
+    return usable.count(UNIT) * UNIT
+
+
+def _gap(needs: Needs, pool: ResourcePool) -> float:
+    """How much is missing, each resource as a share of what is needed of it."""
+    return sum(max(0.0, 1 - _available(pool, name, units) / units) for name, units in needs)
+
+
+def _amount(name: str, units: int) -> str:
+    if name not in _BYTES:
+        return f"{from_units(units):.10g}"
+    size = from_units(units)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(size) < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"

@@ -1,0 +1,287 @@
+"""Pools: what a node has, or a bundle has reserved, and what of it is free.
+
+Responsible for exact bookkeeping; not for which pool a demand goes to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.head.amounts import UNIT, from_units, to_units
+from miniray.head.devices import Devices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from miniray.head.amounts import Needs
+    from miniray.head.devices import DeviceShares
+
+
+class Allocation(NamedTuple):
+    """What one lease or one bundle holds: exactly this is given back."""
+
+    node_id: str
+    #: Scalar amounts in fixed point.
+    scalars: Needs = ()
+    #: Per device resource, the devices and the share held of each.
+    devices: tuple[tuple[str, DeviceShares], ...] = ()
+    #: (placement group id, bundle index) that it draws on, if any.
+    bundle: tuple[bytes, int] | None = None
+
+    def device_ids(self, resource: str) -> list[str]:
+        """Ids of the held devices of a resource, in the node's order."""
+        return [id for name, shares in self.devices if name == resource for id, _ in shares]
+
+    @property
+    def cpu(self) -> int:
+        """Fixed-point CPU held."""
+        return next((units for name, units in self.scalars if name == "CPU"), 0)
+
+    def names(self) -> set[str]:
+        """Names of the resources held."""
+        return {name for name, _ in self.scalars} | {name for name, _ in self.devices}
+
+    def resources(self) -> dict[str, float]:
+        """Amounts held per resource name, in units."""
+        held = {name: from_units(units) for name, units in self.scalars}
+        for name, shares in self.devices:
+            held[name] = from_units(sum(units for _, units in shares))
+        return held
+
+
+class Reservation(NamedTuple):
+    """Room on a pool that is set aside for a demand that has waited long."""
+
+    #: Who may use it; compared by identity.
+    owner: object
+    needs: Needs
+
+
+class ResourcePool:
+    """What one node has, or one bundle has reserved, and what of it is free.
+
+    CPU may go below zero: a task that resumes takes its CPU at once, and the pool
+    is in debt until others end.
+    """
+
+    __slots__ = (
+        "closed",
+        "devices",
+        "free",
+        "key",
+        "labels",
+        "last_placed",
+        "leases",
+        "load",
+        "node_id",
+        "order",
+        "reservation",
+        "total",
+        "version",
+    )
+
+    def __init__(
+        self,
+        node_id: str,
+        scalars: Iterable[tuple[str, int]],
+        devices: Iterable[tuple[str, Iterable[tuple[str, int]]]] = (),
+        labels: Mapping[str, str] | None = None,
+        bundle: tuple[bytes, int] | None = None,
+    ) -> None:
+        self.node_id = node_id
+        #: (group id, index) for a bundle, None for a node.
+        self.key = bundle
+        self.total: dict[str, int] = dict(scalars)
+        self.free: dict[str, int] = dict(self.total)
+        self.devices = {name: Devices(shares) for name, shares in devices}
+        self.labels: Mapping[str, str] = labels or {}
+        #: Grants nothing new: draining, or gone.
+        self.closed = False
+        #: Position in the stable order of its set.
+        self.order = 0
+        #: Counts every change, so that what was computed from the pool can be told stale.
+        self.version = 0
+        #: CPU that leases needed to be placed and don't hold; counts as use when pools are ranked.
+        self.load = 0
+        #: Number of the last placement made here, for taking turns.
+        self.last_placed = 0
+        self.leases: set[bytes] = set()
+        self.reservation: Reservation | None = None
+
+    # --- asking --------------------------------------------------------------------
+    def fits(self, needs: Needs) -> bool:
+        """Whether all of this is free now."""
+        if self.closed:
+            return False
+        free = self.free
+        for name, units in needs:
+            have = free.get(name)
+            if have is None:
+                devices = self.devices.get(name)
+                if devices is None or not devices.fits(units):
+                    return False
+            elif have < units:
+                return False
+        return True
+
+    def could_fit(self, needs: Needs) -> bool:
+        """Whether all of this would be free if nothing were held."""
+        for name, units in needs:
+            devices = self.devices.get(name)
+            if devices is not None:
+                if not devices.could_fit(units):
+                    return False
+            elif self.total.get(name, 0) < units:
+                return False
+        return True
+
+    def admits(self, owner: object, needs: Needs) -> bool:
+        """Whether this fits now and leaves alone what is reserved for others."""
+        if not self.fits(needs):
+            return False
+        reservation = self.reservation
+        if reservation is None or reservation.owner is owner:
+            return True
+        reserved = dict(reservation.needs)
+        return all(
+            name not in reserved
+            or (name in self.free and self.free[name] - units >= reserved[name])
+            for name, units in needs
+        )
+
+    def utilisation(self, names: Iterable[str]) -> float:
+        """Share in use of the most used of these resources; 0 to 1, above 1 in debt."""
+        most = 0.0
+        for name in names:
+            total = self.total.get(name)
+            if total:
+                used = total - self.free[name] + (self.load if name == "CPU" else 0)
+                most = max(most, used / total)
+            elif (devices := self.devices.get(name)) is not None and devices.ids:
+                most = max(most, 1 - sum(devices.free) / sum(devices.capacity))
+        return most
+
+    def totals(self) -> dict[str, int]:
+        """Fixed-point amount of each resource; devices out of service are left out."""
+        usable = {name: sum(devices.usable()) for name, devices in self.devices.items()}
+        return self.total | usable
+
+    def available(self) -> dict[str, int]:
+        """Fixed-point free amount of each resource; 0 in debt, all 0 if nothing new is granted."""
+        if self.closed:
+            return dict.fromkeys([*self.free, *self.devices], 0)
+        free = {name: max(units, 0) for name, units in self.free.items()}
+        return free | {name: devices.available() for name, devices in self.devices.items()}
+
+    # --- changing ------------------------------------------------------------------
+    def allocate(self, needs: Needs) -> Allocation:
+        """Take all of this; only for needs that fit."""
+        scalars = []
+        devices = []
+        for name, units in needs:
+            if name in self.free:
+                self.free[name] -= units
+                scalars.append((name, units))
+            else:
+                devices.append((name, self.devices[name].take(units)))
+        self.version += 1
+        return Allocation(self.node_id, tuple(scalars), tuple(devices), self.key)
+
+    def adopt(self, allocation: Allocation) -> None:
+        """Count an allocation made earlier, as a daemon reports it.
+
+        Raises:
+            ValueError: it names a resource or device that is not here, or a device without room.
+        """
+        unknown = allocation.names() - set(self.free) - set(self.devices)
+        if unknown:
+            raise ValueError(f"node {self.node_id} has no {', '.join(sorted(unknown))}")
+        taken: list[tuple[str, DeviceShares]] = []
+        try:
+            for name, shares in allocation.devices:
+                self.devices[name].take_exactly(shares)
+                taken.append((name, shares))
+        except ValueError as error:
+            for name, shares in taken:
+                self.devices[name].put(shares)
+            raise ValueError(f"node {self.node_id}: {error}") from None
+        for name, units in allocation.scalars:
+            self.free[name] -= units
+        self.version += 1
+
+    def release(self, allocation: Allocation) -> None:
+        """Give back an allocation: the exact reverse of ``allocate`` and ``adopt``."""
+        for name, units in allocation.scalars:
+            self.free[name] += units
+        for name, shares in allocation.devices:
+            self.devices[name].put(shares)
+        self.version += 1
+
+    def add_cpu(self, units: int) -> None:
+        """Add free CPU (a task blocks) or take it, if negative, even into debt (it resumes)."""
+        self.free["CPU"] += units
+        self.version += 1
+
+    def set_in_service(self, resource: str, device_id: str, in_service: bool) -> bool:
+        """Take a device out of service or back into it; False if nothing changed."""
+        devices = self.devices.get(resource)
+        if devices is None or not devices.set_in_service(device_id, in_service):
+            return False
+        self.version += 1
+        return True
+
+    def copy(self) -> ResourcePool:
+        """An independent copy of the amounts, for what-if questions."""
+        twin = self.emptied()
+        twin.free = dict(self.free)
+        twin.devices = {name: devices.copy() for name, devices in self.devices.items()}
+        twin.closed, twin.reservation = self.closed, self.reservation
+        return twin
+
+    def emptied(self) -> ResourcePool:
+        """A copy in which nothing is held."""
+        devices = [
+            (
+                name,
+                [
+                    pair
+                    for pair in zip(held.ids, held.capacity, strict=True)
+                    if pair[0] not in held.out
+                ],
+            )
+            for name, held in self.devices.items()
+        ]
+        return ResourcePool(self.node_id, self.total.items(), devices, self.labels, self.key)
+
+
+def node_pool(
+    node_id: str,
+    resources: Mapping[str, float],
+    devices: Mapping[str, Sequence[str]] | None = None,
+    labels: Mapping[str, str] | None = None,
+) -> ResourcePool:
+    """Make the pool of a node from what its daemon declares.
+
+    Args:
+        node_id: hex id of the node.
+        resources: amount per scalar resource, in units; names in ``devices`` are left out.
+        devices: device ids per device resource, in the order in which they are to be used.
+        labels: the node's labels.
+
+    Raises:
+        ValueError: an amount is malformed or a device id is named twice.
+    """
+    devices = devices or {}
+    return ResourcePool(
+        node_id,
+        [(name, to_units(resources[name], name)) for name in resources if name not in devices],
+        [(name, [(id, UNIT) for id in ids]) for name, ids in devices.items()],
+        labels,
+    )
+
+
+def bundle_pool(
+    allocation: Allocation, labels: Mapping[str, str], key: tuple[bytes, int]
+) -> ResourcePool:
+    """Make the pool of a bundle from what it reserved on its node."""
+    return ResourcePool(allocation.node_id, allocation.scalars, allocation.devices, labels, key)

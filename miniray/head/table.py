@@ -1,0 +1,280 @@
+"""The resource table: pools, leases, queues and groups, and the work of filling freed room.
+
+Responsible for keeping them consistent and for granting whatever fits; the
+requests that change the table are in ``scheduler.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from typing import TYPE_CHECKING
+
+from miniray.core.runtime import BundleAffinity
+from miniray.head.amounts import UNIT
+from miniray.head.demands import Decisions, Grant, PlacedBundles, Unschedulable, Waiting
+from miniray.head.groups import Group, GroupTable
+from miniray.head.queues import Domain, Pending, ShapeQueue
+from miniray.head.reservations import lift, reserve_for_group, reserve_for_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from miniray.head.demands import Demand, LeaseRequest
+    from miniray.head.reasons import Reason
+    from miniray.head.resources import Allocation, ResourcePool
+
+_RESERVATIONS_AT_ONCE = 16  # reservations made per call, each looks at every node
+
+
+@dataclasses.dataclass(slots=True)
+class Lease:
+    """A granted lease."""
+
+    pool: ResourcePool
+    allocation: Allocation
+    #: Fixed-point CPU counted as load of the pool though not held.
+    load: int = 0
+    #: Its CPU is given back while its task waits.
+    cpu_released: bool = False
+
+
+class ResourceTable:
+    """State of the scheduler. Whoever makes room calls ``grow``, and in the end ``settle``."""
+
+    def __init__(self, reserve_after: float, threshold: float) -> None:
+        self.domain = Domain(threshold)
+        self.groups = GroupTable(threshold)
+        self.leases: dict[bytes, Lease] = {}
+        #: Queue of each waiting request.
+        self.queue_of: dict[bytes, ShapeQueue] = {}
+        self.time = float("-inf")
+        self._reserve_after = reserve_after
+        self._threshold = threshold
+        self._arrivals = 0
+        self._placements = 0
+        #: Domains that may have waiting requests.
+        self._busy: dict[Domain, None] = {}
+        #: Pools that got room, with the names of what grew (None: anything).
+        self._grown: dict[ResourcePool, set[str] | None] = {}
+        self._reserve_again = False
+
+    # --- asking --------------------------------------------------------------------
+    @property
+    def nodes(self) -> Mapping[str, ResourcePool]:
+        """The nodes by id."""
+        return self.domain.pools.pools  # type: ignore[return-value]
+
+    def domain_for(self, demand: Demand) -> Domain:
+        """The pools that a demand chooses from; its group must exist."""
+        if isinstance(demand.placement, BundleAffinity):
+            return self.groups.groups[demand.placement.placement_group_id].domain
+        return self.domain
+
+    def waiting_queues(self) -> Iterator[ShapeQueue]:
+        """Queues in which something waits."""
+        for domain in tuple(self._busy):
+            if domain.waiting:
+                yield from domain.waiting
+            else:
+                del self._busy[domain]
+
+    def next_deadline(self) -> float | None:
+        """The first time after now at which something will have waited long."""
+        since = [queue.head.since for queue in self.waiting_queues()]
+        since.extend(group.since for group in self.groups.unplaced.values())
+        deadlines = [start + self._reserve_after for start in since]
+        return min((deadline for deadline in deadlines if deadline > self.time), default=None)
+
+    # --- leases --------------------------------------------------------------------
+    def next_arrival(self) -> int:
+        """Number of the next request or group, in order of arrival."""
+        self._arrivals += 1
+        return self._arrivals
+
+    def grant(self, queue: ShapeQueue, lease_id: bytes, pool: ResourcePool, out: Decisions) -> None:
+        """Grant a lease of a queue's shape on a pool that admits it."""
+        demand = queue.demand
+        allocation = pool.allocate(demand.needs)
+        pool.load += demand.load
+        pool.leases.add(lease_id)
+        self._placements += 1
+        pool.last_placed = self._placements
+        self._note_sharing(queue.domain, pool, allocation)
+        self.leases[lease_id] = Lease(pool, allocation, demand.load)
+        out.grants.append(Grant(lease_id, allocation))
+
+    def adopt(self, lease_id: bytes, allocation: Allocation, node: ResourcePool) -> None:
+        """Count a lease as its daemon reports it; ValueError if it does not fit the table."""
+        pool: ResourcePool | None = node
+        if lease_id in self.leases:
+            raise ValueError(f"lease {lease_id.hex()} exists already")
+        if allocation.bundle is not None:
+            pool = self.groups.pool_of(allocation.bundle)
+        if pool is None or pool.node_id != node.node_id:
+            raise ValueError(f"lease {lease_id.hex()} draws on a bundle that is not on its node")
+        pool.adopt(allocation)
+        pool.leases.add(lease_id)
+        self.leases[lease_id] = Lease(pool, allocation)
+
+    def enqueue(self, queue: ShapeQueue, request: LeaseRequest, now: float) -> None:
+        """Let a request wait."""
+        queue.domain.add(queue, Pending(request, self.next_arrival(), now))
+        self.queue_of[request.lease_id] = queue
+        self._busy[queue.domain] = None
+
+    def dequeue(self, lease_id: bytes) -> ShapeQueue:
+        """Take a request out of its queue."""
+        queue = self.queue_of.pop(lease_id)
+        queue.domain.take(queue, lease_id)
+        return queue
+
+    def fail_all(self, queue: ShapeQueue, reason: Reason, out: Decisions) -> None:
+        """Fail every request of a queue."""
+        for lease_id in tuple(queue.waiting):
+            self.dequeue(lease_id)
+            out.failures.append(Unschedulable(lease_id, reason))
+        self.lift(queue)
+
+    def head_changed(self, queue: ShapeQueue) -> None:
+        """Drop what is set aside for a queue unless its head has waited long too."""
+        if not queue.waiting or queue.head.since > self.time - self._reserve_after:
+            self.lift(queue)
+
+    def report_infeasible(self, out: Decisions) -> None:
+        """Name the requests that no node can serve any more."""
+        for queue in self.domain.waiting:
+            if queue.was_infeasible:
+                continue
+            reason = queue.infeasible()
+            if reason is not None:
+                out.infeasible.extend(Waiting(lease_id, reason) for lease_id in queue.waiting)
+
+    # --- groups --------------------------------------------------------------------
+    def place_group(self, group: Group, out: Decisions) -> bool:
+        """Place the missing bundles of a group if there is room for all."""
+        bundles = self.groups.place(group, self.nodes)
+        if bundles is None:
+            return False
+        self.lift(group)
+        allocations = {}
+        for index, pool in bundles.items():
+            allocations[index] = group.state.allocations[index]
+            self._note_sharing(self.domain, self.nodes[pool.node_id], allocations[index])
+            self.grow(pool, None)
+        out.placed.append(PlacedBundles(group.state.group_id, allocations))
+        return True
+
+    def place_groups(self, out: Decisions, node: ResourcePool | None = None) -> None:
+        """Place what can be placed of the waiting groups, the oldest first.
+
+        Args:
+            out: where decisions go.
+            node: only this node has got room; None: any may have.
+        """
+        for first in self.groups.first_unplaced():
+            group: Group | None = first
+            while group is not None and (node is None or group.can_use(node)):
+                group = self.groups.next_alike(group) if self.place_group(group, out) else None
+
+    def free_bundle(self, pool: ResourcePool) -> None:
+        """Give a removed group's bundle back to its node if nothing holds it any more."""
+        allocation = self.groups.free_if_done(pool)
+        if allocation is not None:
+            node = self.nodes[allocation.node_id]
+            node.release(allocation)
+            self.grow(node, allocation.names())
+
+    # --- filling room --------------------------------------------------------------
+    def grow(self, pool: ResourcePool, names: set[str] | None) -> None:
+        """Note that a pool has more room: of these resources, or (None) of any."""
+        domain = self._domain_of(pool)
+        if domain is None:
+            return
+        domain.pools.note_growth(pool)
+        known = self._grown.get(pool, set())
+        self._grown[pool] = None if names is None or known is None else known | names
+
+    def forget(self, pool: ResourcePool) -> None:
+        """Drop a pool that is gone from what is to be filled."""
+        self._grown.pop(pool, None)
+        if pool.reservation is not None:
+            owner = pool.reservation.owner
+            assert isinstance(owner, ShapeQueue | Group)
+            self.lift(owner)
+
+    def lift(self, owner: ShapeQueue | Group) -> None:
+        """Drop what is set aside for an owner."""
+        for pool in lift(owner):
+            self._reserve_again = True
+            if not pool.closed:
+                self.grow(pool, None)
+
+    def reserve_soon(self) -> None:
+        """Let the next ``settle`` set room aside where that is due."""
+        self._reserve_again = True
+
+    def settle(self, out: Decisions, now: float) -> Decisions:
+        """Use all room that came free, then set room aside where that is due."""
+        self.time = max(self.time, now)
+        while True:
+            while self._grown:
+                pool, names = self._grown.popitem()
+                if pool.key is None:
+                    self.place_groups(out, pool)
+                self._fill(pool, names, out)
+            if not self._reserve_again:
+                return out
+            self._reserve_again = False
+            self._reserve()
+
+    def _fill(self, pool: ResourcePool, names: set[str] | None, out: Decisions) -> None:
+        """Grant what waits and fits on a pool, oldest first."""
+        domain = self._domain_of(pool)
+        if domain is None or not domain.waiting:
+            return
+        key = pool.node_id if pool.key is None else pool.key
+        fitting = [queue for queue in domain.interested(key, names) if queue.admits(pool)]
+        heap = [(queue.head.number, queue) for queue in fitting]
+        heapq.heapify(heap)
+        while heap:
+            _, queue = heapq.heappop(heap)
+            if not queue.admits(pool):
+                continue
+            lease_id = next(iter(queue.waiting))
+            self.dequeue(lease_id)
+            self.grant(queue, lease_id, pool, out)
+            self.lift(queue)
+            if queue.waiting:
+                heapq.heappush(heap, (queue.head.number, queue))
+
+    def _reserve(self) -> None:
+        """Set room aside for the oldest demands and groups that have waited long enough."""
+        due = self.time - self._reserve_after
+        owners: list[tuple[int, ShapeQueue | Group]] = [
+            (queue.head.number, queue)
+            for queue in self.waiting_queues()
+            if queue.reserved is None and queue.head.since <= due and queue.infeasible() is None
+        ]
+        owners.extend(
+            (group.number, group)
+            for group in self.groups.first_unplaced()
+            if not group.reserved and group.since <= due
+        )
+        for _, owner in heapq.nsmallest(_RESERVATIONS_AT_ONCE, owners, key=lambda pair: pair[0]):
+            if isinstance(owner, ShapeQueue):
+                reserve_for_queue(owner)
+            else:
+                reserve_for_group(owner, self.nodes.values(), self._threshold)
+
+    def _domain_of(self, pool: ResourcePool) -> Domain | None:
+        if pool.key is None:
+            return self.domain
+        group = self.groups.groups.get(pool.key[0])
+        return None if group is None else group.domain
+
+    @staticmethod
+    def _note_sharing(domain: Domain, pool: ResourcePool, allocation: Allocation) -> None:
+        for name, shares in allocation.devices:
+            if shares[0][1] < UNIT:
+                domain.pools.note_sharing(pool, name)

@@ -1,0 +1,51 @@
+"""What ``init()`` returns."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from miniray.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+
+class InitContext:
+    """The connection that ``init()`` made; used in ``with``, it shuts down at the end.
+
+    Attributes:
+        address_info: ``address`` (what another driver passes to ``init``), ``node_id``,
+            ``session_dir`` and more, by name.
+        python_version: Version of Python, as text.
+        miniray_version: Version of miniray, as text.
+    """
+
+    def __init__(self, address_info: Mapping[str, Any]) -> None:
+        self.address_info = dict(address_info)
+        self.python_version = ".".join(map(str, sys.version_info[:3]))
+        self.miniray_version = VERSION
+
+    def __getitem__(self, key: str) -> Any:
+        return self.address_info[key]
+
+    def disconnect(self) -> None:
+        """The same as ``miniray.shutdown()``."""
+        from miniray.api import shutdown
+
+        shutdown()
+
+    def __enter__(self) -> InitContext:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.disconnect()
+
+    def __repr__(self) -> str:
+        return f"InitContext(address={self.address_info.get('address')!r})"

@@ -1,0 +1,213 @@
+"""A plugin that lets mypy see through ``@remote``: ``plugins = ["miniray.mypy_plugin"]``.
+
+mypy ignores what a class decorator returns, and can't say of a handle that it has
+the methods of its class. With the plugin a decorated class has ``.remote`` with the
+constructor's parameters, handles have exactly the class's methods, marked or not,
+and refs are accepted for arguments given by name too. Nothing here runs in programs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mypy.nodes import ARG_STAR2, MDEF, Decorator, FuncDef, SymbolTableNode, TypeInfo, Var
+from mypy.plugin import AttributeContext, ClassDefContext, MethodSigContext, Plugin
+from mypy.types import (
+    AnyType,
+    CallableType,
+    FunctionLike,
+    Instance,
+    Parameters,
+    ProperType,
+    Type,
+    TypeOfAny,
+    UnionType,
+    get_proper_type,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_REMOTE = frozenset({"miniray.remote", "miniray.decorator.remote"})
+_HANDLE = "miniray.actor.ActorHandle"
+_ACTOR_CLASS = "miniray.actor.ActorClass"
+_ACTOR_METHOD = "miniray.actor.ActorMethod"
+_MARKED = "miniray._typing.Method"
+_REF = "miniray.object_ref.ObjectRef"
+_GENERATOR = "miniray.object_ref_generator.ObjectRefGenerator"
+_COROUTINE = "typing.Coroutine"
+_ITERATORS = frozenset(
+    f"typing.{name}" for name in ("Generator", "AsyncGenerator", "Iterator", "AsyncIterator")
+)
+#: Key in the metadata of classes that ``@remote`` decorates.
+_DECORATED = "miniray"
+#: Classes with a ``remote`` method whose signature takes refs.
+_CALLABLES = frozenset(
+    {
+        "miniray._typing.Remote",
+        "miniray.function.RemoteFunction",
+        _ACTOR_METHOD,
+        _ACTOR_CLASS,
+        _MARKED,
+    }
+)
+
+
+class MinirayPlugin(Plugin):
+    """What mypy asks for; see the module's docstring."""
+
+    def get_class_decorator_hook_2(self, fullname: str) -> Callable[[ClassDefContext], bool] | None:
+        """``@remote`` on a class."""
+        return _add_remote if fullname in _REMOTE else None
+
+    def get_class_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
+        """``Counter.remote`` and ``Counter.options``."""
+        class_name, _, name = fullname.rpartition(".")
+        if name not in ("remote", "options"):
+            return None
+        symbol = self.lookup_fully_qualified(class_name)
+        if symbol is None or not isinstance(symbol.node, TypeInfo):
+            return None
+        if _DECORATED not in symbol.node.metadata:
+            return None
+        return self._remote_of_class if name == "remote" else self._options_of_class
+
+    def get_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
+        """``handle.method``."""
+        class_name, _, name = fullname.rpartition(".")
+        if class_name != _HANDLE or name.startswith("__"):
+            return None
+        return lambda context: self._method_of_handle(context, name)
+
+    def get_method_signature_hook(
+        self, fullname: str
+    ) -> Callable[[MethodSigContext], FunctionLike] | None:
+        """``.remote(...)``."""
+        class_name, _, name = fullname.rpartition(".")
+        return self._taking_refs if name == "remote" and class_name in _CALLABLES else None
+
+    def _remote_of_class(self, context: AttributeContext) -> Type:
+        constructor = get_proper_type(context.type)
+        if not isinstance(constructor, CallableType):
+            return context.default_attr_type
+        handle = self._instance(_HANDLE, [constructor.ret_type])
+        return self._with_refs(self._as_function(constructor)).copy_modified(ret_type=handle)
+
+    def _options_of_class(self, context: AttributeContext) -> Type:
+        constructor = get_proper_type(context.type)
+        if not isinstance(constructor, CallableType):
+            return context.default_attr_type
+        actor_class = self._instance(_ACTOR_CLASS, [constructor.ret_type, _parameters(constructor)])
+        return CallableType(
+            arg_types=[AnyType(TypeOfAny.special_form)],
+            arg_kinds=[ARG_STAR2],
+            arg_names=["options"],
+            ret_type=actor_class,
+            fallback=self._instance("builtins.function", []),
+        )
+
+    def _method_of_handle(self, context: AttributeContext, name: str) -> Type:
+        handle = get_proper_type(context.type)
+        if not isinstance(handle, Instance) or handle.type.fullname != _HANDLE or not handle.args:
+            return context.default_attr_type
+        actor = get_proper_type(handle.args[0])
+        if not isinstance(actor, Instance) or name in handle.type.names:
+            return context.default_attr_type
+        symbol = actor.type.get(name)
+        if symbol is None:
+            if actor.type.fallback_to_any:
+                return context.default_attr_type
+            context.api.fail(
+                f'The actor class "{actor.type.name}" has no method "{name}"', context.context
+            )
+            return AnyType(TypeOfAny.from_error)
+        function, declared = _declaration(symbol.node)
+        is_static = function is not None and function.is_static
+        if isinstance(declared, Instance) and declared.type.fullname == _MARKED:
+            parameters, _returned, out = declared.args
+            plain = get_proper_type(function.type) if function is not None else None
+            if is_static and isinstance(plain, CallableType):
+                # mypy shows decorators a static method as a plain function, self or not.
+                parameters = _parameters(plain)
+            return self._instance(_ACTOR_METHOD, [parameters, out])
+        if not isinstance(declared, CallableType) or declared.variables:
+            return context.default_attr_type  # overloaded, generic or not annotated
+        return self._instance(
+            _ACTOR_METHOD,
+            [_parameters(declared, skip=0 if is_static else 1), self._result(declared.ret_type)],
+        )
+
+    def _result(self, returned: Type) -> Type:
+        """What ``.remote()`` gives for a method that returns this."""
+        proper = get_proper_type(returned)
+        if isinstance(proper, Instance):
+            if proper.type.fullname == _COROUTINE and len(proper.args) == 3:
+                return self._instance(_REF, [proper.args[2]])
+            if proper.type.fullname in _ITERATORS and proper.args:
+                return self._instance(_GENERATOR, [proper.args[0]])
+        return self._instance(_REF, [returned])
+
+    def _taking_refs(self, context: MethodSigContext) -> FunctionLike:
+        return self._with_refs(context.default_signature)
+
+    def _with_refs(self, plain: CallableType) -> CallableType:
+        """The signature with ``T | ObjectRef[T]`` for each T, unless it is like that already."""
+        if any(_takes_ref(kind) for kind in plain.arg_types):
+            return plain
+        return plain.copy_modified(
+            arg_types=[
+                UnionType.make_union([kind, self._instance(_REF, [kind])])
+                for kind in plain.arg_types
+            ]
+        )
+
+    def _as_function(self, constructor: CallableType) -> CallableType:
+        return constructor.copy_modified(
+            fallback=self._instance("builtins.function", []), name="remote"
+        )
+
+    def _instance(self, fullname: str, args: list[Type]) -> Instance:
+        symbol = self.lookup_fully_qualified(fullname)
+        assert symbol is not None, fullname
+        assert isinstance(symbol.node, TypeInfo), fullname
+        return Instance(symbol.node, args)
+
+
+def _add_remote(context: ClassDefContext) -> bool:
+    info = context.cls.info
+    info.metadata[_DECORATED] = {}
+    for name in ("remote", "options"):
+        var = Var(name, AnyType(TypeOfAny.special_form))
+        var.info = info
+        var.is_classvar = True
+        var.is_initialized_in_class = True
+        var._fullname = f"{info.fullname}.{name}"
+        info.names[name] = SymbolTableNode(MDEF, var, plugin_generated=True)
+    return True
+
+
+def _declaration(node: object) -> tuple[FuncDef | None, ProperType | None]:
+    """The function behind a symbol, and the type that it has after its decorators."""
+    if isinstance(node, FuncDef):
+        return node, get_proper_type(node.type)
+    if isinstance(node, Decorator):
+        return node.func, get_proper_type(node.var.type)
+    return None, None
+
+
+def _takes_ref(kind: Type) -> bool:
+    proper = get_proper_type(kind)
+    items = proper.items if isinstance(proper, UnionType) else [proper]
+    refs = [get_proper_type(item) for item in items]
+    return any(isinstance(item, Instance) and item.type.fullname == _REF for item in refs)
+
+
+def _parameters(function: CallableType, skip: int = 0) -> Parameters:
+    return Parameters(
+        function.arg_types[skip:], function.arg_kinds[skip:], function.arg_names[skip:]
+    )
+
+
+def plugin(_version: str) -> type[Plugin]:
+    """Entry point of mypy."""
+    return MinirayPlugin

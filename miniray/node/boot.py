@@ -1,0 +1,225 @@
+"""Starting a node: from the options of a command or of init() to running processes.
+
+``start_node`` runs in the process that asks. It starts a new process, which becomes
+the node daemon and forks the template and, for a new cluster, the head; it answers
+through a pipe when the node is ready, or with the reason why not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from miniray.config import config
+from miniray.node.boot_options import BootError, BootOptions, BootResult
+
+if TYPE_CHECKING:
+    from miniray.session import Session
+
+logger = logging.getLogger(__name__)
+
+_PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent.parent)
+#: The current folder is left out of sys.path: a file of the user's may not shadow a module.
+_COMMAND = (
+    "import sys; sys.path = [p for p in sys.path if p];"
+    f"{_PACKAGE_PARENT!r} in sys.path or sys.path.append({_PACKAGE_PARENT!r});"
+    "from miniray.node.boot import main; main()"
+)
+
+
+class StartedNode:
+    """A node that this process has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], result: BootResult) -> None:
+        self.process = process
+        self.result = result
+
+
+def start_node(options: BootOptions) -> BootResult:
+    """Start a node and wait until it is ready.
+
+    Raises:
+        BootError: it could not be started; the text is one line for the user.
+        MinirayError: the head refused it.
+        OSError: its folders could not be made.
+    """
+    return launch(options).result
+
+
+def launch(options: BootOptions) -> StartedNode:
+    """``start_node`` that also gives the process, so that its end can be awaited."""
+    from miniray.session import SESSION_VARIABLE, create_session, remove_session
+
+    session = create_session(options.temp_dir)
+    read, write = os.pipe()
+    log = session.logs / "node.log"
+    request = json.dumps(
+        {
+            "options": json.loads(options.to_json()),
+            "session": [session.id, str(session.folder), str(session.socket_dir)],
+            "answer": write,
+        }
+    )
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(write,),
+                start_new_session=True,
+                env={**os.environ, SESSION_VARIABLE: session.id},
+            )
+    finally:
+        os.close(write)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        stdin.write(request.encode())
+    try:
+        answer = _read_answer(read, config().start_timeout, process)
+    except BaseException:
+        process.kill()
+        process.wait()
+        remove_session(session)
+        raise
+    if "error" in answer:
+        process.wait()
+        remove_session(session)
+        raise pickle.loads(bytes.fromhex(answer["error"]))
+    return StartedNode(process, BootResult(**answer))
+
+
+def _read_answer(fd: int, timeout: float, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    import select
+
+    deadline = time.monotonic() + timeout
+    data = b""
+    try:
+        while True:
+            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise BootError(f"The node was not ready within {timeout:g} s.")
+            piece = os.read(fd, 1 << 16)
+            if not piece:
+                break
+            data += piece
+    finally:
+        os.close(fd)
+    if not data:
+        code = process.wait()
+        raise BootError(f"The node ended while it started (exit code {code}); see its log.")
+    answer: dict[str, Any] = json.loads(data)
+    return answer
+
+
+# --- in the new process ------------------------------------------------------------
+
+
+def main() -> NoReturn:
+    """Entry of the new process."""
+    request = json.loads(sys.stdin.buffer.read())
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    from miniray.session import Session
+
+    id, folder, socket_dir = request["session"]
+    session = Session(id, Path(folder), Path(socket_dir))
+    options = BootOptions(**request["options"])
+    answer = os.fdopen(request["answer"], "w")
+    control, template_pid = _fork_template(session, answer)
+    code = 1
+    try:
+        code = _run(options, session, answer, control, template_pid)
+    except BaseException as error:
+        logger.exception("the node could not start")
+        _answer_error(answer, error)
+    logging.shutdown()
+    os._exit(code)
+
+
+def _answer_error(answer: Any, error: BaseException) -> None:
+    if answer.closed:
+        return
+    try:
+        data = pickle.dumps(error, 5)
+        pickle.loads(data)
+    except Exception:  # noqa: BLE001 - whatever cannot travel travels as text
+        data = pickle.dumps(BootError(f"{type(error).__name__}: {error}"), 5)
+    if not isinstance(error, Exception):
+        data = pickle.dumps(BootError(f"The start was interrupted: {error!r}"), 5)
+    answer.write(json.dumps({"error": data.hex()}))
+    answer.close()
+
+
+def _fork_template(session: Session, answer: Any) -> tuple[socket.socket, int]:
+    """Fork the template before anything heavy is imported and any thread runs."""
+    from miniray.node.template import control_pair, run_template
+
+    ours, theirs = control_pair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        os.close(answer.fileno())
+        run_template(theirs, ["miniray.worker.main"], str(session.socket_dir))
+    theirs.close()
+    return ours, pid
+
+
+def _run(
+    options: BootOptions,
+    session: Session,
+    answer: Any,
+    control: socket.socket,
+    template_pid: int,
+) -> int:
+    from miniray.node.template import set_subreaper
+
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    set_subreaper()
+    _raise_descriptor_limit()
+    from miniray.node.node_main import NodeStart
+
+    start = NodeStart(options, session, control, template_pid)
+    start.fork_head(answer)
+    return asyncio.run(start.run(answer))
+
+
+def _raise_descriptor_limit() -> None:
+    """Take as many descriptors as the hard limit allows."""
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def end_process(pid: int, timeout: float) -> None:
+    """End a child of this process: SIGTERM, then SIGKILL."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    import select
+
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+        ended, _, _ = select.select([fd], [], [], timeout)
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+    os.close(fd)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)

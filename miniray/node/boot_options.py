@@ -1,0 +1,275 @@
+"""What starting a node takes and gives: checked options in, addresses and pids out.
+
+Both travel as JSON between the process that asks and the one that boots. All checks of
+what a user may ask of a node are here, for ``init()`` and the command line alike; nothing
+here starts anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from miniray.accelerators.custom import parse_declaration
+from miniray.accelerators.registry import DEVICE_RESOURCES, GPU_FAMILIES, family_named
+from miniray.security.token import parse_token
+
+DEFAULT_HOST = "127.0.0.1"
+#: The port of a head started by the command line, as Ray's.
+DEFAULT_PORT = 6379
+
+#: Resources with options of their own, and how to say them.
+_OWN_OPTIONS = {
+    "CPU": "num_cpus",
+    "GPU": "num_gpus",
+    "memory": "memory",
+    "object_store_memory": "object_store_memory",
+}
+_RESOLUTION = 10_000  # the resource table counts in 1/10000 of a unit
+#: Kubernetes' rule for labels, which Ray follows: an optional DNS prefix, then a name.
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
+_LABEL_PREFIX = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z")
+_RESERVED_LABEL_PREFIXES = ("ray.io", "miniray.io")
+_MIN_OBJECT_STORE = 1024 * 1024
+_MAX_PORT = 65535
+#: Wildcards, and an address far outside (of a documentation network) to find the way out.
+_OUTSIDE = {"0.0.0.0": "192.0.2.1", "::": "2001:db8::1"}  # noqa: S104 - compared, not bound
+_WILDCARDS = frozenset(_OUTSIDE)
+
+
+class BootError(RuntimeError):
+    """A node could not be started. The text is one sentence for the user."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BootOptions:
+    """How to start a node. Sizes are bytes; None means: detect it on this machine.
+
+    Raises:
+        ValueError: A value is impossible; the text names the option, what was given and
+            what is allowed.
+    """
+
+    #: Start a cluster with its head here; else join the one at ``address``.
+    head: bool = True
+    #: ``HOST:PORT`` of the head to join.
+    address: str | None = None
+    #: The join token of the cluster to join.
+    token: str | None = dataclasses.field(default=None, repr=False)
+    #: Address to bind; None: see `bind_host`.
+    host: str | None = None
+    #: Port to bind; 0 takes a free one.
+    port: int = 0
+    #: What other machines are told to connect to; None: see `advertised_host`.
+    node_ip_address: str | None = None
+    num_cpus: float | None = None
+    num_gpus: int | None = None
+    #: Whose the GPUs are: "nvidia", "amd" or "intel"; None: the first of these that is found.
+    gpu_family: str | None = None
+    #: Further resources by name: an amount in units, or the declaration of custom devices,
+    #: ``{"count": 4, "env": "FPGA_VISIBLE_DEVICES"}`` (see ``accelerators/custom.py``).
+    resources: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    memory: int | None = None
+    object_store_memory: int | None = None
+    #: Where session folders go instead of ``/tmp``.
+    temp_dir: str | None = None
+    #: The cluster belongs to one driver and ends with it.
+    embedded: bool = False
+    #: The process whose end ends an embedded cluster.
+    parent_pid: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_place()
+        for name in ("num_cpus", "num_gpus", "memory", "object_store_memory"):
+            amount = getattr(self, name)
+            if amount is not None:
+                _check_amount(name, amount, whole=name != "num_cpus")
+        if self.object_store_memory is not None and self.object_store_memory < _MIN_OBJECT_STORE:
+            raise ValueError(
+                f"object_store_memory must be at least {_MIN_OBJECT_STORE} bytes (1 MiB), "
+                f"not {self.object_store_memory}."
+            )
+        if self.gpu_family is not None:
+            family_named(self.gpu_family, GPU_FAMILIES)
+        check_resources(self.resources)
+        check_labels(self.labels)
+        if self.embedded and (not self.head or self.parent_pid is None):
+            raise ValueError("An embedded cluster has its head here and needs parent_pid.")
+
+    def _check_place(self) -> None:
+        if not 0 <= self.port <= _MAX_PORT:
+            raise ValueError(f"port must be from 0 (any free one) to {_MAX_PORT}, not {self.port}.")
+        if self.host == "":
+            raise ValueError("host must name an address of this machine, such as 127.0.0.1.")
+        if self.head and self.address is not None:
+            raise ValueError(
+                "A head starts a cluster of its own: give either head or address, not both."
+            )
+        if self.head and self.token is not None:
+            raise ValueError("A head makes the token of its cluster: leave token out.")
+        if self.head:
+            return
+        if self.address is None:
+            raise ValueError("To join a cluster, give the address of its head as HOST:PORT.")
+        parse_address(self.address)
+        if not self.token:
+            raise ValueError(
+                "To join a cluster, give its token; `miniray start --head` printed it."
+            )
+        parse_token(self.token)
+
+    def to_json(self) -> str:
+        """The options as JSON. It contains the token: pass it by a pipe or a 0600 file."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> BootOptions:
+        """The inverse of `to_json`, with the same checks as the constructor."""
+        return cls(**json.loads(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class BootResult:
+    """A node that is up."""
+
+    #: ``HOST:PORT`` of the cluster's head, for other machines and for ``init()``.
+    address: str
+    #: Hex.
+    node_id: str
+    token: str = dataclasses.field(repr=False)
+    #: Where this machine's drivers and workers reach the node daemon.
+    socket_path: str
+    session_dir: str
+    #: Process ids by role: "boot" (ends the others when it is asked to end), "head", "node".
+    pids: Mapping[str, int]
+    #: The node's totals, in units.
+    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The result as JSON. It contains the token."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> BootResult:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split ``HOST:PORT`` (``[::1]:PORT`` for IPv6) into its parts.
+
+    Raises:
+        ValueError: It has another form; the text shows the right one.
+    """
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if bracketed else host
+    valid_port = port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT
+    if not colon or not bare or not valid_port or (":" in bare and not bracketed):
+        raise ValueError(
+            f"An address has the form HOST:PORT, such as 10.0.0.1:{DEFAULT_PORT} or "
+            f"[::1]:{DEFAULT_PORT}, not {address!r}."
+        )
+    return bare, int(port)
+
+
+def bind_host(options: BootOptions) -> str:
+    """The address that a node listens on: the one given, or the most private that works.
+
+    A head listens on loopback only. A joining node must be reached by the other nodes, so
+    it listens on its address on the way to the head, which is loopback for a head there.
+
+    Raises:
+        OSError: No route leads to the head; the text names it.
+    """
+    if options.host is not None:
+        return options.host
+    if options.address is None:
+        return DEFAULT_HOST
+    return _own_address_towards(*parse_address(options.address))
+
+
+def advertised_host(options: BootOptions) -> str:
+    """The address that other machines are told to connect to.
+
+    Raises:
+        OSError: The node listens on all addresses, and no route says which one to tell.
+    """
+    if options.node_ip_address is not None:
+        return options.node_ip_address
+    host = bind_host(options)
+    if host not in _WILDCARDS:
+        return host
+    if options.address is not None:
+        return _own_address_towards(*parse_address(options.address))
+    return _own_address_towards(_OUTSIDE[host], 9)
+
+
+def _own_address_towards(host: str, port: int) -> str:
+    """This machine's address on the way to another one. Nothing is sent."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.connect(address)  # of a datagram socket: only looks up the route
+            return str(sock.getsockname()[0])
+    except OSError as error:
+        raise OSError(
+            f"This machine's address on the way to {host} is not known ({error.strerror}). "
+            "Check the address, or give host and node_ip_address."
+        ) from None
+
+
+def check_resources(resources: Mapping[str, Any]) -> None:
+    """Refuse impossible custom resources of a node with a ValueError that names them."""
+    for name, amount in resources.items():
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"A resource needs a name, not {name!r}.")
+        if name in _OWN_OPTIONS:
+            raise ValueError(
+                f"resources must not contain {name!r}; use {_OWN_OPTIONS[name]} for it."
+            )
+        if name.startswith("node:"):
+            raise ValueError(
+                f"resources must not contain {name!r}: every node has its node:<ip> by itself."
+            )
+        devices = isinstance(amount, Mapping)
+        given = parse_declaration(name, amount)[1] if devices else amount
+        whole = devices or name in DEVICE_RESOURCES
+        _check_amount(f"resources[{name!r}]", given, whole=whole)
+
+
+def check_labels(labels: Mapping[str, Any]) -> None:
+    """Refuse labels that a label selector could not name, with a ValueError."""
+    for key, value in labels.items():
+        prefix, slash, name = key.rpartition("/")
+        if not _LABEL_NAME.match(name) or (slash and not _LABEL_PREFIX.match(prefix)):
+            raise ValueError(
+                f"A label's key is letters, digits, '-', '_' and '.', up to 63 of them, with an "
+                f"optional prefix such as example.com/, not {key!r}."
+            )
+        if any(prefix == p or prefix.endswith("." + p) for p in _RESERVED_LABEL_PREFIXES):
+            raise ValueError(f"Labels under {prefix}/ are set by the node itself, not {key!r}.")
+        if not isinstance(value, str) or (value and not _LABEL_NAME.match(value)):
+            raise ValueError(
+                f"The value of label {key!r} must be text of letters, digits, '-', '_' and '.', "
+                f"up to 63 of them, not {value!r}."
+            )
+
+
+def _check_amount(what: str, amount: Any, *, whole: bool) -> None:
+    if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+        raise ValueError(f"{what} must be a number, not {amount!r}.")  # noqa: TRY004 - one type for all
+    if not math.isfinite(amount) or amount < 0:
+        raise ValueError(f"{what} must be at least 0, not {amount}.")
+    if whole and amount != int(amount):
+        raise ValueError(f"{what} must be a whole number, not {amount}.")
+    if 0 < amount < 1 / _RESOLUTION:
+        raise ValueError(f"{what} must be 0 or at least {1 / _RESOLUTION}, not {amount}.")

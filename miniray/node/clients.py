@@ -1,0 +1,168 @@
+"""The drivers and workers that are connected to this daemon, and what they ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import pickle
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.config import config
+from miniray.core import protocol as p
+from miniray.core.wire import Connection, Listener
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable
+
+    from miniray.core.wire import Poller
+
+logger = logging.getLogger(__name__)
+
+
+class Client:
+    """One connected process."""
+
+    __slots__ = ("conn", "details", "is_driver", "job_id", "pid", "process_id")
+
+    def __init__(
+        self,
+        process_id: bytes,
+        *,
+        is_driver: bool,
+        pid: int,
+        job_id: bytes,
+        details: dict[str, Any],
+        conn: Connection,
+    ) -> None:
+        self.process_id = process_id
+        self.is_driver = is_driver
+        self.pid = pid
+        self.job_id = job_id
+        self.details = details
+        self.conn = conn
+
+
+class ClientEvents(Protocol):
+    """What the daemon does for its clients."""
+
+    def welcome(self, client: Client) -> dict[str, Any]:
+        """A process has introduced itself; returns what it must know."""
+
+    def gone(self, client: Client) -> None:
+        """A process hung up: it has ended, or its socket broke."""
+
+    def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
+        """Pass a request (number 0: a notice) on to the head."""
+
+    def relay(self, client: Client, node_id: bytes, process_id: bytes, body: bytes) -> None:
+        """Pass a message on to a process of another node."""
+
+
+class ClientServer:
+    """The daemon's socket for processes of this machine."""
+
+    def __init__(self, path: str, poller: Poller, key: bytes, events: ClientEvents) -> None:
+        self._poller = poller
+        self._key = key
+        self._events = events
+        self.clients: dict[bytes, Client] = {}
+        self._unnamed: set[Connection] = set()
+        #: Requests: method → coroutine function (client, *args) → result or (result, fd).
+        self.requests: dict[str, Callable[..., Awaitable[Any]]] = {}
+        #: Notices: method → function (client, *args).
+        self.notices: dict[str, Callable[..., None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = Listener(path, poller, self._accepted)
+
+    def _accepted(self, sock: socket.socket) -> None:
+        self._unnamed.add(
+            Connection(
+                sock,
+                self._poller,
+                self._key,
+                server=True,
+                on_message=self._received,
+                on_close=self._closed,
+                auth_timeout=config().auth_timeout,
+            )
+        )
+
+    def _received(self, conn: Connection, message: tuple[Any, ...]) -> None:
+        client: Client | None = conn.peer
+        kind = message[0]
+        if client is None:
+            self._introduce(conn, message)
+        elif kind == p.NODE_RELAY:
+            self._events.relay(client, message[1], message[2], message[3])
+        elif kind == p.NODE_REQUEST:
+            self._request(client, message[1], message[2], message[3])
+        elif kind == p.NODE_NOTICE:
+            self.notices[message[1]](client, *message[2])
+        elif kind == p.HEAD_REQUEST:
+            self._events.head_request(client, message[1], message[2], message[3])
+        elif kind == p.HEAD_NOTICE:
+            self._events.head_request(client, 0, message[1], message[2])
+        else:
+            logger.error("process %s sent message kind %r", client.process_id.hex(), kind)
+
+    def _introduce(self, conn: Connection, message: tuple[Any, ...]) -> None:
+        if message[0] != p.NODE_HELLO:
+            logger.error("a process sent message kind %r before its name", message[0])
+            conn.close()
+            return
+        _, process_id, role, pid, job_id, details = message
+        self._unnamed.discard(conn)
+        client = Client(
+            process_id,
+            is_driver=role == "driver",
+            pid=pid,
+            job_id=job_id,
+            details=details,
+            conn=conn,
+        )
+        conn.peer = client
+        self.clients[process_id] = client
+        conn.send((p.NODE_WELCOME, self._events.welcome(client)))
+
+    def _request(self, client: Client, number: int, method: str, args: tuple[Any, ...]) -> None:
+        task = asyncio.get_running_loop().create_task(self._answer(client, number, method, args))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(
+        self, client: Client, number: int, method: str, args: tuple[Any, ...]
+    ) -> None:
+        try:
+            result, fd = await self.requests[method](client, *args)
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            client.conn.send((p.NODE_REPLY, number, pickle.dumps(error, 5), None, False))
+            return
+        if fd < 0:
+            client.conn.send((p.NODE_REPLY, number, None, result, False))
+        else:
+            client.conn.send_with_fds((p.NODE_REPLY, number, None, result, True), [os.dup(fd)])
+
+    def _closed(self, conn: Connection) -> None:
+        self._unnamed.discard(conn)
+        client: Client | None = conn.peer
+        if client is not None and self.clients.get(client.process_id) is client:
+            del self.clients[client.process_id]
+            self._events.gone(client)
+
+    def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> bool:
+        """Tell a process something; False if it is not connected."""
+        client = self.clients.get(process_id)
+        if client is None:
+            return False
+        client.conn.send((p.NODE_PUSH, topic, body))
+        return True
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        self._listener.close()
+        for client in list(self.clients.values()):
+            client.conn.close()
+        for conn in list(self._unnamed):
+            conn.close()

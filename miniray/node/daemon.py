@@ -1,0 +1,597 @@
+"""The node daemon: puts its parts together and passes messages between them.
+
+Clients (drivers and workers of this machine) on one side, the head and other
+daemons on the other; worker processes and shared memory in between. What each part
+does is in its own module.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import marshal
+import os
+import pickle
+import platform
+import signal
+import socket
+from typing import TYPE_CHECKING, Any
+
+from miniray._proto import common_pb2, head_pb2, node_pb2, node_pb2_grpc
+from miniray.config import config
+from miniray.core import protocol as p
+from miniray.exceptions import NodeDiedError, RuntimeEnvSetupError
+from miniray.node.async_poller import AsyncPoller
+from miniray.node.clients import Client, ClientServer
+from miniray.node.head_session import HeadSession
+from miniray.node.objects import NodeObjects
+from miniray.node.relay import RelayHub
+from miniray.node.segments import SegmentStore
+from miniray.node.template_client import TemplateClient
+from miniray.node.watches import Watches
+from miniray.node.workers import NodeLease, Worker, WorkerPool, encode_error
+from miniray.runtime_env.install import EnvironmentManager
+from miniray.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    import grpc
+
+    from miniray.node.node_config import NodeConfig
+
+logger = logging.getLogger(__name__)
+
+#: Packages travel to the head and back in pieces of this size.
+BLOB_PIECE = 8 * 1024 * 1024
+
+
+class NodeDaemon:
+    """One node."""
+
+    def __init__(self, node: NodeConfig, control: socket.socket, template_pid: int) -> None:
+        self._config = node
+        self.node_id = node.node_id
+        self._loop = asyncio.get_running_loop()
+        self._poller = AsyncPoller(self._loop)
+        self._watches = Watches()
+        self._code: dict[bytes, bytes] = {}
+        self._head_answers: dict[int, asyncio.Future[bytes]] = {}
+        self._head_numbers = 0
+        self._actor_leases: dict[bytes, NodeLease] = {}
+        self.stopped = asyncio.Event()
+        self.stop_reason = ""
+        self._template = TemplateClient(
+            control, template_pid, self._worker_exited, self._template_gone
+        )
+        self._relay = RelayHub(self.node_id, node.dial, self._relayed, self._node_unreachable)
+        self.store = SegmentStore(node.object_store_capacity)
+        self._objects = NodeObjects(self.node_id, self.store, self._relay)
+        self._environments = EnvironmentManager(node.environments_folder)
+        self._clients = ClientServer(node.socket_path, self._poller, node.socket_key, self)
+        self._install_handlers()
+        self._session: HeadSession
+        self._head_epoch = 0
+        self._pool = WorkerPool(
+            template=lambda: self._template,
+            events=self,
+            environments=self._environments,
+            accelerators=node.accelerators,
+            base_spec={
+                "node_id": self.node_id,
+                "node_socket": node.socket_path,
+                "key": node.socket_key,
+                "machine": node.machine,
+            },
+            logs=node.logs,
+            soft_limit=max(1, int(node.scalars.get("CPU", 1))),
+        )
+
+    def _install_handlers(self) -> None:
+        self._clients.requests.update(
+            {
+                "create_segment": self._create_segment,
+                "map_segment": self._map_segment,
+                "get_code": self._get_code,
+            }
+        )
+        self._clients.notices.update(
+            {
+                "seal_segment": lambda _client, number: self.store.seal(number),
+                "free_segment": lambda _client, node, number: self._objects.free(node, number),
+                "unmapped": lambda client, numbers: self.store.unmap(numbers, client.process_id),
+                "put_code": self._put_code,
+                "watch": self._watch,
+                "ready": lambda client: self._pool.ready(client.process_id),
+                "blocked": self._blocked,
+                "exiting": self._exiting,
+                "actor_ready": self._actor_ready,
+                "actor_failed": self._actor_failed,
+                "shutdown": lambda _client: self.stop("the driver called shutdown()"),
+            }
+        )
+
+    # --- the head ----------------------------------------------------------------
+    async def join(self, channel: grpc.aio.Channel, timeout: float) -> head_pb2.Welcome:
+        """Open the session with the head."""
+        self._session = HeadSession(channel, self._hello, self._from_head)
+        welcome = await self._session.open(timeout)
+        self._head_epoch = welcome.epoch
+        for node in welcome.nodes:
+            self._relay.joined(node.node_id, node.address)
+        return welcome
+
+    @property
+    def session(self) -> HeadSession:
+        """The session with the head."""
+        return self._session
+
+    def _hello(self) -> head_pb2.NodeHello:
+        node = self._config
+        return head_pb2.NodeHello(
+            node_id=self.node_id,
+            version=VERSION,
+            python=platform.python_version(),
+            host=node.host,
+            address=node.address,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            resources=json.dumps(
+                {
+                    "scalars": node.scalars,
+                    "devices": {
+                        name: list(group.ids) for name, group in node.accelerators.devices.items()
+                    },
+                    "fractional": {
+                        name: group.fractional for name, group in node.accelerators.devices.items()
+                    },
+                    "labels": node.labels,
+                }
+            ).encode(),
+            leases=[
+                head_pb2.RunningLease(
+                    lease=lease.number,
+                    epoch=lease.epoch,
+                    process_id=lease.worker.process_id if lease.worker is not None else b"",
+                    owner=lease.owner,
+                    actor_id=lease.actor_id or b"",
+                    allocation=json.dumps(lease.allocation).encode(),
+                )
+                for lease in self._pool.leases.values()
+            ],
+            session_dir=str(node.session_dir),
+            socket_path=node.socket_path,
+            is_head_node=node.is_head,
+        )
+
+    def _from_head(self, message: head_pb2.ToNode) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "reply":
+            self._head_reply(message.reply)
+        elif kind == "push":
+            push = message.push
+            self._clients.push(push.process_id, push.topic, marshal.loads(push.body))
+        elif kind == "start_lease":
+            self._start_lease(message.start_lease)
+        elif kind == "start_actor":
+            self._start_actor(message.start_actor)
+        elif kind == "end_lease":
+            self._pool.end(message.end_lease.lease, kill=message.end_lease.kill)
+        elif kind == "end_actor":
+            self._pool.end(message.end_actor.lease, kill=message.end_actor.kill)
+        elif kind == "node_joined":
+            self._relay.joined(message.node_joined.node_id, message.node_joined.address)
+        elif kind == "node_died":
+            self._node_died(message.node_died.node_id)
+        elif kind == "stop":
+            self.stop(message.stop.reason)
+
+    def _start_lease(self, start: head_pb2.StartLease) -> None:
+        self._pool.start(
+            NodeLease(
+                number=start.lease,
+                epoch=start.epoch,
+                owner=start.owner,
+                job_id=start.job_id,
+                spec=json.loads(start.spec),
+                allocation=json.loads(start.allocation),
+            )
+        )
+
+    def _start_actor(self, start: head_pb2.StartActor) -> None:
+        lease = NodeLease(
+            number=start.lease,
+            epoch=start.epoch,
+            owner=start.owner,
+            job_id=start.job_id,
+            spec=json.loads(start.spec),
+            allocation=json.loads(start.allocation),
+            actor_id=start.actor_id,
+            arguments=start.arguments,
+            restarts=start.restarts,
+        )
+        self._actor_leases[start.actor_id] = lease
+        self._pool.start(lease)
+
+    def _tell_head(self, **kind: Any) -> None:
+        self._session.send(head_pb2.FromNode(**kind))
+
+    def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
+        """A client's request to the head."""
+        self._tell_head(
+            request=common_pb2.ClientRequest(
+                process_id=client.process_id, request=number, method=method, body=body
+            )
+        )
+
+    def _head_reply(self, reply: common_pb2.ClientReply) -> None:
+        error = reply.error or None
+        if reply.process_id == self.node_id:
+            future = self._head_answers.pop(reply.request, None)
+            if future is not None and not future.done():
+                if error is not None:
+                    future.set_exception(pickle.loads(error))
+                else:
+                    future.set_result(reply.body)
+            return
+        client = self._clients.clients.get(reply.process_id)
+        if client is not None:
+            client.conn.send((p.HEAD_REPLY, reply.request, error, reply.body))
+
+    async def _ask_head(self, method: str, *args: Any) -> Any:
+        """The daemon's own requests."""
+        self._head_numbers += 1
+        number = self._head_numbers
+        future: asyncio.Future[bytes] = self._loop.create_future()
+        self._head_answers[number] = future
+        self._tell_head(
+            request=common_pb2.ClientRequest(
+                process_id=self.node_id, request=number, method=method, body=marshal.dumps(args)
+            )
+        )
+        return marshal.loads(await future)
+
+    # --- clients -----------------------------------------------------------------
+    def welcome(self, client: Client) -> dict[str, Any]:
+        """A process introduced itself."""
+        if client.is_driver:
+            self._tell_head(
+                attached=head_pb2.ProcessAttached(
+                    process_id=client.process_id,
+                    driver=True,
+                    pid=client.pid,
+                    job_id=client.job_id,
+                    details=json.dumps({**client.details, "machine": self._config.machine}),
+                )
+            )
+        else:
+            self._tell_head(
+                attached=head_pb2.ProcessAttached(
+                    process_id=client.process_id, pid=client.pid, job_id=client.job_id
+                )
+            )
+        return {
+            "node_id": self.node_id,
+            "address": self._config.cluster_address,
+            "session_dir": str(self._config.session_dir),
+        }
+
+    def gone(self, client: Client) -> None:
+        """A process hung up."""
+        if client.is_driver:
+            self._pool.end_job(client.job_id)
+            self._process_ended(client.process_id, client.pid, None, planned=True)
+            return
+        worker = self._pool.workers.get(client.process_id)
+        if worker is not None and worker.exiting is None:
+            # It usually is ending; if only its socket broke, it is of no use any more.
+            self._pool.kill(worker)
+
+    def _process_ended(
+        self, process_id: bytes, pid: int, code: int | None, *, planned: bool
+    ) -> None:
+        self._objects.process_died(process_id)
+        for node, watcher in self._watches.ended_here(process_id):
+            if node == self.node_id:
+                self._clients.push(watcher, "process_died", (process_id,))
+            else:
+                self._relay.send(node, node_pb2.Relayed(to=watcher, sender=process_id, gone=True))
+        self._tell_head(
+            ended=head_pb2.ProcessEnded(
+                process_id=process_id,
+                pid=pid,
+                exit_code=code or 0,
+                exit_known=code is not None,
+                planned=planned,
+            )
+        )
+
+    async def _create_segment(
+        self, client: Client, size: int, form: int, owner: bytes
+    ) -> tuple[int, int]:
+        segment = self.store.create(size, form, owner, client.process_id)
+        return segment.number, segment.fd
+
+    async def _map_segment(
+        self, client: Client, node_id: bytes, number: int, size: int
+    ) -> tuple[tuple[int, int], int]:
+        segment = await self._objects.map(node_id, number, size, client.process_id)
+        return (segment.number, segment.form), segment.fd
+
+    def _put_code(self, _client: Client, key: bytes, blob: bytes) -> None:
+        if key not in self._code:
+            self._code[key] = blob
+            self._tell_head(
+                request=common_pb2.ClientRequest(
+                    process_id=self.node_id,
+                    request=0,
+                    method="put_code",
+                    body=marshal.dumps((key, blob)),
+                )
+            )
+
+    async def _get_code(self, _client: Client, key: bytes) -> tuple[bytes | None, int]:
+        blob = self._code.get(key)
+        if blob is None:
+            blob = await self._ask_head("get_code", key)
+            if blob is not None:
+                self._code[key] = blob
+        return blob, -1
+
+    async def fetch_blob(self, uri: str) -> bytes:
+        """A package of a runtime environment."""
+        pieces = await self._ask_head("kv_get", "packages", uri)
+        if pieces is None:
+            raise RuntimeEnvSetupError(f"The package {uri} is not known to the cluster.")
+        return b"".join(
+            [
+                await self._ask_head("kv_get", "packages", f"{uri}#{number}")
+                for number in range(int(pieces))
+            ]
+        )
+
+    def _blocked(self, client: Client, blocked: bool) -> None:
+        worker = self._pool.workers.get(client.process_id)
+        if worker is not None and worker.lease is not None:
+            self._tell_head(
+                blocked=head_pb2.LeaseBlocked(lease=worker.lease.number, blocked=blocked)
+            )
+
+    # --- workers -----------------------------------------------------------------
+    def _exiting(self, client: Client, why: str) -> None:
+        self._pool.exiting(client.process_id, why)
+        worker = self._pool.workers.get(client.process_id)
+        if why == "exit_actor" and worker is not None and worker.lease is not None:
+            self._report_actor(worker, exiting=True)
+
+    def _report_actor(self, worker: Worker, **facts: Any) -> None:
+        lease = worker.lease
+        if lease is not None and lease.actor_id is not None:
+            self._tell_head(
+                actor=head_pb2.ActorReported(
+                    actor_id=lease.actor_id,
+                    lease=lease.number,
+                    process_id=worker.process_id,
+                    pid=worker.pid,
+                    **facts,
+                )
+            )
+
+    def _actor_ready(self, client: Client) -> None:
+        worker = self._pool.workers.get(client.process_id)
+        if worker is not None:
+            worker.pid = client.pid
+            self._report_actor(worker)
+
+    def _actor_failed(self, client: Client, error: bytes) -> None:
+        worker = self._pool.workers.get(client.process_id)
+        if worker is not None:
+            worker.failed = True
+            worker.exiting = "failed"
+            self._report_actor(worker, error=error)
+
+    def lease_started(self, lease: NodeLease, worker: Worker) -> None:
+        """A task lease has its worker."""
+        self._tell_head(
+            lease_started=head_pb2.LeaseStarted(
+                lease=lease.number, process_id=worker.process_id, pid=worker.pid
+            )
+        )
+
+    def lease_failed(self, lease: NodeLease, error: BaseException) -> None:
+        """A lease cannot have a worker."""
+        self._tell_head(
+            lease_failed=head_pb2.LeaseFailed(lease=lease.number, error=encode_error(error))
+        )
+
+    def lease_ended(self, lease: NodeLease) -> None:
+        """What a lease held is free."""
+        if lease.actor_id is not None:
+            self._actor_leases.pop(lease.actor_id, None)
+        self._tell_head(lease_ended=head_pb2.LeaseEnded(lease=lease.number))
+
+    def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
+        """A worker process is gone."""
+        planned = worker.exiting is not None
+        self._process_ended(worker.process_id, worker.pid, exit_code, planned=planned)
+
+    def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
+        """Tell a connected process something."""
+        self._clients.push(process_id, topic, body)
+
+    def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
+        """A worker printed lines: they go to the driver of its job."""
+        job_id = worker.pool_key[0]
+        body = (
+            worker.pid,
+            self.node_id.hex()[:8],
+            is_stderr,
+            [(line.name, line.text) for line in lines],
+        )
+        if self._clients.push(job_id, "log", body):
+            return
+        job = (worker.lease.spec.get("job") or {}) if worker.lease is not None else {}
+        node = bytes.fromhex(job.get("driver_node", ""))
+        if node and node != self.node_id:
+            self._relay.send(
+                node, node_pb2.Relayed(to=job_id, topic="log", body=marshal.dumps(body))
+            )
+
+    def _worker_exited(self, pid: int, status: int) -> None:
+        self._pool.on_exited(pid, status)
+
+    def _template_gone(self) -> None:
+        if not self.stopped.is_set():
+            logger.error("the template process ended; the node stops")
+            self._pool.template_gone()
+            self.stop("the template process of the node was killed")
+
+    # --- other nodes ---------------------------------------------------------------
+    def relay(self, client: Client, node_id: bytes, process_id: bytes, body: bytes) -> None:
+        """A client's message to a process of another node."""
+        if node_id == self.node_id:
+            self._deliver(self.node_id, client.process_id, process_id, body)
+            return
+        message = node_pb2.Relayed(to=process_id, sender=client.process_id, body=body)
+        if not self._relay.send(node_id, message):
+            client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
+
+    def _deliver(self, from_node: bytes, sender: bytes, to: bytes, body: bytes) -> bool:
+        client = self._clients.clients.get(to)
+        if client is not None:
+            client.conn.send((p.NODE_RELAYED, from_node, sender, body))
+            return True
+        if from_node == self.node_id:
+            self._clients.push(sender, "process_died", (to,))
+        else:
+            self._relay.send(from_node, node_pb2.Relayed(to=sender, sender=to, gone=True))
+        return False
+
+    def _relayed(self, node_id: bytes, message: node_pb2.Relayed) -> None:
+        """A message from another daemon."""
+        if message.topic:
+            self._clients.push(message.to, message.topic, marshal.loads(message.body))
+        elif message.body:
+            self._deliver(node_id, message.sender, message.to, message.body)
+        elif message.watch:
+            self._add_watch(message.to, node_id, message.sender)
+        elif message.gone:
+            for watcher in self._watches.ended_there(node_id, message.sender) | {message.to}:
+                self._clients.push(watcher, "process_died", (message.sender,))
+        elif message.freed:
+            self._objects.free_here(list(message.freed))
+        elif message.freed_copies:
+            self._objects.free_copies(node_id, list(message.freed_copies))
+
+    def _watch(self, client: Client, process_id: bytes, node_id: bytes) -> None:
+        if node_id == self.node_id:
+            self._add_watch(process_id, self.node_id, client.process_id)
+            return
+        message = node_pb2.Relayed(to=process_id, sender=client.process_id, watch=True)
+        if self._relay.send(node_id, message):
+            self._watches.add_there(node_id, process_id, client.process_id)
+        else:
+            client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
+
+    def _add_watch(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
+        if process_id in self._clients.clients or process_id in self._pool.workers:
+            self._watches.add_here(process_id, watcher_node, watcher)
+        elif watcher_node == self.node_id:
+            self._clients.push(watcher, "process_died", (process_id,))
+        else:
+            self._relay.send(
+                watcher_node, node_pb2.Relayed(to=watcher, sender=process_id, gone=True)
+            )
+
+    def _node_died(self, node_id: bytes) -> None:
+        self._relay.died(node_id)
+        self._objects.node_died(node_id)
+        self._tell_watchers(node_id)
+
+    def _node_unreachable(self, node_id: bytes) -> None:
+        self._tell_watchers(node_id)
+
+    def _tell_watchers(self, node_id: bytes) -> None:
+        for process_id, watchers in self._watches.node_ended(node_id).items():
+            for watcher in watchers:
+                self._clients.push(watcher, "process_died", (process_id,))
+
+    def services(self) -> NodeServicer:
+        """What other daemons call."""
+        return NodeServicer(self._relay, self._objects)
+
+    # --- ending ------------------------------------------------------------------
+    def stop(self, reason: str) -> None:
+        """End the node."""
+        if not self.stopped.is_set():
+            self.stop_reason = reason
+            logger.info("the node stops: %s", reason)
+            self.stopped.set()
+
+    def head_lost(self) -> NodeDiedError:
+        """The error of everything that waits for the head."""
+        return NodeDiedError(self.node_id.hex(), "the head of the cluster is gone")
+
+    async def close(self) -> None:
+        """Give everything back; the template ends the workers."""
+        self._template.close()
+        self._clients.close()
+        await asyncio.sleep(0)  # the hang-ups are written
+        await self._relay.close()
+        await self._session.close()
+        self.store.close()
+
+
+class NodeServicer(node_pb2_grpc.NodeServicer):
+    """The Node service."""
+
+    def __init__(self, relay: RelayHub, objects: NodeObjects) -> None:
+        self._relay = relay
+        self._objects = objects
+
+    async def Relay(  # noqa: N802 - gRPC's name
+        self,
+        incoming: AsyncIterator[node_pb2.RelayBatch],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Another node's stream."""
+        await self._relay.serve(incoming, context)
+
+    async def Fetch(  # noqa: N802 - gRPC's name
+        self, request: node_pb2.FetchRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[node_pb2.Chunk]:
+        """A segment in pieces."""
+        async for chunk in self._objects.serve(request):
+            yield chunk
+
+
+def stop_on_signals(daemon: NodeDaemon) -> None:
+    """SIGTERM and SIGINT end the node gently."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, daemon.stop, f"signal {signal.Signals(number).name}")
+
+
+def when_exits(pid: int, callback: Callable[[], None]) -> None:
+    """Call back when a process that is not our child ends."""
+    loop = asyncio.get_running_loop()
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        callback()
+        return
+
+    def ended() -> None:
+        loop.remove_reader(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
+        callback()
+
+    loop.add_reader(fd, ended)
+
+
+def grace() -> float:
+    """Seconds that the daemons of a started cluster wait for their head."""
+    return config().head_grace

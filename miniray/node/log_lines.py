@@ -1,0 +1,242 @@
+r"""Splits what a worker writes into lines, each under the name of what was running.
+
+Pure: bytes in, lines out. A mark ``\0miniray:name=<name>\0``, which the worker's own
+streams write (``worker/stdio.py``), names what follows it. Progress bars redraw a
+line; of many states that arrive together only the latest counts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MARK_START = b"\0miniray:name="
+MARK_END = b"\0"
+#: A line that is longer is passed on in pieces of this many bytes.
+MAX_LINE = 64 * 1024
+#: A mark that does not end within this many bytes is no mark.
+_MAX_MARK = 4096
+_CURSOR_UP = b"\x1b[A"
+#: So many bars below each other are followed.
+_MAX_BARS = 16
+
+
+class LogLine(NamedTuple):
+    """A line of output.
+
+    A state of a line that is still being redrawn ends in carriage returns: one if the
+    line is the lowest that is unfinished, two for the one below it, and so on (see
+    ``bar_row``). A finished line holds no line end.
+    """
+
+    name: str  # of the task or actor that wrote it; "" before the first mark
+    text: str
+
+
+def bar_row(text: str) -> int | None:
+    """Which unfinished line a text is a state of, 0 for the first; None if it is finished."""
+    returns = len(text) - len(text.rstrip("\r"))
+    return returns - 1 if returns else None
+
+
+def clean_name(name: str) -> str:
+    """A name as it can stand in a mark: on one line, and not too long."""
+    name = name[:256]
+    return name if name.isprintable() else "".join(c if c.isprintable() else " " for c in name)
+
+
+def mark(name: str) -> bytes:
+    """The mark that gives what follows a name."""
+    return MARK_START + clean_name(name).encode(errors="replace") + MARK_END
+
+
+class LineSplitter:
+    """Splits one stream of one worker.
+
+    Args:
+        name: What output before the first mark is attributed to.
+    """
+
+    def __init__(self, name: str = "") -> None:
+        self._name = name
+        self._unparsed = b""  # what may be the beginning of a mark or of a cursor movement
+        # Lines that are not finished. There is more than one only from a progress bar on,
+        # since the cursor may move up to it again; it is in self._rows[self._row].
+        self._rows = [_Row()]
+        self._row = 0
+        self._touched = False  # the row was written to since the cursor came to it
+
+    def feed(self, data: bytes) -> list[LogLine]:
+        """Return the lines that these bytes finish, and the latest states of progress bars."""
+        lines: list[LogLine] = []
+        data = self._unparsed + data
+        used = self._parse(data, lines)
+        self._unparsed = data[used:]
+        self._emit_states(lines)
+        return lines
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a progress bar has ended its line, but may yet turn out to have bars below it.
+
+        Call ``settle`` when nothing has come for a moment (tenths of a second).
+        """
+        return self._row > 0
+
+    def settle(self) -> list[LogLine]:
+        """Return the lines above the cursor: nothing has come, so they are finished."""
+        lines: list[LogLine] = []
+        self._emit_finished(lines)
+        return lines
+
+    def close(self) -> list[LogLine]:
+        """Return what is left when the stream has ended."""
+        lines: list[LogLine] = []
+        rest, self._unparsed = self._unparsed, b""
+        self._write(rest, lines)
+        self._finish(lines)
+        return lines
+
+    def _parse(self, data: bytes, lines: list[LogLine]) -> int:
+        """Write data and obey its marks; returns where an unfinished sequence begins."""
+        written = at = 0
+        while (start := data.find(b"\0", at)) >= 0:
+            end = data.find(MARK_END, start + 1, start + _MAX_MARK)
+            if end >= 0 and data.startswith(MARK_START, start):
+                self._write(data[written:start], lines)
+                self._finish(lines)
+                self._name = data[start + len(MARK_START) : end].decode(errors="replace")
+                written = at = end + 1
+            elif end < 0 and _may_become_mark(data[start : start + _MAX_MARK]):
+                self._write(data[written:start], lines)
+                return start
+            else:
+                at = start + 1
+        used = len(data) - _cursor_up_begun(data)
+        self._write(data[written:used], lines)
+        return used
+
+    def _write(self, data: bytes, lines: list[LogLine]) -> None:
+        """Move the cursor and write as a terminal would, as far as progress bars need it."""
+        for number, part in enumerate(data.split(b"\n")):
+            if number:
+                self._new_line(lines)
+            for index, piece in enumerate(part.split(_CURSOR_UP)):
+                if index:
+                    self._row = max(0, self._row - 1)
+                    self._touched = False
+                if piece:
+                    self._append(piece, lines)
+
+    def _new_line(self, lines: list[LogLine]) -> None:
+        if self._touched or self._row >= _MAX_BARS:
+            # A bar that had others below it would have moved back up after it drew one.
+            self._emit_finished(lines)
+        self._touched = False
+        if self._row == 0 and not self._rows[0].is_bar:
+            lines.append(LogLine(self._name, self._rows.pop(0).shown()))
+        else:
+            self._row += 1
+        if self._row == len(self._rows):
+            self._rows.append(_Row())
+        else:
+            self._rows[self._row].overwrite()
+
+    def _append(self, data: bytes, lines: list[LogLine]) -> None:
+        row = self._rows[self._row]
+        redrawn = row.write(data)
+        if self._row and ((redrawn and self._touched) or not row.is_bar):
+            # As above: bars below others are left after they were drawn, and plain text
+            # does not come between bars.
+            self._emit_finished(lines)
+        self._touched |= bool(data.strip(b"\r"))
+        while len(row.text) > MAX_LINE:
+            self._emit_finished(lines)
+            cut = _character_boundary(row.text, MAX_LINE)
+            lines.append(LogLine(self._name, _decoded(row.text[:cut])))
+            row.text = row.text[cut:]
+
+    def _emit_finished(self, lines: list[LogLine]) -> None:
+        """The lines above the cursor are finished."""
+        lines.extend(LogLine(self._name, row.shown()) for row in self._rows[: self._row])
+        del self._rows[: self._row]
+        self._row = 0
+
+    def _emit_states(self, lines: list[LogLine]) -> None:
+        for number, row in enumerate(self._rows):
+            if row.is_bar and row.changed:
+                row.changed = False
+                lines.append(LogLine(self._name, row.shown() + "\r" * (number + 1)))
+
+    def _finish(self, lines: list[LogLine]) -> None:
+        """Whatever is there is finished, with or without a line end."""
+        while self._rows and not self._rows[-1].shown():
+            self._rows.pop()
+        lines.extend(LogLine(self._name, row.shown()) for row in self._rows)
+        self._rows = [_Row()]
+        self._row = 0
+
+
+class _Row:
+    """A line that is not finished."""
+
+    __slots__ = ("_overwritten", "_returned", "changed", "is_bar", "text")
+
+    def __init__(self) -> None:
+        self.text = b""
+        self.is_bar = False  # it was redrawn at least once
+        self.changed = False  # since its state was last passed on
+        self._returned = False  # a carriage return came last, so what follows redraws the line
+        self._overwritten = False  # the cursor came from above, so what follows replaces it
+
+    def write(self, data: bytes) -> bool:
+        """Write at the cursor; returns whether that redraws the line from its beginning."""
+        # A trailing return may belong to a line end, or the next state is yet to come.
+        body = data.rstrip(b"\r")
+        if not body:
+            self._returned = True
+            return False
+        states = body.split(b"\r")
+        redrawn = self._returned or len(states) > 1
+        if redrawn or self._overwritten:
+            before = states[-2] if len(states) > 1 else self.text
+            # A bar that covers itself with spaces is gone; what follows is plain text.
+            self.is_bar = redrawn and not before.isspace()
+            self.text = b""
+        self.text += states[-1]
+        self.changed = True
+        self._overwritten = False
+        self._returned = len(body) < len(data)
+        return redrawn
+
+    def overwrite(self) -> None:
+        """The cursor has come to the beginning of the line."""
+        self._overwritten = True
+        self._returned = False
+
+    def shown(self) -> str:
+        """The text, without what a bar writes only to cover its earlier states."""
+        return _decoded(self.text.rstrip(b" ") if self.is_bar else self.text)
+
+
+def _may_become_mark(data: bytes) -> bool:
+    """Whether data that begins with NUL may be the first part of a mark."""
+    if len(data) >= _MAX_MARK:
+        return False
+    return data.startswith(MARK_START) or MARK_START.startswith(data)
+
+
+def _cursor_up_begun(data: bytes) -> int:
+    """How many bytes at the end of data may be the first part of a cursor movement."""
+    return next((n for n in (2, 1) if data.endswith(_CURSOR_UP[:n])), 0)
+
+
+def _character_boundary(text: bytes, limit: int) -> int:
+    """The last place up to ``limit`` where UTF-8 text can be cut (a character has <= 4 bytes)."""
+    for cut in range(limit, limit - 4, -1):
+        if text[cut] & 0xC0 != 0x80:
+            return cut
+    return limit
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode(errors="replace")

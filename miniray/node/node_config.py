@@ -1,0 +1,41 @@
+"""What a node daemon is told when it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import grpc
+
+    from miniray.accelerators import NodeAccelerators
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeConfig:
+    """Facts about one node. Sizes are bytes."""
+
+    node_id: bytes
+    session_dir: Path
+    logs: Path
+    #: Where drivers and workers of this machine connect.
+    socket_path: str
+    socket_key: bytes
+    #: Host and address that other machines reach this node at; the address may be unix:PATH.
+    host: str
+    address: str
+    #: What drivers pass to init().
+    cluster_address: str
+    is_head: bool
+    scalars: Mapping[str, float]
+    accelerators: NodeAccelerators
+    labels: Mapping[str, str]
+    object_store_capacity: int
+    environments_folder: Path
+    #: Tells machines (or containers) apart: a driver's paths mean something on its own only.
+    machine: str
+    #: Makes a channel to another daemon.
+    dial: Callable[[str], grpc.aio.Channel]

@@ -1,0 +1,297 @@
+"""The new node process: forks the head if it is to have one, then runs the daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import platform
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from miniray._proto import node_pb2_grpc
+from miniray.accelerators import Host, NodeAccelerators, resolve_node_accelerators
+from miniray.config import config
+from miniray.core.ids import new_id
+from miniray.node.boot import end_process
+from miniray.node.boot_options import (
+    BootError,
+    BootOptions,
+    BootResult,
+    advertised_host,
+    bind_host,
+    parse_address,
+)
+from miniray.node.daemon import NodeDaemon, stop_on_signals, when_exits
+from miniray.node.machine import inspect_machine
+from miniray.node.node_config import NodeConfig
+from miniray.security import channels
+from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
+from miniray.session import ClusterRecord, ProcessId, Session, write_record
+from miniray.version import VERSION
+
+logger = logging.getLogger(__name__)
+
+_NO_FINGERPRINT = bytes(32)
+
+
+class NodeStart:
+    """From options to a running node."""
+
+    def __init__(
+        self, options: BootOptions, session: Session, control: socket.socket, template_pid: int
+    ) -> None:
+        self.options = options
+        self.session = session
+        self._control = control
+        self._template_pid = template_pid
+        self._head_pid = 0
+        self._head_ready: int | None = None
+        self._node_id = new_id()
+        self._token = (
+            JoinToken(_NO_FINGERPRINT, make_secret())
+            if options.head
+            else parse_token(options.token or "")
+        )
+        self._socket_path = str(session.socket_dir / "node.sock")
+        self._head_path = str(session.socket_dir / "head.sock")
+        self._node_path = str(session.socket_dir / "peer.sock")
+
+    # --- the head ----------------------------------------------------------------
+    def fork_head(self, answer: Any) -> None:
+        """Fork the head: it shares what this process has imported."""
+        if not self.options.head:
+            return
+        from miniray.head import main as head_main
+        from miniray.head.head_options import HeadOptions
+
+        read, write = os.pipe2(os.O_CLOEXEC)
+        parent = os.pidfd_open(os.getpid())
+        tcp = not self.options.embedded
+        pid = os.fork()
+        if pid == 0:
+            self._control.close()
+            os.close(answer.fileno())
+            os.close(read)
+
+            def ready(facts: dict[str, Any]) -> None:
+                os.write(write, json.dumps(facts).encode())
+                os.close(write)
+
+            head_main.run_head(
+                HeadOptions(
+                    unix_path=self._head_path,
+                    tcp_host=bind_host(self.options) if tcp else None,
+                    tcp_port=self.options.port if tcp else None,
+                    secret=self._token.secret,
+                    session_dir=self.session.folder,
+                    cluster_id=self.session.id,
+                    ready=ready,
+                    parent_pidfd=parent,
+                )
+            )
+            os._exit(0)
+        os.close(write)
+        os.close(parent)
+        self._head_pid = pid
+        self._head_ready = read
+
+    async def _await_head(self) -> dict[str, Any]:
+        """What the head says when it is ready."""
+        assert self._head_ready is not None
+        loop = asyncio.get_running_loop()
+        data = await loop.run_in_executor(None, os.read, self._head_ready, 1 << 16)
+        os.close(self._head_ready)
+        if not data:
+            raise BootError(f"The head ended while it started; see {self.session.logs}/head.log.")
+        facts: dict[str, Any] = json.loads(data)
+        if "error" in facts:
+            raise BootError(facts["error"])
+        return facts
+
+    # --- the node ----------------------------------------------------------------
+    async def run(self, answer: Any) -> int:
+        """Start everything, answer, and stay until the node ends."""
+        loop = asyncio.get_running_loop()
+        accelerators_task = loop.run_in_executor(None, self._detect)
+        address = self.options.address or ""
+        authority: bytes | None = None
+        if self.options.head:
+            facts = await self._await_head()
+            address = facts["address"]
+            self._token = JoinToken(
+                bytes.fromhex(facts["fingerprint"])
+                if facts.get("fingerprint")
+                else _NO_FINGERPRINT,
+                self._token.secret,
+            )
+            head_target = f"unix:{self._head_path}"
+        else:
+            head_target = address
+            authority = await loop.run_in_executor(None, self._fetch_authority)
+        accelerators = await accelerators_task
+        server, node_address = await self._listen()
+        node = self._node_config(accelerators, address, node_address, authority)
+        daemon = NodeDaemon(node, self._control, self._template_pid)
+        stop_on_signals(daemon)
+        node_pb2_grpc.add_NodeServicer_to_server(daemon.services(), server)  # type: ignore[no-untyped-call]
+        await server.start()
+        channel = channels.channel(head_target, self._token.grpc_secret, authority)
+        await daemon.join(channel, config().start_timeout)
+        if self.options.parent_pid is not None:
+            when_exits(self.options.parent_pid, lambda: daemon.stop("the driver ended"))
+        write_token_file(self.session.token_file, self._token)
+        self._publish(address)
+        self._answer_ready(answer, node, address)
+        await self._stay(daemon)
+        await self._end(daemon, server)
+        return 0
+
+    def _detect(self) -> NodeAccelerators:
+        options = self.options
+        return resolve_node_accelerators(
+            options.num_gpus, options.resources, Host(), options.gpu_family
+        )
+
+    def _fetch_authority(self) -> bytes:
+        from miniray.security.certificates import fetch_and_pin
+
+        host, port = parse_address(self.options.address or "")
+        return fetch_and_pin(host, port, self._token.fingerprint, config().start_timeout)
+
+    async def _listen(self) -> tuple[grpc.aio.Server, str]:
+        """The server for other daemons: a Unix socket while all are on this machine."""
+        server = channels.server(self._token.grpc_secret)
+        channels.listen_unix(server, self._node_path)
+        return server, f"unix:{self._node_path}"
+
+    def _node_config(
+        self,
+        accelerators: NodeAccelerators,
+        cluster_address: str,
+        node_address: str,
+        authority: bytes | None,
+    ) -> NodeConfig:
+        options = self.options
+        head_host = parse_address(options.address)[0] if options.address else None
+        machine = inspect_machine(head_host)
+        host = options.node_ip_address or (
+            machine.ip if options.embedded else advertised_host(options)
+        )
+        memory = options.memory if options.memory is not None else int(machine.memory * 0.7)
+        store = options.object_store_memory
+        if store is None:
+            store = int(machine.memory * config().object_store_share)
+        scalars: dict[str, float] = {
+            "CPU": options.num_cpus if options.num_cpus is not None else machine.cpus,
+            "memory": memory,
+            "object_store_memory": store,
+            f"node:{host}": 1.0,
+            **accelerators.resources,
+        }
+        if options.head:
+            scalars["node:__internal_head__"] = 1.0
+        for name, amount in options.resources.items():
+            if name not in accelerators.devices and isinstance(amount, (int, float)):
+                scalars[name] = amount
+        secret = self._token.grpc_secret
+        return NodeConfig(
+            node_id=self._node_id,
+            session_dir=self.session.folder,
+            logs=self.session.logs,
+            socket_path=self._socket_path,
+            socket_key=self._token.socket_key,
+            host=host,
+            address=node_address,
+            cluster_address=cluster_address,
+            is_head=options.head,
+            scalars=scalars,
+            accelerators=accelerators,
+            labels={
+                **accelerators.labels,
+                "miniray.io/node-id": self._node_id.hex(),
+                "ray.io/node-id": self._node_id.hex(),
+                **options.labels,
+            },
+            object_store_capacity=store,
+            environments_folder=self.session.folder.parent / "environments",
+            machine=f"{socket.gethostname()}:{_boot_id()}",
+            dial=lambda address: channels.channel(address, secret, authority),
+        )
+
+    def _publish(self, address: str) -> None:
+        """Write down where the node is, for drivers and commands of this user."""
+        processes = {
+            "boot": ProcessId.of(os.getpid()),
+            "template": ProcessId.of(self._template_pid),
+        }
+        if self._head_pid:
+            processes["head"] = ProcessId.of(self._head_pid)
+        write_record(
+            ClusterRecord(
+                session=self.session,
+                address=address,
+                socket_path=self._socket_path,
+                node_id=self._node_id.hex(),
+                is_head=self.options.head,
+                embedded=self.options.embedded,
+                processes=processes,
+                python=platform.python_version(),
+                miniray=VERSION,
+            )
+        )
+
+    def _answer_ready(self, answer: Any, node: NodeConfig, address: str) -> None:
+        pids = {"boot": os.getpid(), "node": os.getpid(), "template": self._template_pid}
+        if self._head_pid:
+            pids["head"] = self._head_pid
+        totals = dict(node.scalars)
+        totals.update({name: len(group.ids) for name, group in node.accelerators.devices.items()})
+        result = BootResult(
+            address=address,
+            node_id=self._node_id.hex(),
+            token=str(self._token),
+            socket_path=self._socket_path,
+            session_dir=str(self.session.folder),
+            pids=pids,
+            resources=totals,
+        )
+        with contextlib.suppress(BrokenPipeError), answer:
+            answer.write(result.to_json())
+
+    async def _stay(self, daemon: NodeDaemon) -> None:
+        """Until the node is told to stop, or its head is gone for good."""
+        loop = asyncio.get_running_loop()
+        stopped = loop.create_task(daemon.stopped.wait())
+        lost = loop.create_task(daemon.session.ended.wait())
+        await asyncio.wait({stopped, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if not daemon.stopped.is_set():
+            daemon.stop("the head of the cluster is gone")
+        for task in (stopped, lost):
+            task.cancel()
+
+    async def _end(self, daemon: NodeDaemon, server: grpc.aio.Server) -> None:
+        await daemon.close()
+        grace = 0.1 if self.options.embedded else config().stop_grace
+        await asyncio.to_thread(self._end_children, grace)
+        await server.stop(None)
+        from miniray.session import remove_session
+
+        remove_session(self.session)
+        shutil.rmtree(self.session.socket_dir, ignore_errors=True)
+
+    def _end_children(self, grace: float) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._template_pid, 0)
+        if self._head_pid:
+            end_process(self._head_pid, grace)
+
+
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

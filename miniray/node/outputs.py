@@ -1,0 +1,74 @@
+"""What workers print: from their pipes into log files, and as lines to their driver."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+from miniray.node.log_lines import LineSplitter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_READ_SIZE = 64 * 1024
+
+
+class OutputPipe:
+    """One stream of one worker.
+
+    Args:
+        path: The log file; opened for each write, so that many workers need no descriptors.
+        on_lines: Called with the lines that a read completed.
+    """
+
+    def __init__(self, path: Path, on_lines: Callable[[list[Any]], None]) -> None:
+        self._path = path
+        self._on_lines = on_lines
+        self._splitter = LineSplitter()
+        self._loop = asyncio.get_running_loop()
+        self._read, self.write_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._read, False)
+        self._closed = False
+        self._loop.add_reader(self._read, self._on_readable)
+
+    def _on_readable(self) -> None:
+        try:
+            data = os.read(self._read, _READ_SIZE)
+        except BlockingIOError:
+            return
+        if data:
+            self._take(data)
+        else:
+            self.close()
+
+    def _take(self, data: bytes) -> None:
+        with self._path.open("ab") as file:
+            file.write(data)
+        lines = self._splitter.feed(data)
+        if lines:
+            self._on_lines(lines)
+
+    def drain(self) -> None:
+        """Read what is in the pipe: its worker has ended."""
+        while not self._closed:
+            try:
+                data = os.read(self._read, _READ_SIZE)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            self._take(data)
+        self.close()
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._read)
+        os.close(self._read)
+        lines = self._splitter.close()
+        if lines:
+            self._on_lines(lines)

@@ -1,0 +1,264 @@
+"""The template process: forks workers in milliseconds, reaps them, and ends what they leave.
+
+It has the worker's code imported and nothing of miniray running: no thread, no
+socket but the one to its daemon. Being the parent of all workers it can kill them
+without a race and knows how each one ended. It is a subreaper: children of user
+code fall to it when their worker ends, and end with it. If the daemon dies, by
+SIGKILL too, the template ends every worker and removes the session's sockets.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import errno
+import gc
+import importlib
+import marshal
+import os
+import random
+import select
+import shutil
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PR_SET_CHILD_SUBREAPER = 36
+_MESSAGE_LIMIT = 1 << 20
+#: Workers and their children carry this variable, so that strays can be told apart.
+WORKER_VARIABLE = "MINIRAY_WORKER_ID"
+
+
+def set_subreaper() -> None:
+    """Make orphaned descendants children of this process."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+def control_pair() -> tuple[socket.socket, socket.socket]:
+    """The daemon's and the template's end of the control socket."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_LIMIT)
+    return ours, theirs
+
+
+class Template:
+    """Serves one daemon until it is gone."""
+
+    def __init__(self, control: socket.socket, preload: list[str], cleanup: str) -> None:
+        self._control = control
+        self._preload = preload
+        #: Folder of sockets that nobody removes if the daemon is killed.
+        self._cleanup = cleanup
+        #: Living workers: pid to the id they carry in their environment.
+        self._workers: dict[int, str] = {}
+        #: Ended workers whose children are not all gone yet: pid to wait status.
+        self._ended: dict[int, int] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> Callable[[], NoReturn]:
+        """Serve; in a new worker this returns what the worker has to run."""
+        set_subreaper()
+        signal.set_wakeup_fd(self._wake_write)
+        signal.signal(signal.SIGCHLD, _ignore_signal)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the daemon decides when it ends
+        for module in self._preload:
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        self._send(("ready", os.getpid()))
+        while True:
+            for fd, _ in poller.poll():
+                if fd == self._wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+                    self._reap()
+                else:
+                    worker = self._handle()
+                    if worker is not None:
+                        return worker
+
+    # --- the daemon's requests -----------------------------------------------------------
+    def _handle(self) -> Callable[[], NoReturn] | None:
+        try:
+            data, ancillary, _, _ = self._control.recvmsg(
+                _MESSAGE_LIMIT, socket.CMSG_SPACE(16 * 4), socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError as error:
+            if error.errno != errno.ECONNRESET:
+                raise
+            data, ancillary = b"", []
+        if not data:
+            self._end_everything()
+        fds = array.array("i")
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+        message = marshal.loads(data)
+        if message[0] == "fork":
+            return self._fork(message[1], message[2], list(fds))
+        if message[0] == "kill":
+            _, pid, number = message
+            if pid in self._workers:
+                os.kill(pid, number)
+        return None
+
+    def _fork(
+        self, token: int, spec: dict[str, Any], fds: list[int]
+    ) -> Callable[[], NoReturn] | None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._send(("refused", token, f"{error.strerror}"))
+            pid = -1
+        if pid == 0:
+            return self._become_worker(spec, fds)
+        for fd in fds:
+            os.close(fd)
+        if pid > 0:
+            self._workers[pid] = spec["process_id"].hex()
+            self._send(("forked", token, pid))
+        return None
+
+    def _become_worker(self, spec: dict[str, Any], fds: list[int]) -> Callable[[], NoReturn]:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        self._control.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (fds[0], 1), (fds[1], 2)):
+            os.dup2(source, target)
+        for fd in (null, *fds):
+            os.close(fd)
+        os.environ.update(spec["environment"])
+        gc.unfreeze()
+        gc.enable()
+        _fresh_random_state()
+        if spec["python"] is not None:
+            _exec_fresh(spec)
+
+        def run() -> NoReturn:
+            from miniray.worker.main import run_worker
+
+            run_worker(spec)
+
+        return run
+
+    # --- ends ----------------------------------------------------------------------
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            if self._workers.pop(pid, None) is not None:
+                self._ended[pid] = status
+        if self._ended and not self._kill_strays():
+            for pid, status in self._ended.items():
+                self._send(("exited", pid, status))
+            self._ended.clear()
+
+    def _kill_strays(self) -> bool:
+        """Kill children of ended workers; True if some are on their way out."""
+        found = False
+        living = set(self._workers.values())
+        for pid in _children():
+            if pid not in self._workers and _worker_of(pid) not in living:
+                found = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return found
+
+    def _end_everything(self) -> NoReturn:
+        """The daemon is gone: nothing that it started may stay."""
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        while True:
+            children = _children()
+            for pid in children:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            try:
+                os.waitpid(-1, 0)
+            except ChildProcessError:
+                if not _children():
+                    break
+        if self._cleanup:
+            shutil.rmtree(self._cleanup, ignore_errors=True)
+        os._exit(0)
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        try:
+            self._control.send(marshal.dumps(message))
+        except (BrokenPipeError, ConnectionResetError):
+            self._end_everything()
+
+
+def _ignore_signal(_number: int, _frame: object) -> None:
+    """Only wakes the loop."""
+
+
+def _children() -> list[int]:
+    pid = os.getpid()
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def _worker_of(pid: int) -> str:
+    """The id of the worker that a process descends from, or "" if it hides it."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = file.read().split(b"\0")
+    except OSError:
+        return ""
+    prefix = f"{WORKER_VARIABLE}=".encode()
+    for variable in variables:
+        if variable.startswith(prefix):
+            return variable[len(prefix) :].decode("ascii", "replace")
+    return ""
+
+
+def _fresh_random_state() -> None:
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.seed()
+
+
+def _exec_fresh(spec: dict[str, Any]) -> NoReturn:
+    """Become a new interpreter: variables that libraries read when they load take effect."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        # A helper writes the spec (it holds the key) to the pipe, since it may exceed its room.
+        os.close(read)
+        with os.fdopen(write, "wb") as file:
+            file.write(marshal.dumps(spec))
+        os._exit(0)
+    os.close(write)
+    os.set_inheritable(read, True)
+    python = spec["python"]
+    os.execv(python, [python, "-m", "miniray.worker.fresh", str(read)])  # noqa: S606
+
+
+def run_template(control: socket.socket, preload: list[str], cleanup: str) -> NoReturn:
+    """Serve in this process and never return."""
+    worker = Template(control, preload, cleanup).serve()
+    worker()

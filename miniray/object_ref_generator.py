@@ -1,0 +1,92 @@
+"""``ObjectRefGenerator``: what a streaming task or actor method returns."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from miniray.object_ref import ObjectRef
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable
+
+    from miniray.core.streams import StreamState
+
+T = TypeVar("T")
+
+
+class ObjectRefGenerator(Generic[T]):
+    """Iterates, with ``for`` or ``async for``, over the refs of the yielded values.
+
+    Each ref is ready when it comes. If the generator raises, the last ref gives
+    that error to ``get``. Dropping the generator stops its task. It belongs to
+    the process that made the call and cannot be passed to others.
+    """
+
+    def __init__(self, state: StreamState, blocking: Callable[[threading.Lock], None]) -> None:
+        self._state = state
+        self._blocking = blocking
+
+    def __iter__(self) -> ObjectRefGenerator[T]:
+        return self
+
+    def __next__(self) -> ObjectRef[T]:
+        state = self._state
+        while True:
+            ref = state.take()
+            if ref is not None:
+                return ref
+            if state.finished:
+                raise StopIteration
+            gate = threading.Lock()
+            gate.acquire()
+            if not state.when_changed(gate.release):
+                self._blocking(gate)
+
+    def __aiter__(self) -> ObjectRefGenerator[T]:
+        return self
+
+    async def __anext__(self) -> ObjectRef[T]:
+        import asyncio
+
+        state = self._state
+        while True:
+            ref = state.take()
+            if ref is not None:
+                return ref
+            if state.finished:
+                raise StopAsyncIteration
+            loop = asyncio.get_running_loop()
+            changed: asyncio.Future[None] = loop.create_future()
+
+            def wake(loop: asyncio.AbstractEventLoop = loop, future: asyncio.Future[None] = changed) -> None:
+                loop.call_soon_threadsafe(_set, future)
+
+            if not state.when_changed(wake):
+                await changed
+
+    def completed(self) -> bool:
+        """Whether the task or method has ended."""
+        return self._state.completed
+
+    def close(self) -> None:
+        """Stop the task; values not taken are freed."""
+        self._state.close()
+
+    def __del__(self) -> None:
+        self._state.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            "An ObjectRefGenerator belongs to the process that made the call and cannot be "
+            "passed on. Pass the refs that it yields instead."
+        )
+
+    def __repr__(self) -> str:
+        return f"ObjectRefGenerator({self._state.id.hex()})"
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

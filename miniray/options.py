@@ -1,0 +1,366 @@
+"""The options of tasks, actors and methods: which exist, and what they add up to.
+
+This is the one place where options are checked, at the decorator and at
+``.options()``. What users write becomes ``TaskOptions``, ``ActorOptions`` and
+``MethodOptions``; single values are checked by ``core/option_checks.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import option_checks as check
+from miniray.core.runtime import (
+    ActorOptions,
+    BundleAffinity,
+    MethodOptions,
+    NodeAffinity,
+    Placement,
+    Spread,
+    TaskOptions,
+)
+from miniray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    NodeLabelSchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Checks = dict[str, "Callable[[str, Any], Any]"]
+
+_NO_END = "-1 is without end"
+#: Amount of ``accelerator_type:X`` that a task asks for to be placed where X is.
+_TYPE_SHARE = 0.001
+
+
+def _cpus(name: str, value: Any) -> float:
+    return check.amount(name, value, "CPU")
+
+
+def _gpus(name: str, value: Any) -> float:
+    return check.amount(name, value, "GPU")
+
+
+def _backpressure(name: str, value: Any) -> int:
+    if value == 0:
+        raise ValueError(f"{name} must be positive, or -1 for no limit, not 0.")
+    return check.whole(-1, "-1 is no limit")(name, value)
+
+
+def _strategy(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return check.one_of("DEFAULT", "SPREAD")(name, value)
+    classes = (
+        PlacementGroupSchedulingStrategy,
+        NodeAffinitySchedulingStrategy,
+        NodeLabelSchedulingStrategy,
+    )
+    if not isinstance(value, classes):
+        names = ", ".join(cls.__name__ for cls in classes)
+        raise check.wrong_type(name, value, f'"DEFAULT", "SPREAD" or one of {names}')
+    return value
+
+
+def _group(name: str, value: Any) -> Any:
+    from miniray.util.placement_group import PlacementGroup
+
+    if value != "default" and not isinstance(value, PlacementGroup):
+        raise check.wrong_type(name, value, "a PlacementGroup")
+    return value
+
+
+def _no_effect(name: str, value: Any) -> Any:
+    """An option that only asks for less, or for records that miniray does not keep."""
+    warnings.warn(
+        f"The option {name}={check.shown(value)} has no effect in miniray.",
+        UserWarning,
+        stacklevel=_caller_depth(),
+    )
+    return value
+
+
+def _caller_depth() -> int:
+    """Stack level of the nearest frame outside of this package, for warnings."""
+    frame = sys._getframe(1)
+    depth = 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("miniray."):
+        frame = frame.f_back
+        depth += 1
+    return depth
+
+
+_COMMON: Checks = {
+    "num_cpus": _cpus,
+    "num_gpus": _gpus,
+    "memory": check.memory,
+    "resources": check.resources,
+    "accelerator_type": check.text,
+    "name": check.text,
+    "runtime_env": check.runtime_env,
+    "label_selector": check.label_selector,
+    "scheduling_strategy": _strategy,
+    "placement_group": _group,
+    "placement_group_bundle_index": check.whole(-1, "-1 is any bundle"),
+    "placement_group_capture_child_tasks": check.boolean,
+    "enable_task_events": _no_effect,
+    "_metadata": _no_effect,
+    "_labels": _no_effect,
+}
+
+TASK_OPTIONS: Checks = {
+    **_COMMON,
+    "num_returns": check.num_returns,
+    "max_retries": check.whole(-1, _NO_END),
+    "retry_exceptions": check.exceptions,
+    "max_calls": check.whole(0, "0 is no limit"),
+    "_generator_backpressure_num_objects": _backpressure,
+}
+
+ACTOR_OPTIONS: Checks = {
+    **_COMMON,
+    "namespace": check.text,
+    "get_if_exists": check.boolean,
+    "lifetime": check.one_of("detached", "non_detached"),
+    "max_restarts": check.whole(-1, _NO_END),
+    "max_task_retries": check.whole(-1, _NO_END),
+    "max_concurrency": check.whole(1),
+    "concurrency_groups": check.concurrency_groups,
+    "max_pending_calls": check.whole(-1, "-1 is no limit"),
+    "object_store_memory": _no_effect,
+    "allow_out_of_order_execution": _no_effect,
+}
+
+METHOD_OPTIONS: Checks = {
+    "name": check.text,
+    "num_returns": check.num_returns,
+    "concurrency_group": check.text,
+    "max_task_retries": check.whole(-1, _NO_END),
+    "retry_exceptions": check.exceptions,
+    "enable_task_events": _no_effect,
+    "_generator_backpressure_num_objects": _backpressure,
+    "_labels": _no_effect,
+}
+
+#: Options of Ray that mean something which miniray does not have.
+_UNSUPPORTED = {
+    "fallback_strategy": "start with the strictest options and choose others in the program",
+    "enable_tensor_transport": "pass tensors as values; they are read without a copy",
+    "tensor_transport": "pass tensors as values; they are read without a copy",
+    "_num_objects_per_yield": "yield tuples",
+    "_actor_generator_backpressure_num_objects": "use _generator_backpressure_num_objects",
+}
+
+
+def checked(
+    given: Mapping[str, Any], known: Checks, what: str, base: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Check what a user gave and put it over ``base``; what is left out has its default.
+
+    Args:
+        given: Option names and values as the user wrote them. None means the default.
+        known: The options there are, with their checks.
+        what: What they are options of, for messages: "a task", "an actor".
+        base: Checked options that hold where ``given`` says nothing.
+
+    Raises:
+        ValueError: There is no such option, or its value is not allowed.
+        TypeError: A value is of a wrong type.
+    """
+    options = dict(base or {})
+    for name, value in given.items():
+        if name not in known:
+            raise _unknown(name, known, what)
+        options.pop(name, None)
+        if value is not None:
+            options[name] = known[name](name, value)
+    return options
+
+
+def check_task(given: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Check options of a task; errors as for ``checked``."""
+    if base is not None and "max_calls" in given:
+        raise ValueError("max_calls belongs to the decorator; .options() can't change it.")
+    return checked(given, TASK_OPTIONS, "a task", base)
+
+
+def check_actor(given: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Check options of an actor; errors as for ``checked``."""
+    if base is not None and "concurrency_groups" in given:
+        raise ValueError("concurrency_groups belong to the decorator; .options() can't change it.")
+    return checked(given, ACTOR_OPTIONS, "an actor", base)
+
+
+def check_method(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check options of a method; errors as for ``checked``."""
+    return checked(given, METHOD_OPTIONS, "a method")
+
+
+def _unknown(name: str, known: Checks, what: str) -> ValueError:
+    if name in _UNSUPPORTED:
+        return ValueError(f"The option {name} is not supported by miniray: {_UNSUPPORTED[name]}.")
+    kinds = {"tasks": TASK_OPTIONS, "actors": ACTOR_OPTIONS, "methods": METHOD_OPTIONS}
+    owners = [kind for kind, options in kinds.items() if name in options]
+    if owners:
+        return ValueError(f"{name!r} is an option of {' and '.join(owners)}, not of {what}.")
+    public = [option for option in known if not option.startswith("_")]
+    return ValueError(
+        f"{name!r} is not an option of {what}.{check.suggestion(name, known)} "
+        f"The options are {', '.join(public)}."
+    )
+
+
+def task_options(options: Mapping[str, Any], *, is_generator: bool = False) -> TaskOptions:
+    """Fill in the defaults of checked options, and check that they go together."""
+    resources = _demand(options)
+    if "num_cpus" not in options:
+        resources["CPU"] = 1
+    placement, selector = _placement(options, resources)
+    return TaskOptions(
+        resources=resources,
+        num_returns=_returns(options, is_generator),
+        max_retries=options.get("max_retries", 3),
+        retry_exceptions=options.get("retry_exceptions", False),
+        max_calls=options.get("max_calls", 0),
+        max_calls_given="max_calls" in options,
+        name=options.get("name", ""),
+        placement=placement,
+        runtime_env=options.get("runtime_env"),
+        label_selector=selector,
+        generator_backpressure=options.get("_generator_backpressure_num_objects", -1),
+    )
+
+
+def actor_options(options: Mapping[str, Any]) -> ActorOptions:
+    """Fill in the defaults of checked options, and check that they go together."""
+    if options.get("get_if_exists") and "name" not in options:
+        raise ValueError("get_if_exists=True needs the option name: which actor to look for.")
+    if options.get("lifetime") == "detached" and "name" not in options:
+        warnings.warn(
+            'An actor with lifetime="detached" and no name can only be reached while handles of '
+            "it exist; give it a name to find it again.",
+            UserWarning,
+            stacklevel=_caller_depth(),
+        )
+    resources = _demand(options)
+    to_place = dict(resources)
+    if "num_cpus" not in options:
+        to_place["CPU"] = 1
+    placement, selector = _placement(options, to_place)
+    return ActorOptions(
+        resources=resources,
+        placement_resources=to_place,
+        name=options.get("name"),
+        namespace=options.get("namespace"),
+        get_if_exists=options.get("get_if_exists", False),
+        lifetime="detached" if options.get("lifetime") == "detached" else None,
+        max_restarts=options.get("max_restarts", 0),
+        max_task_retries=options.get("max_task_retries", 0),
+        max_concurrency=options.get("max_concurrency"),
+        concurrency_groups=options.get("concurrency_groups", {}),
+        max_pending_calls=options.get("max_pending_calls", -1),
+        placement=placement,
+        runtime_env=options.get("runtime_env"),
+        label_selector=selector,
+    )
+
+
+#: Field of MethodOptions for each option of a method; the others have no effect.
+_METHOD_FIELDS = {
+    "name": "name",
+    "concurrency_group": "concurrency_group",
+    "max_task_retries": "max_task_retries",
+    "retry_exceptions": "retry_exceptions",
+    "_generator_backpressure_num_objects": "generator_backpressure",
+}
+
+
+def method_options(
+    options: Mapping[str, Any], *, is_generator: bool = False, base: MethodOptions | None = None
+) -> MethodOptions:
+    """Put checked options over those of ``base``, or over the defaults."""
+    fields = {field: options[name] for name, field in _METHOD_FIELDS.items() if name in options}
+    if base is None or "num_returns" in options:
+        fields["num_returns"] = _returns(options, is_generator)
+    return dataclasses.replace(base or MethodOptions(), **fields)
+
+
+def _returns(options: Mapping[str, Any], is_generator: bool) -> int | str:
+    given: int | str | None = options.get("num_returns")
+    if given is None:
+        return "streaming" if is_generator else 1
+    if isinstance(given, str) and not is_generator:
+        raise ValueError(
+            f'num_returns="{given}" is for generator functions (those that use yield), '
+            f"which this one is not."
+        )
+    return given
+
+
+def _demand(options: Mapping[str, Any]) -> dict[str, float]:
+    """What must be free, by resource name; amounts of 0 are left out."""
+    demand: dict[str, float] = {
+        "CPU": options.get("num_cpus", 0),
+        "GPU": options.get("num_gpus", 0),
+        "memory": options.get("memory", 0),
+        **options.get("resources", {}),
+    }
+    if "accelerator_type" in options:
+        demand[f"accelerator_type:{options['accelerator_type']}"] = _TYPE_SHARE
+    return {resource: amount for resource, amount in demand.items() if amount}
+
+
+def _placement(
+    options: Mapping[str, Any], resources: Mapping[str, float]
+) -> tuple[Placement, dict[str, str] | None]:
+    """The placement, and the labels that a node must have."""
+    selector: dict[str, str] | None = options.get("label_selector")
+    strategy = options.get("scheduling_strategy")
+    group = options.get("placement_group")
+    if group not in (None, "default"):
+        if strategy is not None:
+            raise ValueError(
+                "placement_group and scheduling_strategy can't be given together; use "
+                "scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=...)."
+            )
+        strategy = PlacementGroupSchedulingStrategy(
+            group,
+            options.get("placement_group_bundle_index", -1),
+            options.get("placement_group_capture_child_tasks"),
+        )
+    elif options.get("placement_group_bundle_index", -1) != -1:
+        raise ValueError("placement_group_bundle_index needs the option placement_group.")
+    if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        return _bundle(strategy, resources), selector
+    if isinstance(strategy, NodeAffinitySchedulingStrategy):
+        return NodeAffinity(strategy.node_id, strategy.soft), selector
+    if isinstance(strategy, NodeLabelSchedulingStrategy):
+        return None, {**(selector or {}), **strategy.hard} or None
+    return (Spread() if strategy == "SPREAD" else None), selector
+
+
+def _bundle(
+    strategy: PlacementGroupSchedulingStrategy, resources: Mapping[str, float]
+) -> BundleAffinity | None:
+    from miniray.util.placement_group import PlacementGroup, check_fits
+
+    group = strategy.placement_group
+    if group is None:
+        return None
+    if not isinstance(group, PlacementGroup):
+        raise check.wrong_type("placement_group", group, "a PlacementGroup")
+    index = check.whole(-1, "-1 is any bundle")(
+        "placement_group_bundle_index", strategy.placement_group_bundle_index
+    )
+    if group.is_empty:
+        if index != -1:
+            raise ValueError(
+                f"placement_group_bundle_index must be -1 for an empty group, not {index}."
+            )
+        return None
+    check_fits(group, index, resources)
+    return BundleAffinity(group.id, index, bool(strategy.placement_group_capture_child_tasks))

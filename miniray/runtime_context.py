@@ -1,0 +1,191 @@
+"""Who and where the running code is, as ``miniray.get_runtime_context()`` tells it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from miniray.core.runtime import RuntimeContextData, current_runtime
+
+if TYPE_CHECKING:
+    from miniray.actor import ActorHandle
+
+
+class RuntimeContext:
+    """The job, node, worker, task and actor that the running code belongs to.
+
+    Every method asks anew, so that one context can be kept and used from any task.
+    All ids are hex strings.
+    """
+
+    __slots__ = ()
+
+    @property
+    def _data(self) -> RuntimeContextData:
+        return current_runtime().context()
+
+    def get(self) -> dict[str, Any]:
+        """The ids, the namespace and the runtime environment, by name."""
+        data = self._data
+        context: dict[str, Any] = {
+            "job_id": data.job_id,
+            "node_id": data.node_id,
+            "namespace": data.namespace,
+        }
+        if data.task_id is not None:
+            context["task_id"] = data.task_id
+        if data.actor_id is not None:
+            context["actor_id"] = data.actor_id
+        return context
+
+    def get_job_id(self) -> str:
+        """Id of the job: one driver and all that it starts."""
+        return self._data.job_id
+
+    def get_node_id(self) -> str:
+        """Id of the node."""
+        return self._data.node_id
+
+    def get_worker_id(self) -> str:
+        """Id of the worker's (or driver's) process in the cluster."""
+        return self._data.worker_id
+
+    def get_task_id(self) -> str | None:
+        """Id of the task or call that runs; None in a driver."""
+        return self._data.task_id
+
+    def get_task_name(self) -> str | None:
+        """Name of the task or call that runs; None in a driver."""
+        return self._data.task_name
+
+    def get_task_function_name(self) -> str | None:
+        """The function (or ``Class.method``) that runs; None in a driver."""
+        return self._data.function_name
+
+    def get_actor_id(self) -> str | None:
+        """Id of the actor; None outside of actors."""
+        return self._data.actor_id
+
+    def get_actor_name(self) -> str | None:
+        """Name of the actor, empty if it has none; None outside of actors."""
+        data = self._data
+        return None if data.actor_id is None else data.actor_name or ""
+
+    @property
+    def namespace(self) -> str:
+        """Where names of actors and placement groups are looked up."""
+        return self._data.namespace
+
+    @property
+    def was_current_actor_reconstructed(self) -> bool:
+        """Whether this actor was started again after it died."""
+        return self._data.was_restarted
+
+    @property
+    def current_actor(self) -> ActorHandle[Any]:
+        """A handle to this actor, to be given to others.
+
+        Raises:
+            RuntimeError: This is not an actor.
+        """
+        from miniray.actor import ActorHandle
+
+        runtime: Any = current_runtime()
+        if runtime.context().actor_id is None:
+            raise RuntimeError("current_actor is only there in the methods of an actor.")
+        location = runtime.current_actor()
+        return ActorHandle(location.ref, location.info)
+
+    def get_placement_group_id(self) -> str | None:
+        """Id of the placement group that the task or actor runs in, or None."""
+        id = self._data.placement_group_id
+        return None if id is None else id.hex()
+
+    @property
+    def should_capture_child_tasks_in_placement_group(self) -> bool:
+        """Whether what this task or actor starts runs in its placement group too."""
+        return self._data.capture_child_tasks
+
+    def get_assigned_resources(self) -> dict[str, float]:
+        """What the task or actor holds, in units by resource name.
+
+        Raises:
+            RuntimeError: This is a driver, which holds nothing.
+        """
+        data = self._data
+        if data.task_id is None and data.actor_id is None:
+            raise RuntimeError("A driver has no assigned resources; tasks and actors have.")
+        return dict(data.assigned_resources)
+
+    def get_accelerator_ids(self) -> dict[str, list[str]]:
+        """Ids of the devices that the task or actor holds, by resource name."""
+        return {name: list(ids) for name, ids in self._data.accelerator_ids.items()}
+
+    def get_resource_ids(self) -> dict[str, list[str]]:
+        """The same as ``get_accelerator_ids``, by Ray's older name."""
+        return self.get_accelerator_ids()
+
+    def get_node_labels(self) -> dict[str, str]:
+        """Labels of the node."""
+        runtime = current_runtime()
+        node_id = runtime.context().node_id
+        for node in runtime.nodes():
+            if node["NodeID"] == node_id:
+                return dict(node.get("Labels", {}))
+        return {}
+
+    @property
+    def runtime_env(self) -> dict[str, Any]:
+        """The runtime environment that the code runs in."""
+        return dict(self._data.runtime_env)
+
+    def get_runtime_env_string(self) -> str:
+        """The runtime environment as JSON."""
+        import json
+
+        return json.dumps(self.runtime_env)
+
+    @property
+    def gcs_address(self) -> str:
+        """Address of the head, which another driver passes to ``init``."""
+        return self._data.address
+
+    def get_session_name(self) -> str:
+        """Name of the cluster's session: the last part of its folder."""
+        return self._data.session_dir.rstrip("/").rpartition("/")[2]
+
+    def get_temp_dir(self) -> str:
+        """Folder that holds the session's folder."""
+        return self._data.session_dir.rstrip("/").rpartition("/")[0]
+
+    # Ray's attributes for the same.
+
+    @property
+    def job_id(self) -> str:
+        """Id of the job."""
+        return self.get_job_id()
+
+    @property
+    def node_id(self) -> str:
+        """Id of the node."""
+        return self.get_node_id()
+
+    @property
+    def task_id(self) -> str | None:
+        """Id of the task or call that runs."""
+        return self.get_task_id()
+
+    @property
+    def actor_id(self) -> str | None:
+        """Id of the actor."""
+        return self.get_actor_id()
+
+    @property
+    def current_placement_group_id(self) -> str | None:
+        """Id of the placement group."""
+        return self.get_placement_group_id()
+
+
+def get_runtime_context() -> RuntimeContext:
+    """Who and where the running code is."""
+    current_runtime()
+    return RuntimeContext()

@@ -1,0 +1,332 @@
+"""Folders that are built once per machine, counted while used, and removed when not.
+
+The daemons of a machine may share one cache. A folder exists for users when its
+marker does, which is renamed into place last; so a killed builder leaves nothing
+that looks finished. The kernel drops the locks of a process that dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import json
+import logging
+import os
+import shutil
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclasses.dataclass
+class _Held:
+    """A folder in use by this process."""
+
+    use_lock: int  # descriptor of a shared lock, which keeps the folder from being removed
+    count: int
+
+
+@dataclasses.dataclass
+class _Pending:
+    """A folder that this process is building or waiting for."""
+
+    task: asyncio.Task[None]
+    waiters: int = 0
+
+
+class FolderCache:
+    """Builds each folder once, whoever asks, and keeps it while somebody uses it.
+
+    Belongs to one event loop.
+
+    Args:
+        root: Where the folders are; daemons of one user and machine may share it.
+        limit: Bytes that folders may take; above it, unused ones are removed, the
+            longest unused first.
+    """
+
+    def __init__(self, root: Path, limit: int) -> None:
+        self._root = root
+        self._limit = limit
+        self._held: dict[str, _Held] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # cancelled, still cleaning up
+        self._collection: asyncio.Task[None] | None = None
+        self._collect_again = False
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def acquire(self, key: str, build: Callable[[Path, int], Awaitable[None]]) -> Path:
+        """Return a finished folder, counted until ``release``.
+
+        Args:
+            key: A file name that says what is in the folder.
+            build: Fills the new, empty folder that it is given. Its second argument is
+                the descriptor of the build lock; a process that inherits it keeps others
+                from building the folder while it lives. It is cancelled when nobody
+                waits for the folder any more.
+
+        Raises:
+            Exception: What ``build`` raises, to all who wait for it.
+        """
+        held = self._held.get(key)
+        if held is not None:
+            held.count += 1
+            return self._root / key
+        pending = self._pending.get(key)
+        if pending is None:
+            pending = _Pending(asyncio.create_task(self._obtain(key, build)))
+            self._pending[key] = pending
+        pending.waiters += 1
+        try:
+            await asyncio.shield(pending.task)
+        except asyncio.CancelledError:
+            self._leave(key, pending)
+            raise
+        return self._root / key
+
+    def release(self, key: str) -> None:
+        """Give back what one ``acquire`` returned; an unused folder may be removed."""
+        held = self._held[key]
+        held.count -= 1
+        if held.count:
+            return
+        del self._held[key]
+        with contextlib.suppress(FileNotFoundError):  # a user may have emptied the cache
+            os.utime(_marker(self._root, key))  # the time of last use
+        os.close(held.use_lock)
+        self._collect()
+
+    async def close(self) -> None:
+        """Stop what is being built and drop every lock; the folders stay."""
+        tasks = [pending.task for pending in self._pending.values()]
+        for task in tasks:
+            task.cancel()
+        tasks.extend(self._ending)
+        if self._collection is not None:
+            tasks.append(self._collection)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for held in self._held.values():
+            os.close(held.use_lock)
+        self._held.clear()
+
+    def _leave(self, key: str, pending: _Pending) -> None:
+        """A waiter was cancelled; the last one ends the build."""
+        if pending.task.done():
+            if not pending.task.cancelled() and pending.task.exception() is None:
+                self.release(key)
+            return
+        pending.waiters -= 1
+        if pending.waiters == 0:
+            # Who asks from now on starts anew, and waits for the lock until this one is gone.
+            self._pending.pop(key, None)
+            pending.task.cancel()
+            self._ending.add(pending.task)
+            pending.task.add_done_callback(self._ending.discard)
+
+    async def _obtain(self, key: str, build: Callable[[Path, int], Awaitable[None]]) -> None:
+        this = asyncio.current_task()
+        try:
+            use_lock = await self._obtain_lock(key, build)
+            # In the same step as the last await, so no waiter can leave in between.
+            self._held[key] = _Held(use_lock, self._pending[key].waiters)
+        finally:
+            pending = self._pending.get(key)
+            if pending is not None and pending.task is this:
+                del self._pending[key]
+
+    async def _obtain_lock(self, key: str, build: Callable[[Path, int], Awaitable[None]]) -> int:
+        """Build the folder if it does not exist, and return a lock that keeps it."""
+        build_lock = await _lock_exclusive(self._root / f"{key}.build")
+        try:
+            if not _marker(self._root, key).exists():
+                await self._build(key, build, build_lock)
+                self._collect()
+            use_lock = os.open(self._root / f"{key}.use", os.O_RDWR | os.O_CREAT, 0o600)
+            # Never waits: who locks this exclusively holds the build lock.
+            fcntl.flock(use_lock, fcntl.LOCK_SH)
+            return use_lock
+        finally:
+            os.close(build_lock)
+
+    async def _build(
+        self, key: str, build: Callable[[Path, int], Awaitable[None]], build_lock: int
+    ) -> None:
+        folder = self._root / key
+        await uninterrupted(_remove_tree, folder)  # what a killed builder left
+        folder.mkdir(mode=0o700)
+        try:
+            await build(folder, build_lock)
+            size = await uninterrupted(_tree_bytes, folder)
+        except BaseException:
+            await uninterrupted(_remove_tree, folder)
+            raise
+        marker = _marker(self._root, key)
+        draft = marker.with_suffix(".draft")
+        draft.write_text(json.dumps({"bytes": size}), encoding="utf-8")
+        draft.rename(marker)
+
+    def _collect(self) -> None:
+        """Remove unused folders beyond the limit, in the background."""
+        if self._collection is not None and not self._collection.done():
+            self._collect_again = True
+            return
+        self._collection = asyncio.create_task(self._collect_all())
+
+    async def _collect_all(self) -> None:
+        again = True
+        while again:
+            self._collect_again = False
+            try:
+                await uninterrupted(collect, self._root, self._limit)
+            except OSError:
+                logger.exception("The cache %s can't be cleaned.", self._root)
+            again = self._collect_again
+
+
+def collect(root: Path, limit: int) -> None:
+    """Remove unused folders, the longest unused first, until at most ``limit`` bytes remain.
+
+    Folders that a killed builder left are removed in any case.
+    """
+    finished: list[tuple[float, str, int]] = []
+    for entry in root.iterdir():
+        if entry.is_dir() and not _marker(root, entry.name).exists():
+            _remove_if_unused(root, entry.name, unfinished=True)
+        elif entry.suffix == ".ready":
+            with contextlib.suppress(FileNotFoundError):  # another daemon is collecting too
+                size = json.loads(entry.read_text(encoding="utf-8"))["bytes"]
+                finished.append((entry.stat().st_mtime, entry.stem, size))
+    total = sum(size for _, _, size in finished)
+    for _, key, size in sorted(finished):
+        if total <= limit:
+            return
+        if _remove_if_unused(root, key, unfinished=False):
+            total -= size
+
+
+def _remove_if_unused(root: Path, key: str, *, unfinished: bool) -> bool:
+    """Remove a folder unless a process builds or uses it; returns whether it is gone."""
+    with (
+        _try_exclusive(root / f"{key}.build") as building,
+        _try_exclusive(root / f"{key}.use") as using,
+    ):
+        if not building or not using:
+            return False
+        if unfinished and _marker(root, key).exists():
+            return False  # it was finished since
+        _marker(root, key).unlink(missing_ok=True)
+        _remove_tree(root / key)
+        (root / f"{key}.use").unlink()
+        (root / f"{key}.build").unlink()
+        return True
+
+
+@contextlib.contextmanager
+def _try_exclusive(path: Path) -> Iterator[bool]:
+    """Hold a lock if nobody else does; yields whether it is held."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield _is_current(descriptor, path)
+    finally:
+        os.close(descriptor)
+
+
+async def _lock_exclusive(path: Path) -> int:
+    """Wait for a lock and return its descriptor; closing it gives the lock back."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            descriptor = await _wait_for_lock(path)
+        if _is_current(descriptor, path):
+            return descriptor
+        os.close(descriptor)
+
+
+async def _wait_for_lock(path: Path) -> int:
+    """Wait in a thread of its own, which a cancelled caller leaves behind.
+
+    The thread is no executor's, so that a process can end while another one builds.
+    """
+    loop = asyncio.get_running_loop()
+    locked: asyncio.Future[int] = loop.create_future()
+
+    def deliver(descriptor: int) -> None:
+        if locked.cancelled():
+            os.close(descriptor)
+        else:
+            locked.set_result(descriptor)
+
+    def wait() -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            loop.call_soon_threadsafe(deliver, descriptor)
+        except RuntimeError:  # the loop was closed, nobody waits
+            os.close(descriptor)
+
+    threading.Thread(target=wait, name=f"lock {path.name}", daemon=True).start()
+    try:
+        return await locked
+    except asyncio.CancelledError:
+        if locked.done() and not locked.cancelled():
+            os.close(locked.result())
+        raise
+
+
+def _is_current(descriptor: int, path: Path) -> bool:
+    """Whether a locked file is still the one at its path; a collector may have removed it."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _marker(root: Path, key: str) -> Path:
+    """The file whose existence says that the folder of this key is finished."""
+    return root / f"{key}.ready"
+
+
+def _remove_tree(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)
+
+
+def _tree_bytes(folder: Path) -> int:
+    return sum(
+        (Path(base) / name).lstat().st_size for base, _, names in os.walk(folder) for name in names
+    )
+
+
+async def uninterrupted(function: Callable[..., T], *args: Any) -> T:
+    """Run a function in a thread; a cancellation takes effect when it has ended.
+
+    So nobody cleans up under a thread that is still at work.
+    """
+    future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *args))
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:  # noqa: PERF203 - it may come more than once
+            cancelled = error
+    if cancelled is not None:
+        future.exception()
+        raise cancelled
+    return future.result()

@@ -1,0 +1,257 @@
+"""What a runtime environment may hold: checks its keys and brings them into one form.
+
+The result holds plain data only: absolute paths or package URIs, ``pip`` always as
+a dict. Keys without content are dropped. Nothing is read but requirements files,
+and nothing is packed or installed here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: How long setting up an environment may take by default, in seconds.
+DEFAULT_SETUP_TIMEOUT = 600
+
+#: A package that was uploaded: its SHA-256, and how it is unpacked.
+PACKAGE_URI = re.compile(r"mrpkg://([0-9a-f]{64})(\.zip|\.whl)")
+
+#: Ray's keys that miniray does not have, and what to do instead.
+_UNSUPPORTED = {
+    "conda": "use 'pip', or start the nodes inside the conda environment",
+    "container": "start the nodes inside the container",
+    "image_uri": "start the nodes inside the image",
+    "uv": "use 'pip' with the same list of packages",
+    "java_jars": "miniray runs Python only",
+    "py_executable": "start the nodes with that interpreter",
+    "worker_process_setup_hook": "call the hook at the start of the task or in the constructor",
+    "nsight": "start the program under the profiler",
+    "_nsight": "start the program under the profiler",
+    "rocprof_sys": "start the program under the profiler",
+    "_rocprof_sys": "start the program under the profiler",
+    "mpi": "use miniray.train for groups of processes",
+}
+
+_PIP_FIELDS = ("packages", "pip_check", "pip_version", "pip_install_options")
+_CONFIG_FIELDS = ("setup_timeout_seconds", "eager_install")
+
+
+def validate(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a runtime environment and return it in its one form.
+
+    Args:
+        spec: What the user wrote. Keys that are None count as absent.
+
+    Raises:
+        TypeError: A value is of the wrong type.
+        ValueError: A key is not supported, or a value can't be used (a path that does
+            not exist, a remote address).
+    """
+    if not isinstance(spec, Mapping):
+        raise TypeError(f"runtime_env must be a dict or a RuntimeEnv, not {_shown(spec)}.")
+    valid: dict[str, Any] = {}
+    for key, value in spec.items():
+        if key not in _VALIDATORS:
+            raise ValueError(_unknown_key(key))
+        if value is None:
+            continue
+        checked = _VALIDATORS[key](value)
+        if checked or key == "config":
+            valid[key] = checked
+    return valid
+
+
+def validate_config(config: Any) -> dict[str, Any]:
+    """Check ``config`` and fill in its defaults."""
+    if not isinstance(config, Mapping):
+        raise TypeError(f"runtime_env['config'] must be a dict, not {_shown(config)}.")
+    _refuse_other_fields("config", config, _CONFIG_FIELDS)
+    timeout = config.get("setup_timeout_seconds", DEFAULT_SETUP_TIMEOUT)
+    where = "runtime_env['config']['setup_timeout_seconds']"
+    if isinstance(timeout, bool) or not isinstance(timeout, int):
+        raise TypeError(f"{where} must be a whole number of seconds, not {_shown(timeout)}.")
+    if timeout <= 0 and timeout != -1:
+        raise ValueError(f"{where} must be above 0, or -1 for no limit, not {timeout}.")
+    eager = config.get("eager_install", True)
+    if not isinstance(eager, bool):
+        raise TypeError(
+            f"runtime_env['config']['eager_install'] must be a bool, not {_shown(eager)}."
+        )
+    return {"setup_timeout_seconds": timeout, "eager_install": eager}
+
+
+def _validate_env_vars(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"runtime_env['env_vars'] must be a dict of strings, not {_shown(value)}.")
+    for name, text in value.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TypeError(
+                "runtime_env['env_vars'] must map names to strings; "
+                f"{name!r} is given {_shown(text)}. Write it as a string."
+            )
+        if not name or "=" in name or "\0" in name + text:
+            raise ValueError(
+                f"runtime_env['env_vars'] can't hold {name!r}: a name is not empty and has no "
+                "'=', and neither name nor value has a NUL character."
+            )
+    return dict(value)
+
+
+def _validate_working_dir(value: Any) -> str:
+    path = _local_path("working_dir", value)
+    if PACKAGE_URI.fullmatch(path) or Path(path).is_dir() or path.endswith(".zip"):
+        return path
+    raise ValueError(f"runtime_env['working_dir'] must be a folder or a .zip file, not {path!r}.")
+
+
+def _validate_py_modules(value: Any) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(
+            "runtime_env['py_modules'] must be a list of folders, .py, .whl or .zip files, or "
+            f"modules, not {_shown(value)}."
+        )
+    return [_validate_py_module(item) for item in value]
+
+
+def _validate_py_module(item: Any) -> str:
+    path = _local_path("py_modules", _module_path(item))
+    suffix = Path(path).suffix
+    if PACKAGE_URI.fullmatch(path) or Path(path).is_dir() or suffix in {".py", ".whl", ".zip"}:
+        return path
+    raise ValueError(
+        "An entry of runtime_env['py_modules'] must be a folder, a .py, .whl or .zip file, or a "
+        f"module written in Python, not {path!r}."
+    )
+
+
+def _module_path(item: Any) -> Any:
+    """Where a module's code is; anything else unchanged."""
+    if not isinstance(item, types.ModuleType):
+        return item
+    paths = list(getattr(item, "__path__", ()))
+    if len(paths) > 1:
+        raise ValueError(
+            f"runtime_env['py_modules'] can't take the namespace package {item.__name__!r}: it is "
+            f"spread over {', '.join(paths)}. Name the folders instead."
+        )
+    path = paths[0] if paths else getattr(item, "__file__", None)
+    if path is None:
+        raise ValueError(
+            f"runtime_env['py_modules'] can't take the module {item.__name__!r}: it has no file."
+        )
+    return path
+
+
+def _local_path(key: str, value: Any) -> str:
+    """The absolute form of an existing local path; a package URI unchanged."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise TypeError(f"runtime_env['{key}'] takes local paths, not {_shown(value)}.")
+    text = os.fspath(value)
+    if not isinstance(text, str):
+        raise TypeError(f"runtime_env['{key}'] takes paths as str, not {_shown(value)}.")
+    if PACKAGE_URI.fullmatch(text):
+        return text
+    if "://" in text:
+        raise ValueError(
+            f"runtime_env['{key}'] takes local paths only, not the address {text!r}. "
+            "Download it first and give its path."
+        )
+    path = Path(text).expanduser().absolute()
+    if ".." in path.parts:
+        path = path.resolve()
+    if not path.exists():
+        raise ValueError(f"runtime_env['{key}'] names {text!r}, but {path} does not exist.")
+    return str(path)
+
+
+def _validate_pip(value: Any) -> dict[str, Any]:
+    fields = value if isinstance(value, Mapping) else {"packages": value}
+    _refuse_other_fields("pip", fields, _PIP_FIELDS)
+    if "packages" not in fields:
+        raise ValueError(f"runtime_env['pip'] must have the field 'packages': {dict(fields)!r}.")
+    packages = _requirements(fields["packages"])
+    if not packages:
+        return {}
+    check = fields.get("pip_check", False)
+    if not isinstance(check, bool):
+        raise TypeError(f"runtime_env['pip']['pip_check'] must be a bool, not {_shown(check)}.")
+    valid: dict[str, Any] = {"packages": packages, "pip_check": check}
+    version = fields.get("pip_version")
+    if version is not None:
+        if not isinstance(version, str):
+            raise TypeError(
+                "runtime_env['pip']['pip_version'] must be a version specifier such as "
+                f"'==24.0', not {_shown(version)}."
+            )
+        valid["pip_version"] = version
+    options = fields.get("pip_install_options")
+    if options is not None:
+        valid["pip_install_options"] = _strings("pip']['pip_install_options", options)
+    return valid
+
+
+def _requirements(packages: Any) -> list[str]:
+    from miniray.runtime_env.requirements import expand, read_requirements
+
+    if isinstance(packages, (str, os.PathLike)):
+        path = Path(packages).expanduser().absolute()
+        if not path.is_file():
+            raise ValueError(
+                f"runtime_env['pip'] names the requirements file {os.fspath(packages)!r}, but "
+                f"{path} is not a file. Give a list if you mean requirements: "
+                f"[{os.fspath(packages)!r}]."
+            )
+        lines = read_requirements(path)
+    else:
+        lines = expand(_strings("pip", packages), Path.cwd())
+    return list(dict.fromkeys(lines))
+
+
+def _strings(key: str, value: Any) -> list[str]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"runtime_env['{key}'] must be a list of strings, not {_shown(value)}.")
+    for item in value:
+        if not isinstance(item, str):
+            raise TypeError(f"runtime_env['{key}'] must hold strings only, not {_shown(item)}.")
+    return list(value)
+
+
+def _validate_excludes(value: Any) -> list[str]:
+    return _strings("excludes", value)
+
+
+def _refuse_other_fields(key: str, fields: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    other = [field for field in fields if field not in allowed]
+    if other:
+        raise ValueError(
+            f"runtime_env['{key}'] has no field {other[0]!r}; allowed are {', '.join(allowed)}."
+        )
+
+
+def _unknown_key(key: object) -> str:
+    allowed = ", ".join(_VALIDATORS)
+    advice = _UNSUPPORTED.get(str(key))
+    if advice is not None:
+        return f"miniray does not support runtime_env[{key!r}]: {advice}. Supported: {allowed}."
+    return f"runtime_env has no key {key!r}. Supported: {allowed}."
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.200} ({type(value).__name__})"
+
+
+_VALIDATORS: dict[str, Callable[[Any], Any]] = {
+    "env_vars": _validate_env_vars,
+    "working_dir": _validate_working_dir,
+    "py_modules": _validate_py_modules,
+    "pip": _validate_pip,
+    "config": validate_config,
+    "excludes": _validate_excludes,
+}

@@ -1,0 +1,227 @@
+"""gRPC servers and channels of a cluster: who is let in, how, and with which limits.
+
+Only the head and the node daemons load this. What the RPCs mean is their business.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+
+from miniray.security.certificates import HEAD_NAME
+from miniray.security.errors import AddressInUseError
+from miniray.security.interceptor import SecretInterceptor, authorization
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from miniray.security.certificates import Identity
+
+MAX_MESSAGE_SIZE = 64 * 1024 * 1024
+
+_MESSAGE_SIZE: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_SIZE),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_SIZE),
+]
+#: A peer whose machine vanished is noticed after time + timeout, with or without calls.
+_KEEPALIVE: list[tuple[str, int]] = [
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_MESSAGE_SIZE,
+    *_KEEPALIVE,
+    # Accept the clients' pings, which come more often than a server tolerates by default.
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Two servers that share a port would take each other's clients in turn.
+    ("grpc.so_reuseport", 0),
+]
+_CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_MESSAGE_SIZE,
+    *_KEEPALIVE,
+    # A cluster's traffic never belongs to a web proxy of the environment.
+    ("grpc.enable_http_proxy", 0),
+    # Each channel has a connection of its own; else objects would delay calls and heartbeats.
+    ("grpc.use_local_subchannel_pool", 1),
+    # A peer that comes back is found again within a second or two.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+
+
+def server(secret: str) -> grpc.aio.Server:
+    """Make a server that answers only clients with the secret. Listen, then start it.
+
+    Args:
+        secret: ``JoinToken.grpc_secret``.
+    """
+    return grpc.aio.server(interceptors=[SecretInterceptor(secret)], options=_SERVER_OPTIONS)
+
+
+def listen_unix(server: grpc.aio.Server, path: str) -> None:
+    """Add a Unix socket to a server. Its folder must be 0700.
+
+    Raises:
+        OSError: The socket cannot be made there.
+    """
+    try:
+        server.add_insecure_port(f"unix:{path}")
+    except RuntimeError as error:
+        raise OSError(f"Cannot listen on the socket {path}: {error}") from None
+
+
+def listen_tcp(server: grpc.aio.Server, host: str, port: int, identity: Identity) -> int:
+    """Add a TLS port to a server; return its number.
+
+    Args:
+        server: A server that is not started yet.
+        host: The address to bind.
+        port: The port, or 0 for a free one.
+        identity: The certificate and key to show.
+
+    Raises:
+        AddressInUseError: Another process has the port; the text names host and port.
+        OSError: The host is no address of this machine, or the port needs privileges.
+    """
+    # gRPC reports any failure as the same text; the kernel says which one it is.
+    _try_bind(host, port)
+    credentials = grpc.ssl_server_credentials([(identity.key, identity.certificate)])
+    try:
+        return int(server.add_secure_port(join_host_port(host, port), credentials))
+    except RuntimeError:
+        # The port was taken between the trial and now.
+        raise _in_use(host, port) from None
+
+
+def channel(
+    address: str,
+    secret: str,
+    authority: bytes | None = None,
+    server_name: str = HEAD_NAME,
+) -> grpc.aio.Channel:
+    """Make a channel that proves itself in every RPC. It connects on first use.
+
+    Args:
+        address: ``unix:<path>``, or ``HOST:PORT``, which needs ``authority``.
+        secret: ``JoinToken.grpc_secret``.
+        authority: The pinned certificate of the cluster's authority, PEM. The secret is
+            sent only to a server whose certificate this authority signed.
+        server_name: The role to reach: ``HEAD_NAME`` or ``NODE_NAME``.
+
+    Raises:
+        ValueError: A TCP address without an authority.
+    """
+    if address.startswith("unix:"):
+        inner = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        return _ProvenChannel(inner, secret)
+    if authority is None:
+        raise ValueError(f"A channel to {address} needs the cluster's authority, to check it.")
+    credentials = grpc.ssl_channel_credentials(root_certificates=authority)
+    options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", server_name)]
+    return _ProvenChannel(grpc.aio.secure_channel(address, credentials, options=options), secret)
+
+
+def join_host_port(host: str, port: int) -> str:
+    """``HOST:PORT``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _try_bind(host: str, port: int) -> None:
+    """Raise the right OSError if this process cannot listen there."""
+    try:
+        candidates = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except socket.gaierror:
+        raise OSError(f"The host {host!r} is unknown.") from None
+    family, kind, protocol, _, address = candidates[0]
+    with socket.socket(family, kind, protocol) as trial:
+        # As gRPC does it: connections of an ended server do not hold the port.
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(address)
+            trial.listen(1)
+        except OSError as error:
+            raise _bind_error(host, port, error) from None
+
+
+def _bind_error(host: str, port: int, error: OSError) -> OSError:
+    where = join_host_port(host, port)
+    if error.errno == errno.EADDRINUSE:
+        return _in_use(host, port)
+    if error.errno == errno.EADDRNOTAVAIL:
+        return OSError(
+            error.errno, f"Cannot listen on {where}: {host} is no address of this machine."
+        )
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return OSError(error.errno, f"Cannot listen on {where}: this user may not use that port.")
+    return OSError(error.errno, f"Cannot listen on {where}: {error.strerror}.")
+
+
+def _in_use(host: str, port: int) -> AddressInUseError:
+    return AddressInUseError(
+        f"Cannot listen on {join_host_port(host, port)}: another process uses this port. "
+        "Choose another one, or 0 for any free one."
+    )
+
+
+class _ProvenChannel(grpc.aio.Channel):
+    """A channel that adds the secret to the metadata of every RPC.
+
+    gRPC's own ways are an interceptor, which puts a queue into every stream, and call
+    credentials, which cost a thread switch (150 µs) per RPC.
+    """
+
+    def __init__(self, inner: grpc.aio.Channel, secret: str) -> None:
+        self._inner = inner
+        self._proof = authorization(secret)
+
+    def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._proven(self._inner.unary_unary(*args, **kwargs))
+
+    def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._proven(self._inner.unary_stream(*args, **kwargs))
+
+    def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
+        return self._proven(self._inner.stream_unary(*args, **kwargs))
+
+    def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
+        return self._proven(self._inner.stream_stream(*args, **kwargs))
+
+    def _proven(self, start: Callable[..., Any]) -> Callable[..., Any]:
+        def call(
+            *args: Any, metadata: Sequence[tuple[str, str | bytes]] = (), **kwargs: Any
+        ) -> Any:
+            return start(*args, metadata=(*metadata, self._proof), **kwargs)
+
+        return call
+
+    async def close(self, grace: float | None = None) -> None:
+        await self._inner.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:
+        return self._inner.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: grpc.ChannelConnectivity) -> None:
+        await self._inner.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        await self._inner.channel_ready()
+
+    async def __aenter__(self) -> _ProvenChannel:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> None:
+        await self.close()

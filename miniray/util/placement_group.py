@@ -1,0 +1,254 @@
+"""Placement groups: bundles of resources that are reserved together, or not at all.
+
+Here are the handle, the functions on it, and the checks of what users ask for;
+placing the bundles is the head's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import option_checks as check
+from miniray.core.runtime import current_runtime
+from miniray.exceptions import GetTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from miniray.object_ref import ObjectRef
+
+#: PACK: on as few nodes as possible. SPREAD: on as many as possible. STRICT_PACK: all on
+#: one node. STRICT_SPREAD: each on a node of its own.
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+_EXAMPLE = '[{"CPU": 1}, {"GPU": 0.5}]'
+
+
+class PlacementGroup:
+    """A handle to a placement group; can be passed to tasks and actors.
+
+    Attributes:
+        id: Id of the group, as bytes.
+    """
+
+    __slots__ = ("_bundles", "id")
+
+    def __init__(self, id: bytes, bundle_cache: Sequence[Mapping[str, float]] | None = None):
+        self.id = id
+        self._bundles = None if bundle_cache is None else [dict(bundle) for bundle in bundle_cache]
+
+    @staticmethod
+    def empty() -> PlacementGroup:
+        """The handle that stands for no group."""
+        return PlacementGroup(b"", [])
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this stands for no group."""
+        return not self.id
+
+    @property
+    def bundle_cache(self) -> list[dict[str, float]] | None:
+        """The bundles, if this handle knows them already."""
+        return self._bundles
+
+    @property
+    def bundle_specs(self) -> list[dict[str, float]]:
+        """The bundles, as they were asked for."""
+        if self._bundles is None:
+            table = current_runtime().placement_group_table(self.id)
+            self._bundles = [dict(bundle) for bundle in table["bundles"].values()]
+        return self._bundles
+
+    @property
+    def bundle_count(self) -> int:
+        """The number of bundles."""
+        return len(self.bundle_specs)
+
+    def ready(self) -> ObjectRef[PlacementGroup]:
+        """A ref that becomes ready when all bundles are reserved; its value is this group."""
+        if self.is_empty:
+            return current_runtime().put(self)
+        return current_runtime().placement_group_ready(self.id)
+
+    def wait(self, timeout_seconds: float = 30) -> bool:
+        """Wait until all bundles are reserved.
+
+        Args:
+            timeout_seconds: How long to wait at most.
+
+        Returns:
+            Whether they are.
+        """
+        try:
+            current_runtime().get([self.ready()], timeout_seconds)
+        except GetTimeoutError:
+            return False
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PlacementGroup) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"PlacementGroup({self.id.hex()})"
+
+    def __reduce__(self) -> tuple[type[PlacementGroup], tuple[Any, ...]]:
+        return PlacementGroup, (self.id, self._bundles)
+
+
+def placement_group(
+    bundles: list[dict[str, float]],
+    strategy: str | None = None,
+    name: str = "",
+    lifetime: str | None = None,
+    *,
+    bundle_label_selector: list[dict[str, str]] | None = None,
+) -> PlacementGroup:
+    """Ask for a placement group, and return at once.
+
+    Args:
+        bundles: Amounts by resource name, one dict per bundle.
+        strategy: "PACK" (the default), "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+        name: A name for ``get_placement_group``.
+        lifetime: None to remove the group when its creator ends, or "detached".
+        bundle_label_selector: Conditions on the labels of the nodes, one dict per bundle.
+
+    Raises:
+        ValueError: The bundles, the strategy or the lifetime are not valid.
+    """
+    wanted = check_bundles(bundles)
+    if strategy is not None and strategy not in STRATEGIES:
+        raise ValueError(
+            f"{strategy!r} is not a placement group strategy."
+            f"{check.suggestion(str(strategy), STRATEGIES)} The strategies are "
+            f"{', '.join(STRATEGIES)}."
+        )
+    if not isinstance(name, str):
+        raise check.wrong_type("name", name, "a string")
+    if lifetime not in (None, "detached"):
+        raise ValueError(f'lifetime must be None or "detached", not {lifetime!r}.')
+    selectors = _check_selectors(bundle_label_selector, len(wanted))
+    id = current_runtime().create_placement_group(
+        wanted, strategy or "PACK", name, lifetime, selectors
+    )
+    return PlacementGroup(id, wanted)
+
+
+def remove_placement_group(placement_group: PlacementGroup) -> None:
+    """Release a group's resources; tasks and actors that run in it end."""
+    current_runtime().remove_placement_group(_checked(placement_group).id)
+
+
+def get_placement_group(placement_group_name: str) -> PlacementGroup:
+    """Look up a placement group by its name.
+
+    Raises:
+        ValueError: There is no group of this name in the namespace.
+    """
+    if not placement_group_name:
+        raise ValueError("get_placement_group needs the name of a group, not an empty one.")
+    runtime = current_runtime()
+    id = runtime.find_placement_group(placement_group_name, None)
+    if id is None:
+        raise ValueError(
+            f"There is no placement group named {placement_group_name!r} in namespace "
+            f"{runtime.context().namespace!r}."
+        )
+    return PlacementGroup(id)
+
+
+def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
+    """What is known of a group (bundles, strategy, state), or of all by hex id."""
+    id = None if placement_group is None else _checked(placement_group).id
+    return current_runtime().placement_group_table(id)
+
+
+def get_current_placement_group() -> PlacementGroup | None:
+    """The group that the current task or actor runs in, or None."""
+    id = current_runtime().context().placement_group_id
+    return None if id is None else PlacementGroup(id)
+
+
+def _checked(group: Any) -> PlacementGroup:
+    if not isinstance(group, PlacementGroup):
+        raise check.wrong_type("placement_group", group, "a PlacementGroup")
+    return group
+
+
+def check_bundles(bundles: Any) -> list[dict[str, float]]:
+    """Return the bundles without amounts of zero.
+
+    Raises:
+        ValueError: They are not a list of non-empty dicts of valid amounts.
+    """
+    if not isinstance(bundles, list) or not bundles:
+        raise ValueError(
+            f"bundles must be a non-empty list like {_EXAMPLE}, not {check.shown(bundles)}."
+        )
+    return [_check_bundle(index, bundle) for index, bundle in enumerate(bundles)]
+
+
+def _check_bundle(index: int, bundle: Any) -> dict[str, float]:
+    where = f"bundles[{index}]"
+    if not isinstance(bundle, Mapping):
+        raise ValueError(  # noqa: TRY004 -- as in Ray
+            f"{where} must be a dict of resource name to amount, not {check.shown(bundle)}."
+        )
+    amounts = {}
+    for resource, given in bundle.items():
+        if not isinstance(resource, str):
+            raise ValueError(f"{where} has the key {resource!r}; resource names are strings.")  # noqa: TRY004 -- as in Ray
+        try:
+            amounts[resource] = check.amount(f"{where}[{resource!r}]", given, resource)
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+    wanted = {resource: amount for resource, amount in amounts.items() if amount}
+    if not wanted:
+        raise ValueError(f"{where} asks for nothing: {check.shown(bundle)}.")
+    return wanted
+
+
+def _check_selectors(given: Any, count: int) -> list[dict[str, str]] | None:
+    if given is None:
+        return None
+    if not isinstance(given, list) or len(given) != count:
+        raise ValueError(
+            f"bundle_label_selector must be a list of {count} dicts, one per bundle, "
+            f"not {check.shown(given)}."
+        )
+    return [
+        check.label_selector(f"bundle_label_selector[{index}]", selector)
+        for index, selector in enumerate(given)
+    ]
+
+
+def check_fits(group: PlacementGroup, index: int, demand: Mapping[str, float]) -> None:
+    """Check that a demand can ever be met by a group's bundles, as far as they are known.
+
+    Raises:
+        ValueError: There is no such bundle, or none that is large enough.
+    """
+    bundles = group.bundle_cache
+    if bundles is None:
+        return
+    if index >= len(bundles):
+        raise ValueError(
+            f"placement_group_bundle_index must be at most {len(bundles) - 1}, as the group has "
+            f"{len(bundles)} bundles, not {index}."
+        )
+    candidates = bundles if index == -1 else [bundles[index]]
+    if any(
+        all(bundle.get(resource, 0) >= needed for resource, needed in demand.items())
+        for bundle in candidates
+    ):
+        return
+    where = "any bundle" if index == -1 else f"bundle {index}"
+    raise ValueError(
+        f"The demand {dict(demand)} does not fit into {where} of the placement group, which has "
+        f"{candidates}. Tasks need 1 CPU, and actors 1 CPU to be placed, unless num_cpus says "
+        f"otherwise: add CPU to the bundle, or give num_cpus=0."
+    )

@@ -1,0 +1,92 @@
+"""The shape of what the head tells about its cluster, as plain data.
+
+The head fills it, ``miniray status`` renders it. Every value is JSON-compatible; times
+are seconds since the epoch, amounts are units (memory: bytes), ids are hex.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+
+class NodeStatus(TypedDict):
+    """One node of the cluster."""
+
+    node_id: str
+    #: ``host`` or ``host:port`` that names the machine to a person.
+    address: str
+    hostname: str
+    is_head: bool
+    state: Literal["ALIVE", "DRAINING", "DEAD"]
+    #: Totals and what is granted of them, by resource name.
+    total: dict[str, float]
+    used: dict[str, float]
+    labels: dict[str, str]
+    #: Why it is not ALIVE, or "".
+    reason: str
+
+
+class ActorStatus(TypedDict):
+    """One actor that has not ended."""
+
+    actor_id: str
+    class_name: str
+    #: "" for an actor without a name.
+    name: str
+    namespace: str
+    state: Literal["PENDING", "STARTING", "ALIVE", "RESTARTING", "DEAD"]
+    #: "" while it is not placed.
+    node_id: str
+    pid: int
+    restarts: int
+    #: What it holds while it lives.
+    resources: dict[str, float]
+
+
+class PendingDemand(TypedDict):
+    """Requests of one shape that wait for resources."""
+
+    kind: Literal["task", "actor", "placement_group"]
+    #: What each of them asks for; of a placement group, one entry per bundle.
+    shape: list[dict[str, float]]
+    #: How many wait.
+    count: int
+    #: Names of the functions, classes or groups that wait, without repeats.
+    names: list[str]
+    #: Since when the oldest waits.
+    since: float
+    #: A sentence: which resource, on which node, how much is missing.
+    reason: str
+    #: No node of the cluster could ever serve it.
+    infeasible: bool
+
+
+class PlacementGroupStatus(TypedDict):
+    """One placement group that is not removed."""
+
+    placement_group_id: str
+    name: str
+    strategy: Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
+    state: Literal["PENDING", "CREATED", "RESCHEDULING", "REMOVED"]
+    bundles: list[dict[str, float]]
+    #: Node of each bundle, "" where it is not placed.
+    bundle_nodes: list[str]
+
+
+class ClusterStatus(TypedDict):
+    """Everything that ``miniray status`` shows."""
+
+    #: ``HOST:PORT`` of the head.
+    address: str
+    version: str
+    #: When the head was started.
+    started: float
+    #: When this was taken.
+    time: float
+    nodes: list[NodeStatus]
+    #: Sums over the living nodes.
+    total: dict[str, float]
+    used: dict[str, float]
+    actors: list[ActorStatus]
+    pending: list[PendingDemand]
+    placement_groups: list[PlacementGroupStatus]

@@ -1,0 +1,285 @@
+"""Executors of actors that run several methods at once: threads, groups, asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import inspect
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import context
+from miniray.core import protocol as p
+from miniray.exceptions import TaskCancelledError
+from miniray.worker.executor import Executor
+from miniray.worker.exits import ActorExit
+from miniray.worker.work import Work, load_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from miniray.core.cluster_runtime import ClusterRuntime
+
+#: Ray's default for asyncio actors.
+ASYNC_CONCURRENCY = 1000
+_DEFAULT_GROUP = "_default"
+
+
+def unknown_group(work: Work, groups: Mapping[str, Any]) -> ValueError:
+    """The error for a call into a concurrency group that the actor does not have."""
+    return ValueError(
+        f"{work.name} was called in concurrency group {work.group!r}; "
+        f"the actor has {sorted(set(groups) - {_DEFAULT_GROUP})}."
+    )
+
+
+class ThreadedExecutor(Executor):
+    """Methods run in threads: ``max_concurrency`` of them, and a number per group."""
+
+    def __init__(
+        self,
+        runtime: ClusterRuntime,
+        end: Callable[[BaseException | None], None],
+        max_concurrency: int,
+        groups: Mapping[str, int],
+    ) -> None:
+        super().__init__(runtime, end)
+        self._queues: dict[str, queue.SimpleQueue[Work | None]] = {}
+        self._sizes = {_DEFAULT_GROUP: max_concurrency, **groups}
+        self._group_of: dict[str, str] = {}
+
+    def begin(self, group_of: Mapping[str, str]) -> None:
+        """Start the threads, once the actor's instance exists."""
+        self._group_of = dict(group_of)
+        for name, size in self._sizes.items():
+            self._queues[name] = queue.SimpleQueue()
+            for number in range(size):
+                threading.Thread(
+                    target=self._serve,
+                    args=(self._queues[name],),
+                    name=f"{name}-{number}",
+                    daemon=True,
+                ).start()
+
+    def run(self) -> None:
+        """Hand calls to their groups; calls that came before ``begin`` waited here."""
+        while True:
+            work = self._queue.get()
+            if work is None:
+                return
+            group = work.group or self._group_of.get(work.target, _DEFAULT_GROUP)
+            target = self._queues.get(group)
+            if target is None:
+                self.answer_error(work, unknown_group(work, self._sizes))
+            else:
+                target.put(work)
+
+    def _serve(self, mine: queue.SimpleQueue[Work | None]) -> None:
+        while True:
+            work = mine.get()
+            if work is None:
+                return
+            self.execute_in_thread(work)
+
+    def execute_in_thread(self, work: Work) -> None:
+        """Run one call in this thread."""
+        if work.cancelled:
+            self.answer_error(work, TaskCancelledError(work.name))
+            return
+        running = context.Execution(
+            work.return_ids[0] if work.return_ids else b"", work.name, work.name
+        )
+        token = context.execution.set(running)
+        work.begin()
+        try:
+            args, kwargs = load_arguments(self._runtime, work)
+            result = self.method(work.target)(*args, **kwargs)
+            if work.stream is not None:
+                self._run_stream(work, result)
+                result = None
+            del args, kwargs
+            self.answer(work, result)
+        except (ActorExit, SystemExit) as error:
+            self._end(error)
+        except BaseException as error:  # noqa: BLE001 - it is the call's result
+            args = kwargs = None  # type: ignore[assignment]
+            self.answer_error(work, error)
+        finally:
+            context.execution.reset(token)
+
+    def interrupt(self, work: Work, force: bool) -> None:
+        """A method in a thread runs on: threads cannot be interrupted (as in Ray)."""
+
+
+class AsyncExecutor(Executor):
+    """Methods are coroutines of one event loop in the main thread."""
+
+    def __init__(
+        self,
+        runtime: ClusterRuntime,
+        end: Callable[[BaseException | None], None],
+        max_concurrency: int,
+        groups: Mapping[str, int],
+    ) -> None:
+        super().__init__(runtime, end)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: collections.deque[Work] = collections.deque()
+        self._woken = False
+        self._begun = False
+        self._room = {_DEFAULT_GROUP: max_concurrency, **groups}
+        self._waiting: dict[str, collections.deque[Work]] = {
+            name: collections.deque() for name in self._room
+        }
+        self._group_of: dict[str, str] = {}
+        self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
+        self._stopped: asyncio.Event | None = None
+        self._warned = False
+
+    # --- from the I/O thread ---------------------------------------------------------
+    def enqueue(self, work: Work) -> None:
+        self._inbox.append(work)
+        self._wake()
+
+    def _wake(self) -> None:
+        loop = self._loop
+        if loop is not None and not self._woken:
+            self._woken = True
+            loop.call_soon_threadsafe(self._take)
+
+    def interrupt(self, work: Work, force: bool) -> None:
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._cancel_task, work)
+
+    # --- in the event loop -----------------------------------------------------------
+    def run_loop(self, create: Callable[[], Any]) -> None:
+        """Make the instance inside a running loop, then serve calls until the end."""
+        asyncio.run(self._main(create))
+
+    async def _main(self, create: Callable[[], Any]) -> None:
+        self._stopped = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        if not create():
+            return
+        self._loop = loop
+        self._begun = True
+        self._woken = False
+        self._wake()
+        await self._stopped.wait()
+
+    def begin(self, group_of: Mapping[str, str]) -> None:
+        """Remember the groups that methods belong to."""
+        self._group_of = dict(group_of)
+
+    def stop(self) -> None:
+        loop = self._loop
+        if loop is not None and self._stopped is not None:
+            loop.call_soon_threadsafe(self._stopped.set)
+
+    def _take(self) -> None:
+        self._woken = False
+        inbox = self._inbox
+        while inbox:
+            work = inbox.popleft()
+            group = work.group or self._group_of.get(work.target, _DEFAULT_GROUP)
+            if group not in self._room:
+                self.answer_error(work, unknown_group(work, self._room))
+            elif self._room[group] > 0 and not self._waiting[group]:
+                self._start(work, group)
+            else:
+                self._waiting[group].append(work)
+
+    def _start(self, work: Work, group: str) -> None:
+        self._room[group] -= 1
+        task = asyncio.get_running_loop().create_task(self._run_one(work, group))
+        self._tasks[(work.caller.process_id, work.number)] = task
+
+    async def _run_one(self, work: Work, group: str) -> None:
+        try:
+            await self._execute(work)
+        finally:
+            self._tasks.pop((work.caller.process_id, work.number), None)
+            self._room[group] += 1
+            waiting = self._waiting[group]
+            if waiting and self._room[group] > 0:
+                self._start(waiting.popleft(), group)
+
+    async def _execute(self, work: Work) -> None:
+        if work.cancelled:
+            self.answer_error(work, TaskCancelledError(work.name))
+            return
+        context.execution.set(
+            context.Execution(work.return_ids[0] if work.return_ids else b"", work.name, work.name)
+        )
+        work.begin()
+        try:
+            args, kwargs = load_arguments(self._runtime, work)
+            result = self.method(work.target)(*args, **kwargs)
+            if inspect.isawaitable(result):
+                result = await result
+            if work.stream is not None:
+                await self._stream(work, result)
+                result = None
+            del args, kwargs
+            self.answer(work, result)
+        except (ActorExit, SystemExit) as error:
+            self._end(error)
+        except asyncio.CancelledError:
+            self.answer_error(work, TaskCancelledError(work.name))
+        except BaseException as error:  # noqa: BLE001 - it is the call's result
+            args = kwargs = None  # type: ignore[assignment]
+            self.answer_error(work, error)
+
+    async def _stream(self, work: Work, items: Any) -> None:
+        if not hasattr(items, "__aiter__"):
+            self._run_stream(work, items)
+            return
+        index = 0
+        work.consumed_changed = _LoopEvent(asyncio.get_running_loop())
+        async for item in items:
+            if work.consumed == -1:
+                await items.aclose()
+                return
+            value = self._results.value(item, work.caller, work.number)
+            work.caller.send((p.PEER_STREAM, work.number, index, value))
+            index += 1
+            limit = work.stream
+            while limit is not None and 0 <= limit <= index - work.consumed:
+                if work.consumed == -1:
+                    break
+                await work.consumed_changed.wait()
+
+    def _cancel_task(self, work: Work) -> None:
+        task = self._tasks.get((work.caller.process_id, work.number))
+        if task is not None:
+            task.cancel()
+
+    def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+        """A blocking get() in a coroutine works, and stops all others meanwhile."""
+        if not self._warned and context.execution.get() is not None:
+            self._warned = True
+            import warnings
+
+            warnings.warn(
+                "miniray.get() or wait() blocks the event loop of this asyncio actor: no other "
+                "method runs meanwhile. Use `await ref` instead.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+        return wait(timeout)
+
+
+class _LoopEvent:
+    """An event of the loop that the I/O thread sets."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        self._loop.call_soon_threadsafe(self._event.set)
+
+    async def wait(self) -> None:
+        await self._event.wait()
+        self._event.clear()

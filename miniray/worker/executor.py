@@ -1,0 +1,382 @@
+"""Runs tasks and the methods of plain actors, in the main thread, one after the other.
+
+Work arrives in the I/O thread; user code, unpickling included, runs here. The
+executors of threaded and asyncio actors build on the same pieces (``actor_modes.py``).
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import pickle
+import queue
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.config import config
+from miniray.core import context
+from miniray.core import protocol as p
+from miniray.core.borrowing import error_value
+from miniray.exceptions import TaskCancelledError
+from miniray.object_ref import hooks
+from miniray.worker.exits import ActorExit
+from miniray.worker.results import Results
+from miniray.worker.work import Work, load_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.core.peers import Peer
+
+logger = logging.getLogger(__name__)
+
+#: Interrupts the main thread when the running task is cancelled.
+CANCEL_SIGNAL = signal.SIGUSR1
+
+
+class Executor:
+    """The main thread's queue and what runs from it."""
+
+    def __init__(
+        self, runtime: ClusterRuntime, end: Callable[[BaseException | None], None]
+    ) -> None:
+        self._runtime = runtime
+        self._end = end
+        self._results = Results(runtime)
+        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._functions: dict[bytes, Any] = {}
+        self._running: Work | None = None
+        self._interruptible = False
+        self._recall_timer = False
+        #: By call of a caller: what was received and has not ended.
+        self._open: dict[tuple[bytes, int], Work] = {}
+        self.instance: Any = None
+        #: Tasks run by this process, for max_calls; 0 in `limit` is no limit.
+        self.limit = 0
+        self._done = 0
+        self.set_name: Callable[[str], None] = _ignore
+        runtime.on_kind.update(
+            {
+                p.PEER_TASK: self.on_task,
+                p.PEER_CALL: self.on_call,
+                p.PEER_CANCEL: self.on_cancel,
+                p.PEER_STREAM_ACK: self.on_stream_ack,
+                p.PEER_RELEASE: lambda peer, message: self._results.release(peer, message[1]),
+                p.PEER_LEASE_END: lambda peer, message: self.hand_back(),
+            }
+        )
+        runtime.on_peer_gone = self.on_peer_gone
+        runtime.block = self.block
+
+    # --- what arrives, in the I/O thread ------------------------------------------------
+    def on_task(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_TASK: a task of the lease's owner."""
+        _, number, key, name, arguments, refs, return_ids, stream = message
+        work = Work(peer, number, key, name, arguments, refs, return_ids, None, stream)
+        self._open[(peer.process_id, number)] = work
+        self._queue.put(work)
+        if self._running is not None and not self._recall_timer:
+            self._recall_timer = True
+            self._runtime.loop.call_later(config().recall_after, self._recall_if_long)
+
+    def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_CALL: a method of this worker's actor."""
+        _, number, _actor, _epoch, method, arguments, refs, return_ids, group, stream = message
+        work = Work(peer, number, method, method, arguments, refs, return_ids, group, stream)
+        self._open[(peer.process_id, number)] = work
+        self.enqueue(work)
+
+    def enqueue(self, work: Work) -> None:
+        """Queue a method call where its mode runs it."""
+        self._queue.put(work)
+
+    def _recall_if_long(self) -> None:
+        """Tasks queued behind a long one go back, so that other workers can run them."""
+        self._recall_timer = False
+        running = self._running
+        if self._queue.empty():
+            return
+        if running is not None:
+            ran = time.perf_counter() - running.started
+            if ran >= config().recall_after:
+                self.hand_back()
+                return
+        self._recall_timer = True
+        self._runtime.loop.call_later(config().recall_after, self._recall_if_long)
+
+    def hand_back(self) -> None:
+        """Return the tasks that have not begun to their owner."""
+        back: dict[Peer, list[int]] = {}
+        while True:
+            try:
+                work = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if work is None:
+                self._queue.put(None)
+                break
+            if self._open.pop((work.caller.process_id, work.number), None) is not None:
+                back.setdefault(work.caller, []).append(work.number)
+        for peer, numbers in back.items():
+            peer.send((p.PEER_RECALLED, numbers))
+
+    def on_cancel(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_CANCEL: stop a call, or do not begin it."""
+        _, number, force, recursive = message
+        work = self._open.get((peer.process_id, number))
+        if work is None:
+            return
+        work.cancelled = True
+        self.interrupt(work, force)
+
+    def interrupt(self, work: Work, force: bool) -> None:
+        """Stop work that runs."""
+        if self._running is work:
+            if force:
+                self._runtime.link.node_notice("exiting", "cancelled")
+                self._runtime.link.flush()
+                os._exit(1)
+            signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
+
+    def on_signal(self, _number: int, _frame: object) -> None:
+        """CANCEL_SIGNAL, in the main thread."""
+        running = self._running
+        if running is not None and running.cancelled and self._interruptible:
+            self._interruptible = False
+            raise TaskCancelledError(running.name)
+
+    def on_stream_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_STREAM_ACK: the caller took items, or reads no further (-1)."""
+        work = self._open.get((peer.process_id, message[1]))
+        if work is not None:
+            work.consumed = message[2]
+            changed = work.consumed_changed
+            if changed is not None:
+                changed.set()
+
+    def on_peer_gone(self, peer: Peer) -> None:
+        """A caller ended: nobody wants its results."""
+        self._results.caller_gone(peer)
+        for key, work in list(self._open.items()):
+            if key[0] == peer.process_id:
+                work.consumed = -1
+                if work.consumed_changed is not None:
+                    work.consumed_changed.set()
+
+    # --- running -------------------------------------------------------------------
+    def run(self) -> None:
+        """Run work until the end."""
+        take = self._queue.get
+        while True:
+            work = take()
+            if work is None:
+                return
+            if (work.caller.process_id, work.number) in self._open:
+                self.execute(work)
+                if self.limit:
+                    self._done += 1
+                    if self._done >= self.limit:
+                        self._end(None)
+                        return
+
+    def stop(self) -> None:
+        """End ``run`` after the work before this."""
+        self._queue.put(None)
+
+    def execute(self, work: Work) -> None:
+        """Run one piece of work in this thread and answer."""
+        if work.cancelled:
+            self.answer_error(work, TaskCancelledError(work.name))
+            return
+        running = context.Execution(
+            work.return_ids[0] if work.return_ids else b"", work.name, work.name
+        )
+        token = context.execution.set(running)
+        self._running = work
+        work.begin()
+        try:
+            function = self.resolve(work)
+            args, kwargs = load_arguments(self._runtime, work)
+            self.set_name(work.name)
+            self._interruptible = True
+            result = function(*args, **kwargs)
+            if work.stream is not None:
+                self._run_stream(work, result)
+                result = None
+            self._interruptible = False
+            del args, kwargs
+            self.answer(work, result)
+        except ActorExit:
+            self._interruptible = False
+            self._end(ActorExit())
+        except SystemExit as error:
+            self._interruptible = False
+            self._end(error)
+        except BaseException as error:  # noqa: BLE001 - it is the call's result
+            self._interruptible = False
+            args = kwargs = None  # type: ignore[assignment]
+            self.answer_error(work, error)
+            if running.cancelled or (work.cancelled and running.children):
+                self._cancel_children(running)
+        finally:
+            self._running = None
+            context.execution.reset(token)
+
+    def _cancel_children(self, running: context.Execution) -> None:
+        for id in running.children or ():
+            self._runtime.cancel_by_id(id, False)
+
+    def resolve(self, work: Work) -> Callable[..., Any]:
+        """What a piece of work calls."""
+        if isinstance(work.target, bytes):
+            function = self._functions.get(work.target)
+            if function is None:
+                function = self._functions[work.target] = self.load_code(work.target)
+            return function  # type: ignore[no-any-return]
+        return self.method(work.target)
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """A method of the actor, or one that every actor has."""
+        special = _SPECIAL.get(name)
+        if special is not None:
+            return lambda *args, **kwargs: special(self.instance, *args, **kwargs)
+        return getattr(self.instance, name)  # type: ignore[no-any-return]
+
+    def load_code(self, key: bytes) -> Any:
+        """A function or class by its key."""
+        blob, _ = self._runtime.link.node_request("get_code", (key,))
+        if blob is None:
+            raise RuntimeError(
+                f"the code of key {key.hex()} is not known to the cluster any more; "
+                f"was the head restarted?"
+            )
+        return pickle.loads(blob)
+
+    # --- answering -----------------------------------------------------------------
+    def answer(self, work: Work, result: Any) -> None:
+        """Send a result; what cannot be sent becomes the call's error."""
+        count = len(work.return_ids)
+        try:
+            if work.stream is not None:
+                values: Any = ()
+            else:
+                values = self._results.values(result, count, work.caller, work.number, work.name)
+        except Exception as error:  # noqa: BLE001 - it is the call's result
+            self.answer_error(work, error)
+            return
+        del result
+        self._open.pop((work.caller.process_id, work.number), None)
+        held = self._still_held(work)
+        status = p.STATUS_STREAM_END if work.stream is not None else p.STATUS_OK
+        seconds = time.perf_counter() - work.started
+        work.caller.send((p.PEER_REPLY, work.number, status, values, held, seconds))
+
+    def answer_error(self, work: Work, error: BaseException) -> None:
+        """Send an error."""
+        if isinstance(error, TaskCancelledError) and work.cancelled:
+            value = error_value(TaskCancelledError(work.name))
+        else:
+            value = self._results.error(error, work.name)
+        error.__traceback__ = None  # its frames hold the arguments
+        self._open.pop((work.caller.process_id, work.number), None)
+        held = self._still_held(work)
+        seconds = time.perf_counter() - work.started if work.started else 0.0
+        work.caller.send((p.PEER_REPLY, work.number, p.STATUS_ERROR, (value,), held, seconds))
+
+    def _still_held(self, work: Work) -> list[tuple[bytes, bytes]] | None:
+        if work.held is None:
+            return None
+        if hooks.dropped:
+            self._runtime.drain()
+        kept = self._runtime.borrowing.keep_of(work.held)
+        work.held = None
+        return kept
+
+    def _run_stream(self, work: Work, items: Any) -> None:
+        """Send what a generator yields, as far as the caller reads on."""
+        if not hasattr(items, "__next__"):
+            if not hasattr(items, "__iter__"):
+                raise TypeError(
+                    f'{work.name} has num_returns="streaming" but returned a '
+                    f"{type(items).__name__}, which cannot be iterated."
+                )
+            items = iter(items)
+        work.consumed_changed = threading.Event()
+        index = 0
+        try:
+            for item in items:
+                if work.consumed == -1:
+                    return
+                value = self._results.value(item, work.caller, work.number)
+                work.caller.send((p.PEER_STREAM, work.number, index, value))
+                index += 1
+                self._await_reader(work, index)
+        finally:
+            close = getattr(items, "close", None)
+            if close is not None:
+                close()
+
+    def _await_reader(self, work: Work, sent: int) -> None:
+        """Backpressure: wait until fewer items than the limit are unread."""
+        limit = work.stream
+        if limit is None or limit < 0:
+            return
+        while work.consumed != -1 and sent - work.consumed >= limit:
+            work.consumed_changed.clear()
+            if work.consumed == -1 or sent - work.consumed < limit:
+                return
+            self.block(lambda timeout: work.consumed_changed.wait(timeout), None)
+
+    # --- blocking ------------------------------------------------------------------
+    def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
+        """A wait of the running task: gives the CPU back when it takes long."""
+        first = config().block_after
+        if timeout is not None and timeout <= first:
+            return wait(timeout)
+        if wait(first):
+            return True
+        if context.execution.get() is None:
+            return wait(None if timeout is None else timeout - first)
+        self._runtime.link.node_notice("blocked", True)
+        if self._running is not None and isinstance(self._running.target, bytes):
+            self.hand_back()
+        try:
+            return wait(None if timeout is None else timeout - first)
+        finally:
+            self._runtime.link.node_notice("blocked", False)
+
+
+def _ready(_instance: Any) -> bool:
+    return True
+
+
+def _terminate(_instance: Any) -> None:
+    raise ActorExit
+
+
+def _call(instance: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(instance, *args, **kwargs)
+
+
+#: Methods of every actor; Ray's names are aliases.
+_SPECIAL: dict[str, Callable[..., Any]] = {
+    "__miniray_ready__": _ready,
+    "__ray_ready__": _ready,
+    "__miniray_terminate__": _terminate,
+    "__ray_terminate__": _terminate,
+    "__miniray_call__": _call,
+    "__ray_call__": _call,
+}
+
+
+def _ignore(_name: str) -> None:
+    pass
+
+
+def is_async_callable(function: Any) -> bool:
+    """Whether calling it gives a coroutine or an async generator."""
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)

@@ -1,0 +1,14 @@
+"""Entry of a worker that is a new interpreter: reads what it is from a pipe, then runs."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+
+if __name__ == "__main__":
+    with os.fdopen(int(sys.argv[1]), "rb") as file:
+        spec = marshal.loads(file.read())
+    from miniray.worker.main import run_worker
+
+    run_worker(spec)

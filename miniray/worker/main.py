@@ -1,0 +1,266 @@
+"""A worker process from its first line to its exit.
+
+It attaches to its daemon, learns what it is for (tasks of a lease, or one actor),
+runs that in the main thread, and ends by rule: flushing output, running atexit
+functions, handing over what it owns.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import logging
+import marshal
+import os
+import pickle
+import signal
+import sys
+import threading
+import types
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from miniray.core import context
+from miniray.core.attach import Attachment
+from miniray.core.runtime import ActorClassInfo, set_runtime
+from miniray.exceptions import TaskError
+from miniray.worker import stdio
+from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, ThreadedExecutor
+from miniray.worker.executor import CANCEL_SIGNAL, Executor
+from miniray.worker.exits import ActorExit
+from miniray.worker.work import Work, load_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """The state of one worker process."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        self.spec = spec
+        self.executor: Executor
+        self._exit_code = 0
+        self._ending = False
+        self._attachment = Attachment(
+            spec["node_socket"],
+            spec["key"],
+            spec["process_id"],
+            "worker",
+            spec["job_id"],
+            {},
+            timeout=60.0,
+            on_shutdown=lambda _attachment: None,
+            on_lost=_daemon_lost,
+        )
+        self.runtime = self._attachment.runtime
+        self.runtime.on_topic["lease"] = self._on_lease
+        self.runtime.on_topic["exit"] = self._on_exit
+        self._apply(spec["assignment"])
+        set_runtime(self.runtime)
+
+    def _apply(self, assignment: dict[str, Any]) -> None:
+        """What the lease says about this process."""
+        facts = self._attachment.facts
+        facts.namespace = assignment["namespace"]
+        facts.assigned_resources = assignment["resources"]
+        facts.accelerator_ids = assignment["accelerator_ids"]
+        facts.placement_group_id = assignment["placement_group"]
+        facts.capture_child_tasks = assignment["capture_child_tasks"]
+        facts.runtime_env = json.loads(assignment["runtime_env"] or "{}")
+        facts.job_id = self.spec["job_id"]
+
+    def _on_lease(self, assignment: dict[str, Any]) -> None:
+        """This idle worker runs tasks of another lease now."""
+        self._apply(assignment)
+        self.executor.limit = assignment["max_calls"]
+
+    def _on_exit(self) -> None:
+        """The daemon says that this process is not needed any more."""
+        self._ending = True
+        self.executor.stop()
+
+    def end(self, why: BaseException | None) -> None:
+        """User code, or a rule, ends this process."""
+        if self._ending:
+            return
+        self._ending = True
+        if isinstance(why, SystemExit):
+            code = why.code
+            self._exit_code = code if isinstance(code, int) else 0 if code is None else 1
+        self.runtime.link.node_notice(
+            "exiting", "exit_actor" if isinstance(why, ActorExit) else "rule"
+        )
+        self.executor.stop()
+
+    # --- tasks -------------------------------------------------------------------
+    def run_tasks(self) -> None:
+        """Run the tasks of a lease, and of the next ones."""
+        self.executor = executor = Executor(self.runtime, self.end)
+        executor.limit = self.spec["assignment"]["max_calls"]
+        executor.set_name = stdio.set_name
+        self._listen()
+        executor.run()
+
+    def _listen(self) -> None:
+        signal.signal(CANCEL_SIGNAL, self.executor.on_signal)
+        self._attachment.open()
+        self.runtime.link.node_notice("ready")
+
+    # --- an actor ------------------------------------------------------------------
+    def run_actor(self, actor: dict[str, Any]) -> None:
+        """Make the actor and run its methods."""
+        facts = self._attachment.facts
+        facts.actor_id = actor["actor_id"]
+        facts.actor_name = actor["name"]
+        facts.was_restarted = actor["restarts"] > 0
+        stdio.set_name(actor["class_name"])
+        concurrency = actor["max_concurrency"]
+        groups = actor["concurrency_groups"]
+        if actor["is_async"]:
+            limit = concurrency if concurrency is not None else ASYNC_CONCURRENCY
+            self.executor = AsyncExecutor(self.runtime, self.end, limit, groups)
+        elif (concurrency or 1) > 1 or groups:
+            self.executor = ThreadedExecutor(self.runtime, self.end, concurrency or 1, groups)
+        else:
+            self.executor = Executor(self.runtime, self.end)
+        self._listen()
+        executor = self.executor
+
+        def create() -> bool:
+            return self._create(actor)
+
+        if isinstance(executor, AsyncExecutor):
+            executor.run_loop(create)
+        elif create():
+            executor.run()
+
+    def _create(self, actor: dict[str, Any]) -> bool:
+        """Run the constructor and tell how it went."""
+        link = self.runtime.link
+        name = f"{actor['class_name']}.__init__"
+        token = context.execution.set(context.Execution(actor["actor_id"], name, name))
+        try:
+            cls = self.executor.load_code(actor["class_key"])
+            arguments, refs = marshal.loads(actor["arguments"])
+            # These refs live as long as this process wants, not as long as a call.
+            held = self.runtime.borrowing.hold(arguments[2])
+            work = Work(None, 0, "", name, (*arguments[:2], ()), refs, (), None, None)  # type: ignore[arg-type]
+            args, kwargs = load_arguments(self.runtime, work)
+            self.executor.instance = cls(*args, **kwargs)
+            del held, args, kwargs, work
+        except (ActorExit, SystemExit) as error:
+            self.end(error)
+            return False
+        except BaseException as error:  # noqa: BLE001 - it reaches the first call
+            failure = TaskError.from_exception(
+                error, name, pid=os.getpid(), actor_id=actor["actor_id"].hex()
+            )
+            self._exit_code = 1
+            self._ending = True
+            link.node_notice("actor_failed", pickle.dumps(failure, 5))
+            return False
+        finally:
+            context.execution.reset(token)
+        self._name_output(actor)
+        info: ActorClassInfo = pickle.loads(actor["info"])
+        groups = {
+            method: options.concurrency_group
+            for method, options in info.methods.items()
+            if options.concurrency_group
+        }
+        if isinstance(self.executor, (ThreadedExecutor, AsyncExecutor)):
+            self.executor.begin(groups)
+        self.runtime.borrowing.defer(lambda: link.node_notice("actor_ready"))
+        return True
+
+    def _name_output(self, actor: dict[str, Any]) -> None:
+        """An actor with a `__repr__` of its own prints under that, as in Ray."""
+        instance = self.executor.instance
+        if type(instance).__repr__ != object.__repr__:
+            try:
+                stdio.set_name(repr(instance))
+            except Exception:
+                logger.exception("__repr__ of actor %s failed", actor["class_name"])
+
+    # --- the end -------------------------------------------------------------------
+    def finish(self) -> int:
+        """End by rule; returns the exit code."""
+        self.executor.instance = None
+        stdio.flush_all()
+        return self._exit_code
+
+    def close(self) -> None:
+        """Write out what is queued for others."""
+        for peer in self.runtime.peers.all():
+            peer.flush(1.0)
+        self.runtime.link.flush()
+
+
+def _daemon_lost() -> None:
+    """The daemon is gone: this process and what it started must not stay."""
+    from miniray.worker.children import kill_descendants
+
+    kill_descendants()
+    os._exit(1)
+
+
+def run_worker(spec: dict[str, Any]) -> NoReturn:
+    """Be a worker: never returns."""
+    code = 1
+    try:
+        _prepare_process(spec)
+        worker = Worker(spec)
+        actor = spec["assignment"].get("actor")
+        if actor is not None:
+            worker.run_actor(actor)
+        else:
+            worker.run_tasks()
+        code = worker.finish()
+        _run_exit_functions()
+        worker.close()
+    except BaseException:
+        logger.exception("the worker failed")
+        code = 1
+    stdio.flush_all()
+    os._exit(code)
+
+
+def _prepare_process(spec: dict[str, Any]) -> None:
+    """Make this process what user code expects of a fresh one."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGINT, _ignore_interrupt)
+    stdio.install()
+    sys.argv = [""]
+    main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = main
+    if spec["cwd"]:
+        try:
+            os.chdir(spec["cwd"])
+        except OSError as error:
+            logger.warning("cannot enter the working directory %s: %s", spec["cwd"], error)
+    for path in reversed(spec["sys_path"]):
+        if path in sys.path:
+            sys.path.remove(path)
+        sys.path.insert(0, path)
+    if spec["sys_path"]:
+        importlib.invalidate_caches()
+
+
+def _ignore_interrupt(_number: int, _frame: object) -> None:
+    """Ctrl-C is the driver's; a handler (not SIG_IGN) so that children get the default."""
+
+
+def _run_exit_functions() -> None:
+    run: Callable[[], None] = atexit._run_exitfuncs  # type: ignore[attr-defined]
+    others = [
+        thread
+        for thread in threading.enumerate()
+        if not thread.daemon and thread is not threading.main_thread()
+    ]
+    if others:
+        logger.debug("%d threads of user code end with the process", len(others))
+    run()

@@ -1,0 +1,105 @@
+"""One piece of work as it arrived at a worker, and how its arguments become Python values."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import protocol as p
+from miniray.core.serialization import deserialize
+
+if TYPE_CHECKING:
+    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.core.objects import Value
+    from miniray.core.peers import Peer
+    from miniray.object_ref import ObjectRef
+
+
+class Work:
+    """A task or a method call that this worker has to run."""
+
+    __slots__ = (
+        "arguments",
+        "caller",
+        "cancelled",
+        "consumed",
+        "consumed_changed",
+        "group",
+        "held",
+        "name",
+        "number",
+        "refs",
+        "return_ids",
+        "started",
+        "stream",
+        "target",
+    )
+
+    def __init__(
+        self,
+        caller: Peer,
+        number: int,
+        target: Any,
+        name: str,
+        arguments: Value,
+        refs: list[Any],
+        return_ids: tuple[bytes, ...],
+        group: str | None,
+        stream: int | None,
+    ) -> None:
+        self.caller = caller
+        self.number = number
+        self.target = target
+        self.name = name
+        self.arguments = arguments
+        self.refs = refs
+        self.return_ids = return_ids
+        self.group = group
+        self.stream = stream
+        self.cancelled = False
+        self.started = 0.0
+        #: Refs of the arguments while the call runs; the caller holds them meanwhile.
+        self.held: list[ObjectRef[Any]] | None = None
+        #: Items of the stream that the caller took; -1: it reads no further.
+        self.consumed = 0
+        self.consumed_changed: Any = None
+
+    def begin(self) -> None:
+        """Note when it began."""
+        self.started = time.perf_counter()
+
+
+def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a piece of work; refs in them are borrowed for its time."""
+    contained = work.arguments[2]
+    for _, _, _, value in work.refs:
+        if value is not None and value[2]:
+            contained = (*contained, *value[2])
+    if contained:
+        adopt = runtime.table.adopt
+        work.held = [adopt(id, node)[0] if node else _plain_ref(id) for id, node in contained]
+    args, kwargs = load_value(runtime, work.arguments)
+    if work.refs:
+        positional = list(args)
+        for where, _id, _node, value in work.refs:
+            item = load_value(runtime, value)
+            if isinstance(where, int):
+                positional[where] = item
+            else:
+                kwargs[where] = item
+        args = tuple(positional)
+    return args, kwargs
+
+
+def load_value(runtime: ClusterRuntime, value: Value) -> Any:
+    """The Python value of a value that came with a message."""
+    if value[0] == p.VALUE_SHARED:
+        mapping = runtime.shared_memory.map(value[1])
+        return deserialize(mapping.form, mapping.view)
+    return deserialize(value[0], value[1])
+
+
+def _plain_ref(id: bytes) -> ObjectRef[Any]:
+    from miniray.object_ref import ObjectRef
+
+    return ObjectRef(id, b"")

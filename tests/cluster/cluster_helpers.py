@@ -1,0 +1,76 @@
+"""What the behaviour tests share: waiting for conditions, and traces of a cluster.
+
+Tasks import this module too, so it must not import miniray or pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 30.0) -> None:
+    """Return when the condition holds; fail with its name when it does not in time."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout} s: {getattr(condition, '__name__', '')}")
+        time.sleep(0.01)
+
+
+def wait_for_file(path: Path, timeout: float = 30.0) -> None:
+    """Return when the file exists: how a test holds a task until it may go on."""
+    wait_until(path.exists, timeout)
+
+
+def count_up(path: Path) -> int:
+    """Add one to the number of runs kept in a file, and return it; survives the process."""
+    with path.open("ab") as file:
+        file.write(b".")
+    return path.stat().st_size
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process exists and is not merely waiting to be reaped."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def processes_with(variable: str, value: str) -> set[int]:
+    """Ids of the other living processes that have this environment variable."""
+    wanted = f"{variable}={value}".encode()
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:  # it ended while we looked, or is another user's
+            continue
+        pid = int(folder.name)
+        if wanted in environment and pid != os.getpid() and is_alive(pid):
+            found.add(pid)
+    return found
+
+
+def socket_paths(pids: set[int]) -> set[Path]:
+    """Paths of the Unix sockets that these processes have open."""
+    inodes = set()
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = str(entry.readlink())
+            except OSError:  # closed while we looked
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[len("socket:[") : -1])
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return {
+        Path(row[7]) for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("/")
+    }

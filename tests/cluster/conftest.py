@@ -1,0 +1,56 @@
+"""One cluster of real processes per test module, apart from every other cluster."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import processes_with, socket_paths, wait_until
+
+import miniray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: What a module gets that does not say otherwise in a constant named CLUSTER.
+DEFAULT_CLUSTER: dict[str, Any] = {"num_cpus": 4}
+
+
+@pytest.fixture(scope="module")
+def session_root() -> Iterator[Path]:
+    """A folder for session files that no other cluster knows, so that none finds another.
+
+    When the module is done, no process that was started with it may be left, and
+    neither may the sockets that those processes had.
+    """
+    # Not tmp_path: a socket's path has at most 107 bytes.
+    root = Path(tempfile.mkdtemp(prefix="mr-test-", dir="/tmp"))
+    before = os.environ.get("MINIRAY_TMPDIR")
+    os.environ["MINIRAY_TMPDIR"] = str(root)
+    sockets: set[Path] = set()
+    root_key = ("MINIRAY_TMPDIR", str(root))
+    try:
+        yield root
+        sockets = socket_paths(processes_with(*root_key))
+        miniray.shutdown()
+        wait_until(lambda: not processes_with(*root_key), timeout=10)
+    finally:
+        miniray.shutdown()
+        if before is None:
+            del os.environ["MINIRAY_TMPDIR"]
+        else:
+            os.environ["MINIRAY_TMPDIR"] = before
+        shutil.rmtree(root, ignore_errors=True)
+    left = {path for path in sockets if path.exists()}
+    assert not left, f"sockets are left on disk: {left}"
+
+
+@pytest.fixture(scope="module")
+def cluster(session_root: Path, request: pytest.FixtureRequest) -> Any:
+    """A running cluster, shared by the module; ``CLUSTER`` of the module says its size."""
+    options = {**DEFAULT_CLUSTER, **getattr(request.module, "CLUSTER", {})}
+    return miniray.init(**options)

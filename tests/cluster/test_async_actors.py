@@ -1,0 +1,223 @@
+"""Asyncio actors: methods that are coroutines share one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import is_alive, wait_for_file, wait_until
+
+import miniray
+from miniray.exceptions import RayActorError, TaskCancelledError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@miniray.remote
+class Signal:
+    """Lets callers wait for an event."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        self.waiting = 0
+        self.most = 0
+
+    async def wait(self) -> str:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        try:
+            await self.event.wait()
+        finally:
+            self.waiting -= 1
+        return "done"
+
+    async def send(self) -> None:
+        self.event.set()
+
+    async def count(self) -> int:
+        return self.waiting
+
+    async def peak(self) -> int:
+        return self.most
+
+    def plain(self) -> bool:
+        return asyncio.get_running_loop().is_running()
+
+    async def thread(self) -> str:
+        return threading.current_thread().name
+
+    async def fail(self) -> None:
+        await asyncio.sleep(0)
+        raise ValueError("async failure")
+
+    async def pid(self) -> int:
+        return os.getpid()
+
+    async def leave(self) -> None:
+        miniray.actor.exit_actor()
+
+
+@miniray.remote
+def number(n: int) -> int:
+    return n
+
+
+def test_calls_that_wait_do_not_hold_up_others() -> None:
+    signal = Signal.remote()
+    waiting = [signal.wait.remote() for _ in range(20)]
+    wait_until(lambda: miniray.get(signal.count.remote()) == 20)
+    miniray.get(signal.send.remote())
+    assert miniray.get(waiting) == ["done"] * 20
+
+
+def test_max_concurrency_limits_the_calls_at_once(tmp_path: Path) -> None:
+    @miniray.remote(max_concurrency=3)
+    class Busy:
+        def __init__(self) -> None:
+            self.running = 0
+            self.most = 0
+
+        async def work(self, meeting: Path) -> int:
+            self.running += 1
+            self.most = max(self.most, self.running)
+            if self.running == 3:
+                meeting.touch()
+            while not meeting.exists():
+                await asyncio.sleep(0.005)
+            await asyncio.sleep(0)
+            self.running -= 1
+            return self.most
+
+    busy = Busy.remote()
+    assert max(miniray.get([busy.work.remote(tmp_path / "three") for _ in range(12)])) == 3
+
+
+def test_plain_methods_of_an_asyncio_actor_run_in_its_loop() -> None:
+    assert miniray.get(Signal.remote().plain.remote()) is True
+
+
+def test_all_calls_run_in_the_same_thread() -> None:
+    signal = Signal.remote()
+    assert len(set(miniray.get([signal.thread.remote() for _ in range(10)]))) == 1
+
+
+def test_an_async_method_may_await_refs() -> None:
+    @miniray.remote
+    class Awaiter:
+        async def total(self, numbers: list[int]) -> int:
+            refs = [number.remote(n) for n in numbers]
+            return await refs[0] + sum(await asyncio.gather(*refs[1:]))
+
+    assert miniray.get(Awaiter.remote().total.remote([1, 2, 3])) == 6
+
+
+def test_an_async_method_may_await_another_actor() -> None:
+    @miniray.remote
+    class Relay:
+        async def wait(self, signal: Any) -> str:
+            return await signal.wait.remote()
+
+    signal, relay = Signal.remote(), Relay.remote()
+    ref = relay.wait.remote(signal)
+    wait_until(lambda: miniray.get(signal.count.remote()) == 1)
+    miniray.get(signal.send.remote())
+    assert miniray.get(ref) == "done"
+
+
+def test_an_error_of_a_coroutine_reaches_the_caller() -> None:
+    signal = Signal.remote()
+    with pytest.raises(ValueError, match="async failure"):
+        miniray.get(signal.fail.remote())
+    assert miniray.get(signal.count.remote()) == 0
+
+
+def test_cancel_ends_a_waiting_coroutine() -> None:
+    signal = Signal.remote()
+    ref = signal.wait.remote()
+    wait_until(lambda: miniray.get(signal.count.remote()) == 1)
+    miniray.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref)
+    wait_until(lambda: miniray.get(signal.count.remote()) == 0)
+
+
+def test_a_coroutine_may_clean_up_when_it_is_cancelled(tmp_path: Path) -> None:
+    @miniray.remote
+    class Careful:
+        async def work(self, started: Path, cleaned: Path) -> None:
+            started.touch()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cleaned.touch()
+                raise
+
+    ref = Careful.remote().work.remote(tmp_path / "started", tmp_path / "cleaned")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref)
+    wait_for_file(tmp_path / "cleaned")
+
+
+def test_exit_actor_ends_an_asyncio_actor() -> None:
+    signal = Signal.remote()
+    pid = miniray.get(signal.pid.remote())
+    with pytest.raises(RayActorError):
+        miniray.get(signal.leave.remote())
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_an_async_actor_may_have_a_constructor_that_blocks() -> None:
+    @miniray.remote
+    class Prepared:
+        def __init__(self) -> None:
+            self.value = miniray.get(number.remote(4))
+
+        async def get(self) -> int:
+            return self.value
+
+    assert miniray.get(Prepared.remote().get.remote()) == 4
+
+
+def test_concurrency_groups_of_an_asyncio_actor_have_limits_of_their_own() -> None:
+    @miniray.remote(concurrency_groups={"narrow": 1})
+    class Grouped:
+        def __init__(self) -> None:
+            self.is_open = False
+
+        @miniray.method(concurrency_group="narrow")
+        async def narrow(self) -> str:
+            # No asyncio.Event: each group may have an event loop of its own.
+            while not self.is_open:
+                await asyncio.sleep(0.005)
+            return "narrow"
+
+        async def open(self) -> None:
+            self.is_open = True
+
+    actor = Grouped.remote()
+    refs = [actor.narrow.remote() for _ in range(3)]
+    assert miniray.wait(refs, timeout=0.1)[0] == []
+    miniray.get(actor.open.remote(), timeout=30)
+    assert miniray.get(refs, timeout=30) == ["narrow"] * 3
+
+
+def test_asyncio_callers_use_many_actors_at_once() -> None:
+    signals = [Signal.remote() for _ in range(2)]
+
+    async def main() -> list[str]:
+        waiting = [asyncio.ensure_future(_wait(signal)) for signal in signals]
+        await asyncio.gather(*(signal.send.remote() for signal in signals))
+        return await asyncio.gather(*waiting)
+
+    async def _wait(signal: Any) -> str:
+        return await signal.wait.remote()
+
+    assert asyncio.run(main()) == ["done", "done"]

@@ -1,0 +1,182 @@
+"""``cancel`` of tasks: waiting, running, by force, with children."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import is_alive, wait_for_file, wait_until
+
+import miniray
+from miniray.exceptions import TaskCancelledError, WorkerCrashedError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+CLUSTER = {"num_cpus": 2}
+
+
+@miniray.remote(max_retries=0)
+def run(started: Path, go: Path) -> int:
+    started.write_text(str(os.getpid()))
+    wait_for_file(go)
+    return os.getpid()
+
+
+@miniray.remote
+def identity(value: Any) -> Any:
+    return value
+
+
+def test_a_running_task_is_interrupted(tmp_path: Path) -> None:
+    ref = run.remote(tmp_path / "started", tmp_path / "go")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
+
+
+def test_a_cancelled_task_sees_a_keyboard_interrupt(tmp_path: Path) -> None:
+    @miniray.remote
+    def careful(started: Path, cleaned: Path) -> None:
+        try:
+            started.touch()
+            while True:
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            cleaned.touch()
+            raise
+
+    ref = careful.remote(tmp_path / "started", tmp_path / "cleaned")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
+    wait_for_file(tmp_path / "cleaned")
+
+
+def test_a_task_that_waits_for_resources_never_runs(tmp_path: Path) -> None:
+    running = [run.remote(tmp_path / f"started{n}", tmp_path / "go") for n in range(2)]
+    for n in range(2):
+        wait_for_file(tmp_path / f"started{n}")
+    waiting = run.remote(tmp_path / "started-late", tmp_path / "go")
+    miniray.cancel(waiting)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(waiting, timeout=30)
+    (tmp_path / "go").touch()
+    miniray.get(running)
+    assert miniray.get(identity.remote(1)) == 1
+    assert not (tmp_path / "started-late").exists()
+
+
+def test_a_task_that_waits_for_an_argument_never_runs(tmp_path: Path) -> None:
+    first = run.remote(tmp_path / "started", tmp_path / "go")
+    second = identity.remote(first)
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(second)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(second, timeout=30)
+    (tmp_path / "go").touch()
+    assert miniray.get(first) > 0
+
+
+def test_a_task_that_depends_on_a_cancelled_one_fails_with_it(tmp_path: Path) -> None:
+    first = run.remote(tmp_path / "started", tmp_path / "never")
+    second = identity.remote(first)
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(first)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(second, timeout=30)
+
+
+def test_force_ends_the_process(tmp_path: Path) -> None:
+    ref = run.remote(tmp_path / "started", tmp_path / "never")
+    wait_until(lambda: (tmp_path / "started").exists() and (tmp_path / "started").read_text())
+    pid = int((tmp_path / "started").read_text())
+    miniray.cancel(ref, force=True)
+    with pytest.raises((TaskCancelledError, WorkerCrashedError)):
+        miniray.get(ref, timeout=30)
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_cancelling_a_finished_task_changes_nothing() -> None:
+    ref = identity.remote(3)
+    assert miniray.get(ref) == 3
+    miniray.cancel(ref)
+    assert miniray.get(ref) == 3
+
+
+def test_a_cancelled_task_is_not_retried(tmp_path: Path) -> None:
+    ref = run.options(max_retries=5).remote(tmp_path / "started", tmp_path / "never")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref, force=True)
+    with pytest.raises((TaskCancelledError, WorkerCrashedError)):
+        miniray.get(ref, timeout=30)
+
+
+def test_cancel_reaches_the_tasks_that_a_task_started(tmp_path: Path) -> None:
+    @miniray.remote
+    def parent(started: Path, never: Path) -> Any:
+        return miniray.get(run.remote(started, never))
+
+    ref = parent.remote(tmp_path / "started", tmp_path / "never")
+    wait_until(lambda: (tmp_path / "started").exists() and (tmp_path / "started").read_text())
+    miniray.cancel(ref, recursive=True)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
+    # Both CPUs are free again only if the child has ended too.
+    (tmp_path / "go").touch()
+    again = [run.remote(tmp_path / f"again{n}", tmp_path / "go") for n in range(2)]
+    miniray.get(again, timeout=30)
+
+
+def test_the_process_of_an_interrupted_task_runs_other_tasks(tmp_path: Path) -> None:
+    for n in range(3):
+        ref = run.remote(tmp_path / f"started{n}", tmp_path / "never")
+        wait_for_file(tmp_path / f"started{n}")
+        miniray.cancel(ref)
+        with pytest.raises(TaskCancelledError):
+            miniray.get(ref, timeout=30)
+    assert miniray.get([identity.remote(n) for n in range(20)], timeout=30) == list(range(20))
+
+
+def test_a_call_that_waits_at_an_actor_is_cancelled(tmp_path: Path) -> None:
+    @miniray.remote
+    class Worker:
+        def run(self, started: Path, go: Path) -> str:
+            started.touch()
+            wait_for_file(go)
+            return "ran"
+
+    actor = Worker.remote()
+    first = actor.run.remote(tmp_path / "started", tmp_path / "go")
+    wait_for_file(tmp_path / "started")
+    second = actor.run.remote(tmp_path / "second", tmp_path / "go")
+    miniray.cancel(second)
+    (tmp_path / "go").touch()
+    assert miniray.get(first, timeout=30) == "ran"
+    with pytest.raises(TaskCancelledError):
+        miniray.get(second, timeout=30)
+
+
+def test_a_call_of_an_actor_cannot_be_cancelled_by_force(tmp_path: Path) -> None:
+    @miniray.remote
+    class Worker:
+        def run(self, go: Path) -> None:
+            wait_for_file(go)
+
+    actor = Worker.remote()
+    ref = actor.run.remote(tmp_path / "go")
+    with pytest.raises(ValueError, match="force"):
+        miniray.cancel(ref, force=True)
+    (tmp_path / "go").touch()
+    miniray.get(ref)
+
+
+def test_only_refs_can_be_cancelled() -> None:
+    with pytest.raises(TypeError):
+        miniray.cancel("ref")

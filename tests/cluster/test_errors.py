@@ -1,0 +1,239 @@
+"""Errors of user code, and how they reach the caller."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+import miniray
+from miniray import exceptions
+from miniray.exceptions import RayActorError, RayError, RayTaskError, WorkerCrashedError
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+class QuotaError(Exception):
+    """An exception with a constructor and attributes of its own."""
+
+    def __init__(self, user: str, limit: int) -> None:
+        super().__init__(f"{user} is over {limit}")
+        self.user = user
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[type[QuotaError], tuple[str, int]]:
+        return QuotaError, (self.user, self.limit)
+
+
+class LopsidedError(Exception):
+    """An exception that pickles but can't be unpickled: its constructor needs another argument."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class LockedError(Exception):
+    """An exception that can't be pickled."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+@miniray.remote
+def over_quota() -> None:
+    raise QuotaError("ann", 3)
+
+
+@miniray.remote
+def divide(a: int, b: int) -> float:
+    return a / b
+
+
+@miniray.remote
+class Thrower:
+    def throw(self, message: str) -> None:
+        raise ValueError(message)
+
+    def fine(self) -> str:
+        return "fine"
+
+
+def test_the_error_is_an_instance_of_the_users_class_and_of_the_task_error() -> None:
+    with pytest.raises(ZeroDivisionError) as info:
+        miniray.get(divide.remote(1, 0))
+    assert isinstance(info.value, RayTaskError)
+    assert isinstance(info.value, RayError)
+
+
+def test_the_text_shows_the_remote_traceback() -> None:
+    with pytest.raises(RayTaskError) as info:
+        miniray.get(divide.remote(1, 0))
+    text = str(info.value)
+    assert "return a / b" in text
+    assert "divide" in text
+    assert "ZeroDivisionError" in text
+
+
+def test_the_cause_is_the_users_exception_with_its_attributes() -> None:
+    with pytest.raises(QuotaError) as info:
+        miniray.get(over_quota.remote())
+    cause = info.value.cause
+    assert type(cause) is QuotaError
+    assert (cause.user, cause.limit) == ("ann", 3)
+
+
+def test_an_error_of_a_nested_task_reaches_the_outermost_caller() -> None:
+    @miniray.remote
+    def outer() -> Any:
+        return miniray.get(divide.remote(1, 0))
+
+    with pytest.raises(ZeroDivisionError) as info:
+        miniray.get(outer.remote())
+    assert "divide" in str(info.value)
+    assert "outer" in str(info.value)
+
+
+def test_an_error_passes_through_a_chain_of_arguments() -> None:
+    @miniray.remote
+    def forward(value: Any) -> Any:
+        return value
+
+    with pytest.raises(QuotaError):
+        miniray.get(forward.remote(forward.remote(over_quota.remote())))
+
+
+def test_an_exception_that_cannot_be_pickled_is_named_with_its_text() -> None:
+    @miniray.remote
+    def locked() -> None:
+        raise LockedError("shut for good")
+
+    with pytest.raises(RayError) as info:
+        miniray.get(locked.remote())
+    assert "LockedError" in str(info.value)
+    assert "shut for good" in str(info.value)
+
+
+def test_an_exception_that_cannot_be_unpickled_is_named_with_its_text() -> None:
+    @miniray.remote
+    def lopsided() -> None:
+        raise LopsidedError(3, "leans to one side")
+
+    with pytest.raises(RayError) as info:
+        miniray.get(lopsided.remote())
+    assert "LopsidedError" in str(info.value)
+    assert "leans to one side" in str(info.value)
+
+
+def test_the_first_error_of_a_list_of_refs_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        miniray.get([divide.remote(1, 1), divide.remote(1, 0), divide.remote(4, 2)])
+
+
+def test_an_actor_lives_on_after_a_method_failed() -> None:
+    actor = Thrower.remote()
+    with pytest.raises(ValueError, match="first") as info:
+        miniray.get(actor.throw.remote("first"))
+    assert isinstance(info.value, RayTaskError)
+    assert "Thrower.throw" in str(info.value)
+    assert miniray.get(actor.fine.remote()) == "fine"
+
+
+def test_an_unknown_method_is_an_attribute_error_at_once() -> None:
+    actor = Thrower.remote()
+    with pytest.raises(AttributeError, match="missing"):
+        actor.missing.remote()
+
+
+def test_a_method_cannot_be_called_directly() -> None:
+    actor = Thrower.remote()
+    with pytest.raises(TypeError, match="remote"):
+        actor.fine()
+
+
+def test_a_class_made_remote_cannot_be_instantiated_directly() -> None:
+    with pytest.raises(TypeError, match="remote"):
+        Thrower()
+
+
+def test_a_task_that_ends_its_process_is_a_crash() -> None:
+    @miniray.remote(max_retries=0)
+    def leave() -> None:
+        os._exit(3)
+
+    with pytest.raises(WorkerCrashedError):
+        miniray.get(leave.remote())
+
+
+def test_sys_exit_in_a_task_fails_the_task_only() -> None:
+    @miniray.remote(max_retries=0)
+    def leave() -> None:
+        sys.exit(0)
+
+    with pytest.raises(RayError):
+        miniray.get(leave.remote())
+    assert miniray.get(divide.remote(4, 2)) == 2
+
+
+def test_an_error_can_be_pickled_and_raised_elsewhere() -> None:
+    with pytest.raises(RayTaskError) as info:
+        miniray.get(divide.remote(1, 0))
+    copy = pickle.loads(pickle.dumps(info.value))
+    assert isinstance(copy, RayTaskError)
+    assert "ZeroDivisionError" in str(copy)
+
+
+def test_a_task_may_catch_the_error_of_a_task() -> None:
+    @miniray.remote
+    def careful() -> str:
+        try:
+            miniray.get(over_quota.remote())
+        except QuotaError as error:
+            return f"caught: {error.cause.user}"
+        return "nothing"
+
+    assert miniray.get(careful.remote()) == "caught: ann"
+
+
+def test_a_stop_iteration_does_not_end_a_loop_of_the_caller() -> None:
+    @miniray.remote
+    def stop() -> None:
+        raise StopIteration("over")
+
+    with pytest.raises(RayTaskError):
+        miniray.get(stop.remote())
+
+
+def test_exceptions_form_the_families_that_callers_catch() -> None:
+    assert issubclass(exceptions.GetTimeoutError, TimeoutError)
+    assert issubclass(exceptions.ActorDiedError, RayActorError)
+    assert issubclass(exceptions.ActorUnavailableError, RayActorError)
+    assert issubclass(exceptions.ActorAlreadyExistsError, ValueError)
+    assert issubclass(exceptions.OwnerDiedError, exceptions.ObjectLostError)
+    for name in (
+        "ActorPlacementGroupRemoved",
+        "ActorUnschedulableError",
+        "AuthenticationError",
+        "NodeDiedError",
+        "ObjectStoreFullError",
+        "PendingCallsLimitExceeded",
+        "RuntimeEnvSetupError",
+        "TaskCancelledError",
+        "TaskPlacementGroupRemoved",
+        "TaskUnschedulableError",
+    ):
+        assert issubclass(getattr(exceptions, name), RayError)
+
+
+def test_a_runtime_env_that_cannot_be_made_is_said_so() -> None:
+    def divide_nowhere() -> None:
+        task = divide.options(runtime_env={"working_dir": "/nonexistent/folder"})
+        miniray.get(task.remote(1, 1))
+
+    with pytest.raises((ValueError, exceptions.RuntimeEnvSetupError), match="/nonexistent/folder"):
+        divide_nowhere()

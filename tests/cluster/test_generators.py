@@ -1,0 +1,220 @@
+"""Streaming generators of tasks and actors."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cluster_helpers import wait_for_file, wait_until
+
+import miniray
+from miniray.exceptions import RayError, TaskCancelledError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@miniray.remote
+def count(n: int) -> Iterator[int]:
+    for i in range(n):  # noqa: UP028 - the plain form, which every engine runs
+        yield i
+
+
+@miniray.remote
+def gated(path: Path) -> Iterator[str]:
+    yield "first"
+    wait_for_file(path)
+    yield "second"
+
+
+@miniray.remote
+def failing() -> Iterator[int]:
+    yield 1
+    raise ValueError("halfway")
+
+
+@miniray.remote
+class Streamer:
+    def count(self, n: int) -> Iterator[int]:
+        for i in range(n):  # noqa: UP028 - as above
+            yield i
+
+    def failing(self) -> Iterator[int]:
+        yield 1
+        raise ValueError("halfway")
+
+    def fine(self) -> str:
+        return "fine"
+
+
+@miniray.remote
+class AsyncStreamer:
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+
+    async def count(self, n: int) -> AsyncIterator[int]:
+        for i in range(n):
+            await asyncio.sleep(0)
+            yield i
+
+    async def gated(self) -> AsyncIterator[str]:
+        yield "first"
+        await self.event.wait()
+        yield "second"
+
+    async def open(self) -> None:
+        self.event.set()
+
+    async def failing(self) -> AsyncIterator[int]:
+        yield 1
+        raise ValueError("halfway")
+
+
+def test_a_generator_function_streams_refs() -> None:
+    stream = count.remote(5)
+    assert isinstance(stream, miniray.ObjectRefGenerator)
+    refs = list(stream)
+    assert all(isinstance(ref, miniray.ObjectRef) for ref in refs)
+    assert miniray.get(refs) == [0, 1, 2, 3, 4]
+
+
+def test_an_empty_generator_ends_at_once() -> None:
+    assert list(count.remote(0)) == []
+
+
+def test_values_can_be_read_before_the_generator_has_finished(tmp_path: Path) -> None:
+    stream = gated.remote(tmp_path / "go")
+    assert miniray.get(next(stream)) == "first"
+    (tmp_path / "go").touch()
+    assert miniray.get(next(stream)) == "second"
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_an_error_comes_after_the_values_before_it() -> None:
+    stream = failing.remote()
+    assert miniray.get(next(stream)) == 1
+    with pytest.raises(ValueError, match="halfway"):
+        miniray.get(next(stream))
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_large_values_are_streamed() -> None:
+    @miniray.remote
+    def arrays() -> Iterator[Any]:
+        for i in range(4):
+            yield np.full(500_000, i)
+
+    for i, ref in enumerate(arrays.remote()):
+        assert (miniray.get(ref) == i).all()
+
+
+def test_a_generator_dropped_early_stops_the_task(tmp_path: Path) -> None:
+    @miniray.remote(_generator_backpressure_num_objects=2)
+    def endless(path: Path) -> Iterator[int]:
+        try:
+            n = 0
+            while True:
+                yield n
+                n += 1
+        finally:
+            path.touch()
+
+    stream = endless.remote(tmp_path / "closed")
+    assert miniray.get(next(stream)) == 0
+    miniray.cancel(stream)
+    wait_until((tmp_path / "closed").exists)
+
+
+def test_backpressure_holds_the_generator_until_values_are_taken(tmp_path: Path) -> None:
+    @miniray.remote(_generator_backpressure_num_objects=2)
+    def marked(folder: Path) -> Iterator[int]:
+        for n in range(10):
+            (folder / str(n)).touch()
+            yield n
+
+    stream = marked.remote(tmp_path)
+    assert miniray.get(next(stream)) == 0
+    wait_until(lambda: (tmp_path / "1").exists())
+    assert len(list(tmp_path.iterdir())) <= 4
+    assert miniray.get(list(stream)) == list(range(1, 10))
+    assert len(list(tmp_path.iterdir())) == 10
+
+
+def test_completed_tells_when_the_whole_generator_has_finished(tmp_path: Path) -> None:
+    stream = gated.remote(tmp_path / "go")
+    done = stream.completed()
+    assert miniray.wait([done], timeout=0.1) == ([], [done])
+    (tmp_path / "go").touch()
+    miniray.get(done, timeout=30)
+    assert miniray.get(list(stream)) == ["first", "second"]
+
+
+def test_wait_takes_generators_along_with_refs(tmp_path: Path) -> None:
+    stream = gated.remote(tmp_path / "go")
+    ready, _ = miniray.wait([stream], timeout=30)
+    assert ready == [stream]
+    assert miniray.get(next(stream)) == "first"
+    assert miniray.wait([stream], timeout=0.1) == ([], [stream])
+    (tmp_path / "go").touch()
+    assert miniray.get(next(stream)) == "second"
+
+
+def test_a_generator_can_be_read_with_async_for() -> None:
+    async def main() -> list[int]:
+        return [await ref async for ref in count.remote(4)]
+
+    assert asyncio.run(main()) == [0, 1, 2, 3]
+
+
+def test_a_method_that_is_a_generator_streams() -> None:
+    actor = Streamer.remote()
+    assert miniray.get(list(actor.count.remote(3))) == [0, 1, 2]
+    stream = actor.failing.remote()
+    assert miniray.get(next(stream)) == 1
+    with pytest.raises(ValueError, match="halfway"):
+        miniray.get(next(stream))
+    assert miniray.get(actor.fine.remote()) == "fine"
+
+
+def test_an_async_generator_method_streams() -> None:
+    actor = AsyncStreamer.remote()
+    assert miniray.get(list(actor.count.remote(4))) == [0, 1, 2, 3]
+    stream = actor.gated.remote()
+    assert miniray.get(next(stream)) == "first"
+    miniray.get(actor.open.remote())
+    assert miniray.get(next(stream)) == "second"
+
+
+def test_an_async_generator_that_fails_says_so() -> None:
+    stream = AsyncStreamer.remote().failing.remote()
+    assert miniray.get(next(stream)) == 1
+    with pytest.raises(ValueError, match="halfway"):
+        miniray.get(next(stream))
+
+
+def test_a_generator_with_a_fixed_number_of_returns_gives_refs() -> None:
+    refs = count.options(num_returns=3).remote(3)
+    assert miniray.get(refs) == [0, 1, 2]
+
+
+def test_a_task_may_read_the_generator_of_another_task() -> None:
+    @miniray.remote
+    def total(n: int) -> int:
+        return sum(miniray.get(ref) for ref in count.remote(n))
+
+    assert miniray.get(total.remote(5)) == 10
+
+
+def test_a_cancelled_generator_ends_with_an_error(tmp_path: Path) -> None:
+    stream = gated.remote(tmp_path / "never")
+    assert miniray.get(next(stream)) == "first"
+    miniray.cancel(stream)
+    with pytest.raises((TaskCancelledError, RayError)):
+        miniray.get(list(stream), timeout=30)

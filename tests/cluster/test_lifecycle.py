@@ -1,0 +1,101 @@
+"""``init``, ``shutdown`` and what lies between, several clusters one after another."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import is_alive, wait_until
+
+import miniray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_before_or_after(session_root: Path) -> Iterator[None]:
+    assert not miniray.is_initialized()
+    yield
+    miniray.shutdown()
+
+
+@miniray.remote
+def pid() -> int:
+    return os.getpid()
+
+
+@miniray.remote
+class Holder:
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_init_starts_and_shutdown_ends() -> None:
+    assert not miniray.is_initialized()
+    miniray.init(num_cpus=1)
+    assert miniray.is_initialized()
+    worker = miniray.get(pid.remote())
+    miniray.shutdown()
+    assert not miniray.is_initialized()
+    wait_until(lambda: not is_alive(worker))
+
+
+def test_shutdown_without_init_does_nothing() -> None:
+    miniray.shutdown()
+    miniray.shutdown()
+    assert not miniray.is_initialized()
+
+
+def test_a_second_init_is_an_error_unless_it_is_ignored() -> None:
+    first = miniray.init(num_cpus=1)
+    with pytest.raises(RuntimeError, match="ignore_reinit_error"):
+        miniray.init(num_cpus=1)
+    second = miniray.init(num_cpus=1, ignore_reinit_error=True)
+    assert second.address_info["address"] == first.address_info["address"]
+
+
+def test_the_context_ends_the_cluster() -> None:
+    with miniray.init(num_cpus=1) as context:
+        assert context.address_info["node_id"]
+        worker = miniray.get(pid.remote())
+    assert not miniray.is_initialized()
+    wait_until(lambda: not is_alive(worker))
+
+
+def test_remote_functions_and_classes_work_with_the_next_cluster() -> None:
+    seen = set()
+    for _ in range(2):
+        miniray.init(num_cpus=1)
+        seen.add(miniray.get(pid.remote()))
+        seen.add(miniray.get(Holder.remote().pid.remote()))
+        miniray.shutdown()
+    assert len(seen) == 4
+
+
+def test_the_first_use_starts_a_cluster_by_itself() -> None:
+    ref = miniray.put(1)
+    assert miniray.is_initialized()
+    assert miniray.get(ref) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"num_cpus": -1}, {"num_gpus": -1}, {"resources": {"x": -1}}])
+def test_init_refuses_amounts_below_zero(wrong: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        miniray.init(**wrong)
+    assert not miniray.is_initialized()
+
+
+def test_an_address_where_nothing_runs_is_a_connection_error() -> None:
+    with pytest.raises(ConnectionError):
+        miniray.init(address="auto")
+
+
+def test_detached_actors_end_with_an_embedded_cluster() -> None:
+    miniray.init(num_cpus=1)
+    actor = Holder.options(name="kept", lifetime="detached").remote()
+    process = miniray.get(actor.pid.remote())
+    miniray.shutdown()
+    wait_until(lambda: not is_alive(process))

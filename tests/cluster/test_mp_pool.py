@@ -1,0 +1,231 @@
+"""``multiprocessing.Pool`` on actors."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import is_alive, wait_for_file, wait_until
+
+from miniray.util.multiprocessing import Pool
+from miniray.util.multiprocessing import TimeoutError as PoolTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture(scope="module")
+def pool(cluster: Any) -> Iterator[Pool]:
+    with Pool(2) as shared:
+        yield shared
+
+
+def square(n: int) -> int:
+    return n * n
+
+
+def add(a: int, b: int = 1) -> int:
+    return a + b
+
+
+def pid(_: Any = None) -> int:
+    return os.getpid()
+
+
+def picky(n: int) -> int:
+    if n == 3:
+        raise ValueError("three")
+    return n
+
+
+def wait_and_return(path: Path) -> str:
+    wait_for_file(path)
+    return path.name
+
+
+def test_apply_returns_the_result(pool: Pool) -> None:
+    assert pool.apply(add, (1,)) == 2
+    assert pool.apply(add, (1,), {"b": 5}) == 6
+    assert pool.apply(add, kwargs={"a": 3}) == 4
+
+
+def test_apply_raises_what_the_function_raised(pool: Pool) -> None:
+    with pytest.raises(ValueError, match="three"):
+        pool.apply(picky, (3,))
+
+
+def test_apply_async_gives_a_result_that_can_be_asked(pool: Pool, tmp_path: Path) -> None:
+    result = pool.apply_async(wait_and_return, (tmp_path / "go",))
+    assert not result.ready()
+    with pytest.raises(ValueError, match="not ready"):
+        result.successful()
+    with pytest.raises(PoolTimeoutError):
+        result.get(timeout=0.05)
+    result.wait(timeout=0.05)
+    (tmp_path / "go").touch()
+    assert result.get(timeout=30) == "go"
+    assert result.ready()
+    assert result.successful()
+
+
+def test_a_failed_result_says_so(pool: Pool) -> None:
+    result = pool.apply_async(picky, (3,))
+    result.wait(30)
+    assert not result.successful()
+    with pytest.raises(ValueError, match="three"):
+        result.get()
+
+
+def test_callbacks_get_the_result_or_the_error(pool: Pool) -> None:
+    good: queue.Queue[Any] = queue.Queue()
+    bad: queue.Queue[Any] = queue.Queue()
+    pool.apply_async(square, (3,), callback=good.put, error_callback=bad.put).get()
+    pool.map_async(square, range(4), callback=good.put, error_callback=bad.put).get()
+    assert [good.get(timeout=30), good.get(timeout=30)] == [9, [0, 1, 4, 9]]
+    assert bad.empty()
+    pool.map_async(picky, range(6), callback=good.put, error_callback=bad.put).wait(30)
+    assert isinstance(bad.get(timeout=30), Exception)
+    assert good.empty()
+
+
+@pytest.mark.parametrize("chunksize", [None, 1, 3, 100])
+def test_map_keeps_the_order(pool: Pool, chunksize: int | None) -> None:
+    assert pool.map(square, range(10), chunksize=chunksize) == [n * n for n in range(10)]
+    assert pool.map(square, iter([1, 2]), chunksize=chunksize) == [1, 4]
+
+
+def test_map_of_nothing_is_nothing(pool: Pool) -> None:
+    assert pool.map(square, []) == []
+
+
+def test_map_raises_the_first_error(pool: Pool) -> None:
+    with pytest.raises(ValueError, match="three"):
+        pool.map(picky, range(6))
+
+
+def test_map_async_can_be_waited_for(pool: Pool) -> None:
+    assert pool.map_async(square, range(5)).get(timeout=30) == [0, 1, 4, 9, 16]
+
+
+def test_starmap_unpacks_the_elements(pool: Pool) -> None:
+    assert pool.starmap(add, [(1, 2), (3, 4), (5,)]) == [3, 7, 6]
+    assert pool.starmap_async(add, zip(range(3), range(3), strict=True)).get() == [0, 2, 4]
+
+
+def test_imap_keeps_the_order(pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "fast").touch()
+    results = pool.imap(wait_and_return, [tmp_path / "slow", tmp_path / "fast"])
+    with pytest.raises(PoolTimeoutError):
+        results.next(timeout=0.2)
+    (tmp_path / "slow").touch()
+    assert list(results) == ["slow", "fast"]
+
+
+def test_imap_unordered_gives_what_is_ready(pool: Pool, tmp_path: Path) -> None:
+    (tmp_path / "fast").touch()
+    results = pool.imap_unordered(wait_and_return, [tmp_path / "slow", tmp_path / "fast"])
+    assert results.next(timeout=30) == "fast"
+    (tmp_path / "slow").touch()
+    assert list(results) == ["slow"]
+
+
+@pytest.mark.parametrize("chunksize", [1, 4])
+def test_imap_reads_an_endless_iterable_only_as_far_as_needed(pool: Pool, chunksize: int) -> None:
+    read = []
+
+    def endless() -> Iterator[int]:
+        for n in itertools.count():
+            read.append(n)
+            yield n
+
+    results = pool.imap(square, endless(), chunksize=chunksize)
+    assert [next(results) for _ in range(10)] == [n * n for n in range(10)]
+    assert len(read) < 40
+
+
+def test_imap_of_a_list_in_chunks_gives_every_element(pool: Pool) -> None:
+    assert sorted(pool.imap_unordered(square, range(11), chunksize=3)) == [n * n for n in range(11)]
+    assert list(pool.imap(square, range(11), chunksize=4)) == [n * n for n in range(11)]
+
+
+def test_imap_raises_an_error_in_its_place_and_goes_on(pool: Pool) -> None:
+    results = pool.imap(picky, [1, 3, 5])
+    assert next(results) == 1
+    with pytest.raises(ValueError, match="three"):
+        next(results)
+    assert next(results) == 5
+    with pytest.raises(StopIteration):
+        next(results)
+
+
+def test_the_work_is_shared_by_all_processes(pool: Pool) -> None:
+    pids = set(pool.map(pid, range(8), chunksize=1))
+    assert len(pids) == 2
+    assert os.getpid() not in pids
+
+
+def test_the_initializer_runs_in_every_process(tmp_path: Path) -> None:
+    def prepare(folder: Path, suffix: str) -> None:
+        (folder / f"{os.getpid()}{suffix}").touch()
+
+    with Pool(2, initializer=prepare, initargs=(tmp_path, ".ready")) as prepared:
+        pids = set(prepared.map(pid, range(8), chunksize=1))
+    assert {path.name for path in tmp_path.iterdir()} == {f"{n}.ready" for n in pids}
+
+
+def test_a_process_is_replaced_after_maxtasksperchild() -> None:
+    with Pool(1, maxtasksperchild=2) as short:
+        pids = [short.apply(pid) for _ in range(4)]
+    assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+def test_a_closed_pool_finishes_its_work_and_takes_no_more(tmp_path: Path) -> None:
+    closing = Pool(2)
+    with pytest.raises(ValueError, match="running"):
+        closing.join()
+    result = closing.map_async(wait_and_return, [tmp_path / "go"])
+    process = closing.apply(pid)
+    closing.close()
+    with pytest.raises(ValueError, match="not running"):
+        closing.apply(square, (1,))
+    (tmp_path / "go").touch()
+    closing.join()
+    assert result.get(timeout=30) == ["go"]
+    wait_until(lambda: not is_alive(process))
+
+
+def test_terminate_ends_the_processes_at_once(tmp_path: Path) -> None:
+    with Pool(1) as stopped:
+        process = stopped.apply(pid)
+        result = stopped.apply_async(wait_and_return, (tmp_path / "never",))
+    wait_until(lambda: not is_alive(process))
+    with pytest.raises(Exception, match=r".+"):
+        result.get(timeout=30)
+    stopped.join()
+
+
+@pytest.mark.parametrize("processes", [0, -1, 1000])
+def test_a_number_of_processes_that_the_cluster_has_not_is_refused(processes: int) -> None:
+    with pytest.raises(ValueError, match=r"[Pp]rocesses"):
+        Pool(processes)
+
+
+def test_threads_share_a_pool(pool: Pool) -> None:
+    found: dict[int, Any] = {}
+
+    def use(n: int) -> None:
+        found[n] = pool.map(square, range(n))
+
+    threads = [threading.Thread(target=use, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: [i * i for i in range(n)] for n in range(4)}

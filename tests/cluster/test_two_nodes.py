@@ -1,0 +1,226 @@
+"""Several nodes on one machine: placement, values between nodes, nodes that go."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cluster_helpers import wait_until
+from miniray.cluster_utils import Cluster
+
+import miniray
+from miniray.exceptions import RayActorError, RayError
+from miniray.util.placement_group import placement_group, remove_placement_group
+from miniray.util.scheduling_strategies import (
+    DoesNotExist,
+    Exists,
+    In,
+    NodeAffinitySchedulingStrategy,
+    NodeLabelSchedulingStrategy,
+    NotIn,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def two_nodes(session_root: Path) -> Iterator[Cluster]:
+    """A head node without, and a second node with the resource ``far``."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster.add_node(
+        num_cpus=2,
+        resources={"far": 4, "accelerator_type:A100": 1},
+        labels={"zone": "east", "disk": "ssd"},
+    )
+    miniray.init(address=cluster.address)
+    cluster.wait_for_nodes()
+    yield cluster
+    miniray.shutdown()
+    cluster.shutdown()
+
+
+pytestmark = pytest.mark.usefixtures("two_nodes")
+
+
+@miniray.remote(num_cpus=1)
+def node() -> str:
+    return miniray.get_runtime_context().get_node_id()
+
+
+@miniray.remote(resources={"far": 1})
+class Far:
+    def node(self) -> str:
+        return miniray.get_runtime_context().get_node_id()
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def total(self, array: Any) -> int:
+        return int(array.sum())
+
+    def make(self, size: int) -> Any:
+        return np.ones(size, dtype=np.uint8)
+
+    def fail(self) -> None:
+        raise ValueError("far away")
+
+
+def here() -> str:
+    return miniray.get_runtime_context().get_node_id()
+
+
+def there() -> str:
+    [other] = [n["NodeID"] for n in miniray.nodes() if n["Alive"] and n["NodeID"] != here()]
+    return other
+
+
+def test_both_nodes_are_listed_with_their_resources() -> None:
+    assert len([n for n in miniray.nodes() if n["Alive"]]) == 2
+    assert miniray.cluster_resources()["CPU"] == 4
+    assert miniray.cluster_resources()["far"] == 4
+
+
+def test_a_resource_says_where_work_runs() -> None:
+    assert miniray.get(node.options(resources={"far": 0.1}).remote()) == there()
+    assert miniray.get(Far.remote().node.remote()) == there()
+
+
+def test_an_affinity_says_where_work_runs() -> None:
+    for wanted in (here(), there()):
+        strategy = NodeAffinitySchedulingStrategy(wanted, soft=False)
+        assert miniray.get(node.options(scheduling_strategy=strategy).remote()) == wanted
+
+
+def test_calls_of_an_actor_on_another_node_run_in_order() -> None:
+    far = Far.remote()
+    assert miniray.get([far.echo.remote(n) for n in range(300)]) == list(range(300))
+
+
+def test_an_error_comes_from_another_node_with_its_traceback() -> None:
+    with pytest.raises(ValueError, match="far away") as info:
+        miniray.get(Far.remote().fail.remote())
+    assert "Far.fail" in str(info.value)
+
+
+def test_large_values_move_both_ways() -> None:
+    far = Far.remote()
+    ref = miniray.put(np.full(20 * MIB, 2, dtype=np.uint8))
+    assert miniray.get(far.total.remote(ref)) == 40 * MIB
+    assert miniray.get(far.make.remote(20 * MIB)).sum() == 20 * MIB
+    assert miniray.get(far.total.remote(far.make.remote(MIB))) == MIB
+
+
+def test_a_ref_can_be_passed_on_to_another_node_inside_a_value() -> None:
+    far = Far.remote()
+    inner = miniray.put(np.ones(MIB, dtype=np.uint8))
+    [back] = miniray.get(far.echo.remote([inner]))
+    assert back == inner
+    assert miniray.get(back).sum() == MIB
+
+
+def test_tasks_of_a_task_elsewhere_can_use_the_values_of_the_driver() -> None:
+    ref = miniray.put(np.ones(MIB, dtype=np.uint8))
+
+    @miniray.remote(resources={"far": 0.1})
+    def relay(refs: list[Any]) -> int:
+        return int(miniray.get(refs[0]).sum())
+
+    assert miniray.get(relay.remote([ref])) == MIB
+
+
+def test_spread_uses_both_nodes() -> None:
+    strict = placement_group([{"CPU": 1}, {"CPU": 1}], strategy="STRICT_SPREAD")
+    assert strict.wait(30)
+    remove_placement_group(strict)
+    spread = node.options(scheduling_strategy="SPREAD", num_cpus=1)
+    wait_until(lambda: len(set(miniray.get([spread.remote() for _ in range(4)]))) == 2)
+
+
+def test_strict_pack_needs_one_node_with_room_for_all() -> None:
+    group = placement_group([{"CPU": 1}] * 3, strategy="STRICT_PACK")
+    assert not group.wait(0.3)
+    remove_placement_group(group)
+
+
+@pytest.mark.parametrize(
+    ("condition", "far"),
+    [
+        (In("east", "west"), True),
+        (Exists(), True),
+        (NotIn("east"), False),
+        (DoesNotExist(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_strategy_by_label_says_where_work_runs(condition: Any, far: bool) -> None:
+    strategy = NodeLabelSchedulingStrategy(hard={"zone": condition})
+    found = miniray.get(node.options(scheduling_strategy=strategy).remote())
+    assert found == (there() if far else here())
+
+
+def test_a_label_selector_says_where_work_runs() -> None:
+    east = node.options(label_selector={"zone": "east", "disk": "in(ssd, nvme)"})
+    assert miniray.get(east.remote()) == there()
+    other = node.options(label_selector={"zone": "!east"})
+    assert miniray.get(other.remote()) == here()
+
+
+def test_an_accelerator_type_says_where_work_runs() -> None:
+    assert miniray.get(node.options(accelerator_type="A100").remote()) == there()
+
+
+def test_a_node_can_join_and_go(two_nodes: Cluster) -> None:
+    added = two_nodes.add_node(num_cpus=1, resources={"extra": 1})
+    wait_until(lambda: miniray.cluster_resources().get("extra") == 1)
+    actor = Far.options(resources={"extra": 1}, num_cpus=0).remote()
+    assert miniray.get(actor.echo.remote(1)) == 1
+    two_nodes.remove_node(added)
+    wait_until(lambda: "extra" not in miniray.cluster_resources())
+    with pytest.raises(RayActorError):
+        miniray.get(actor.echo.remote(2), timeout=50)
+
+
+def test_an_actor_restarts_on_another_node_when_its_node_goes(two_nodes: Cluster) -> None:
+    added = two_nodes.add_node(num_cpus=1, resources={"spare": 1}, labels={"kind": "spare"})
+    wait_until(lambda: miniray.cluster_resources().get("spare") == 1)
+    [spare] = [n["NodeID"] for n in miniray.nodes() if n["Resources"].get("spare")]
+    strategy = NodeAffinitySchedulingStrategy(spare, soft=True)
+    actor = Far.options(
+        resources={}, max_restarts=1, max_task_retries=-1, scheduling_strategy=strategy
+    ).remote()
+    assert miniray.get(actor.node.remote()) == spare
+    two_nodes.remove_node(added)
+    assert miniray.get(actor.node.remote(), timeout=50) in (here(), there())
+
+
+def test_a_result_on_a_lost_node_is_made_again(two_nodes: Cluster) -> None:
+    added = two_nodes.add_node(num_cpus=1, resources={"brief": 1})
+    wait_until(lambda: miniray.cluster_resources().get("brief") == 1)
+    [brief] = [n["NodeID"] for n in miniray.nodes() if n["Resources"].get("brief")]
+
+    @miniray.remote(
+        scheduling_strategy=NodeAffinitySchedulingStrategy(brief, soft=True), max_retries=2
+    )
+    def make() -> Any:
+        return np.ones(MIB, dtype=np.uint8)
+
+    ref = make.remote()
+    miniray.wait([ref], fetch_local=False)
+    two_nodes.remove_node(added)
+    assert miniray.get(ref, timeout=50).sum() == MIB
+
+
+def test_work_for_a_node_that_went_fails_with_a_reason(two_nodes: Cluster) -> None:
+    added = two_nodes.add_node(num_cpus=1, resources={"gone": 1})
+    wait_until(lambda: miniray.cluster_resources().get("gone") == 1)
+    [gone] = [n["NodeID"] for n in miniray.nodes() if n["Resources"].get("gone")]
+    two_nodes.remove_node(added)
+    wait_until(lambda: "gone" not in miniray.cluster_resources())
+    strategy = NodeAffinitySchedulingStrategy(gone, soft=False)
+    with pytest.raises(RayError):
+        miniray.get(node.options(scheduling_strategy=strategy).remote(), timeout=50)

@@ -1,0 +1,177 @@
+"""NVIDIA GPUs: the driver's files, NVML, names of models and of devices."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from typing import TYPE_CHECKING
+
+import pytest
+from accelerator_helpers import NVIDIA_INFORMATION, FakeMachine, add_nvidia
+
+from miniray.accelerators import assigned_environment, resolve_node_accelerators
+from miniray.accelerators.host import DetectionError, query_nvml
+from miniray.accelerators.nvidia import NvidiaGPU, accelerator_type
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> FakeMachine:
+    return FakeMachine(tmp_path)
+
+
+# Product names as NVML reports them; types as Ray spells them.
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Tesla V100-SXM2-16GB", "V100"),
+        ("Tesla P100-PCIE-16GB", "P100"),
+        ("Tesla T4", "T4"),
+        ("Tesla K80", "K80"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("A100-SXM4-80GB", "A100-SXM4-80GB"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA B200", "B200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX-PRO-6000"),
+        ("Quadro RTX 6000", "RTX-6000"),
+        ("NVIDIA GeForce RTX 5090", "GeForce-RTX-5090"),
+        ("NVIDIA GeForce GTX 1080 Ti", "GeForce-GTX-1080-Ti"),
+        ("NVIDIA TITAN V", "TITAN-V"),
+        ("", None),
+    ],
+)
+def test_a_model_is_named_as_ray_names_it(model: str, name: str | None) -> None:
+    assert accelerator_type(model) == name
+
+
+def test_uuids_and_mig_instances_are_devices(machine: FakeMachine) -> None:
+    add_nvidia(machine, 1)
+    names = "MIG-4b0f0c5e-1d39-5b4e-8c3c-0d1f2a3b4c5d,GPU-9221d5d1-b60b-a624-bf14-0a1819cfda3b"
+    machine.environ["CUDA_VISIBLE_DEVICES"] = names
+    found = resolve_node_accelerators(None, {}, machine.host())
+    mig, whole = names.split(",")
+    assert found.devices["GPU"].ids == (mig, whole)
+    variables = assigned_environment({"GPU": [mig]}, found, machine.environ)
+    assert variables == {"CUDA_VISIBLE_DEVICES": mig}
+
+
+def test_devices_after_a_negative_number_are_hidden(machine: FakeMachine) -> None:
+    add_nvidia(machine, 4)
+    machine.environ["CUDA_VISIBLE_DEVICES"] = "2, 1,-1,0"
+    found = resolve_node_accelerators(None, {}, machine.host())
+    assert found.devices["GPU"].ids == ("2", "1")
+
+
+def test_a_container_counts_the_gpus_that_it_was_given(machine: FakeMachine) -> None:
+    add_nvidia(machine, 4)
+    for minor in (0, 2):
+        (machine.root / f"dev/nvidia{minor}").unlink()
+    assert NvidiaGPU().detect(machine.host()).ids == ("0", "1")
+
+
+def test_a_gpu_that_the_driver_excludes_is_not_counted(machine: FakeMachine) -> None:
+    add_nvidia(machine, 2)
+    text = NVIDIA_INFORMATION.format(model="NVIDIA H200", bus="61", minor=1, excluded="Yes")
+    machine.file("/proc/driver/nvidia/gpus/0000:61:00.0/information", text)
+    assert NvidiaGPU().detect(machine.host()).ids == ("0",)
+
+
+def test_device_nodes_are_counted_where_the_driver_hides_its_files(machine: FakeMachine) -> None:
+    for minor in range(2):
+        machine.file(f"/dev/nvidia{minor}")
+    found = NvidiaGPU().detect(machine.host())
+    assert found.ids == ("0", "1")
+    assert found.type is None
+
+
+def test_a_file_without_a_device_minor_is_an_error(machine: FakeMachine) -> None:
+    add_nvidia(machine, 1)
+    machine.file("/proc/driver/nvidia/gpus/0000:60:00.0/information", "Model: NVIDIA H200\n")
+    with pytest.raises(DetectionError, match=r"0000:60:00\.0 no device minor"):
+        NvidiaGPU().detect(machine.host())
+
+
+def test_nvml_is_believed_where_it_is_installed(machine: FakeMachine) -> None:
+    add_nvidia(machine, 4)
+    machine.nvml = lambda timeout: ["NVIDIA H200"] * 3
+    found = NvidiaGPU().detect(machine.host())
+    assert found.ids == ("0", "1", "2")
+    assert found.type == "H200"
+
+
+def test_nvml_is_not_asked_where_there_is_no_device(machine: FakeMachine) -> None:
+    def fail(timeout: float) -> list[str] | None:
+        raise AssertionError("NVML was initialised")
+
+    machine.nvml = fail
+    assert NvidiaGPU().detect(machine.host()).ids == ()
+
+
+class FakeNVML(types.ModuleType):
+    """Stands in for ``pynvml``."""
+
+    def __init__(self, names: list[str | bytes]) -> None:
+        super().__init__("pynvml")
+        self.names = names
+        self.open = 0
+
+    def nvmlInit(self) -> None:
+        self.open += 1
+
+    def nvmlShutdown(self) -> None:
+        self.open -= 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.names)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str | bytes:
+        return self.names[handle]
+
+
+def test_nvml_names_are_text_and_the_library_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNVML(["NVIDIA A100-SXM4-40GB", b"Tesla T4"])
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert query_nvml(10) == ["NVIDIA A100-SXM4-40GB", "Tesla T4"]
+    assert nvml.open == 0
+
+
+def test_nvml_that_fails_is_a_detection_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNVML([])
+
+    def fail() -> None:
+        raise RuntimeError("Driver/library version mismatch")
+
+    nvml.nvmlInit = fail  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    with pytest.raises(DetectionError, match="NVML failed: Driver/library version mismatch"):
+        query_nvml(10)
+
+
+def test_nvml_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    nvml = FakeNVML(["NVIDIA H200"])
+    nvml.nvmlInit = release.wait  # type: ignore[method-assign,assignment]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    try:
+        with pytest.raises(DetectionError, match=r"NVML gave no answer within 0\.05 s"):
+            query_nvml(0.05)
+    finally:
+        release.set()
+
+
+def test_a_missing_nvml_package_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert query_nvml(10) is None

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests_cli_support import one_line
+
+from miniray.cli.parsing import JsonObject, Labels, Size
+from miniray.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+
+def test_the_version_is_the_packages(miniray: Callable[..., Result]) -> None:
+    assert miniray("--version").stdout == f"miniray {VERSION}\n"
+
+
+def test_without_a_command_the_help_names_them(miniray: Callable[..., Result]) -> None:
+    result = miniray()
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in ("start", "stop", "status"))
+
+
+def test_unknown_commands_and_options_are_one_line(miniray: Callable[..., Result]) -> None:
+    assert "No such command 'begin'" in one_line(miniray("begin"))
+    assert "--wrong" in one_line(miniray("--wrong"))
+    assert "--wrong" in one_line(miniray("stop", "--wrong"))
+
+
+def test_the_command_loads_nothing_heavy_before_it_is_needed() -> None:
+    code = (
+        "import sys, miniray.cli.main\n"
+        "heavy = {'grpc', 'cryptography', 'rich', 'numpy', 'torch'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("100", 100), ("1k", 1024), ("1.5 GiB", 3 * 2**29), ("2MB", 2**21), ("7B", 7)],
+)
+def test_sizes_have_units(text: str, size: int) -> None:
+    assert Size().convert(text, None, None) == size
+
+
+def test_labels_come_as_pairs_or_as_json() -> None:
+    expected = {"zone": "a", "disk": ""}
+    assert Labels().convert("zone=a, disk=", None, None) == expected
+    assert Labels().convert('{"zone": "a", "disk": ""}', None, None) == expected
+    assert JsonObject().convert("{}", None, None) == {}

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from tests_cli_support import TOKEN, one_line
+
+from miniray.cli import ending
+from miniray.exceptions import AuthenticationError, VersionMismatchError
+from miniray.node.boot_options import BootError
+from miniray.session import ProcessId
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from click.testing import Result
+    from tests_cli_support import Boot
+
+    from miniray.session import ClusterRecord
+
+
+def test_a_head_gets_what_the_options_say(miniray: Callable[..., Result], boot: Boot) -> None:
+    result = miniray(
+        "start", "--head", "--host", "0.0.0.0", "--port", "0", "--num-cpus", "4", "--num-gpus",
+        "2", "--resources", '{"FPGA": 1.5}', "--labels", "zone=a,disk=ssd", "--memory", "2GiB",
+        "--object-store-memory", "512MiB", "--temp-dir", "/scratch", "--gpu-family", "amd",
+        "--node-ip-address", "10.0.0.9",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    (options,) = boot.asked
+    assert options.head
+    assert (options.host, options.port, options.node_ip_address) == ("0.0.0.0", 0, "10.0.0.9")
+    assert (options.num_cpus, options.num_gpus, options.gpu_family) == (4, 2, "amd")
+    assert options.resources == {"FPGA": 1.5}
+    assert options.labels == {"zone": "a", "disk": "ssd"}
+    assert (options.memory, options.object_store_memory) == (2 * 2**30, 512 * 2**20)
+    assert options.temp_dir == "/scratch"
+
+
+def test_the_port_is_rays_with_head_and_any_free_one_without(
+    miniray: Callable[..., Result], boot: Boot
+) -> None:
+    miniray("start", "--head")
+    miniray("start", "--address", "127.0.0.1:6379", "--token", TOKEN)
+    assert [options.port for options in boot.asked] == [6379, 0]
+
+
+def test_start_tells_how_to_join_to_connect_and_to_stop(
+    miniray: Callable[..., Result], boot: Boot
+) -> None:
+    boot.address = "10.0.0.1:7000"
+    result = miniray("start", "--head", "--host", "0.0.0.0", "--port", "7000")
+    assert f"miniray start --address 10.0.0.1:7000 --token {TOKEN}" in result.stdout
+    assert 'miniray.init(address="auto")' in result.stdout
+    assert "miniray stop" in result.stdout
+    assert "8 CPU, 2 GPU, 3 GiB memory" in result.stdout
+    assert "this machine only" not in result.stdout
+
+
+def test_a_head_on_loopback_says_that_others_cannot_join(miniray: Callable[..., Result]) -> None:
+    assert "listens on this machine only" in miniray("start", "--head").stdout
+
+
+def test_a_joining_node_does_not_print_the_token(miniray: Callable[..., Result]) -> None:
+    result = miniray("start", "--address", "127.0.0.1:6379", "--token", TOKEN)
+    assert "joined the cluster at 127.0.0.1:6379" in result.stdout
+    assert TOKEN not in result.stdout
+
+
+@pytest.mark.parametrize("source", ["variable", "file", "stdin"])
+def test_the_token_need_not_be_on_the_command_line(
+    miniray: Callable[..., Result],
+    boot: Boot,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: str,
+) -> None:
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    arguments = {
+        "variable": [],
+        "file": ["--token-file", str(tmp_path / "token")],
+        "stdin": ["--token-file", "-"],
+    }[source]
+    if source == "variable":
+        monkeypatch.setenv("MINIRAY_TOKEN", TOKEN)
+    result = miniray("start", "--address", "h:1", *arguments, input=f"{TOKEN}\n")
+    assert result.exit_code == 0, result.output
+    assert boot.asked[0].token == TOKEN
+
+
+def test_a_head_ignores_the_token_of_the_environment(
+    miniray: Callable[..., Result], boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_TOKEN", TOKEN)
+    assert miniray("start", "--head").exit_code == 0
+    assert boot.asked[0].token is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "either --head"),
+        (["--head", "--address", "h:1"], "either --head"),
+        (["--head", "--token", TOKEN], "a token of its own"),
+        (["--head", "--num-cpus", "-1"], "num_cpus must be at least 0, not -1"),
+        (["--head", "--num-gpus", "-1"], "num_gpus must be at least 0, not -1"),
+        (["--head", "--num-cpus", "many"], "'many' is not a valid float"),
+        (["--head", "--resources", "{FPGA: 1}"], "is not JSON"),
+        (["--head", "--resources", "[1]"], "is not a JSON object"),
+        (["--head", "--resources", '{"FPGA": "x"}'], "must be a number, not 'x'"),
+        (["--head", "--resources", '{"GPU": 1}'], "use num_gpus"),
+        (["--head", "--labels", "zone"], "'zone' is no label"),
+        (["--head", "--labels", "a=1,a=2"], "'a' is given twice"),
+        (["--head", "--labels", "a=b c"], "'b c'"),
+        (["--head", "--object-store-memory", "lots"], "'lots' is no size"),
+        (["--head", "--object-store-memory", "-5"], "'-5' is no size"),
+        (["--head", "--port", "70000"], "not 70000"),
+        (["--head", "--wrong"], "No such option"),
+        (["--address", "h:1"], "give its token"),
+        (["--address", "h", "--token", TOKEN], "HOST:PORT"),
+        (["--address", "h:1", "--token", TOKEN[:-9]], "third part of the join token is cut"),
+        (["--address", "h:1", "--token", TOKEN, "--token-file", "f"], "not both"),
+        (["--address", "h:1", "--token-file", "/nowhere"], "/nowhere cannot be read"),
+    ],
+)
+def test_bad_options_are_one_line_and_start_nothing(
+    miniray: Callable[..., Result], boot: Boot, arguments: list[str], complaint: str
+) -> None:
+    result = miniray("start", *arguments)
+    line = one_line(result)
+    assert complaint in line
+    assert "miniray" in line or "main" in line
+    assert "--help" in line
+    assert result.exit_code == 2
+    assert boot.asked == []
+
+
+def test_a_wrong_token_is_never_echoed(miniray: Callable[..., Result]) -> None:
+    secret = TOKEN.rpartition(".")[2][:-5]
+    line = one_line(miniray("start", "--address", "h:1", "--token", f"mr1.{secret}"))
+    assert secret not in line
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BootError("The head did not start."),
+        AuthenticationError("The token is for another cluster."),
+        VersionMismatchError("miniray", "0.1", "0.2"),
+        ConnectionRefusedError("Nothing listens at h:1."),
+        TimeoutError("No answer from h:1 within 5 s."),
+        PermissionError(13, "Permission denied", "/tmp/x"),
+        ValueError("2 GPU are asked for, but CUDA_VISIBLE_DEVICES names 1."),
+    ],
+)
+def test_a_failed_start_is_one_line(
+    miniray: Callable[..., Result], boot: Boot, error: Exception
+) -> None:
+    boot.error = error
+    line = one_line(miniray("start", "--head"))
+    assert line.startswith("Error: ")
+    assert "Errno" not in line
+    assert (str(error) if not isinstance(error, PermissionError) else "/tmp/x") in line
+
+
+def test_an_error_of_ours_keeps_its_traceback(miniray: Callable[..., Result], boot: Boot) -> None:
+    boot.error = KeyError("bug")
+    assert isinstance(miniray("start", "--head").exception, KeyError)
+
+
+def test_a_second_head_on_the_same_port_is_told_of_the_first(
+    miniray: Callable[..., Result], boot: Boot, record: Callable[..., ClusterRecord]
+) -> None:
+    record()
+    line = one_line(miniray("start", "--head"))
+    assert "already running at 127.0.0.1:6379" in line
+    assert "miniray stop" in line
+    assert boot.asked == []
+    assert miniray("start", "--head", "--port", "0").exit_code == 0
+
+
+@pytest.fixture
+def when_it_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Runs an action at the moment when the blocking command begins to wait."""
+
+    def arrange(action: Callable[[], None]) -> None:
+        wait = ending.wait_for_end
+
+        def act_and_wait(process: ProcessId, requested: int) -> bool:
+            action()
+            return wait(process, requested)
+
+        monkeypatch.setattr(ending, "wait_for_end", act_and_wait)
+
+    return arrange
+
+
+def test_block_fails_when_the_node_ends_by_itself(
+    miniray: Callable[..., Result],
+    boot: Boot,
+    when_it_waits: Callable[[Callable[[], None]], None],
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as node:
+        boot.pid = node.pid
+        when_it_waits(node.kill)
+        result = miniray("start", "--head", "--block")
+    assert result.exit_code == 1
+    assert "ended by itself" in result.stderr
+    assert "session_x/logs" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_block_ends_the_node_when_asked(
+    miniray: Callable[..., Result],
+    boot: Boot,
+    record: Callable[..., ClusterRecord],
+    when_it_waits: Callable[[Callable[[], None]], None],
+    number: signal.Signals,
+) -> None:
+    before = signal.getsignal(number)
+    with subprocess.Popen(["sleep", "60"]) as node:
+        boot.pid = node.pid
+        written = record(processes={"boot": ProcessId.of(node.pid)}, address="127.0.0.1:1")
+        when_it_waits(lambda: os.kill(os.getpid(), number))
+        result = miniray("start", "--head", "--block")
+        assert node.wait() == -signal.SIGTERM
+    assert result.exit_code == 0, result.output
+    assert "The node has ended." in result.stdout
+    assert not written.session.socket_dir.exists()
+    assert signal.getsignal(number) == before

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rich.console import Console
+from tests_cli_support import one_line
+
+from miniray.cli.amounts import describe_amounts, describe_usage, format_amount
+from miniray.cli.status import format_duration, render
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from click.testing import Result
+
+    from miniray.session import ClusterRecord
+    from miniray.util.state_types import ActorStatus, ClusterStatus, PendingDemand
+
+REASON = "It needs 0.6 GPU on one device; the most that a device of node 2222 has free is 0.4."
+
+
+def actor(**changes: Any) -> ActorStatus:
+    made: ActorStatus = {
+        "actor_id": "a" * 32,
+        "class_name": "Counter",
+        "name": "",
+        "namespace": "",
+        "state": "ALIVE",
+        "node_id": "1" * 28,
+        "pid": 4242,
+        "restarts": 0,
+        "resources": {"GPU": 0.5},
+    }
+    return {**made, **changes}  # type: ignore[typeddict-item]
+
+
+def demand(**changes: Any) -> PendingDemand:
+    made: PendingDemand = {
+        "kind": "actor",
+        "shape": [{"GPU": 0.6}],
+        "count": 3,
+        "names": ["Trainer"],
+        "since": 900.0,
+        "reason": REASON,
+        "infeasible": False,
+    }
+    return {**made, **changes}  # type: ignore[typeddict-item]
+
+
+def state(**changes: Any) -> ClusterStatus:
+    made: ClusterStatus = {
+        "address": "10.0.0.1:6379",
+        "version": "0.1.0",
+        "started": 0.0,
+        "time": 1000.0,
+        "nodes": [
+            {
+                "node_id": "1" * 28,
+                "address": "10.0.0.1",
+                "hostname": "alpha",
+                "is_head": True,
+                "state": "ALIVE",
+                "total": {"CPU": 8.0, "GPU": 2.0, "node:10.0.0.1": 1.0},
+                "used": {"CPU": 2.0, "GPU": 0.5},
+                "labels": {},
+                "reason": "",
+            },
+            {
+                "node_id": "2" * 28,
+                "address": "10.0.0.2",
+                "hostname": "beta",
+                "is_head": False,
+                "state": "DEAD",
+                "total": {},
+                "used": {},
+                "labels": {},
+                "reason": "no heartbeat for 15 s",
+            },
+        ],
+        "total": {"memory": 2.0**34, "CPU": 8.0, "GPU": 2.0, "node:10.0.0.1": 1.0},
+        "used": {"CPU": 2.0, "GPU": 0.5},
+        "actors": [actor()],
+        "pending": [],
+        "placement_groups": [],
+    }
+    return {**made, **changes}  # type: ignore[typeddict-item]
+
+
+def rendered(of: ClusterStatus, *, terminal: bool = False, width: int = 80) -> str:
+    out = io.StringIO()
+    render(of, Console(file=out, force_terminal=terminal, width=width, color_system=None))
+    return out.getvalue()
+
+
+def row(text: str, beginning: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if line.strip().startswith(beginning)]
+    return line.split()
+
+
+def test_the_first_line_says_which_cluster_and_how_large() -> None:
+    first = rendered(state()).splitlines()[0]
+    assert first == "Cluster at 10.0.0.1:6379: 1 node, up 16 min, miniray 0.1.0"
+
+
+def test_nodes_are_shown_with_what_is_used_of_them() -> None:
+    text = rendered(state())
+    assert "11111111 (head)" in text
+    assert "CPU 2/8, GPU 0.5/2" in text
+    assert "DEAD: no heartbeat for 15 s" in text
+    assert "node:10.0.0.1" not in text
+
+
+def test_resources_are_totals_in_units() -> None:
+    text = rendered(state())
+    assert row(text, "CPU") == ["CPU", "2", "8"]
+    assert row(text, "GPU") == ["GPU", "0.5", "2"]
+    assert row(text, "memory") == ["memory", "0", "B", "16", "GiB"]
+
+
+def test_actors_are_shown_with_where_they_are_and_what_they_hold() -> None:
+    text = rendered(state(actors=[actor(name="the-one", restarts=2)]))
+    expected = ["aaaaaaaa", "Counter", "the-one", "ALIVE", "11111111", "4242", "2", "0.5", "GPU"]
+    assert row(text, "aaaaaaaa") == expected
+
+
+def test_a_waiting_demand_is_shown_in_full_however_narrow_the_output() -> None:
+    text = rendered(state(pending=[demand()]), width=40)
+    assert REASON in text
+    assert row(text, "3 actors")[:5] == ["3", "actors", "(Trainer)", "0.6", "GPU"]
+    assert "1 min" in text
+
+
+def test_what_can_never_be_served_comes_first_and_is_marked() -> None:
+    never = demand(infeasible=True, since=999.0, reason="No node has more than 2 GPU.", count=1)
+    text = rendered(state(pending=[demand(), never]))
+    assert "INFEASIBLE: No node has more than 2 GPU." in text
+    assert text.index("INFEASIBLE") < text.index(REASON)
+
+
+def test_a_waiting_group_shows_its_bundles() -> None:
+    waiting = demand(kind="placement_group", shape=[{"CPU": 1.0}, {"GPU": 1.0}], names=[""])
+    text = rendered(state(pending=[waiting]))
+    assert "3 placement groups" in text
+    assert "1 CPU; 1 GPU" in text
+
+
+def test_placed_groups_name_the_node_of_each_bundle() -> None:
+    group = {
+        "placement_group_id": "9" * 32,
+        "name": "",
+        "strategy": "PACK",
+        "state": "CREATED",
+        "bundles": [{"CPU": 1.0}, {"GPU": 1.0}],
+        "bundle_nodes": ["1" * 28, ""],
+    }
+    text = rendered(state(placement_groups=[group]))
+    assert "1 CPU on 11111111; 1 GPU on no node yet" in text
+
+
+def test_an_idle_cluster_says_that_nothing_waits() -> None:
+    text = rendered(state(actors=[]))
+    assert "No actors." in text
+    assert "Nothing waits." in text
+    assert "Placement groups" not in text
+
+
+def test_many_actors_are_counted_rather_than_listed() -> None:
+    text = rendered(state(actors=[actor() for _ in range(130)]))
+    assert text.count("aaaaaaaa") == 100
+    assert "and 30 more" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_names_that_look_like_markup_are_shown_as_they_are(terminal: bool) -> None:
+    text = rendered(state(actors=[actor(name="[red]x[/red]")]), terminal=terminal, width=200)
+    assert "[red]x[/red]" in text
+
+
+def test_only_a_terminal_gets_drawn_tables() -> None:
+    assert "│" in rendered(state(), terminal=True, width=120)
+    assert rendered(state()).isascii()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.4, "0 s"),
+        (-3, "0 s"),
+        (59, "59 s"),
+        (60, "1 min"),
+        (3720, "1 h 2 min"),
+        (180000, "2 d 2 h"),
+    ],
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+def test_amounts_are_written_without_noise() -> None:
+    assert format_amount("GPU", 0.30000000000000004) == "0.3"
+    assert format_amount("GPU", 10.0) == "10"
+    assert format_amount("memory", 1536 * 2**20) == "1.5 GiB"
+    assert format_amount("memory", 100.0) == "100 B"
+    assert describe_amounts({"memory": 1024.0, "a": 1.0, "GPU": 1.0, "CPU": 2.0}) == (
+        "2 CPU, 1 GPU, 1 a, 1 KiB memory"
+    )
+    assert describe_usage({}, {"CPU": 4.0}) == "CPU 0/4"
+
+
+class Connected:
+    def __init__(self, answer: ClusterStatus | Exception) -> None:
+        self.answer = answer
+        self.closed = False
+
+    def status(self) -> ClusterStatus:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_status_asks_the_latest_cluster_and_leaves_it(
+    miniray: Callable[..., Result], record: Callable[..., ClusterRecord]
+) -> None:
+    written = record()
+    connection, asked = Connected(state()), []
+    result = miniray("status", connect=lambda r: (asked.append(r), connection)[1])
+    assert result.exit_code == 0, result.output
+    assert "Cluster at 10.0.0.1:6379" in result.stdout
+    assert asked == [written]
+    assert connection.closed
+
+
+def test_a_head_that_does_not_answer_is_one_line(
+    miniray: Callable[..., Result], record: Callable[..., ClusterRecord]
+) -> None:
+    record()
+    connection = Connected(TimeoutError("The head at 127.0.0.1:6379 did not answer within 10 s."))
+    line = one_line(miniray("status", connect=lambda _: connection))
+    assert "did not answer within 10 s" in line
+    assert connection.closed
+
+
+def test_without_a_cluster_status_says_how_to_start_one(miniray: Callable[..., Result]) -> None:
+    line = one_line(miniray("status"))
+    assert "No cluster of yours is running" in line
+    assert "miniray start --head" in line
+
+
+def test_a_cluster_that_is_not_here_is_named(
+    miniray: Callable[..., Result], record: Callable[..., ClusterRecord]
+) -> None:
+    record()
+    assert "No cluster at h:1" in one_line(miniray("status", "--address", "h:1"))

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests_cli_support import one_line
+
+from miniray.session import ProcessId, find_clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from click.testing import Result
+
+    from miniray.session import ClusterRecord, Session
+
+#: A boot process with two workers that it ends when it is asked to.
+OBEDIENT = """
+import os, signal, sys, time
+workers = []
+for _ in range(2):
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60); os._exit(0)
+    workers.append(pid)
+def end(*_):
+    for pid in workers: os.kill(pid, signal.SIGTERM)
+    for pid in workers: os.waitpid(pid, 0)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, end)
+print(*workers, flush=True)
+while True: signal.pause()
+"""
+#: One that ignores the request, and whose workers do too.
+STUBBORN = """
+import os, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pid = os.fork()
+if pid: print(pid, flush=True)
+while True: signal.pause()
+"""
+
+
+@pytest.fixture
+def start(session: Session) -> Iterator[Callable[[str], tuple[subprocess.Popen[str], list[int]]]]:
+    """Starts a process of the session; returns it and the pids that it printed."""
+    started: list[subprocess.Popen[str]] = []
+    pids: list[int] = []
+
+    def run(code: str) -> tuple[subprocess.Popen[str], list[int]]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**os.environ, "MINIRAY_SESSION": session.id},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        children = [int(pid) for pid in process.stdout.readline().split()]
+        pids.extend(children)
+        return process, children
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    for pid in pids:
+        if running(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def running(pid: int) -> bool:
+    try:
+        return ProcessId.of(pid).alive()
+    except ProcessLookupError:
+        return False
+
+
+def test_without_nodes_stop_says_so_and_succeeds(miniray: Callable[..., Result]) -> None:
+    result = miniray("stop")
+    assert result.exit_code == 0
+    assert result.stdout == "No node of yours is running on this machine.\n"
+
+
+def test_stop_ends_a_node_and_leaves_only_its_logs(
+    miniray: Callable[..., Result],
+    record: Callable[..., ClusterRecord],
+    session: Session,
+    start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
+) -> None:
+    boot, workers = start(OBEDIENT)
+    record(processes={"boot": ProcessId.of(boot.pid)})
+    (session.logs / "node.log").write_text("so far")
+    result = miniray("stop")
+    assert result.exit_code == 0, result.output
+    assert "Ended the head of the cluster at 127.0.0.1:6379: 3 processes." in result.stdout
+    assert boot.wait() == 0  # it ended by its own code, so it was asked and not killed
+    assert not any(map(running, workers))
+    assert not session.socket_dir.exists()
+    assert list(session.folder.iterdir()) == [session.logs]
+    assert (session.logs / "node.log").exists()
+    assert find_clusters() == []
+
+
+def test_what_ignores_the_request_is_killed_after_the_grace(
+    miniray: Callable[..., Result],
+    record: Callable[..., ClusterRecord],
+    start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
+) -> None:
+    boot, workers = start(STUBBORN)
+    record(processes={"boot": ProcessId.of(boot.pid)})
+    result = miniray("stop", "--grace-period", "0.2")
+    assert result.exit_code == 0, result.output
+    assert "2 processes, of which 2 had to be killed" in result.stdout
+    assert boot.wait() == -signal.SIGKILL
+    assert not any(map(running, workers))
+
+
+def test_force_kills_at_once(
+    miniray: Callable[..., Result],
+    record: Callable[..., ClusterRecord],
+    start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
+) -> None:
+    boot, workers = start(OBEDIENT)
+    record(processes={"boot": ProcessId.of(boot.pid)})
+    result = miniray("stop", "--force")
+    assert "3 processes." in result.stdout
+    assert boot.wait() == -signal.SIGKILL
+    assert not any(map(running, workers))
+
+
+def test_workers_are_ended_when_their_boot_process_is_gone(
+    miniray: Callable[..., Result],
+    record: Callable[..., ClusterRecord],
+    start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
+) -> None:
+    boot, _ = start(OBEDIENT)
+    daemon, workers = start(OBEDIENT)
+    record(processes={"boot": ProcessId.of(boot.pid), "node": ProcessId.of(daemon.pid)})
+    boot.kill()
+    boot.wait()
+    assert miniray("stop").exit_code == 0
+    assert daemon.wait() == 0  # asked itself, as there was nobody else to ask
+    assert not any(map(running, workers))
+
+
+def test_a_reused_pid_is_left_alone(
+    miniray: Callable[..., Result], record: Callable[..., ClusterRecord]
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        start = ProcessId.of(stranger.pid).start
+        record(processes={"boot": ProcessId(stranger.pid, start - 1)})
+        result = miniray("stop", "--force")
+        assert "No node of yours" in result.stdout
+        assert stranger.poll() is None
+        stranger.kill()
+
+
+def test_an_embedded_cluster_is_ended_too_and_named(
+    miniray: Callable[..., Result],
+    record: Callable[..., ClusterRecord],
+    start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
+) -> None:
+    boot, _ = start(OBEDIENT)
+    record(processes={"boot": ProcessId.of(boot.pid)}, embedded=True)
+    assert "Ended the embedded cluster" in miniray("stop").stdout
+
+
+def test_a_negative_grace_is_refused(miniray: Callable[..., Result]) -> None:
+    assert "-1" in one_line(miniray("stop", "--grace-period", "-1"))

@@ -1,0 +1,326 @@
+import io
+import os
+import pty
+import re
+import sys
+import threading
+
+import pytest
+
+from miniray.core.log_bars import BarKey, BarRegion
+from miniray.core.log_dedup import LogDeduplicator
+from miniray.core.log_printer import LogBatch, LogPrinter
+
+
+class Timers:
+    """A clock that stands still, and timers that are run by hand."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.waiting = []
+
+    def call_later(self, delay, callback):
+        self.waiting.append((self.now + delay, callback))
+
+    def advance(self, seconds):
+        self.now += seconds
+        due = [callback for at, callback in self.waiting if at <= self.now]
+        self.waiting = [item for item in self.waiting if item[0] > self.now]
+        for callback in due:
+            callback()
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal and knows what would stand there."""
+
+    def isatty(self):
+        return True
+
+    def screen(self):
+        """The lines as a terminal shows them, for the sequences that are used."""
+        lines, row = [""], 0
+        column = 0
+        for token in re.findall(r"\x1b\[\d*[A-Za-z]|\r|\n|[^\x1b\r\n]+", self.getvalue()):
+            if token == "\n":
+                row, column = row + 1, 0
+                if row == len(lines):
+                    lines.append("")
+            elif token == "\r":
+                column = 0
+            elif token == "\x1b[2K":
+                lines[row] = ""
+            elif token == "\x1b[1A":
+                row -= 1
+            elif not token.startswith("\x1b"):
+                lines[row] = lines[row][:column].ljust(column) + token
+                column += len(token)
+        return lines
+
+
+@pytest.fixture
+def timers():
+    return Timers()
+
+
+@pytest.fixture
+def printer(timers):
+    return LogPrinter(timers.call_later, dedup=True, window=5.0, clock=lambda: timers.now)
+
+
+@pytest.fixture(name="on_terminal")
+def _on_terminal(monkeypatch):
+    """Makes both streams a terminal when called; capturing replaces them after the fixtures."""
+
+    def install():
+        stream = Terminal()
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        return stream
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return install
+
+
+def batch(*lines, name="f", pid=1, node="", is_stderr=False):
+    return LogBatch(name, pid, node, is_stderr, lines)
+
+
+# --- prefixes and streams -------------------------------------------------------------------
+
+
+def test_a_line_says_who_wrote_it_and_where(printer, capsys):
+    printer.print_batch(batch("one", "two", name="Counter", pid=7))
+    printer.print_batch(batch("three", name="", pid=8, node="ab12"))
+    assert capsys.readouterr().out.splitlines() == [
+        "(Counter pid=7) one",
+        "(Counter pid=7) two",
+        "(pid=8, node=ab12) three",
+    ]
+
+
+def test_each_stream_goes_to_the_same_stream_of_the_driver(printer, capsys):
+    printer.print_batch(batch("out"))
+    printer.print_batch(batch("err", is_stderr=True))
+    assert capsys.readouterr() == ("(f pid=1) out\n", "(f pid=1) err\n")
+
+
+def test_a_stream_that_is_replaced_later_is_the_one_used(printer, monkeypatch):
+    replaced = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", replaced)
+    printer.print_batch(batch("x"))
+    assert replaced.getvalue() == "(f pid=1) x\n"
+
+
+def test_prefixes_have_a_colour_per_worker_on_a_terminal_only(printer, on_terminal):
+    terminal = on_terminal()
+    printer.print_batch(batch("a", pid=1))
+    printer.print_batch(batch("b", pid=2))
+    colours = re.findall(r"\x1b\[(\d+)m\(f pid=\d\)\x1b\[0m \w", terminal.getvalue())
+    assert len(set(colours)) == 2
+
+
+def test_no_color_is_respected(printer, on_terminal, monkeypatch):
+    terminal = on_terminal()
+    monkeypatch.setenv("NO_COLOR", "1")
+    printer.print_batch(batch("a"))
+    assert terminal.getvalue() == "(f pid=1) a\n"
+
+
+class Broken(io.StringIO):
+    def write(self, text):
+        raise RuntimeError("broken")
+
+    def isatty(self):
+        raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("stream", [None, Broken(), object()])
+def test_a_stream_that_can_not_be_written_to_does_not_disturb(printer, monkeypatch, stream):
+    monkeypatch.setattr(sys, "stdout", stream)
+    printer.print_batch(batch("x", "y\r"))
+    printer.close()
+
+
+def test_characters_that_the_stream_can_not_hold_are_escaped(printer, monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    printer.print_batch(batch("é"))
+    assert raw.getvalue() == b"(f pid=1) \\xe9\n"
+
+
+def test_many_threads_may_print(timers, capsys):
+    printer = LogPrinter(timers.call_later, dedup=False)
+    threads = [
+        threading.Thread(target=lambda pid=pid: printer.print_batch(batch(*["x"] * 200, pid=pid)))
+        for pid in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(capsys.readouterr().out.splitlines()) == 800
+
+
+# --- folding --------------------------------------------------------------------------------
+
+
+def test_a_line_of_many_workers_is_printed_once_and_then_counted(printer, timers, capsys):
+    for pid in range(6):
+        printer.print_batch(batch(f"loaded model on rank {pid}", pid=pid))
+    assert capsys.readouterr().out == "(f pid=0) loaded model on rank 0\n"
+    timers.advance(5.0)
+    printed = capsys.readouterr().out
+    assert printed.startswith("(f pid=5) loaded model on rank 5 [repeated 5x across cluster]")
+    assert "MINIRAY_DEDUP_LOGS=0" in printed
+
+
+def test_how_to_turn_folding_off_is_told_once(printer, timers, capsys):
+    for _ in range(2):
+        for pid in range(3):
+            printer.print_batch(batch("same", pid=pid))
+        timers.advance(5.0)
+    assert capsys.readouterr().out.count("MINIRAY_DEDUP_LOGS=0") == 1
+
+
+def test_a_single_line_that_was_held_back_is_printed_as_it_is(printer, timers, capsys):
+    printer.print_batch(batch("same", pid=1))
+    printer.print_batch(batch("same", pid=2))
+    timers.advance(5.0)
+    assert capsys.readouterr().out == "(f pid=1) same\n(f pid=2) same\n"
+
+
+def test_what_one_worker_repeats_is_printed(printer, capsys):
+    printer.print_batch(batch("same", "same", "same"))
+    assert capsys.readouterr().out.count("same") == 3
+
+
+def test_lines_of_numbers_are_printed(printer, capsys):
+    for pid in range(3):
+        printer.print_batch(batch(f"{pid}.5", pid=pid))
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_stdout_and_stderr_are_folded_apart(printer, capsys):
+    printer.print_batch(batch("same", pid=1))
+    printer.print_batch(batch("same", pid=2, is_stderr=True))
+    assert capsys.readouterr() == ("(f pid=1) same\n", "(f pid=2) same\n")
+
+
+def test_a_count_that_is_held_back_is_printed_at_shutdown(printer, capsys):
+    for pid in range(4):
+        printer.print_batch(batch("same", pid=pid))
+    printer.close()
+    assert "[repeated 3x across cluster]" in capsys.readouterr().out
+    printer.close()
+    printer.print_batch(batch("late"))
+    assert capsys.readouterr().out == ""
+
+
+def test_no_timer_runs_while_nothing_is_held_back(printer, timers):
+    printer.print_batch(batch("a"))
+    assert timers.waiting == []
+    for pid in range(5):
+        printer.print_batch(batch("a", pid=pid))
+    assert len(timers.waiting) == 1
+    timers.advance(5.0)
+    timers.advance(5.0)
+    assert timers.waiting == []
+
+
+def test_folding_can_be_turned_off(timers, capsys):
+    printer = LogPrinter(timers.call_later, dedup=False)
+    for pid in range(3):
+        printer.print_batch(batch("same", pid=pid))
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_a_line_that_goes_on_is_counted_in_every_window():
+    folding = LogDeduplicator[int](5.0)
+    counts = []
+    for second in range(20):
+        counts += [folded.count for folded in folding.due(second)]
+        for worker in range(3):
+            folding.admit(worker, "same", second)
+    assert counts == [14, 15, 15]
+
+
+def test_more_patterns_than_can_be_followed_are_printed():
+    folding = LogDeduplicator[int](5.0)
+    letters = [chr(0x4E00 + number) for number in range(12_000)]
+    admitted = [folding.admit(worker, letter, 0.0) for worker in (1, 2) for letter in letters]
+    assert admitted.count(True) == 12_000 + 2_000
+
+
+# --- progress bars --------------------------------------------------------------------------
+
+
+def test_without_a_terminal_only_the_final_state_of_a_bar_is_printed(printer, capsys):
+    printer.print_batch(batch("10%|\r", is_stderr=True))
+    printer.print_batch(batch("90%|\r", is_stderr=True))
+    printer.print_batch(batch("100%|", is_stderr=True))
+    assert capsys.readouterr().err == "(f pid=1) 100%|\n"
+
+
+def test_on_a_terminal_a_bar_stays_one_line(printer, on_terminal):
+    terminal = on_terminal()
+    for percent in (10, 50, 90):
+        printer.print_batch(batch(f"{percent}%|\r", is_stderr=True))
+        assert terminal.screen() == [f"(f pid=1) {percent}%|"]
+    printer.print_batch(batch("100%|", is_stderr=True))
+    assert terminal.screen() == ["(f pid=1) 100%|", ""]
+
+
+def test_lines_are_printed_above_the_bars_of_all_workers(printer, on_terminal):
+    terminal = on_terminal()
+    printer.print_batch(batch("10%|\r", pid=1, is_stderr=True))
+    printer.print_batch(batch("20%|\r", pid=2, is_stderr=True))
+    printer.print_batch(batch("hello", pid=3))
+    printer.print_batch(batch("11%|\r", pid=1, is_stderr=True))
+    assert terminal.screen() == ["(f pid=3) hello", "(f pid=1) 11%|", "(f pid=2) 20%|"]
+    printer.print_batch(batch("100%|", pid=1, is_stderr=True))
+    assert terminal.screen()[:3] == ["(f pid=3) hello", "(f pid=1) 100%|", "(f pid=2) 20%|"]
+
+
+def test_nested_bars_of_a_worker_are_lines_of_their_own(printer, on_terminal):
+    terminal = on_terminal()
+    printer.print_batch(batch("outer 0%\r", "inner 0%\r\r"))
+    printer.print_batch(batch("inner 50%\r\r"))
+    assert terminal.screen() == ["(f pid=1) outer 0%", "(f pid=1) inner 50%"]
+    printer.print_batch(batch("outer 100%"))
+    assert terminal.screen() == ["(f pid=1) outer 100%", "(f pid=1) inner 50%"]
+
+
+def test_a_bar_that_clears_itself_is_gone(printer, on_terminal):
+    terminal = on_terminal()
+    printer.print_batch(batch("10%|\r"))
+    printer.print_batch(batch("\r"))
+    printer.print_batch(batch("next"))
+    assert terminal.screen() == ["(f pid=1) next", ""]
+
+
+def test_closing_removes_unfinished_bars(printer, on_terminal):
+    terminal = on_terminal()
+    printer.print_batch(batch("10%|\r"))
+    printer.close()
+    assert terminal.screen() == [""]
+
+
+def test_a_bar_is_cut_to_the_width_of_the_terminal(printer, monkeypatch):
+    monkeypatch.setattr(os, "get_terminal_size", lambda fd: os.terminal_size((20, 10)))
+    leader, follower = pty.openpty()
+    with os.fdopen(follower, "w") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setattr(sys, "stderr", stream)
+        printer.print_batch(batch("x" * 100 + "\r"))
+        assert os.read(leader, 1000) == b"(f pid=1) " + b"x" * 9
+    os.close(leader)
+
+
+def test_more_bars_than_fit_wait_their_turn():
+    bars = BarRegion()
+    for pid in range(30):
+        bars.update(BarKey("", pid, True, 0), f"bar {pid}")
+    assert len(bars.draw(80, 50).splitlines()) == 16
+    assert len(bars.draw(80, 5).splitlines()) == 4
+    bars.finish_row("", 0, True)
+    assert bars.draw(80, 2) == "bar 1"

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import math
+import socket
+from typing import Any
+
+import pytest
+
+from miniray.node import boot_options
+from miniray.node.boot_options import (
+    BootOptions,
+    BootResult,
+    advertised_host,
+    bind_host,
+    parse_address,
+)
+from miniray.security.token import JoinToken
+
+TOKEN = str(JoinToken(b"f" * 32, b"s" * 32))
+
+
+def joining(**changes: Any) -> BootOptions:
+    return BootOptions(**{"head": False, "address": "127.0.0.1:6379", "token": TOKEN, **changes})
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"num_cpus": -1}, "num_cpus must be at least 0, not -1"),
+        ({"num_cpus": math.nan}, "num_cpus must be at least 0, not nan"),
+        ({"num_cpus": math.inf}, "num_cpus must be at least 0, not inf"),
+        ({"num_cpus": True}, "num_cpus must be a number, not True"),
+        ({"num_cpus": 0.00001}, "num_cpus must be 0 or at least 0.0001"),
+        ({"num_gpus": -2}, "num_gpus must be at least 0, not -2"),
+        ({"num_gpus": 0.5}, "num_gpus must be a whole number, not 0.5"),
+        ({"gpu_family": "voodoo"}, "nvidia, amd, intel"),
+        ({"object_store_memory": 10}, r"at least 1048576 bytes \(1 MiB\), not 10"),
+        ({"memory": 1.5}, "memory must be a whole number"),
+        ({"resources": {"a": -1}}, r"resources\['a'\] must be at least 0, not -1"),
+        ({"resources": {"a": "many"}}, r"resources\['a'\] must be a number, not 'many'"),
+        ({"resources": {"a": None}}, r"resources\['a'\] must be a number, not None"),
+        ({"resources": {"": 1}}, "needs a name"),
+        ({"resources": {"GPU": 1}}, "'GPU'; use num_gpus"),
+        ({"resources": {"CPU": 1}}, "'CPU'; use num_cpus"),
+        ({"resources": {"node:1.2.3.4": 1}}, "by itself"),
+        ({"resources": {"TPU": 0.5}}, r"resources\['TPU'\] must be a whole number"),
+        ({"resources": {"FPGA": {"number": 2}}}, "FPGA_VISIBLE_DEVICES"),
+        ({"resources": {"FPGA": {"count": 1.5}}}, "must be a whole number, not 1.5"),
+        ({"labels": {"a b": "c"}}, "'a b'"),
+        ({"labels": {"a": "b c"}}, "label 'a' .*'b c'"),
+        ({"labels": {"a": 1}}, "label 'a' must be text"),
+        ({"labels": {"ray.io/node-id": "x"}}, "set by the node itself"),
+        ({"port": 65536}, "port must be from 0 .* to 65535, not 65536"),
+        ({"port": -1}, "port must be from 0"),
+        ({"host": ""}, "host must name an address"),
+        ({"address": "h:1"}, "either head or address"),
+        ({"token": TOKEN}, "leave token out"),
+        ({"embedded": True}, "needs parent_pid"),
+        ({"head": False}, "address of its head as HOST:PORT"),
+        ({"head": False, "address": "h:1"}, "give its token"),
+        ({"head": False, "address": "h:1", "token": "mr1.x"}, "join token has 3 parts"),
+        ({"head": False, "address": "h", "token": TOKEN}, "form HOST:PORT"),
+    ],
+)
+def test_what_is_impossible_is_refused_with_the_reason(
+    given: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        BootOptions(**given)
+
+
+def test_what_is_possible_is_accepted() -> None:
+    BootOptions()
+    BootOptions(
+        num_cpus=0.5,
+        num_gpus=0,
+        gpu_family="amd",
+        resources={"a": 0.5, "TPU": 4, "FPGA": {"count": 2, "env": "FPGA_VISIBLE_DEVICES"}},
+        labels={"zone": "eu-1", "example.com/disk": "ssd", "empty": ""},
+        object_store_memory=2**30,
+    )
+    BootOptions(embedded=True, parent_pid=1)
+    joining()
+
+
+def test_options_travel_as_json_with_their_checks() -> None:
+    options = joining(resources={"a": 1, "F": {"count": 2}}, labels={"b": "c"}, num_cpus=2)
+    assert BootOptions.from_json(options.to_json()) == options
+    with pytest.raises(ValueError, match="num_cpus"):
+        BootOptions.from_json('{"num_cpus": -1}')
+
+
+def test_no_representation_shows_the_token() -> None:
+    result = BootResult("h:1", "ab", TOKEN, "/s", "/d", {"boot": 1}, {"CPU": 2})
+    assert TOKEN not in repr(result) + repr(joining())
+    assert BootResult.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("10.0.0.1:6379", ("10.0.0.1", 6379)), ("[::1]:1", ("::1", 1)), ("a.b:65535", ("a.b", 65535))],
+)
+def test_an_address_has_host_and_port(text: str, parts: tuple[str, int]) -> None:
+    assert parse_address(text) == parts
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", ":1", "host:", "host:0", "host:65536", "host:x", "::1:6379", "h:²", "[]:1"]
+)
+def test_another_text_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        parse_address(text)
+
+
+def test_a_head_listens_on_loopback_unless_told_otherwise() -> None:
+    assert bind_host(BootOptions()) == "127.0.0.1"
+    assert advertised_host(BootOptions()) == "127.0.0.1"
+    assert bind_host(BootOptions(host="0.0.0.0")) == "0.0.0.0"
+
+
+def test_a_node_joins_by_its_address_towards_the_head() -> None:
+    assert bind_host(joining(address="127.0.0.7:1")) == "127.0.0.1"
+    assert advertised_host(joining(address="127.0.0.7:1", host="0.0.0.0")) == "127.0.0.1"
+
+
+def test_what_others_are_told_can_be_given() -> None:
+    options = BootOptions(host="0.0.0.0", node_ip_address="10.1.2.3")
+    assert (bind_host(options), advertised_host(options)) == ("0.0.0.0", "10.1.2.3")
+
+
+def test_a_head_on_all_addresses_never_tells_others_the_wildcard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Stands for the outside, so that the test needs no route to it.
+    monkeypatch.setitem(boot_options._OUTSIDE, "0.0.0.0", "127.0.0.9")
+    assert advertised_host(BootOptions(host="0.0.0.0")) == "127.0.0.1"
+
+
+def test_a_head_whose_name_is_unknown_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_args: object, **_options: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    with pytest.raises(OSError, match=r"way to nowhere is not known .Name or service"):
+        bind_host(joining(address="nowhere:1"))

@@ -1,0 +1,468 @@
+import asyncio
+import fcntl
+import hashlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import zipfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from miniray.exceptions import RuntimeEnvSetupError
+from miniray.runtime_env import pip, variables
+from miniray.runtime_env.cache import FolderCache, collect
+from miniray.runtime_env.install import EnvironmentManager
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def package(suffix=".zip", **files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as made:
+        for name, text in files.items():
+            made.writestr(name, text)
+    content = buffer.getvalue()
+    return f"mrpkg://{hashlib.sha256(content).hexdigest()}{suffix}", content
+
+
+def tiny_wheel(folder, value=1, requires=""):
+    path = folder / "tiny-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as made:
+        made.writestr("tiny/__init__.py", f"VALUE = {value}\n")
+        info = "tiny-1.0.dist-info"
+        metadata = "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"
+        made.writestr(f"{info}/METADATA", metadata + requires)
+        made.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
+        made.writestr(f"{info}/RECORD", "")
+    return path
+
+
+class Store:
+    """Packages of a cluster; fetching counts."""
+
+    def __init__(self, *packages):
+        self.content = dict(packages)
+        self.fetched = []
+
+    async def fetch(self, uri):
+        self.fetched.append(uri)
+        await asyncio.sleep(0)
+        return self.content[uri]
+
+
+def pip_entry(*packages, **fields):
+    return {"pip": {"packages": [str(item) for item in packages], "pip_check": False, **fields}}
+
+
+def run_python(environment, code):
+    return subprocess.run(
+        [environment.python, "-c", code],
+        env={**os.environ, **environment.env_vars},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+def locked_files(root):
+    """Lock files that somebody holds."""
+    busy = []
+    for path in [*root.glob("*.build"), *root.glob("*.use")]:
+        with path.open("r+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                busy.append(path.suffix)
+    return busy
+
+
+# --- variables ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["OMP_NUM_THREADS", "LD_PRELOAD", "PYTHONPATH", "MALLOC_ARENA_MAX"]
+)
+def test_a_variable_that_is_read_at_load_needs_a_fresh_interpreter(name):
+    assert variables.needs_fresh_interpreter({"A": "1", name: "1"})
+
+
+def test_other_variables_can_be_set_after_a_fork():
+    assert not variables.needs_fresh_interpreter({"MY_OMP_": "1", "HF_HOME": "/x", "GOLD": "1"})
+
+
+def test_references_stand_for_the_variables_of_the_node():
+    values = {"A": "${HOME}/a:${NOT_SET}:$HOME:$NOT_SET"}
+    assert variables.expand(values, {"HOME": "/h"}) == {"A": "/h/a::/h:$NOT_SET"}
+
+
+# --- packages -----------------------------------------------------------------------------
+
+
+def test_an_empty_environment_needs_nothing(tmp_path):
+    async def main():
+        manager = EnvironmentManager(tmp_path)
+        environment = await manager.prepare({}, Store().fetch)
+        assert environment.python == sys.executable
+        assert not environment.fresh_interpreter
+        assert environment.cwd is None
+        assert environment.sys_path == ()
+
+    asyncio.run(main())
+
+
+def test_a_working_dir_is_where_the_worker_runs_and_imports_from(tmp_path):
+    code = package(**{"main.py": "print()"})
+    wheel = package(".whl", **{"w-1.data/purelib/w.py": ""})
+    store = Store(code, wheel)
+
+    async def main():
+        manager = EnvironmentManager(tmp_path)
+        spec = {"working_dir": code[0], "py_modules": [wheel[0]], "env_vars": {"A": "1"}}
+        environment = await manager.prepare(spec, store.fetch)
+        assert (Path(environment.cwd) / "main.py").read_text() == "print()"
+        assert (Path(environment.sys_path[0]) / "w.py").exists()
+        assert environment.sys_path[1] == environment.cwd
+        assert environment.env_vars == {"A": "1"}
+        assert not environment.fresh_interpreter
+        manager.release(environment)
+        await manager.close()
+
+    asyncio.run(main())
+
+
+def test_a_package_is_fetched_once_however_many_ask(tmp_path):
+    code = package(a="1")
+    store = Store(code)
+
+    async def main():
+        one, two = EnvironmentManager(tmp_path), EnvironmentManager(tmp_path)
+        asked = [
+            manager.prepare({"working_dir": code[0]}, store.fetch)
+            for manager in (one, two)
+            for _ in range(10)
+        ]
+        environments = await asyncio.gather(*asked)
+        assert len({environment.cwd for environment in environments}) == 1
+        await one.close()
+        await two.close()
+
+    asyncio.run(main())
+    assert len(store.fetched) == 1
+
+
+def test_a_package_with_another_content_is_refused_and_nothing_stays(tmp_path):
+    uri, _ = package(a="1")
+    store = Store((uri, package(a="2")[1]))
+
+    async def main():
+        manager = EnvironmentManager(tmp_path)
+        with pytest.raises(RuntimeEnvSetupError, match="damaged"):
+            await manager.prepare({"working_dir": uri}, store.fetch)
+        await manager.close()
+
+    asyncio.run(main())
+    assert not [path for path in tmp_path.iterdir() if path.is_dir() or path.suffix == ".ready"]
+
+
+def test_a_failed_package_is_tried_again_by_the_next_who_asks(tmp_path):
+    code = package(a="1")
+    store = Store()
+
+    async def main():
+        manager = EnvironmentManager(tmp_path)
+        with pytest.raises(RuntimeEnvSetupError, match="could not be fetched"):
+            await manager.prepare({"working_dir": code[0]}, store.fetch)
+        store.content.update([code])
+        environment = await manager.prepare({"working_dir": code[0]}, store.fetch)
+        assert (Path(environment.cwd) / "a").exists()
+        await manager.close()
+
+    asyncio.run(main())
+
+
+def test_a_path_that_was_not_uploaded_is_refused(tmp_path):
+    async def main():
+        with pytest.raises(RuntimeEnvSetupError, match="was not uploaded"):
+            await EnvironmentManager(tmp_path).prepare({"working_dir": "/code"}, Store().fetch)
+
+    asyncio.run(main())
+
+
+def test_setting_up_that_takes_too_long_is_an_error_that_names_the_option(tmp_path):
+    code = package(a="1")
+
+    async def fetch(uri):
+        await asyncio.Event().wait()
+
+    async def main():
+        manager = EnvironmentManager(tmp_path)
+        spec = {"working_dir": code[0], "config": {"setup_timeout_seconds": 0.01}}
+        with pytest.raises(RuntimeEnvSetupError, match="setup_timeout_seconds"):
+            await manager.prepare(spec, fetch)
+        await manager.close()
+
+    asyncio.run(main())
+    assert locked_files(tmp_path) == []
+
+
+def test_an_impatient_caller_does_not_end_the_setup_of_a_patient_one(tmp_path):
+    code = package(a="1")
+    go = asyncio.Event()
+
+    async def fetch(uri):
+        await go.wait()
+        return code[1]
+
+    async def main():
+        manager = EnvironmentManager(tmp_path)
+        patient = asyncio.create_task(manager.prepare({"working_dir": code[0]}, fetch))
+        hasty = {"working_dir": code[0], "config": {"setup_timeout_seconds": 0.01}}
+        with pytest.raises(RuntimeEnvSetupError):
+            await manager.prepare(hasty, fetch)
+        go.set()
+        assert (await patient).cwd
+        await manager.close()
+
+    asyncio.run(main())
+
+
+# --- the cache ----------------------------------------------------------------------------
+
+
+async def fill(folder, lock, size=1000):
+    (folder / "content").write_bytes(b"x" * size)
+
+
+def test_unused_folders_go_when_the_limit_is_passed_longest_unused_first(tmp_path):
+    async def main():
+        cache = FolderCache(tmp_path, limit=2500)
+        for age, key in [(300, "old"), (200, "middle"), (100, "new")]:
+            await cache.acquire(key, fill)
+            os.utime(tmp_path / f"{key}.ready", (age, -age + 1000))
+        await cache.close()
+
+    asyncio.run(main())
+    collect(tmp_path, 2500)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["middle", "new"]
+    assert not list(tmp_path.glob("old*"))
+
+
+def test_a_folder_in_use_stays_even_above_the_limit_until_it_is_released(tmp_path):
+    async def main():
+        user, other = FolderCache(tmp_path, limit=0), FolderCache(tmp_path, limit=0)
+        await user.acquire("a", fill)
+        await user.acquire("a", fill)
+        await other.acquire("a", fill)
+        user.release("a")
+        user.release("a")
+        await user.close()
+        assert (tmp_path / "a").exists()
+        other.release("a")
+        await other.close()
+        assert list(tmp_path.iterdir()) == []
+
+    asyncio.run(main())
+
+
+def test_two_caches_of_one_folder_build_one_after_the_other(tmp_path):
+    built = []
+    go = asyncio.Event()
+
+    async def build(folder, lock):
+        built.append(folder)
+        await go.wait()
+
+    async def main():
+        one, two = FolderCache(tmp_path, 0), FolderCache(tmp_path, 0)
+        first = asyncio.create_task(one.acquire("a", build))
+        while not built:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(two.acquire("a", build))
+        await asyncio.sleep(0.02)
+        go.set()
+        await asyncio.gather(first, second)
+        await asyncio.gather(one.close(), two.close())
+
+    asyncio.run(main())
+    assert len(built) == 1
+
+
+def test_a_waiter_for_another_builder_can_be_cancelled_and_leaves_no_lock(tmp_path):
+    async def main():
+        lock = os.open(tmp_path / "a.build", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cache = FolderCache(tmp_path, 0)
+        waiting = asyncio.create_task(cache.acquire("a", fill))
+        await asyncio.sleep(0.02)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        os.close(lock)
+        # Whoever comes next gets the lock, so the one who left did not keep it.
+        await asyncio.wait_for(cache.acquire("a", fill), 10)
+        await cache.close()
+
+    asyncio.run(main())
+
+
+def test_a_builder_that_is_killed_leaves_nothing_that_looks_finished(tmp_path):
+    program = textwrap.dedent(
+        """
+        import asyncio, sys
+        from pathlib import Path
+        from miniray.runtime_env.cache import FolderCache
+
+        async def build(folder, lock):
+            (folder / "half").write_text("built")
+            print("building", flush=True)
+            await asyncio.Event().wait()
+
+        asyncio.run(FolderCache(Path(sys.argv[1]), 0).acquire("a", build))
+        """
+    )
+    builder = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+    )
+    with builder:
+        assert builder.stdout.readline() == b"building\n"
+        builder.send_signal(signal.SIGKILL)
+
+    async def main():
+        cache = FolderCache(tmp_path, 10**6)
+        folder = await cache.acquire("a", fill)
+        assert sorted(path.name for path in folder.iterdir()) == ["content"]
+        await cache.close()
+
+    assert (tmp_path / "a" / "half").exists()
+    asyncio.run(main())
+
+
+def test_what_a_killed_builder_left_is_collected(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "half").touch()
+    collect(tmp_path, 10**6)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- pip ----------------------------------------------------------------------------------
+
+
+def test_a_virtual_environment_has_its_packages_and_those_of_the_daemon(tmp_path):
+    wheel = tiny_wheel(tmp_path)
+
+    async def main():
+        manager = EnvironmentManager(tmp_path / "cache")
+        environment = await manager.prepare(pip_entry(wheel), Store().fetch)
+        assert environment.fresh_interpreter
+        code = "import tiny, miniray, cloudpickle, grpc, shutil, sys; print(tiny.VALUE, sys.prefix)"
+        value, prefix = run_python(environment, code).split()
+        assert value == "1"
+        assert prefix == environment.env_vars["VIRTUAL_ENV"]
+        assert environment.env_vars["PATH"].startswith(f"{prefix}/bin:")
+        again = await manager.prepare(pip_entry(wheel), Store().fetch)
+        assert again == environment
+        await manager.close()
+
+    asyncio.run(main())
+
+
+def test_pip_is_configured_by_the_variables_of_the_environment(tmp_path):
+    tiny_wheel(tmp_path, value=7)
+    spec = pip_entry("tiny", pip_check=False) | {
+        "env_vars": {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
+    }
+
+    async def main():
+        manager = EnvironmentManager(tmp_path / "cache")
+        environment = await manager.prepare(spec, Store().fetch)
+        assert run_python(environment, "import tiny; print(tiny.VALUE)") == "7"
+        await manager.close()
+
+    asyncio.run(main())
+
+
+def test_a_failed_install_shows_the_end_of_the_output_of_pip(tmp_path):
+    spec = pip_entry("no-such-package-here", pip_install_options=["--no-index"])
+
+    async def main():
+        manager = EnvironmentManager(tmp_path / "cache")
+        with pytest.raises(
+            RuntimeEnvSetupError, match="No matching distribution found for no-such"
+        ):
+            await manager.prepare(spec, Store().fetch)
+        await manager.close()
+
+    asyncio.run(main())
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+
+
+def test_pip_check_finds_a_requirement_that_is_missing(tmp_path):
+    wheel = tiny_wheel(tmp_path, requires="Requires-Dist: no-such-package-here\n")
+    spec = pip_entry(wheel, pip_check=True, pip_install_options=["--no-index", "--no-deps"])
+
+    async def main():
+        manager = EnvironmentManager(tmp_path / "cache")
+        with pytest.raises(RuntimeEnvSetupError, match="requires no-such-package-here"):
+            await manager.prepare(spec, Store().fetch)
+        await manager.close()
+
+    asyncio.run(main())
+
+
+def test_a_rebuilt_local_wheel_is_another_virtual_environment(tmp_path):
+    entry = pip_entry(tiny_wheel(tmp_path))["pip"]
+    first = pip.venv_key(entry, {})
+    assert pip.venv_key(entry, {}) == first
+    assert pip.venv_key(entry, {"A": "1"}) == first
+    assert pip.venv_key(entry, {"PIP_INDEX_URL": "x"}) != first
+    tiny_wheel(tmp_path, value=1000)
+    assert pip.venv_key(entry, {}) != first
+
+
+def test_a_cancelled_install_is_killed_with_its_children(tmp_path):
+    source = tmp_path / "slow"
+    source.mkdir()
+    started = tmp_path / "started"
+    os.mkfifo(started)
+    (source / "pyproject.toml").write_text(
+        "[build-system]\nrequires = []\nbuild-backend = 'slow'\nbackend-path = ['.']\n"
+    )
+    (source / "slow.py").write_text(
+        textwrap.dedent(
+            f"""
+            import os, subprocess, sys, time
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            with open({str(started)!r}, "w") as pipe:
+                pipe.write(f"{{os.getpid()}} {{child.pid}}")
+            time.sleep(600)
+            """
+        )
+    )
+
+    async def main():
+        manager = EnvironmentManager(tmp_path / "cache")
+        preparing = asyncio.create_task(manager.prepare(pip_entry(source), Store().fetch))
+        pids = [int(pid) for pid in (await asyncio.to_thread(started.read_text)).split()]
+        preparing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await preparing
+        await manager.close()
+        return pids
+
+    pids = asyncio.run(main())
+    assert len(pids) == 2
+    alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+    _, running = psutil.wait_procs(alive, timeout=10)
+    assert [process for process in running if process.status() != psutil.STATUS_ZOMBIE] == []
+    assert locked_files(tmp_path / "cache") == []

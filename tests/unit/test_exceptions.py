@@ -1,0 +1,276 @@
+"""Errors keep their facts on the way between processes, and user errors keep their class."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import pickle
+import signal
+import sys
+import threading
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from miniray import exceptions
+from miniray.exceptions import (
+    ActorAlreadyExistsError,
+    ActorDiedError,
+    ActorError,
+    ActorUnavailableError,
+    DeathCause,
+    GetTimeoutError,
+    MinirayError,
+    NodeDiedError,
+    NotInitializedError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OwnerDiedError,
+    PendingCallsLimitExceededError,
+    PlacementGroupRemovedError,
+    TaskCancelledError,
+    TaskError,
+    VersionMismatchError,
+    WorkerCrashedError,
+)
+
+
+class WithTwoArguments(Exception):
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+        self.code = code
+
+
+class WithNew(Exception):
+    def __new__(cls, code: int, text: str) -> WithNew:
+        return super().__new__(cls, code)
+
+    def __init__(self, code: int, text: str) -> None:
+        self.code = code
+
+
+class WithArgsProperty(Exception):
+    code = 7
+
+    @property
+    def args(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return ("mine",)
+
+
+class WithSlots(Exception):
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class WithOwnCause(Exception):
+    def __init__(self) -> None:
+        self.cause = "the user's"
+
+
+class Final(Exception):
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no subclasses")
+
+
+def failed(error: BaseException) -> TaskError:
+    """What a worker makes of an exception that a task raised."""
+    try:
+        raise error
+    except BaseException as caught:
+        return TaskError.from_exception(caught, "work", pid=12, ip="10.0.0.1")
+
+
+def sent(error: BaseException) -> Any:
+    """The error after its way to another process."""
+    return cloudpickle.loads(cloudpickle.dumps(error))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [WithTwoArguments(7, "x"), WithNew(7, "x"), WithArgsProperty(), WithSlots(7), Frozen(7)],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_of_any_class_arrives_as_that_class_with_its_attributes(
+    error: BaseException,
+) -> None:
+    arrived = sent(failed(error)).as_instanceof_cause()
+
+    assert isinstance(arrived, type(error))
+    assert isinstance(arrived, TaskError)
+    assert arrived.code == 7  # type: ignore[attr-defined]
+    assert type(arrived.cause) is type(error)
+
+
+def test_an_error_that_is_sent_on_keeps_both_classes() -> None:
+    arrived = sent(sent(failed(WithTwoArguments(7, "x"))).as_instanceof_cause())
+
+    assert isinstance(arrived, WithTwoArguments)
+    assert isinstance(arrived, TaskError)
+    assert arrived.code == 7
+
+
+@pytest.mark.parametrize(
+    ("error", "attributes"),
+    [
+        (OSError(2, "gone", "f.txt"), {"errno": 2, "strerror": "gone", "filename": "f.txt"}),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), {"object": b"\xff", "end": 1}),
+        (KeyError("k"), {"args": ("k",)}),
+        (ImportError("no", name="m"), {"name": "m"}),
+        (StopIteration(5), {"value": 5}),
+    ],
+)
+def test_errors_of_python_keep_what_they_hold_outside_of_their_dict(
+    error: BaseException, attributes: dict[str, Any]
+) -> None:
+    arrived = sent(failed(error)).as_instanceof_cause()
+
+    assert isinstance(arrived, type(error))
+    assert {name: getattr(arrived, name) for name in attributes} == attributes
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no exception groups")
+def test_an_exception_group_keeps_its_exceptions() -> None:
+    group = ExceptionGroup("two", [ValueError(1), KeyError(2)])  # noqa: F821
+
+    arrived = sent(failed(group)).as_instanceof_cause()
+
+    assert isinstance(arrived, ExceptionGroup)  # noqa: F821
+    assert [type(error) for error in arrived.exceptions] == [ValueError, KeyError]
+
+
+def test_the_message_holds_the_remote_traceback_and_the_place() -> None:
+    text = str(failed(ValueError("too small")).as_instanceof_cause())
+
+    assert "work() failed (pid=12, ip=10.0.0.1)" in text
+    assert "raise error" in text
+    assert text.endswith("ValueError: too small")
+
+
+def test_an_error_that_cannot_be_pickled_arrives_as_a_task_error_that_names_it() -> None:
+    error = ValueError("x")
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+
+    arrived = sent(failed(error))
+
+    assert type(arrived) is TaskError
+    assert "builtins.ValueError" in str(arrived.cause)
+    assert "ValueError: x" in str(arrived)
+
+
+def test_an_error_whose_class_is_missing_here_arrives_as_a_task_error_that_names_it() -> None:
+    blob = cloudpickle.dumps(failed(WithTwoArguments(7, "x")))
+    gone = blob.replace(b"WithTwoArguments", b"WithTwoArgumentz")
+
+    arrived = pickle.loads(gone)
+
+    assert type(arrived.as_instanceof_cause()) is TaskError
+    assert "WithTwoArgument" in str(arrived.cause)
+
+
+def test_an_error_of_a_final_class_is_raised_as_a_task_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    error = failed(Final("x"))
+
+    with caplog.at_level(logging.WARNING):
+        raised = error.as_instanceof_cause()
+
+    assert raised is error
+    assert isinstance(raised.cause, Final)
+
+
+def test_an_exit_of_a_task_does_not_end_the_process_that_gets_its_result() -> None:
+    assert not isinstance(failed(SystemExit(3)).as_instanceof_cause(), SystemExit)
+
+
+def test_attributes_of_the_error_win_over_equal_names_of_the_user() -> None:
+    raised = failed(WithOwnCause()).as_instanceof_cause()
+
+    assert isinstance(raised.cause, WithOwnCause)
+    assert raised.cause.cause == "the user's"
+
+
+def test_an_error_that_passes_through_a_second_task_keeps_its_first_cause() -> None:
+    first = failed(ValueError("deep")).as_instanceof_cause()
+
+    second = failed(first).as_instanceof_cause()
+
+    assert isinstance(second, ValueError)
+    assert type(second.cause) is ValueError
+    assert str(second).count("Traceback") == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ActorDiedError(
+            DeathCause.EXITED, actor_id="3f", class_name="C", exit_code=-9, pid=4, node_id="n1"
+        ),
+        ActorDiedError(DeathCause.CREATION_FAILED, creation_error=failed(ValueError("in init"))),
+        ActorUnavailableError("it restarts", actor_id="3f"),
+        ActorAlreadyExistsError("name", "space"),
+        GetTimeoutError(),
+        NodeDiedError("n1", "no heartbeat for 15 s"),
+        NotInitializedError("There is no runtime."),
+        ObjectLostError("ab", "its node died"),
+        ObjectStoreFullError(10, 95, 100),
+        OwnerDiedError("ab", "worker 12"),
+        PendingCallsLimitExceededError(5, class_name="C"),
+        PlacementGroupRemovedError("ab"),
+        TaskCancelledError("work"),
+        VersionMismatchError("miniray", "1", "2"),
+        WorkerCrashedError("work", pid=4, code=1),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_every_error_survives_pickling_with_its_fields(error: MinirayError) -> None:
+    copy = pickle.loads(pickle.dumps(error))
+
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert {name: str(value) for name, value in vars(copy).items()} == {
+        name: str(value) for name, value in vars(error).items()
+    }
+
+
+def test_a_killed_process_is_described_by_the_name_of_its_signal() -> None:
+    error = ActorDiedError(DeathCause.EXITED, class_name="C", exit_code=-signal.SIGSEGV)
+
+    assert "signal 11 (SIGSEGV)" in str(error)
+
+
+def test_the_death_of_an_actor_in_its_constructor_shows_the_traceback() -> None:
+    error = ActorDiedError(DeathCause.CREATION_FAILED, creation_error=failed(ValueError("in init")))
+
+    assert error.actor_init_failed
+    assert "ValueError: in init" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "base"),
+    [
+        (GetTimeoutError, TimeoutError),
+        (ActorAlreadyExistsError, ValueError),
+        (ActorDiedError, ActorError),
+        (ActorUnavailableError, ActorError),
+        (OwnerDiedError, ObjectLostError),
+    ],
+)
+def test_errors_are_caught_by_the_classes_that_ray_users_catch(error: type, base: type) -> None:
+    assert issubclass(error, base)
+    assert issubclass(error, MinirayError)
+
+
+def test_ray_s_names_are_the_same_classes() -> None:
+    assert exceptions.RayError is MinirayError
+    assert exceptions.RayTaskError is TaskError
+    assert exceptions.RayActorError is ActorError
+    assert exceptions.PendingCallsLimitExceeded is PendingCallsLimitExceededError

@@ -1,0 +1,88 @@
+"""``ray_names.txt``: every name is there, and so is the test that shows its behaviour."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+
+#: Name and test of each line.
+NAMES = [
+    (name, test)
+    for line in (TESTS / "ray_names.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+    for name, test in [line.split()]
+]
+
+
+@functools.cache
+def functions_of(file: str) -> set[str]:
+    """Names of the test functions of a module of behaviour tests, without importing it."""
+    tree = ast.parse((TESTS / "cluster" / file).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def resolve(path: str) -> Any:
+    """What ``miniray.<path>`` is; modules on the way are imported."""
+    found: Any = importlib.import_module("miniray")
+    module = "miniray"
+    for part in path.split("."):
+        if not hasattr(found, part):
+            importlib.import_module(f"{module}.{part}")
+        found, module = getattr(found, part), f"{module}.{part}"
+    return found
+
+
+def names_of(kind: str) -> set[str]:
+    return {name.removeprefix(kind) for name, _ in NAMES if name.startswith(kind)}
+
+
+def test_no_name_is_listed_twice() -> None:
+    names = [name for name, _ in NAMES]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in NAMES if ":" not in name])
+def test_the_name_is_in_the_package(name: str) -> None:
+    assert resolve(name) is not None
+
+
+@pytest.mark.parametrize(("name", "test"), NAMES)
+def test_the_test_exists(name: str, test: str) -> None:
+    file, _, function = test.partition("::")
+    assert function in functions_of(file), f"{name} is said to be shown by {test}"
+
+
+def test_every_option_is_listed() -> None:
+    from miniray.options import ACTOR_OPTIONS, METHOD_OPTIONS, TASK_OPTIONS
+
+    without_effect = {
+        "_labels",
+        "_metadata",
+        "allow_out_of_order_execution",
+        "enable_task_events",
+        "object_store_memory",
+    }
+    known = {*TASK_OPTIONS, *ACTOR_OPTIONS, *METHOD_OPTIONS}
+    assert names_of("option:") == known - without_effect
+
+
+def test_every_exported_name_is_listed() -> None:
+    import miniray
+
+    listed = {name.split(".")[0] for name, _ in NAMES}
+    listed |= {name.removeprefix("actor.") for name, _ in NAMES if name.startswith("actor.")}
+    modules_and_types = {"ActorMethod", "__version__", "exceptions", "runtime_env", "train"}
+    assert set(miniray.__all__) - modules_and_types <= listed
+
+
+def test_every_error_of_ray_is_listed() -> None:
+    listed = {name.removeprefix("exceptions.") for name, _ in NAMES if "exceptions." in name}
+    for name in listed:
+        assert issubclass(resolve(f"exceptions.{name}"), Exception)

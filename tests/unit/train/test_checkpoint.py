@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+
+import fsspec
+import pyarrow.fs
+import pytest
+
+from miniray.train import Checkpoint
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "source"
+    (path / "inner").mkdir(parents=True)
+    (path / "model.pt").write_text("weights")
+    (path / "inner" / "deep").write_text("x")
+    return path
+
+
+@pytest.fixture
+def remote(folder):
+    filesystem = fsspec.filesystem("dir", path=str(folder.parent), target_protocol="file")
+    return Checkpoint("source", filesystem)
+
+
+def test_a_local_checkpoint_is_its_own_directory(folder):
+    with Checkpoint.from_directory(folder).as_directory() as path:
+        assert path == str(folder)
+    assert folder.exists()
+
+
+def test_a_remote_checkpoint_is_fetched_and_deleted_afterwards(remote):
+    with remote.as_directory() as path:
+        assert Path(path, "model.pt").read_text() == "weights"
+        assert Path(path, "inner", "deep").read_text() == "x"
+    assert not Path(path).exists()
+
+
+@pytest.mark.parametrize("kind", ["local", "remote"])
+def test_a_checkpoint_is_copied_into_a_directory(folder, remote, tmp_path, kind):
+    checkpoint = Checkpoint.from_directory(folder) if kind == "local" else remote
+    target = tmp_path / "new" / "target"
+    assert checkpoint.to_directory(target) == str(target)
+    assert (target / "model.pt").read_text() == "weights"
+    assert (target / "inner" / "deep").read_text() == "x"
+
+
+def test_metadata_is_stored_with_the_files(folder):
+    checkpoint = Checkpoint.from_directory(folder)
+    assert checkpoint.get_metadata() == {}
+    checkpoint.set_metadata({"a": 1, "b": 2})
+    checkpoint.update_metadata({"b": 3})
+    assert Checkpoint.from_directory(folder).get_metadata() == {"a": 1, "b": 3}
+
+
+def test_a_checkpoint_can_be_pickled(remote):
+    assert pickle.loads(pickle.dumps(remote)) == remote
+
+
+def test_a_pyarrow_filesystem_is_accepted(folder):
+    checkpoint = Checkpoint(str(folder), pyarrow.fs.LocalFileSystem())
+    with checkpoint.as_directory() as path:
+        assert Path(path, "model.pt").read_text() == "weights"
+
+
+def test_a_relative_path_becomes_absolute(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    assert Checkpoint.from_directory("source").path == str(folder)
+
+
+def test_a_checkpoint_shows_where_it_is(folder):
+    assert repr(Checkpoint(folder)) == f"Checkpoint(filesystem=local, path={folder})"
+
+
+def test_a_checkpoint_is_not_taken_for_a_path(folder):
+    with pytest.raises(TypeError, match="as_directory"):
+        os.fspath(Checkpoint(folder))
+
+
+def test_a_missing_checkpoint_is_named(tmp_path):
+    with (
+        pytest.raises(FileNotFoundError, match="missing"),
+        Checkpoint(tmp_path / "missing").as_directory(),
+    ):
+        pass
+
+
+def test_a_filesystem_of_no_known_kind_is_refused(folder):
+    with pytest.raises(ValueError, match="fsspec nor a pyarrow"):
+        Checkpoint(folder, filesystem=object())
+
+
+def test_a_url_beside_a_filesystem_is_refused():
+    with pytest.raises(ValueError, match="leave out"):
+        Checkpoint("s3://bucket/x", filesystem=fsspec.filesystem("file"))

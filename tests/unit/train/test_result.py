@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import pytest
+
+from miniray.train import Checkpoint, Result
+from miniray.train.metrics_log import MetricsLog, read_rows
+from miniray.train.storage import RunStorage, default_checkpoint_name
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    """The folder of a run with three checkpoints."""
+    storage = RunStorage(tmp_path, "run")
+    storage.write_run_facts({"token": "t", "state": "FINISHED"})
+    log = MetricsLog(storage)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "model").write_text("weights")
+    for number, loss in enumerate([0.5, 0.1, 0.3]):
+        name = default_checkpoint_name(number)
+        metrics = {"eval": {"loss": loss}, "epoch": number}
+        upload = storage.upload(Checkpoint.from_directory(tmp_path / "files"), name)
+        storage.commit(number, [upload], metrics)
+        log.append([{"number": number, "time": 0.0, "checkpoint": name, "metrics": metrics}])
+    log.close()
+    return tmp_path / "run"
+
+
+def test_the_results_of_a_folder_are_read_back(run_folder):
+    result = Result.from_path(run_folder)
+    assert result.metrics == {"eval": {"loss": 0.3}, "epoch": 2}
+    assert result.checkpoint.path == f"{run_folder}/checkpoint_000002"
+    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [0, 1, 2]
+    assert result.error is None
+    assert result.path == str(run_folder)
+    assert result.filesystem.exists(result.path)
+
+
+def test_the_best_checkpoint_of_any_metric_is_found(run_folder):
+    result = Result.from_path(f"{run_folder}/")
+    assert result.get_best_checkpoint("eval/loss", "min").path.endswith("checkpoint_000001")
+    assert result.get_best_checkpoint("eval/loss", "max").path.endswith("checkpoint_000000")
+    with pytest.raises(ValueError, match="'max' or 'min'"):
+        result.get_best_checkpoint("epoch", "best")
+    with pytest.raises(RuntimeError, match="There are: epoch, eval/loss"):
+        result.get_best_checkpoint("accuracy", "max")
+
+
+def test_a_failed_run_reads_back_its_error(run_folder):
+    storage = RunStorage(run_folder.parent, "run")
+    storage.write_run_facts({"token": "t", "state": "ERRORED", "error": "[Rank 1] boom"})
+    assert "[Rank 1] boom" in str(Result.from_path(run_folder).error)
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(RuntimeError, match=r"no run\.json"):
+        Result.from_path(tmp_path)
+
+
+def test_a_result_shows_what_matters(run_folder):
+    text = repr(Result.from_path(run_folder))
+    assert "metrics={'eval': {'loss': 0.3}, 'epoch': 2}" in text
+    assert f"path='{run_folder}'" in text
+    assert "error" not in text
+
+
+def test_without_pandas_a_dataframe_is_refused_with_the_fix(run_folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match="pip install pandas"):
+        Result.from_path(run_folder).metrics_dataframe  # noqa: B018
+
+
+@pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")
+def test_the_dataframe_has_a_row_for_each_report(run_folder):
+    frame = Result.from_path(run_folder).metrics_dataframe
+    assert list(frame["eval/loss"]) == [0.5, 0.1, 0.3]
+
+
+def test_half_a_line_at_the_end_of_the_metrics_is_left_out(run_folder):
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write('{"number": 3, "met')
+    assert len(read_rows(RunStorage(run_folder.parent, "run"))) == 3
+
+
+def test_metrics_reach_a_filesystem_that_can_not_append(tmp_path):
+    import fsspec
+
+    options = {"auto_mkdir": True}
+    remote = fsspec.filesystem(
+        "dir", path=str(tmp_path), target_protocol="file", target_options=options
+    )
+    storage = RunStorage("runs", "run", remote)
+    for number in range(2):  # the second log continues what the first one left
+        log = MetricsLog(storage)
+        log.append([{"number": number, "metrics": {"loss": number}}])
+        assert len(read_rows(storage)) == number
+        log.close()
+    assert [row["number"] for row in read_rows(storage)] == [0, 1]
+    assert storage.read_text("metrics.csv") == "number,loss\n0,0\n1,1\n"

@@ -1,0 +1,357 @@
+"""The controller with a worker group in this process: ranks are coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+
+import pytest
+
+from miniray.exceptions import ActorDiedError, DeathCause
+from miniray.train import Callback, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from miniray.train.backend import Backend
+from miniray.train.controller import RunSpec, TrainController
+from miniray.train.failures import GroupStartError, WorkerFailure
+from miniray.train.policies import FixedScaling, LimitedRetries
+from miniray.train.reports import Report, Upload
+from miniray.train.state import RunState
+from miniray.train.storage import RunStorage, default_checkpoint_name
+from miniray.train.worker import WorkerOutcome
+
+
+class Rank:
+    """What the train loop of a test can do on one rank."""
+
+    def __init__(self, rank, setup):
+        self.rank = rank
+        self.setup = setup
+        self.index = 0
+
+    async def report(self, metrics, files=None):
+        upload = None
+        if files is not None:
+            name = default_checkpoint_name(self.setup.first_number + self.index)
+            folder = f"{self.setup.storage.path}/{name}"
+            self.setup.storage.filesystem.makedirs(folder, exist_ok=True)
+            for file, text in files.items():
+                self.setup.storage.filesystem.pipe_file(f"{folder}/{file}", text.encode())
+            upload = Upload(name, {file: len(text) for file, text in files.items()})
+        report = Report(metrics, upload)
+        await self.setup.controller.report(self.setup.attempt, self.rank, self.index, report)
+        self.index += 1
+
+
+class FakeGroup:
+    """A worker group whose ranks run ``loop`` as coroutines."""
+
+    def __init__(self, size, groups):
+        self.size = size
+        self.groups = groups
+        self.stopped = None
+        groups.append(self)
+
+    async def place(self):
+        pass
+
+    async def start(self):
+        if self.start_error is not None:
+            raise self.start_error
+
+    start_error = None
+
+    def run(self, loop, setup):
+        return [self._run(loop, Rank(rank, setup)) for rank in range(self.size)]
+
+    async def _run(self, loop, rank):
+        try:
+            value = await loop(rank)
+        except ActorDiedError:
+            raise
+        except Exception as error:
+            return WorkerOutcome(failure=WorkerFailure.of(error))
+        return WorkerOutcome(value=pickle.dumps(value))
+
+    async def stop(self, *, graceful):
+        self.stopped = graceful
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Makes a controller whose groups are collected in ``controller.groups``."""
+
+    def make(workers=2, max_failures=0, callbacks=(), make_group=None, **checkpoint_config):
+        run_config = RunConfig(
+            failure_config=FailureConfig(max_failures=max_failures),
+            checkpoint_config=CheckpointConfig(**checkpoint_config),
+            callbacks=list(callbacks),
+        )
+        scaling = ScalingConfig(num_workers=workers)
+        spec = RunSpec(
+            name="run",
+            storage=RunStorage(tmp_path, "run"),
+            run_config=run_config,
+            scaling_config=scaling,
+            backend=Backend(),
+            failure_policy=LimitedRetries(run_config.failure_config),
+            scaling_policy=FixedScaling(scaling),
+        )
+        groups = []
+        controller = TrainController(
+            spec, make_group or (lambda _, decision: FakeGroup(decision.num_workers, groups))
+        )
+        controller.groups = groups
+        return controller
+
+    return make
+
+
+def run(controller, loop):
+    return asyncio.run(controller.run(controller, [loop]))
+
+
+def test_a_run_returns_the_metrics_and_the_value_of_rank_0(start):
+    async def loop(rank):
+        await rank.report({"rank": rank.rank, "epoch": 0})
+        await rank.report({"rank": rank.rank, "epoch": 1})
+        return f"value of {rank.rank}"
+
+    controller = start()
+    outcome = run(controller, loop)
+    assert outcome.state is RunState.FINISHED
+    assert outcome.metrics == {"rank": 0, "epoch": 1}
+    assert pickle.loads(outcome.return_value) == "value of 0"
+    assert [group.stopped for group in controller.groups] == [True]
+
+
+def test_a_checkpoint_is_complete_only_when_all_ranks_have_reported_it(start):
+    async def loop(rank):
+        if rank.rank == 1:
+            await first_reported.wait()
+            assert rank.setup.storage.records() == []
+        await rank.report({"loss": 1}, {f"rank{rank.rank}": "x"})
+        first_reported.set()
+
+    async def scenario():
+        nonlocal first_reported
+        first_reported = asyncio.Event()
+        controller = start()
+        return await controller.run(controller, [loop])
+
+    first_reported = None
+    outcome = asyncio.run(scenario())
+    assert [record.name for record in outcome.checkpoints] == ["checkpoint_000000"]
+
+
+def test_only_the_best_checkpoints_stay_in_the_storage(start, tmp_path):
+    async def loop(rank):
+        for accuracy in (0.9, 0.1, 0.5, 0.2):
+            await rank.report({"accuracy": accuracy}, {"model": "x"})
+
+    outcome = run(start(num_to_keep=1, checkpoint_score_attribute="accuracy"), loop)
+    assert [record.number for record in outcome.checkpoints] == [3, 0]
+    assert {path.name for path in (tmp_path / "run").glob("checkpoint_*")} == {
+        "checkpoint_000000",
+        "checkpoint_000003",
+    }
+
+
+def test_an_exception_on_a_rank_ends_the_run_and_names_the_rank(start):
+    async def loop(rank):
+        if rank.rank == 1:
+            raise ValueError("out of data")
+        await asyncio.Event().wait()
+
+    controller = start()
+    outcome = run(controller, loop)
+    assert outcome.state is RunState.ERRORED
+    assert list(outcome.worker_failures) == [1]
+    assert "[Rank 1] ValueError: out of data" in outcome.message
+    assert isinstance(outcome.worker_failures[1].exception(), ValueError)
+    assert [group.stopped for group in controller.groups] == [False]
+
+
+def test_a_rank_that_dies_is_named_beside_the_rank_that_missed_it(start):
+    async def loop(rank):
+        if rank.rank == 1:
+            await asyncio.sleep(0)
+            raise ActorDiedError(DeathCause.EXITED, exit_code=-9)
+        raise ConnectionError("peer is gone")
+
+    outcome = run(start(), loop)
+    assert sorted(outcome.worker_failures) == [0, 1]
+    assert "SIGKILL" in outcome.message
+
+
+def test_a_rank_that_returns_while_others_still_report_is_named(start):
+    async def loop(rank):
+        await rank.report({})
+        if rank.rank == 0:
+            await asyncio.sleep(0.01)
+            await rank.report({})
+            await asyncio.Event().wait()
+
+    outcome = run(start(), loop)
+    assert outcome.state is RunState.ERRORED
+    assert "Rank 1 returned after 1 reports, while rank 0 has reported 2 times" in outcome.message
+
+
+def test_workers_are_started_again_from_the_newest_checkpoint(start):
+    begins = []
+
+    async def loop(rank):
+        begins.append(rank.setup.checkpoint and rank.setup.checkpoint.path.rsplit("/", 1)[-1])
+        await rank.report({"attempt": rank.setup.attempt}, {"model": "x"})
+        if rank.setup.attempt < 3:
+            if rank.rank == 0:
+                await rank.report({"lost": True}, {"model": "y"})
+            raise RuntimeError("boom")
+
+    outcome = run(start(max_failures=2), loop)
+    assert outcome.state is RunState.FINISHED
+    assert begins == [None] * 2 + ["checkpoint_000000"] * 2 + ["checkpoint_000002"] * 2
+    assert [record.number for record in outcome.checkpoints] == [0, 2, 4]
+    assert outcome.metrics == {"attempt": 3}
+
+
+def test_failures_beyond_the_limit_end_the_run(start):
+    async def loop(rank):
+        raise RuntimeError("boom")
+
+    controller = start(max_failures=2)
+    assert run(controller, loop).state is RunState.ERRORED
+    assert len(controller.groups) == 3
+
+
+def test_workers_that_can_not_be_started_end_the_run(start):
+    groups = []
+
+    def make_group(_, decision):
+        group = FakeGroup(decision.num_workers, groups)
+        group.start_error = GroupStartError({1: WorkerFailure("no module named torch")})
+        return group
+
+    outcome = run(start(make_group=make_group), None)
+    assert outcome.state is RunState.ERRORED
+    assert "[Rank 1] no module named torch" in outcome.message
+    assert groups[0].stopped is False
+
+
+def test_a_later_run_of_the_same_name_continues(start):
+    async def loop(rank):
+        seen.append(rank.setup.checkpoint)
+        await rank.report({"n": len(seen)}, {"model": "x"})
+
+    seen = []
+    run(start(workers=1), loop)
+    outcome = run(start(workers=1), loop)
+    assert seen[0] is None
+    assert seen[1].path.endswith("checkpoint_000000")
+    assert [record.number for record in outcome.checkpoints] == [0, 1]
+
+
+def test_reports_of_an_ended_attempt_are_dropped(start):
+    async def loop(rank):
+        if rank.setup.attempt == 1:
+            stale.append(rank)
+            raise RuntimeError("boom")
+        await stale[0].report({"stale": True})
+        await rank.report({"stale": False})
+
+    stale = []
+    assert run(start(workers=1, max_failures=1), loop).metrics == {"stale": False}
+
+
+def test_an_aborted_run_ends_its_workers(start):
+    async def loop(rank):
+        running.set()
+        await asyncio.Event().wait()
+
+    async def scenario():
+        nonlocal running
+        running = asyncio.Event()
+        controller = start()
+        ended = asyncio.ensure_future(controller.run(controller, [loop]))
+        await running.wait()
+        await controller.abort()
+        return controller, await ended
+
+    running = None
+    controller, outcome = asyncio.run(scenario())
+    assert outcome.state is RunState.ABORTED
+    assert controller.groups[0].stopped is False
+
+
+def test_callbacks_see_states_reports_and_failures(start):
+    class Listener(Callback):
+        def on_state_change(self, run_context, old, new):
+            events.append((old.value, new.value))
+
+        def after_report(self, run_context, metrics, checkpoint):
+            events.append((run_context.name, metrics, checkpoint and checkpoint.path[-17:]))
+
+        def after_exception(self, run_context, worker_exceptions):
+            events.append({rank: str(error) for rank, error in worker_exceptions.items()})
+
+    async def loop(rank):
+        await rank.report({"r": rank.rank}, {"model": "x"})
+        if rank.rank == 1:
+            raise RuntimeError("boom")
+
+    events = []
+    run(start(callbacks=[Listener()]), loop)
+    assert events == [
+        ("INITIALIZING", "SCHEDULING"),
+        ("SCHEDULING", "RUNNING"),
+        ("run", [{"r": 0}, {"r": 1}], "checkpoint_000000"),
+        {1: "boom"},
+        ("RUNNING", "ERRORED"),
+    ]
+
+
+def test_an_exception_in_a_callback_ends_the_run_as_the_controllers(start):
+    class Broken(Callback):
+        def after_report(self, run_context, metrics, checkpoint):
+            raise ZeroDivisionError("in a callback")
+
+    async def loop(rank):
+        await rank.report({})
+        await asyncio.Event().wait()
+
+    controller = start(callbacks=[Broken()])
+    outcome = run(controller, loop)
+    assert outcome.state is RunState.ERRORED
+    assert isinstance(outcome.controller_failure.exception(), ZeroDivisionError)
+    assert outcome.worker_failures == {}
+    assert controller.groups[0].stopped is False
+
+
+def test_the_driver_is_told_of_states_and_rows(start):
+    async def loop(rank):
+        for epoch in range(3):
+            await rank.report({"epoch": epoch})
+
+    async def scenario():
+        controller = start()
+        ended = asyncio.ensure_future(controller.run(controller, [loop]))
+        news, seen = [], 0
+        while not news or not news[-1].state.terminal:
+            news.append(await controller.progress(seen))
+            seen = news[-1].version
+        await ended
+        return news
+
+    news = asyncio.run(scenario())
+    assert [row.metrics["epoch"] for progress in news for row in progress.rows] == [0, 1, 2]
+    assert news[-1].state is RunState.FINISHED
+
+
+def test_the_folder_of_a_run_tells_its_end(start, tmp_path):
+    async def loop(rank):
+        await rank.report({"loss": 0.5, "eval": {"accuracy": 1}})
+
+    run(start(), loop)
+    storage = RunStorage(tmp_path, "run")
+    assert storage.run_facts()["state"] == "FINISHED"
+    header, row = storage.read_text("metrics.csv").splitlines()
+    assert header == "number,time,checkpoint,loss,eval/accuracy"
+    assert row.endswith(",0.5,1")

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from miniray.train import (
+    ControllerError,
+    DataParallelTrainer,
+    RunConfig,
+    ScalingConfig,
+    TrainingFailedError,
+    WorkerGroupError,
+)
+from miniray.train.controller import RunOutcome
+from miniray.train.failures import WorkerFailure
+from miniray.train.progress import PlainDisplay
+from miniray.train.progress_feed import Progress, Row
+from miniray.train.state import RunState, check_transition
+from miniray.train.torch import TorchConfig, TorchTrainer
+from miniray.train.trainer import make_error, make_train_loop
+from miniray.train.worker_group import worker_options
+
+
+def test_importing_the_train_layer_loads_no_framework():
+    code = (
+        "import sys, miniray.train, miniray.train.torch\n"
+        "from miniray.train import ScalingConfig, RunConfig, report, Checkpoint, Result\n"
+        "from miniray.train.torch import TorchTrainer\n"
+        "TorchTrainer(print, scaling_config=ScalingConfig(num_workers=2))\n"
+        "heavy = {'torch', 'grpc', 'numpy', 'pandas', 'rich', 'fsspec', 'pyarrow'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_unknown_name_of_the_train_layer_is_an_attribute_error():
+    import miniray.train
+
+    with pytest.raises(AttributeError, match="get_dataset_shard"):
+        miniray.train.get_dataset_shard  # noqa: B018
+    assert set(miniray.train.__all__) <= set(dir(miniray.train))
+
+
+def test_a_train_loop_is_called_with_its_config():
+    assert make_train_loop(lambda config: config["lr"], {"lr": 0.1})() == 0.1
+    assert make_train_loop(lambda config=None: config, {"lr": 0.1})() == {"lr": 0.1}
+    assert make_train_loop(functools.partial(lambda a, config: (a, config), 1), {"b": 2})() == (
+        1,
+        {"b": 2},
+    )
+
+
+def test_a_train_loop_without_a_config_gets_an_empty_one_if_it_needs_one():
+    assert make_train_loop(lambda config: config, None)() == {}
+    assert make_train_loop(lambda config=5: config, None)() == 5
+
+
+def test_a_train_loop_may_take_nothing(caplog):
+    assert make_train_loop(lambda: 7, None)() == 7
+    assert make_train_loop(lambda: 7, {"lr": 0.1})() == 7
+    assert "train_loop_config is not used" in caplog.text
+
+
+def test_a_train_loop_with_two_required_parameters_is_refused():
+    with pytest.raises(ValueError, match="takes 2 required parameters"):
+        make_train_loop(lambda model, config: None, {})
+
+
+def test_a_train_loop_that_is_no_function_is_refused():
+    with pytest.raises(ValueError, match="must be a function"):
+        TorchTrainer(3)
+
+
+@pytest.mark.parametrize(
+    ("argument", "fix"),
+    [
+        ("datasets", "Load the data in the train loop"),
+        ("dataset_config", "Load and shard the data"),
+        ("metadata", "set_metadata"),
+        ("resume_from_checkpoint", "train_loop_config"),
+        ("validation_config", "Validate in the train loop"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(argument, fix):
+    with pytest.raises(TypeError, match=rf"TorchTrainer\({argument}=.*{fix}"):
+        TorchTrainer(print, **{argument: {"train": 1}})
+    TorchTrainer(print, **{argument: None})
+
+
+def test_an_unknown_argument_is_refused():
+    with pytest.raises(TypeError, match="unexpected argument 'num_worker'"):
+        DataParallelTrainer(print, num_worker=2)
+
+
+def test_a_config_in_the_wrong_place_is_refused():
+    with pytest.raises(ValueError, match=r"scaling_config=.*ScalingConfig"):
+        DataParallelTrainer(print, scaling_config=RunConfig())
+
+
+def test_the_options_of_a_worker_follow_its_resources():
+    resources = ScalingConfig(
+        use_gpu=True,
+        accelerator_type="A100",
+        resources_per_worker={"CPU": 2, "GPU": 0.5, "memory": 1e9, "disk": 3},
+    ).worker_resources
+    options = worker_options(resources, None, 4, {"env_vars": {"A": "1"}})
+    strategy = options.pop("scheduling_strategy")
+    assert strategy.placement_group_bundle_index == 4
+    assert options == {
+        "num_cpus": 2,
+        "num_gpus": 0.5,
+        "memory": 1_000_000_000,
+        "resources": {"disk": 3},
+        "runtime_env": {"env_vars": {"A": "1"}},
+    }
+
+
+def outcome(state, **changes):
+    values = {
+        "state": state,
+        "metrics": None,
+        "checkpoints": [],
+        "return_value": b"",
+        "message": "",
+        "worker_failures": {},
+        "controller_failure": None,
+        **changes,
+    }
+    return RunOutcome(**values)
+
+
+def test_the_error_of_failed_workers_holds_their_exceptions():
+    failures = {1: WorkerFailure.of(ValueError("bad"))}
+    error = make_error(outcome(RunState.ERRORED, message="[Rank 1] bad", worker_failures=failures))
+    assert isinstance(error, WorkerGroupError)
+    assert isinstance(error, TrainingFailedError)
+    assert isinstance(error.worker_failures[1], ValueError)
+    assert "[Rank 1] bad" in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert str(again) == str(error)
+    assert list(again.worker_failures) == [1]
+
+
+def test_the_error_of_the_controller_holds_its_exception():
+    failure = WorkerFailure.of(OSError("disk full"))
+    error = make_error(outcome(RunState.ERRORED, controller_failure=failure))
+    assert isinstance(error, ControllerError)
+    assert isinstance(error.controller_failure, OSError)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_a_finished_run_has_no_error():
+    assert make_error(outcome(RunState.FINISHED)) is None
+
+
+def test_an_exception_that_can_not_be_pickled_becomes_its_text():
+    class Unpicklable(Exception):
+        def __reduce__(self):
+            raise TypeError("no")
+
+    try:
+        raise Unpicklable("boom")
+    except Unpicklable as error:
+        failure = WorkerFailure.of(error)
+    assert isinstance(failure.exception(), RuntimeError)
+    assert "boom" in str(failure.exception())
+
+
+def test_a_run_that_is_over_stays_over():
+    with pytest.raises(RuntimeError, match="from FINISHED to RUNNING"):
+        check_transition(RunState.FINISHED, RunState.RUNNING)
+    assert RunState.ERRORED.terminal
+    assert not RunState.RESTARTING.terminal
+
+
+def test_progress_without_a_terminal_is_plain_lines():
+    text = io.StringIO()
+    display = PlainDisplay("run", text)
+    row = Row(3, {"loss": 0.123456, "eval": {"n": 2}}, "checkpoint_000003")
+    display.show(Progress(1, RunState.RUNNING, [], 0, []))
+    display.show(Progress(2, RunState.RUNNING, [row], 4, ["Some note."]))
+    assert text.getvalue().splitlines() == [
+        "[run] training",
+        "[run] Some note.",
+        "[run] (4 more reports)",
+        "[run] report 3: loss=0.1235 eval/n=2 -> checkpoint_000003",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"init_method": "file"}, "env, tcp"), ({"timeout_s": 0}, "above 0")],
+)
+def test_nonsense_in_a_torch_config_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TorchConfig(**arguments)

@@ -1,0 +1,133 @@
+"""``Checkpoint``: the name of a folder of files on some filesystem.
+
+It holds a path and a filesystem, no data; which checkpoints a run has and
+keeps is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.filesystem import download, is_local, resolve
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+
+_METADATA_FILE = ".metadata.json"
+
+
+class Checkpoint:
+    """A folder of files on a local or remote filesystem.
+
+    Args:
+        path: A local path or a URL; with ``filesystem`` a path on that filesystem.
+        filesystem: An fsspec or pyarrow filesystem. Default: the one that the path names.
+
+    Attributes:
+        path: Path on ``filesystem``.
+        filesystem: The fsspec filesystem that holds it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
+        self.filesystem, self.path = resolve(path, filesystem)
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """A checkpoint of the files in a local folder."""
+        return cls(Path(path).absolute())
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy the files into a local folder.
+
+        Args:
+            path: The folder; made if it is missing. Default: a new temporary one, which the
+                caller has to delete.
+
+        Returns:
+            The folder's path.
+
+        Raises:
+            FileNotFoundError: The checkpoint does not exist, or not any more.
+        """
+        self._check_exists()
+        target = Path(path).expanduser() if path is not None else _temporary_folder()
+        if is_local(self.filesystem):
+            shutil.copytree(self.path, target, dirs_exist_ok=True)
+        else:
+            download(self.filesystem, self.path, target)
+        return str(target)
+
+    @contextlib.contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """The files as a local folder, to be read only.
+
+        A local checkpoint is not copied. A remote one is fetched into a temporary folder, which
+        is deleted at the end of the ``with`` block.
+        """
+        if is_local(self.filesystem):
+            self._check_exists()
+            yield self.path
+            return
+        folder = self.to_directory()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The dictionary stored with ``set_metadata``; empty if there is none."""
+        path = self._metadata_path
+        if not self.filesystem.exists(path):
+            return {}
+        metadata: dict[str, Any] = json.loads(self.filesystem.cat_file(path))
+        return metadata
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Store a dictionary of JSON values with the files, in place of an earlier one."""
+        self.filesystem.pipe_file(self._metadata_path, json.dumps(dict(metadata)).encode())
+
+    def update_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Add to the stored dictionary; given keys replace those of the same name."""
+        self.set_metadata({**self.get_metadata(), **metadata})
+
+    @property
+    def _metadata_path(self) -> str:
+        return f"{self.path.rstrip('/')}/{_METADATA_FILE}"
+
+    def _check_exists(self) -> None:
+        if not self.filesystem.isdir(self.path):
+            raise FileNotFoundError(
+                f"{self!r} does not exist. It was never written, or CheckpointConfig(num_to_keep) "
+                f"no longer keeps it."
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Checkpoint)
+            and self.path == other.path
+            and bool(self.filesystem == other.filesystem)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def __repr__(self) -> str:
+        protocol = self.filesystem.protocol
+        kind = protocol if isinstance(protocol, str) else protocol[-1]
+        return f"Checkpoint(filesystem={kind}, path={self.path})"
+
+    def __fspath__(self) -> str:
+        raise TypeError(
+            "A Checkpoint is not a path, since it may be on another machine. "
+            "Use `with checkpoint.as_directory() as path:` or checkpoint.to_directory()."
+        )
+
+
+def _temporary_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="miniray_checkpoint_"))

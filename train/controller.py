@@ -1,0 +1,387 @@
+"""The controller of a run: an asyncio actor that goes from state to state.
+
+It starts and ends worker groups, takes their reports as calls, and hands
+completed steps to the recorder. Whether to retry and how many workers to start
+is decided by policies; how an attempt ended, by ``Attempt``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import logging
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from miniray.exceptions import MinirayError
+from miniray.train.attempt import Attempt
+from miniray.train.callbacks import RunContext
+from miniray.train.failures import GroupStartError, WorkerFailure, describe
+from miniray.train.policies import FailureDecision
+from miniray.train.progress_feed import Progress, ProgressFeed, Row
+from miniray.train.recorder import RunRecorder
+from miniray.train.session import SessionSetup
+from miniray.train.state import RunState, check_transition
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from miniray.train.backend import Backend
+    from miniray.train.checkpoint_book import CheckpointRecord
+    from miniray.train.config import RunConfig, ScalingConfig
+    from miniray.train.policies import FailurePolicy, ScalingDecision, ScalingPolicy
+    from miniray.train.reports import Report, Step
+    from miniray.train.storage import RunStorage
+    from miniray.train.worker import WorkerOutcome
+    from miniray.train.worker_group import WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: After a rank has failed, seconds that others get to say why they failed too: a rank whose peer
+#: died often fails before the death is known, and the error should name both.
+FAILURE_GRACE = 0.5
+
+#: Seconds after which the user is told that the run waits for resources.
+PLACEMENT_NOTE_AFTER = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """Everything that the controller needs to know of a run."""
+
+    name: str
+    storage: RunStorage
+    run_config: RunConfig
+    scaling_config: ScalingConfig
+    backend: Backend
+    failure_policy: FailurePolicy
+    scaling_policy: ScalingPolicy
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended.
+
+    Attributes:
+        state: FINISHED, ERRORED or ABORTED.
+        metrics: Metrics of the last step, None if there was none.
+        checkpoints: Checkpoints that were kept, the best last.
+        return_value: What rank 0's train loop returned, pickled; empty for None.
+        message: For ERRORED by workers, what happened on each rank.
+        worker_failures: For ERRORED by workers, the failure of each rank.
+        controller_failure: For ERRORED otherwise, the failure.
+    """
+
+    state: RunState
+    metrics: dict[str, Any] | None
+    checkpoints: list[CheckpointRecord]
+    return_value: bytes
+    message: str
+    worker_failures: dict[int, WorkerFailure]
+    controller_failure: WorkerFailure | None
+
+
+def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
+    """The worker group that a run starts when its scaling policy decides so."""
+    from miniray.train.worker_group import WorkerGroup
+
+    return WorkerGroup(
+        decision,
+        spec.scaling_config.placement_strategy,
+        spec.backend,
+        spec.run_config.worker_runtime_env,
+    )
+
+
+class TrainController:
+    """Runs one training run; an actor with asyncio methods.
+
+    Args:
+        spec: The run.
+        make_group: What makes a worker group.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        make_group: Callable[[RunSpec, ScalingDecision], WorkerGroup] = make_worker_group,
+    ) -> None:
+        self._spec = spec
+        self._make_group = make_group
+        self._context = RunContext(
+            spec.name, spec.storage.path, spec.run_config, spec.scaling_config
+        )
+        self._callbacks = spec.run_config.callbacks or []
+        assert spec.run_config.checkpoint_config is not None
+        self._recorder = RunRecorder(
+            spec.storage, spec.run_config.checkpoint_config, self._context, self._callbacks
+        )
+        self._token = secrets.token_hex(16)
+        self._started = time.time()
+        self._state = RunState.INITIALIZING
+        self._feed = ProgressFeed()
+        self._group: WorkerGroup | None = None
+        self._attempt: Attempt | None = None
+        self._attempts = 0
+        self._message = ""
+        self._steps: asyncio.Queue[Step] = asyncio.Queue()
+        self._machine: asyncio.Task[None] | None = None
+        # One thread, so that what is stored is stored in order.
+        self._io = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="train-io")
+
+    # --- calls of the driver and the ranks ---------------------------------------------
+
+    async def run(self, handle: Any, loop: list[Any]) -> RunOutcome:
+        """Run to the end.
+
+        Args:
+            handle: The controller's own handle, for the ranks to report to.
+            loop: The ref of the train loop, in a list so that it is not fetched here: it may
+                need modules that only the ranks should load.
+        """
+        recording = asyncio.create_task(self._record_steps())
+        self._machine = asyncio.create_task(self._go_through_states(handle, loop[0]))
+        failure = None
+        try:
+            await self._first_of(self._machine, recording)
+        except asyncio.CancelledError:
+            await self._move(RunState.ABORTED)
+        except Exception as error:  # whatever it is, the driver is told
+            logger.exception("The controller of run %s failed.", self._spec.name)
+            failure = WorkerFailure.of(error)
+            await self._fail()
+        finally:
+            recording.cancel()
+            await self._stop_group(graceful=self._state is RunState.FINISHED)
+        return await self._finish(failure)
+
+    async def report(self, attempt: int, rank: int, index: int, report: Report) -> None:
+        """Take the report of a rank; those of ended attempts are dropped."""
+        if self._attempt is None or attempt != self._attempt.number:
+            return
+        for step in self._attempt.report(rank, index, report):
+            self._steps.put_nowait(step)
+
+    async def progress(self, seen: int) -> Progress:
+        """Wait for news of the run that follow the version seen."""
+        return await self._feed.after(seen)
+
+    async def abort(self) -> None:
+        """Stop the run; ``run`` returns when everything has ended."""
+        if self._machine is not None:
+            self._machine.cancel()
+
+    # --- the states ---------------------------------------------------------------------
+
+    async def _go_through_states(self, handle: Any, loop: Any) -> None:
+        while not self._state.terminal:
+            if self._state is RunState.INITIALIZING:
+                following = await self._initialize()
+            elif self._state is RunState.SCHEDULING:
+                following = await self._schedule()
+            elif self._state is RunState.RUNNING:
+                following = await self._supervise(handle, loop)
+            else:
+                following = await self._restart()
+            await self._move(following)
+
+    async def _initialize(self) -> RunState:
+        await self._blocking(self._open)
+        return RunState.SCHEDULING
+
+    def _open(self) -> None:
+        self._write_facts()
+        self._recorder.open()
+
+    async def _schedule(self) -> RunState:
+        spec = self._spec
+        decision = spec.scaling_policy.next_group()
+        self._attempts += 1
+        self._attempt = Attempt(self._attempts, decision.num_workers, self._recorder.next_number)
+        self._group = self._make_group(spec, decision)
+        placed = asyncio.ensure_future(self._group.place())
+        await asyncio.wait({placed}, timeout=PLACEMENT_NOTE_AFTER)
+        if not placed.done():
+            self._feed.note(
+                f"Waiting for the resources of {decision.num_workers} workers with "
+                f"{dict(decision.resources_per_worker)} each."
+            )
+        await placed
+        try:
+            await self._group.start()
+        except GroupStartError as error:
+            for rank, failure in error.failures.items():
+                self._attempt.fail(rank, failure)
+            return await self._judge_failure()
+        return RunState.RUNNING
+
+    async def _supervise(self, handle: Any, loop: Any) -> RunState:
+        assert self._group is not None
+        assert self._attempt is not None
+        setup = SessionSetup(
+            storage=self._spec.storage,
+            token=self._token,
+            attempt=self._attempt.number,
+            first_number=self._attempt.first_number,
+            checkpoint=self._recorder.latest_checkpoint,
+            controller=handle,
+        )
+        outcomes = self._group.run(loop, setup)
+        watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
+        over = asyncio.ensure_future(self._attempt.over.wait())
+        try:
+            await asyncio.wait({over, watches}, return_when=asyncio.FIRST_COMPLETED)
+            if watches.done():
+                watches.result()  # raises what is wrong with the watching itself
+            if self._attempt.failures:
+                await _wait_at_most(self._attempt.all_ended.wait(), FAILURE_GRACE)
+        finally:
+            await _end(over, watches)
+        self._attempt.close()
+        await self._steps.join()
+        return await self._judge_failure() if self._attempt.failures else RunState.FINISHED
+
+    async def _watch(self, rank: int, outcome: Awaitable[WorkerOutcome]) -> None:
+        assert self._attempt is not None
+        try:
+            result = await outcome
+        except MinirayError as error:
+            self._attempt.fail(rank, WorkerFailure.of(error))
+            return
+        if result.failure is not None:
+            self._attempt.fail(rank, result.failure)
+        else:
+            self._attempt.finish(rank, result.value)
+
+    async def _restart(self) -> RunState:
+        await self._stop_group(graceful=False)
+        await self._blocking(self._recorder.clear_incomplete)
+        return RunState.SCHEDULING
+
+    async def _judge_failure(self) -> RunState:
+        assert self._attempt is not None
+        failures = self._attempt.failures
+        self._message = describe(failures, self._attempt.returned)
+        await self._blocking(self._tell_failure, failures)
+        decision = self._spec.failure_policy.decide(self._attempts)
+        if decision is FailureDecision.RAISE:
+            return RunState.ERRORED
+        self._feed.note(f"Starting the workers again, since some failed:\n{self._message}")
+        return RunState.RESTARTING
+
+    def _tell_failure(self, failures: dict[int, WorkerFailure]) -> None:
+        if self._callbacks:
+            exceptions = {rank: failure.exception() for rank, failure in failures.items()}
+            for callback in self._callbacks:
+                callback.after_exception(self._context, exceptions)
+
+    # --- steps, states, endings -----------------------------------------------------------
+
+    async def _record_steps(self) -> None:
+        while True:
+            steps = [await self._steps.get()]
+            while not self._steps.empty():
+                steps.append(self._steps.get_nowait())
+            assert self._attempt is not None
+            first = self._attempt.first_number
+            await self._blocking(self._recorder.record, first, steps)
+            self._feed.add_rows(
+                Row(
+                    first + step.index, step.metrics, step.uploads[0].name if step.uploads else None
+                )
+                for step in steps
+            )
+            for _ in steps:
+                self._steps.task_done()
+
+    async def _move(self, state: RunState) -> None:
+        old = self._state
+        check_transition(old, state)
+        self._state = state
+        self._feed.set_state(state)
+        if self._callbacks:
+            await self._blocking(self._tell_state, old, state)
+
+    def _tell_state(self, old: RunState, new: RunState) -> None:
+        for callback in self._callbacks:
+            callback.on_state_change(self._context, old, new)
+
+    async def _fail(self) -> None:
+        """End in ERRORED without asking callbacks, which may be what failed."""
+        self._state = RunState.ERRORED
+        self._feed.set_state(RunState.ERRORED)
+
+    async def _stop_group(self, *, graceful: bool) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            await group.stop(graceful=graceful)
+
+    async def _finish(self, failure: WorkerFailure | None) -> RunOutcome:
+        if failure is not None:
+            self._message = failure.summary
+        try:
+            await self._blocking(self._close)
+        except Exception as error:  # the first failure is the one that counts
+            logger.exception("The results of run %s could not be completed.", self._spec.name)
+            failure = failure or WorkerFailure.of(error)
+            self._state = RunState.ERRORED
+        self._io.shutdown(wait=False)
+        attempt = self._attempt
+        by_workers = self._state is RunState.ERRORED and failure is None
+        return RunOutcome(
+            state=self._state,
+            metrics=self._recorder.latest_metrics,
+            checkpoints=self._recorder.checkpoints,
+            return_value=attempt.return_value if attempt is not None else b"",
+            message=self._message,
+            worker_failures=attempt.failures if attempt is not None and by_workers else {},
+            controller_failure=failure,
+        )
+
+    def _close(self) -> None:
+        self._recorder.close()
+        self._write_facts()
+
+    def _write_facts(self) -> None:
+        self._spec.storage.write_run_facts(
+            {
+                "name": self._spec.name,
+                "token": self._token,
+                "state": self._state.value,
+                "started": self._started,
+                "written": time.time(),
+                "error": self._message if self._state is RunState.ERRORED else None,
+            }
+        )
+
+    async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function that blocks, in the one thread for such work."""
+        return await asyncio.get_running_loop().run_in_executor(self._io, function, *args)
+
+    @staticmethod
+    async def _first_of(machine: asyncio.Task[None], recording: asyncio.Task[None]) -> None:
+        """Wait for the machine; if recording fails before, cancel the machine and raise that."""
+        await asyncio.wait({machine, recording}, return_when=asyncio.FIRST_COMPLETED)
+        if recording.done():
+            machine.cancel()
+            await asyncio.wait({machine})
+            recording.result()
+        machine.result()
+
+
+async def _wait_at_most(waiting: Coroutine[Any, Any, Any], timeout: float) -> None:
+    """Wait for something, but not longer than ``timeout`` seconds."""
+    task = asyncio.ensure_future(waiting)
+    await asyncio.wait({task}, timeout=timeout)
+    await _end(task)
+
+
+async def _end(*futures: asyncio.Future[Any]) -> None:
+    """Cancel futures and wait until they have ended; how they ended no longer matters."""
+    for future in futures:
+        future.cancel()
+    await asyncio.gather(*futures, return_exceptions=True)

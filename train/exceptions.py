@@ -1,0 +1,52 @@
+"""Errors that ``fit()`` raises.
+
+Each names the rank it comes from and keeps the remote traceback. Mistakes in
+configurations are ``ValueError`` and ``TypeError``, raised where they are made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from miniray.exceptions import MinirayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class TrainingFailedError(MinirayError):
+    """A training run failed: a :class:`WorkerGroupError` or a :class:`ControllerError`."""
+
+
+class WorkerGroupError(TrainingFailedError):
+    """One or more workers of a run failed.
+
+    Attributes:
+        error_message: What happened on each rank, with the remote tracebacks.
+        worker_failures: The exception of each rank that failed, by world rank.
+    """
+
+    def __init__(self, error_message: str, worker_failures: dict[int, BaseException]) -> None:
+        super().__init__(f"Training failed due to worker errors:\n{error_message}")
+        self.error_message = error_message
+        self.worker_failures = worker_failures
+
+    def __reduce__(
+        self,
+    ) -> tuple[Callable[..., WorkerGroupError], tuple[str, dict[int, BaseException]]]:
+        return type(self), (self.error_message, self.worker_failures)
+
+
+class ControllerError(TrainingFailedError):
+    """The controller of a run failed: storage, a callback, or the runtime.
+
+    Attributes:
+        controller_failure: The exception that ended the run.
+    """
+
+    def __init__(self, controller_failure: BaseException) -> None:
+        super().__init__(f"Training failed due to a controller error:\n{controller_failure}")
+        self.controller_failure = controller_failure
+
+    def __reduce__(self) -> tuple[Callable[..., ControllerError], tuple[BaseException]]:
+        return type(self), (self.controller_failure,)

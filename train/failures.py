@@ -1,0 +1,86 @@
+"""What is known of a worker that failed, in a form that any process can read.
+
+The exception itself may be of a class that only the worker and the driver can
+load, so the controller passes it on as bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerFailure:
+    """Why a worker failed.
+
+    Attributes:
+        summary: Type and message of the exception, or how the process ended.
+        traceback: The traceback as text; empty when the process ended.
+        pickled: The pickled exception; empty when it can't be pickled.
+    """
+
+    summary: str
+    traceback: str = ""
+    pickled: bytes = b""
+
+    @classmethod
+    def of(cls, error: BaseException, *, skip_frames: int = 0) -> WorkerFailure:
+        """Describe an exception; ``skip_frames`` leaves out the outermost frames."""
+        import cloudpickle
+
+        trace = error.__traceback__
+        for _ in range(skip_frames):
+            trace = trace.tb_next if trace is not None else None
+        text = "".join(traceback.format_exception(type(error), error, trace)) if trace else ""
+        try:
+            pickled = cloudpickle.dumps(error)
+        except Exception:  # noqa: BLE001 - user exceptions may hold anything; the text remains
+            pickled = b""
+        return cls("".join(traceback.format_exception_only(error)).strip(), text, pickled)
+
+    def exception(self) -> BaseException:
+        """The exception, or a RuntimeError with its text where it can't be loaded."""
+        import pickle
+
+        if self.pickled:
+            try:
+                error = pickle.loads(self.pickled)
+            except Exception:  # noqa: BLE001 - as above, when a class is missing here
+                error = None
+            if isinstance(error, BaseException):
+                return error
+        return RuntimeError(self.traceback or self.summary)
+
+
+class GroupStartError(Exception):
+    """Some workers could not be started or connected.
+
+    Attributes:
+        failures: Why, by rank; by position in the group where ranks were not yet given out.
+    """
+
+    def __init__(self, failures: dict[int, WorkerFailure]) -> None:
+        super().__init__(f"{len(failures)} workers could not be started")
+        self.failures = failures
+
+
+def describe(failures: Mapping[int, WorkerFailure], returned: Collection[int]) -> str:
+    """What happened, rank by rank, as text.
+
+    Args:
+        failures: The failure of each rank that failed.
+        returned: Ranks whose train loop had returned by then.
+    """
+    parts = [
+        f"[Rank {rank}] {failure.summary}\n{failure.traceback}".rstrip()
+        for rank, failure in sorted(failures.items())
+    ]
+    if returned:
+        ranks = ", ".join(str(rank) for rank in sorted(returned))
+        parts.append(f"The train loop had already returned on: rank {ranks}.")
+    return "\n\n".join(parts)

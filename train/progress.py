@@ -1,0 +1,117 @@
+"""Shows the driver's user how a run goes: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from miniray.train.metrics_log import flatten
+from miniray.train.state import RunState
+
+if TYPE_CHECKING:
+    from miniray.train.progress_feed import Progress, Row
+
+_WORDS = {
+    RunState.INITIALIZING: "opening the storage",
+    RunState.SCHEDULING: "starting the workers",
+    RunState.RUNNING: "training",
+    RunState.RESTARTING: "starting the workers again",
+    RunState.FINISHED: "finished",
+    RunState.ERRORED: "failed",
+    RunState.ABORTED: "stopped",
+}
+
+
+def format_value(value: Any) -> str:
+    """A metric as short text."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def format_row(row: Row) -> str:
+    """A step as one line: its number, its metrics, its checkpoint."""
+    parts = [f"{key}={format_value(value)}" for key, value in flatten(row.metrics).items()]
+    if row.checkpoint is not None:
+        parts.append(f"-> {row.checkpoint}")
+    return f"report {row.number}: {' '.join(parts)}"
+
+
+class PlainDisplay:
+    """Writes each piece of news as a line."""
+
+    def __init__(self, name: str, stream: TextIO | None = None) -> None:
+        self._name = name
+        self._stream = stream if stream is not None else sys.stdout
+        self._state: RunState | None = None
+
+    def show(self, progress: Progress) -> None:
+        """Write what is new."""
+        lines = [*progress.notes]
+        if progress.skipped:
+            lines.append(f"({progress.skipped} more reports)")
+        lines += [format_row(row) for row in progress.rows]
+        if progress.state is not self._state:
+            self._state = progress.state
+            lines.append(_WORDS[progress.state])
+        for line in lines:
+            self._stream.write(f"[{self._name}] {line}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class LiveDisplay:
+    """Keeps one line up to date at the bottom of a terminal, below what the workers print."""
+
+    def __init__(self, name: str) -> None:
+        from rich.progress import Progress as RichProgress
+        from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._bar = RichProgress(
+            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), transient=False
+        )
+        self._name = name
+        self._task = self._bar.add_task(name, total=None)
+        self._bar.start()
+
+    def show(self, progress: Progress) -> None:
+        """Bring the line up to date; notes and checkpoints stay above it."""
+        from rich.markup import escape
+
+        for note in progress.notes:
+            self._bar.console.print(escape(note))
+        for row in progress.rows:
+            if row.checkpoint is not None:
+                self._bar.console.print(escape(format_row(row)))
+        last = f" · {format_row(progress.rows[-1])}" if progress.rows else ""
+        text = escape(f"{self._name}: {_WORDS[progress.state]}{last}")
+        if progress.state.terminal:
+            self._bar.update(self._task, description=text, total=1, completed=1)
+        else:
+            self._bar.update(self._task, description=text)
+
+    def close(self) -> None:
+        """Leave the line as it is."""
+        self._bar.stop()
+
+
+def make_display(name: str) -> PlainDisplay | LiveDisplay:
+    """The display that suits standard output."""
+    return LiveDisplay(name) if sys.stdout.isatty() else PlainDisplay(name)
+
+
+class Pace:
+    """Says how long to wait before the next look, so that a run is looked at 10 times a second."""
+
+    INTERVAL = 0.1  # seconds
+
+    def __init__(self) -> None:
+        self._last = 0.0
+
+    def delay(self) -> float:
+        """Seconds until the next look."""
+        now = time.monotonic()
+        wait = max(0.0, self._last + self.INTERVAL - now)
+        self._last = now + wait
+        return wait

@@ -1,0 +1,108 @@
+"""Records completed steps: commits checkpoints, writes metrics, calls callbacks.
+
+All its work is blocking I/O, done in one thread at a time; the controller
+decides when.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.checkpoint_book import CheckpointBook, CheckpointRecord
+from miniray.train.metrics_log import MetricsLog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from miniray.train.callbacks import Callback, RunContext
+    from miniray.train.checkpoint import Checkpoint
+    from miniray.train.config import CheckpointConfig
+    from miniray.train.reports import Step
+    from miniray.train.storage import RunStorage
+
+
+class RunRecorder:
+    """What a run leaves in its folder, and what is known of it.
+
+    Attributes:
+        latest_metrics: Metrics of the newest step, None before the first.
+        steps: How many steps were recorded.
+    """
+
+    def __init__(
+        self,
+        storage: RunStorage,
+        config: CheckpointConfig,
+        context: RunContext,
+        callbacks: Sequence[Callback],
+    ) -> None:
+        self._storage = storage
+        self._context = context
+        self._callbacks = callbacks
+        self._log = MetricsLog(storage)
+        self._book = CheckpointBook(config)
+        self._next_number = 0
+        self.latest_metrics: dict[str, Any] | None = None
+        self.steps = 0
+
+    def open(self) -> None:
+        """Take up what an earlier run of this name left, without what it left incomplete."""
+        self._next_number = self._storage.delete_incomplete()
+        self._book.restore(self._storage.records())
+
+    def clear_incomplete(self) -> None:
+        """Delete what ended workers left incomplete; later reports get later numbers."""
+        self._next_number = max(self._next_number, self._storage.delete_incomplete())
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next report among all reports of the run."""
+        return self._next_number
+
+    @property
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The newest complete checkpoint, from which workers begin."""
+        record = self._book.latest
+        return None if record is None else self._storage.checkpoint(record.name)
+
+    @property
+    def checkpoints(self) -> list[CheckpointRecord]:
+        """The checkpoints that the run has, the best last."""
+        return self._book.records
+
+    def record(self, first_number: int, steps: Sequence[Step]) -> None:
+        """Record steps of an attempt whose first report has this number."""
+        rows = []
+        for step in steps:
+            number = first_number + step.index
+            checkpoint = self._commit(number, step) if step.uploads else None
+            rows.append(
+                {
+                    "number": number,
+                    "time": time.time(),
+                    "checkpoint": step.uploads[0].name if step.uploads else None,
+                    "metrics": step.metrics,
+                }
+            )
+            self._next_number = number + 1
+            self.latest_metrics = step.metrics
+            self.steps += 1
+            for callback in self._callbacks:
+                metrics = [report.metrics for report in step.reports]
+                callback.after_report(self._context, metrics, checkpoint)
+        self._log.append(rows)
+        if any(step.uploads for step in steps):
+            self._log.sync()
+
+    def close(self) -> None:
+        """Write what is not yet written."""
+        self._storage.delete_incomplete()
+        self._log.close()
+
+    def _commit(self, number: int, step: Step) -> Checkpoint:
+        name = step.uploads[0].name
+        self._storage.commit(number, step.uploads, step.metrics)
+        for surplus in self._book.add(CheckpointRecord(name, number, step.metrics)):
+            self._storage.delete(surplus.name)
+        return self._storage.checkpoint(name)

@@ -1,0 +1,133 @@
+"""``Result``: what a run has left, as ``fit()`` returns it or as a folder holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.checkpoint_book import lookup, score
+from miniray.train.exceptions import TrainingFailedError
+from miniray.train.metrics_log import flatten, read_rows
+from miniray.train.state import RunState
+from miniray.train.storage import RunStorage
+
+if TYPE_CHECKING:
+    from miniray.train.checkpoint import Checkpoint
+
+
+@dataclasses.dataclass(repr=False)
+class Result:
+    """The results of a training run.
+
+    Attributes:
+        metrics: The metrics reported last, those of rank 0; None if nothing was reported.
+        checkpoint: The latest checkpoint, or None.
+        error: Why the run failed, or None. ``fit()`` raises it instead of returning.
+        path: Path of the run's folder on ``filesystem``.
+        best_checkpoints: The checkpoints that were kept, each with its metrics, the best last.
+        return_value: What the train loop of rank 0 returned.
+    """
+
+    metrics: dict[str, Any] | None
+    checkpoint: Checkpoint | None
+    error: TrainingFailedError | None
+    path: str
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]]
+    return_value: Any = None
+    _storage: RunStorage | None = None
+
+    @property
+    def filesystem(self) -> Any:
+        """The fsspec filesystem that holds ``path``."""
+        assert self._storage is not None
+        return self._storage.filesystem
+
+    @property
+    def metrics_dataframe(self) -> Any:
+        """All reported metrics as a pandas DataFrame, with a row for each report.
+
+        Keys of nested dictionaries are joined by ``/``. None if nothing was reported.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ImportError(
+                "Result.metrics_dataframe needs pandas, which is not installed. Run "
+                f"`pip install pandas`, or read the same rows from {self.path}/metrics.jsonl."
+            ) from error
+        assert self._storage is not None
+        rows = [flatten(row["metrics"]) for row in read_rows(self._storage)]
+        return pandas.DataFrame(rows) if rows else None
+
+    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint:
+        """The kept checkpoint with the best value of a metric.
+
+        Args:
+            metric: Key of the metric; keys of nested dictionaries are joined by ``/``.
+            mode: ``"max"`` or ``"min"``.
+
+        Raises:
+            ValueError: The mode is neither.
+            RuntimeError: There is no checkpoint, or none with this metric.
+        """
+        if mode not in ("max", "min"):
+            raise ValueError(f"The mode {mode!r} is not known. Use 'max' or 'min'.")
+        if not self.best_checkpoints:
+            raise RuntimeError(f"The run in {self.path} has no checkpoint.")
+        candidates = [pair for pair in self.best_checkpoints if lookup(pair[1], metric) is not None]
+        if not candidates:
+            known = sorted(
+                {key for _, metrics in self.best_checkpoints for key in flatten(metrics)}
+            )
+            raise RuntimeError(
+                f"No checkpoint in {self.path} has the metric {metric!r}. "
+                f"There are: {', '.join(known) or 'none'}."
+            )
+        return max(candidates, key=lambda pair: score(pair[1], metric, mode))[0]
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
+        """The results in the folder of a run.
+
+        Args:
+            path: The folder of the run: a local path, a URL, or a path on ``storage_filesystem``.
+            storage_filesystem: An fsspec or pyarrow filesystem, or None.
+
+        Raises:
+            RuntimeError: There is no run in this folder.
+        """
+        folder, _, name = os.fspath(path).rstrip("/").rpartition("/")
+        storage = RunStorage(folder or ".", name, storage_filesystem)
+        if not storage.exists():
+            raise RuntimeError(
+                f"{storage.path} is not the folder of a training run: it has no run.json."
+            )
+        facts = storage.run_facts()
+        rows = read_rows(storage)
+        records = storage.records()
+        failed = facts.get("state") == RunState.ERRORED.value
+        return cls(
+            metrics=rows[-1]["metrics"] if rows else None,
+            checkpoint=storage.checkpoint(records[-1].name) if records else None,
+            error=TrainingFailedError(facts["error"]) if failed else None,
+            path=storage.path,
+            best_checkpoints=[
+                (storage.checkpoint(record.name), dict(record.metrics)) for record in records
+            ],
+            _storage=storage,
+        )
+
+    def __repr__(self) -> str:
+        shown = {
+            "error": type(self.error).__name__ if self.error is not None else None,
+            "metrics": self.metrics,
+            "path": self.path,
+            "checkpoint": self.checkpoint,
+        }
+        lines = [f"  {name}={value!r}" for name, value in shown.items() if value is not None]
+        return "Result(\n" + ",\n".join(lines) + "\n)"

@@ -1,0 +1,242 @@
+"""``DataParallelTrainer``: starts a run's controller, shows its progress, returns its result."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.backend import BackendConfig
+from miniray.train.config import RunConfig, ScalingConfig, default_run_name, instance_of
+from miniray.train.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
+from miniray.train.policies import FixedScaling, LimitedRetries
+from miniray.train.progress import Pace, make_display
+from miniray.train.result import Result
+from miniray.train.state import RunState
+from miniray.train.storage import RunStorage
+from miniray.train.worker import TrainLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.train.controller import RunOutcome, RunSpec
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a run gets to end after Ctrl-C, before its controller is killed.
+ABORT_TIMEOUT = 10.0
+
+_REFUSED = {
+    "datasets": "There is no data library here. Load the data in the train loop and shard it, for "
+    "example with miniray.train.torch.prepare_data_loader().",
+    "dataset_config": "There is no data library here. Load and shard the data in the train loop.",
+    "metadata": "Put the values into train_loop_config, or into checkpoints with set_metadata().",
+    "resume_from_checkpoint": "Pass the checkpoint in train_loop_config. An interrupted run goes "
+    "on from its newest checkpoint when it is started with the same RunConfig(name=...).",
+    "validation_config": "Validate in the train loop, or in a task that the train loop starts.",
+}
+
+
+class DataParallelTrainer:
+    """Runs a function on several workers at once.
+
+    Args:
+        train_loop_per_worker: The function; called on every worker with ``train_loop_config`` if
+            it takes a parameter.
+        train_loop_config: What the function is called with.
+        backend_config: What connects the workers. Default: nothing.
+        scaling_config: How many workers, and what each holds. Default: one with 1 CPU.
+        run_config: Name, storage and rules of the run.
+
+    Raises:
+        TypeError: An unknown argument, or one of Ray's that is not supported.
+        ValueError: The function takes more than one required parameter, or a configuration is of
+            the wrong class.
+    """
+
+    def __init__(
+        self,
+        train_loop_per_worker: Callable[[], Any] | Callable[[dict[str, Any]], Any],
+        *,
+        train_loop_config: dict[str, Any] | None = None,
+        backend_config: BackendConfig | None = None,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        **unsupported: Any,
+    ) -> None:
+        refuse_unsupported(type(self).__name__, unsupported)
+        self.train_loop_per_worker = train_loop_per_worker
+        self.train_loop_config = train_loop_config
+        self.backend_config = instance_of("backend_config", backend_config, BackendConfig)
+        self.scaling_config = instance_of("scaling_config", scaling_config, ScalingConfig)
+        self.run_config = instance_of("run_config", run_config, RunConfig)
+        self._loop = make_train_loop(train_loop_per_worker, train_loop_config)
+
+    def fit(self) -> Result:
+        """Run to the end.
+
+        Starts an embedded cluster if this process is attached to none. Ctrl-C stops the run.
+
+        Returns:
+            The results.
+
+        Raises:
+            WorkerGroupError: Workers failed more often than ``FailureConfig`` allows.
+            ControllerError: Storage, a callback or the runtime failed.
+            KeyboardInterrupt: The user stopped the run.
+        """
+        spec = self._make_spec()
+        outcome = _run_controller(spec, self._loop)
+        error = make_error(outcome)
+        if error is not None:
+            raise error
+        return make_result(outcome, spec.storage)
+
+    def _make_spec(self) -> RunSpec:
+        from miniray.train.controller import RunSpec
+
+        config = self.run_config
+        name = config.name or default_run_name()
+        return RunSpec(
+            name=name,
+            storage=RunStorage(config.storage_url, name, config.storage_filesystem),
+            run_config=config,
+            scaling_config=self.scaling_config,
+            backend=self.backend_config.make_backend(),
+            failure_policy=LimitedRetries(config.failure_config),
+            scaling_policy=FixedScaling(self.scaling_config),
+        )
+
+
+def refuse_unsupported(trainer: str, given: dict[str, Any]) -> None:
+    """Raise TypeError for arguments that a trainer does not take; None counts as not given."""
+    for name, value in given.items():
+        if name not in _REFUSED:
+            raise TypeError(f"{trainer}() got an unexpected argument {name!r}.")
+        if value is not None:
+            raise TypeError(f"{trainer}({name}=...) is not supported. {_REFUSED[name]}")
+
+
+def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
+    """The train loop of a function that takes a config or nothing.
+
+    Raises:
+        ValueError: It is no function, or takes more than one required parameter.
+    """
+    if not callable(function):
+        raise ValueError(  # noqa: TRY004 - as every other mistake in what a trainer is given
+            f"train_loop_per_worker must be a function, not {function!r}. "
+            f"Pass the function itself and not its result."
+        )
+    parameters = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind
+        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
+    ]
+    required = [
+        parameter
+        for parameter in parameters
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+    ]
+    if len(required) > 1:
+        raise ValueError(
+            f"train_loop_per_worker {function!r} takes {len(required)} required parameters. "
+            f"It is called with train_loop_config or with nothing: take one parameter or none."
+        )
+    if required or (parameters and config is not None):
+        return TrainLoop(function, (config if config is not None else {},))
+    if config is not None:
+        logger.warning("train_loop_config is not used: %r takes no parameter.", function)
+    return TrainLoop(function, ())
+
+
+def _run_controller(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
+    import miniray
+    from miniray.train.controller import TrainController
+    from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    loop_ref = miniray.put(loop)
+    resources = spec.scaling_config.controller_resources
+    node_id = miniray.get_runtime_context().get_node_id()
+    controller = (
+        miniray.remote(TrainController)
+        .options(
+            num_cpus=resources.pop("CPU", 0),
+            num_gpus=resources.pop("GPU", 0),
+            memory=resources.pop("memory", None),
+            resources=resources,
+            # Near the driver, whose storage path it uses; elsewhere if there is no room.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
+        )
+        .remote(spec)
+    )
+    run = controller.run.remote(controller, [loop_ref])
+    try:
+        _follow(spec.name, controller, run)
+        outcome: RunOutcome = miniray.get(run)
+        return outcome
+    except KeyboardInterrupt:
+        _abort(controller, run)
+        raise
+    except miniray.exceptions.MinirayError as error:
+        raise ControllerError(error) from error
+    finally:
+        miniray.kill(controller)
+
+
+def _follow(name: str, controller: Any, run: Any) -> None:
+    """Show the progress of a run until it ends."""
+    import miniray
+
+    display = make_display(name)
+    pace = Pace()
+    seen, over = 0, False
+    try:
+        while not over:
+            progress = miniray.get(controller.progress.remote(seen))
+            display.show(progress)
+            seen, over = progress.version, progress.state.terminal
+            miniray.wait([run], timeout=pace.delay())
+    finally:
+        display.close()
+
+
+def _abort(controller: Any, run: Any) -> None:
+    """Stop a run and wait until its workers have ended."""
+    import miniray
+
+    controller.abort.remote()
+    ended, _ = miniray.wait([run], timeout=ABORT_TIMEOUT)
+    if not ended:
+        logger.warning("The run did not end within %s s and is killed.", ABORT_TIMEOUT)
+
+
+def make_error(outcome: RunOutcome) -> TrainingFailedError | None:
+    """The error of a run that failed."""
+    if outcome.controller_failure is not None:
+        return ControllerError(outcome.controller_failure.exception())
+    if outcome.state is RunState.ERRORED:
+        failures = {rank: failure.exception() for rank, failure in outcome.worker_failures.items()}
+        return WorkerGroupError(outcome.message, failures)
+    if outcome.state is RunState.ABORTED:
+        return TrainingFailedError("The run was stopped before it had finished.")
+    return None
+
+
+def make_result(outcome: RunOutcome, storage: RunStorage) -> Result:
+    """The results of a run that finished."""
+    records = outcome.checkpoints
+    latest = max(records, key=lambda record: record.number, default=None)
+    return Result(
+        metrics=outcome.metrics,
+        checkpoint=storage.checkpoint(latest.name) if latest is not None else None,
+        error=None,
+        path=storage.path,
+        best_checkpoints=[
+            (storage.checkpoint(record.name), dict(record.metrics)) for record in records
+        ],
+        return_value=pickle.loads(outcome.return_value) if outcome.return_value else None,
+        _storage=storage,
+    )

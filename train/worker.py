@@ -1,0 +1,106 @@
+"""The actor of one rank: it loads the framework, joins the group and runs the train loop.
+
+All of it runs in the main thread of the actor's process, where user code may
+install signal handlers. When to do what is the controller's decision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from miniray.train import context
+from miniray.train.failures import WorkerFailure
+from miniray.train.ranks import WorkerInfo
+from miniray.train.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from miniray.train.backend import Backend, Member
+    from miniray.train.ranks import Ranks
+    from miniray.train.session import SessionSetup
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainLoop:
+    """The user's function and what it is called with."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+    def __call__(self) -> Any:
+        """Run the train loop."""
+        return self.function(*self.arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerOutcome:
+    """How the train loop of a rank ended: with a pickled value or a failure."""
+
+    value: bytes = b""
+    failure: WorkerFailure | None = None
+
+
+class TrainWorker:
+    """One rank of a worker group."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._listener: socket.socket | None = None
+        self._ranks: Ranks | None = None
+
+    def describe(self, addresses: Mapping[str, str]) -> WorkerInfo:
+        """Where this worker runs; from now on it listens, should it become rank 0.
+
+        Args:
+            addresses: Address of each node, by its id.
+        """
+        import miniray
+
+        runtime = miniray.get_runtime_context()
+        node_id = runtime.get_node_id()
+        self._listener = socket.create_server((addresses[node_id], 0))
+        return WorkerInfo(
+            node_id=node_id,
+            address=addresses[node_id],
+            port=self._listener.getsockname()[1],
+            pid=os.getpid(),
+            accelerator_ids={
+                name: list(ids) for name, ids in runtime.get_accelerator_ids().items() if ids
+            },
+        )
+
+    def prepare(self) -> None:
+        """Load the framework, while the controller gives out the ranks."""
+        self._backend.prepare()
+
+    def connect(self, member: Member) -> None:
+        """Join the group."""
+        self._ranks = member.ranks
+        listener, self._listener = self._listener, None
+        assert listener is not None
+        if member.ranks.world_rank != 0:
+            listener.close()
+            listener = None
+        self._backend.on_start(dataclasses.replace(member, listener=listener))
+
+    def run(self, loop: TrainLoop, setup: SessionSetup) -> WorkerOutcome:
+        """Run the train loop to its end; what it raises is part of the outcome."""
+        import cloudpickle
+
+        assert self._ranks is not None
+        session = Session(setup, self._ranks)
+        context.set_session(session)
+        try:
+            session.check_storage()
+            value = loop()
+            session.flush()
+            self._backend.on_shutdown()
+            return WorkerOutcome(value=b"" if value is None else cloudpickle.dumps(value))
+        except BaseException as error:  # noqa: BLE001 - also sys.exit() in a train loop is a failure
+            return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))
+        finally:
+            context.set_session(None)

@@ -1,0 +1,208 @@
+"""The worker group: a placement group with one actor for each rank.
+
+Starts, connects and ends the actors, all at once; what they do and what follows
+from a failure is the controller's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import miniray
+from miniray.exceptions import ActorError, MinirayError
+from miniray.train.backend import Member
+from miniray.train.failures import GroupStartError, WorkerFailure
+from miniray.train.ranks import assign_ranks, shared_devices
+from miniray.train.worker import TrainWorker
+from miniray.util.placement_group import placement_group, remove_placement_group
+from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Mapping, Sequence
+
+    from miniray.train.backend import Backend
+    from miniray.train.policies import ScalingDecision
+    from miniray.train.ranks import WorkerInfo
+    from miniray.train.session import SessionSetup
+    from miniray.train.worker import WorkerOutcome
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that workers get to end by themselves (atexit handlers) before they are killed.
+EXIT_TIMEOUT = 5.0
+
+
+def worker_options(
+    resources: Mapping[str, float],
+    group: Any,
+    bundle: int,
+    runtime_env: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The actor options of one worker.
+
+    Args:
+        resources: What it holds, by resource name.
+        group: The placement group it runs in.
+        bundle: Its bundle there.
+        runtime_env: Its runtime environment.
+    """
+    custom = {
+        name: amount
+        for name, amount in resources.items()
+        # A bundle on a node of the type is enough; the type itself need not be held.
+        if name not in ("CPU", "GPU", "memory") and not name.startswith("accelerator_type:")
+    }
+    options: dict[str, Any] = {
+        "num_cpus": resources.get("CPU", 0),
+        "num_gpus": resources.get("GPU", 0),
+        "resources": custom,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=bundle
+        ),
+    }
+    if "memory" in resources:
+        options["memory"] = int(resources["memory"])
+    if runtime_env:
+        options["runtime_env"] = dict(runtime_env)
+    return options
+
+
+class WorkerGroup:
+    """The actors of one attempt.
+
+    Args:
+        decision: How many workers, and what each holds.
+        strategy: Placement strategy.
+        backend: What connects the workers.
+        runtime_env: Runtime environment of the workers.
+    """
+
+    def __init__(
+        self,
+        decision: ScalingDecision,
+        strategy: str,
+        backend: Backend,
+        runtime_env: Mapping[str, Any] | None,
+    ) -> None:
+        self.size = decision.num_workers
+        self._resources = decision.resources_per_worker
+        self._strategy = strategy
+        self._backend = backend
+        self._runtime_env = runtime_env
+        self._placement: Any = None
+        self._workers: list[Any] = []  # in order of rank once they are connected
+
+    async def place(self) -> None:
+        """Reserve the resources of all workers; waits until they are free."""
+        bundles = [dict(self._resources) for _ in range(self.size)]
+        self._placement = placement_group(bundles, strategy=self._strategy)
+        await self._placement.ready()
+
+    async def start(self) -> None:
+        """Start the workers and connect them.
+
+        Raises:
+            GroupStartError: Some of them failed; the others are left as they are.
+        """
+        actor_class = miniray.remote(TrainWorker)
+        self._workers = [
+            actor_class.options(
+                **worker_options(self._resources, self._placement, bundle, self._runtime_env)
+            ).remote(self._backend)
+            for bundle in range(self.size)
+        ]
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in miniray.nodes()}
+        described = [worker.describe.remote(addresses) for worker in self._workers]
+        # Sent right behind, so that frameworks load while ranks are given out.
+        prepared = [worker.prepare.remote() for worker in self._workers]
+        infos: list[WorkerInfo] = await gather_workers(described)
+        members = self._take_ranks(infos)
+        order = [member.ranks.world_rank for member in members]
+        connected = [
+            worker.connect.remote(member)
+            for worker, member in zip(self._workers, members, strict=True)
+        ]
+        self._workers = _in_order(self._workers, order)
+        await gather_workers(_in_order(prepared, order))
+        await gather_workers(_in_order(connected, order))
+
+    def _take_ranks(self, infos: Sequence[WorkerInfo]) -> list[Member]:
+        """What each worker is told of the group, in the order of ``infos``."""
+        ranks = assign_ranks(infos)
+        master = next(info for info, rank in zip(infos, ranks, strict=True) if rank.world_rank == 0)
+        return [
+            Member(
+                ranks=rank,
+                master_address=master.address,
+                master_port=master.port,
+                listener=None,
+                resources=self._resources,
+                node_devices=shared_devices(infos, info.node_id),
+            )
+            for info, rank in zip(infos, ranks, strict=True)
+        ]
+
+    def run(self, loop: Any, setup: SessionSetup) -> list[Awaitable[WorkerOutcome]]:
+        """Start the train loop on every rank; the outcomes, in order of rank."""
+        return [worker.run.remote(loop, setup) for worker in self._workers]
+
+    async def stop(self, *, graceful: bool) -> None:
+        """End the workers and give their resources back.
+
+        Args:
+            graceful: Let them end by themselves, if they do within ``EXIT_TIMEOUT``.
+        """
+        workers, self._workers = self._workers, []
+        if graceful and workers:
+            ends = [
+                asyncio.ensure_future(_wait_for_end(worker.__ray_terminate__.remote()))
+                for worker in workers
+            ]
+            _, late = await asyncio.wait(ends, timeout=EXIT_TIMEOUT)
+            for task in late:
+                task.cancel()
+            if late:
+                logger.warning(
+                    "%d workers did not end within %s s and are killed.", len(late), EXIT_TIMEOUT
+                )
+        for worker in workers:
+            miniray.kill(worker)
+        if self._placement is not None:
+            remove_placement_group(self._placement)
+            self._placement = None
+
+
+async def gather_workers(refs: Sequence[Any]) -> list[Any]:
+    """The results of one call to each worker.
+
+    Raises:
+        GroupStartError: Some calls failed.
+    """
+    results = await asyncio.gather(*(_result(ref) for ref in refs), return_exceptions=True)
+    failures: dict[int, WorkerFailure] = {}
+    for position, result in enumerate(results):
+        if isinstance(result, MinirayError):
+            failures[position] = WorkerFailure.of(result)
+        elif isinstance(result, BaseException):
+            raise result
+    if failures:
+        raise GroupStartError(failures)
+    return list(results)
+
+
+async def _result(ref: Any) -> Any:
+    return await ref
+
+
+async def _wait_for_end(ref: Any) -> None:
+    try:
+        await ref
+    except ActorError:
+        return  # the worker has ended, as it should
+
+
+def _in_order(items: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The items sorted by their place in ``order``."""
+    return [item for _, item in sorted(zip(order, items, strict=True), key=lambda pair: pair[0])]
