@@ -107,7 +107,7 @@ def main() -> None:
     parser.add_argument("--storage-path", default=None, help="folder for the run's results")
     arguments = parser.parse_args()
 
-    miniray.init(num_cpus=arguments.workers)
+    miniray.init("local", num_cpus=arguments.workers)
     trainer = TorchTrainer(
         train_loop,
         train_loop_config={"epochs": arguments.epochs, "batch_size": 32, "lr": 2e-3},

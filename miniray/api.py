@@ -10,7 +10,7 @@ import atexit
 import logging
 import os
 import threading
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray.actor import ActorHandle
 from miniray.core import runtime as _runtime
@@ -23,6 +23,7 @@ from miniray.object_ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from miniray.core.init_options import InitOptions
     from miniray.object_ref_generator import ObjectRefGenerator
 
 T = TypeVar("T")
@@ -107,7 +108,7 @@ def init(
         return _connect(options)
 
 
-def _connect(options: Any) -> InitContext:
+def _connect(options: InitOptions) -> InitContext:
     from miniray.core.bootstrap import connect
 
     global _context, _owner_pid
@@ -227,7 +228,7 @@ def wait(
     if not refs:
         return [], []
     if len(set(refs)) != len(refs):
-        raise ValueError("wait takes each ref once, but its list holds the same ref twice.")
+        raise ValueError("wait takes a list of unique refs, but this one holds a ref twice.")
     if not 0 < num_returns <= len(refs):
         raise ValueError(
             f"num_returns of wait must be from 1 to {len(refs)}, the number of refs, "
@@ -299,6 +300,21 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle[Any]:
             raise ValueError(f"The {what} of an actor is a non-empty string, not {shown(value)}.")
     location = current_runtime().get_actor(name, namespace)
     return ActorHandle(location.ref, location.info)
+
+
+@overload
+def list_named_actors(all_namespaces: Literal[False] = False) -> list[str]: ...
+@overload
+def list_named_actors(all_namespaces: Literal[True]) -> list[dict[str, str]]: ...
+def list_named_actors(all_namespaces: bool = False) -> list[str] | list[dict[str, str]]:
+    """Names of the living named actors.
+
+    Args:
+        all_namespaces: Whether to list those of every namespace, as dicts of ``name`` and
+            ``namespace``. Default: the names in the namespace of this job.
+    """
+    found = current_runtime().list_named_actors(all_namespaces)
+    return found if all_namespaces else [actor["name"] for actor in found]
 
 
 def nodes() -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mypy.errorcodes import ATTR_DEFINED
 from mypy.nodes import ARG_STAR2, MDEF, Decorator, FuncDef, SymbolTableNode, TypeInfo, Var
 from mypy.plugin import AttributeContext, ClassDefContext, MethodSigContext, Plugin
 from mypy.types import (
@@ -118,7 +119,9 @@ class MinirayPlugin(Plugin):
             if actor.type.fallback_to_any:
                 return context.default_attr_type
             context.api.fail(
-                f'The actor class "{actor.type.name}" has no method "{name}"', context.context
+                f'The actor class "{actor.type.name}" has no method "{name}"',
+                context.context,
+                code=ATTR_DEFINED,
             )
             return AnyType(TypeOfAny.from_error)
         function, declared = _declaration(symbol.node)

@@ -234,7 +234,8 @@ class TrainController:
         watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
         over = asyncio.ensure_future(self._attempt.over.wait())
         try:
-            await asyncio.wait({over, watches}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {over, watches}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if watches.done():
                 watches.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:

@@ -67,29 +67,29 @@ class LiveDisplay:
     def __init__(self, name: str) -> None:
         from rich.progress import Progress as RichProgress
         from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.table import Column
 
-        self._bar = RichProgress(
-            SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), transient=False
+        elapsed = TimeElapsedColumn(Column(no_wrap=True, min_width=7))
+        text = TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(overflow="ellipsis", no_wrap=True),
         )
+        self._bar = RichProgress(SpinnerColumn(), elapsed, text)
         self._name = name
         self._task = self._bar.add_task(name, total=None)
         self._bar.start()
 
     def show(self, progress: Progress) -> None:
         """Bring the line up to date; notes and checkpoints stay above it."""
-        from rich.markup import escape
-
-        for note in progress.notes:
-            self._bar.console.print(escape(note))
-        for row in progress.rows:
-            if row.checkpoint is not None:
-                self._bar.console.print(escape(format_row(row)))
+        above = [*progress.notes]
+        above += [format_row(row) for row in progress.rows if row.checkpoint is not None]
+        for line in above:
+            self._bar.console.print(line, markup=False, highlight=False)
         last = f" · {format_row(progress.rows[-1])}" if progress.rows else ""
-        text = escape(f"{self._name}: {_WORDS[progress.state]}{last}")
-        if progress.state.terminal:
-            self._bar.update(self._task, description=text, total=1, completed=1)
-        else:
-            self._bar.update(self._task, description=text)
+        done = 1 if progress.state.terminal else None  # a full bar has no spinner
+        line = f"{self._name}: {_WORDS[progress.state]}{last}"
+        self._bar.update(self._task, description=line, total=done, completed=done)
 
     def close(self) -> None:
         """Leave the line as it is."""

@@ -62,10 +62,12 @@ class TrainWorker:
 
         runtime = miniray.get_runtime_context()
         node_id = runtime.get_node_id()
-        self._listener = socket.create_server((addresses[node_id], 0))
+        address = addresses[node_id]
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family)
         return WorkerInfo(
             node_id=node_id,
-            address=addresses[node_id],
+            address=address,
             port=self._listener.getsockname()[1],
             pid=os.getpid(),
             accelerator_ids={

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import context, waiting
 from miniray.core import protocol as p
-from miniray.core.actor_client import ActorClient
 from miniray.core.actor_directory import ActorDirectory
 from miniray.core.borrowing import Borrowing, error_value
 from miniray.core.calls import Call, CallTable
@@ -52,6 +51,7 @@ from miniray.object_ref_generator import ObjectRefGenerator
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from miniray.core.actor_client import ActorClient
     from miniray.core.io_loop import IOLoop
     from miniray.core.node_link import NodeLink
 
@@ -493,10 +493,9 @@ class ClusterRuntime(Runtime):
         )
 
     def _on_reply(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        if len(message) > 5:
-            call = self.calls.open.get(message[1])
-            if call is not None:
-                self.tasks.observe(call, message[5])
+        call = self.calls.open.get(message[1])
+        if call is not None and call.channel is self.tasks:
+            self.tasks.observe(call, message[5])
         self.calls.on_reply(peer, message)
 
     def _on_stream_item(self, peer: Peer, message: tuple[Any, ...]) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 class Execution:
     """One running task or method call."""
 
-    __slots__ = ("attempt", "cancelled", "children", "function_name", "name", "task_id")
+    __slots__ = ("attempt", "children", "function_name", "name", "task_id")
 
     def __init__(self, task_id: bytes, name: str, function_name: str, attempt: int = 0) -> None:
         #: Id of the first return value, as in Ray.
@@ -20,7 +20,6 @@ class Execution:
         self.name = name
         self.function_name = function_name
         self.attempt = attempt
-        self.cancelled = False
         #: Ids of what this call started, for a recursive cancel.
         self.children: list[bytes] | None = None
 

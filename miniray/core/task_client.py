@@ -34,7 +34,7 @@ _MAX_LEASES = 1024
 class Lease:
     """A worker that runs this client's tasks of one shape."""
 
-    __slots__ = ("calls", "group", "id", "idle_since", "leaving", "peer", "window")
+    __slots__ = ("calls", "group", "id", "idle_since", "leaving", "peer", "remaining", "window")
 
     def __init__(self, id: int, peer: Peer, group: LeaseGroup) -> None:
         self.id = id
@@ -47,6 +47,13 @@ class Lease:
         self.idle_since = time.monotonic()
         #: The head wants it back: nothing more is sent.
         self.leaving = False
+        #: Tasks that its worker will still run before it ends (max_calls); -1: any number.
+        self.remaining: int = group.spec["max_calls"] or -1
+
+    @property
+    def open(self) -> bool:
+        """Whether it takes more tasks."""
+        return not self.leaving and self.remaining != 0
 
 
 class LeaseGroup:
@@ -160,9 +167,7 @@ class TaskClient:
         queue = group.queue
         if queue:
             for lease in group.leases.values():
-                if lease.leaving:
-                    continue
-                while queue and len(lease.calls) < lease.window:
+                while queue and lease.open and len(lease.calls) < lease.window:
                     self._send(queue.popleft(), lease)
                 if not queue:
                     break
@@ -186,6 +191,8 @@ class TaskClient:
                 return
         call.peer = lease.peer
         lease.calls[call.number] = call
+        if lease.remaining > 0:
+            lease.remaining -= 1
         lease.peer.send(
             (
                 p.PEER_TASK,
@@ -212,7 +219,7 @@ class TaskClient:
         if lease is not None and lease.calls.pop(call.number, None) is not None:
             if not lease.calls:
                 lease.idle_since = time.monotonic()
-                if lease.leaving:
+                if not lease.open:
                     self._return(lease)
 
     # --- leases ------------------------------------------------------------------

@@ -115,12 +115,14 @@ class TaskError(MinirayError):
     def as_instanceof_cause(self) -> TaskError:
         """This error as an instance of the cause's class too, with the cause's attributes.
 
-        Returns self where the class can't be subclassed, and for exceptions such as
-        SystemExit that would end the process that merely asked for the result.
+        Returns self where the class can't be subclassed, and for exceptions that would end
+        the process (SystemExit) or the loop (StopIteration) that merely asked for the result.
         """
         cause = self.cause
         cause_class: Any = type(cause)
         if isinstance(self, cause_class) or not isinstance(cause, Exception):
+            return self
+        if isinstance(cause, StopIteration | StopAsyncIteration):
             return self
         cls = _dual_class(cause_class)
         if cls is None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import logging
 import marshal
 import os
@@ -208,7 +209,7 @@ class Connection:
                 if sent < len(data):
                     out.appendleft(memoryview(data)[sent:])
                 continue
-            batch = []
+            batch: list[memoryview | bytes] = []
             for item in out:
                 if not len(item) or len(batch) == _GATHER:
                     break
@@ -409,7 +410,7 @@ class Listener:
                 return
             except OSError as error:
                 # Out of descriptors: the caller's connect waits in the backlog meanwhile.
-                logger.error("could not accept a connection on %s: %s", self.path, error)
+                logger.exception("could not accept a connection on %s: %s", self.path, error)
                 return
             try:
                 require_own_uid(sock)
@@ -423,10 +424,8 @@ class Listener:
         """Stop listening and remove the socket. Only in the loop's thread."""
         self._poller.remove(self._sock.fileno())
         self._sock.close()
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(self.path)
-        except FileNotFoundError:
-            pass
 
     def abandon(self) -> None:
         """Close the descriptor only: for a forked child."""

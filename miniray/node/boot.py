@@ -14,7 +14,6 @@ import logging
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,8 @@ from miniray.config import config
 from miniray.node.boot_options import BootError, BootOptions, BootResult
 
 if TYPE_CHECKING:
+    import socket
+
     from miniray.session import Session
 
 logger = logging.getLogger(__name__)

@@ -23,6 +23,7 @@ from miniray._proto import common_pb2, head_pb2, node_pb2, node_pb2_grpc
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.exceptions import NodeDiedError, RuntimeEnvSetupError
+from miniray.node.addresses import DaemonAddress
 from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
 from miniray.node.head_session import HeadSession
@@ -120,7 +121,7 @@ class NodeDaemon:
         welcome = await self._session.open(timeout)
         self._head_epoch = welcome.epoch
         for node in welcome.nodes:
-            self._relay.joined(node.node_id, node.address)
+            self._joined(node)
         return welcome
 
     @property
@@ -182,11 +183,15 @@ class NodeDaemon:
         elif kind == "end_actor":
             self._pool.end(message.end_actor.lease, kill=message.end_actor.kill)
         elif kind == "node_joined":
-            self._relay.joined(message.node_joined.node_id, message.node_joined.address)
+            self._joined(message.node_joined)
         elif kind == "node_died":
             self._node_died(message.node_died.node_id)
         elif kind == "stop":
             self.stop(message.stop.reason)
+
+    def _joined(self, node: head_pb2.NodeJoined) -> None:
+        address = DaemonAddress.parse(node.address)
+        self._relay.joined(node.node_id, address.target_from(self._config.machine))
 
     def _start_lease(self, start: head_pb2.StartLease) -> None:
         self._pool.start(

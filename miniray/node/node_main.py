@@ -15,10 +15,12 @@ from typing import Any
 
 import grpc
 
-from miniray._proto import node_pb2_grpc
+from miniray._proto import head_pb2, head_pb2_grpc, node_pb2_grpc
 from miniray.accelerators import Host, NodeAccelerators, resolve_node_accelerators
 from miniray.config import config
 from miniray.core.ids import new_id
+from miniray.exceptions import AuthenticationError
+from miniray.node.addresses import DaemonAddress
 from miniray.node.boot import end_process
 from miniray.node.boot_options import (
     BootError,
@@ -32,6 +34,7 @@ from miniray.node.daemon import NodeDaemon, stop_on_signals, when_exits
 from miniray.node.machine import inspect_machine
 from miniray.node.node_config import NodeConfig
 from miniray.security import channels
+from miniray.security.certificates import NODE_NAME
 from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
 from miniray.session import ClusterRecord, ProcessId, Session, write_record
 from miniray.version import VERSION
@@ -134,15 +137,18 @@ class NodeStart:
             head_target = f"unix:{self._head_path}"
         else:
             head_target = address
-            authority = await loop.run_in_executor(None, self._fetch_authority)
+        if not self.options.embedded:
+            authority = await loop.run_in_executor(None, self._fetch_authority, address)
+        channel = channels.channel(
+            head_target, self._token.grpc_secret, None if self.options.head else authority
+        )
+        server, node_address = await self._listen(channel)
         accelerators = await accelerators_task
-        server, node_address = await self._listen()
         node = self._node_config(accelerators, address, node_address, authority)
         daemon = NodeDaemon(node, self._control, self._template_pid)
         stop_on_signals(daemon)
         node_pb2_grpc.add_NodeServicer_to_server(daemon.services(), server)  # type: ignore[no-untyped-call]
         await server.start()
-        channel = channels.channel(head_target, self._token.grpc_secret, authority)
         await daemon.join(channel, config().start_timeout)
         if self.options.parent_pid is not None:
             when_exits(self.options.parent_pid, lambda: daemon.stop("the driver ended"))
@@ -159,23 +165,53 @@ class NodeStart:
             options.num_gpus, options.resources, Host(), options.gpu_family
         )
 
-    def _fetch_authority(self) -> bytes:
+    def _fetch_authority(self, address: str) -> bytes:
         from miniray.security.certificates import fetch_and_pin
 
-        host, port = parse_address(self.options.address or "")
+        host, port = parse_address(address)
         return fetch_and_pin(host, port, self._token.fingerprint, config().start_timeout)
 
-    async def _listen(self) -> tuple[grpc.aio.Server, str]:
-        """The server for other daemons: a Unix socket while all are on this machine."""
+    async def _listen(self, head: grpc.aio.Channel) -> tuple[grpc.aio.Server, DaemonAddress]:
+        """The server for other daemons: a Unix socket for this machine, TLS for others."""
         server = channels.server(self._token.grpc_secret)
         channels.listen_unix(server, self._node_path)
-        return server, f"unix:{self._node_path}"
+        if self.options.embedded:
+            return server, DaemonAddress(_machine(), self._node_path)
+        from miniray.security.certificates import Identity, make_node_key
+
+        private, public = make_node_key()
+        request = head_pb2.SignRequest(node_id=self._node_id, public_key=public)
+        signed = await self._sign(head, request)
+        host = bind_host(self.options)
+        # A head's node has its head on the port that was asked for.
+        wanted = 0 if self.options.head else self.options.port
+        port = channels.listen_tcp(server, host, wanted, Identity(signed.certificate, private))
+        reached = channels.join_host_port(advertised_host(self.options), port)
+        return server, DaemonAddress(_machine(), self._node_path, reached)
+
+    async def _sign(
+        self, head: grpc.aio.Channel, request: head_pb2.SignRequest
+    ) -> head_pb2.SignReply:
+        stub = head_pb2_grpc.HeadStub(head)  # type: ignore[no-untyped-call]
+        try:
+            reply: head_pb2.SignReply = await stub.Sign(
+                request, wait_for_ready=True, timeout=config().start_timeout
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
+                raise AuthenticationError(
+                    "The head refused the token: it is of another cluster."
+                ) from None
+            raise BootError(
+                f"The head at {self.options.address} cannot be reached: {error.details()}"
+            ) from None
+        return reply
 
     def _node_config(
         self,
         accelerators: NodeAccelerators,
         cluster_address: str,
-        node_address: str,
+        node_address: DaemonAddress,
         authority: bytes | None,
     ) -> NodeConfig:
         options = self.options
@@ -197,9 +233,11 @@ class NodeStart:
         }
         if options.head:
             scalars["node:__internal_head__"] = 1.0
-        for name, amount in options.resources.items():
-            if name not in accelerators.devices and isinstance(amount, (int, float)):
-                scalars[name] = amount
+        scalars |= {
+            name: amount
+            for name, amount in options.resources.items()
+            if name not in accelerators.devices and isinstance(amount, (int, float))
+        }
         secret = self._token.grpc_secret
         return NodeConfig(
             node_id=self._node_id,
@@ -208,7 +246,7 @@ class NodeStart:
             socket_path=self._socket_path,
             socket_key=self._token.socket_key,
             host=host,
-            address=node_address,
+            address=str(node_address),
             cluster_address=cluster_address,
             is_head=options.head,
             scalars=scalars,
@@ -221,8 +259,8 @@ class NodeStart:
             },
             object_store_capacity=store,
             environments_folder=self.session.folder.parent / "environments",
-            machine=f"{socket.gethostname()}:{_boot_id()}",
-            dial=lambda address: channels.channel(address, secret, authority),
+            machine=_machine(),
+            dial=lambda target: _dial(target, secret, authority),
         )
 
     def _publish(self, address: str) -> None:
@@ -293,5 +331,14 @@ class NodeStart:
             end_process(self._head_pid, grace)
 
 
-def _boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+def _machine() -> str:
+    """Tells machines and containers apart."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()}:{boot_id}"
+
+
+def _dial(target: str, secret: str, authority: bytes | None) -> grpc.aio.Channel:
+    """A channel to another daemon."""
+    if target.startswith("unix:"):
+        return channels.channel(target, secret)
+    return channels.channel(target, secret, authority, NODE_NAME)

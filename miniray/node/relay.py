@@ -131,7 +131,7 @@ class RelayHub:
 
         try:
             async with self._dial(address) as channel:
-                stub = node_pb2_grpc.NodeStub(channel)
+                stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
                 call = stub.Relay()
                 await call.write(node_pb2.RelayBatch(node_id=self._node_id))
                 reader = asyncio.get_running_loop().create_task(self._read(node_id, call))

@@ -93,20 +93,21 @@ class ThreadedExecutor(Executor):
         token = context.execution.set(running)
         work.begin()
         try:
-            args, kwargs = load_arguments(self._runtime, work)
-            result = self.method(work.target)(*args, **kwargs)
+            result = self._invoke(work)
             if work.stream is not None:
                 self._run_stream(work, result)
                 result = None
-            del args, kwargs
             self.answer(work, result)
         except (ActorExit, SystemExit) as error:
             self._end(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
-            args = kwargs = None  # type: ignore[assignment]
             self.answer_error(work, error)
         finally:
             context.execution.reset(token)
+
+    def _invoke(self, work: Work) -> Any:
+        args, kwargs = load_arguments(self._runtime, work)
+        return self.method(work.target)(*args, **kwargs)
 
     def interrupt(self, work: Work, force: bool) -> None:
         """A method in a thread runs on: threads cannot be interrupted (as in Ray)."""
@@ -214,22 +215,23 @@ class AsyncExecutor(Executor):
         )
         work.begin()
         try:
-            args, kwargs = load_arguments(self._runtime, work)
-            result = self.method(work.target)(*args, **kwargs)
+            result = self._invoke(work)
             if inspect.isawaitable(result):
                 result = await result
             if work.stream is not None:
                 await self._stream(work, result)
                 result = None
-            del args, kwargs
             self.answer(work, result)
         except (ActorExit, SystemExit) as error:
             self._end(error)
         except asyncio.CancelledError:
             self.answer_error(work, TaskCancelledError(work.name))
         except BaseException as error:  # noqa: BLE001 - it is the call's result
-            args = kwargs = None  # type: ignore[assignment]
             self.answer_error(work, error)
+
+    def _invoke(self, work: Work) -> Any:
+        args, kwargs = load_arguments(self._runtime, work)
+        return self.method(work.target)(*args, **kwargs)
 
     async def _stream(self, work: Work, items: Any) -> None:
         if not hasattr(items, "__aiter__"):

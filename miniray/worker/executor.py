@@ -131,6 +131,7 @@ class Executor:
         if work is None:
             return
         work.cancelled = True
+        work.recursive = recursive
         self.interrupt(work, force)
 
     def interrupt(self, work: Work, force: bool) -> None:
@@ -199,16 +200,11 @@ class Executor:
         self._running = work
         work.begin()
         try:
-            function = self.resolve(work)
-            args, kwargs = load_arguments(self._runtime, work)
-            self.set_name(work.name)
-            self._interruptible = True
-            result = function(*args, **kwargs)
+            result = self._invoke(work)
             if work.stream is not None:
                 self._run_stream(work, result)
                 result = None
             self._interruptible = False
-            del args, kwargs
             self.answer(work, result)
         except ActorExit:
             self._interruptible = False
@@ -218,9 +214,8 @@ class Executor:
             self._end(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self._interruptible = False
-            args = kwargs = None  # type: ignore[assignment]
             self.answer_error(work, error)
-            if running.cancelled or (work.cancelled and running.children):
+            if work.cancels_children:
                 self._cancel_children(running)
         finally:
             self._running = None
@@ -229,6 +224,14 @@ class Executor:
     def _cancel_children(self, running: context.Execution) -> None:
         for id in running.children or ():
             self._runtime.cancel_by_id(id, False)
+
+    def _invoke(self, work: Work) -> Any:
+        """Call the user's code; in a frame of its own, so that the arguments end with it."""
+        function = self.resolve(work)
+        args, kwargs = load_arguments(self._runtime, work)
+        self.set_name(work.name)
+        self._interruptible = True
+        return function(*args, **kwargs)
 
     def resolve(self, work: Work) -> Callable[..., Any]:
         """What a piece of work calls."""
@@ -329,7 +332,7 @@ class Executor:
             work.consumed_changed.clear()
             if work.consumed == -1 or sent - work.consumed < limit:
                 return
-            self.block(lambda timeout: work.consumed_changed.wait(timeout), None)
+            self.block(work.consumed_changed.wait, None)
 
     # --- blocking ------------------------------------------------------------------
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:

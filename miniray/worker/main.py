@@ -179,7 +179,7 @@ class Worker:
     def _name_output(self, actor: dict[str, Any]) -> None:
         """An actor with a `__repr__` of its own prints under that, as in Ray."""
         instance = self.executor.instance
-        if type(instance).__repr__ != object.__repr__:
+        if "__repr__" in _own_names(type(instance)):
             try:
                 stdio.set_name(repr(instance))
             except Exception:
@@ -197,6 +197,11 @@ class Worker:
         for peer in self.runtime.peers.all():
             peer.flush(1.0)
         self.runtime.link.flush()
+
+
+def _own_names(cls: type) -> set[str]:
+    """Names that a class or its bases define, `object` left out."""
+    return {name for base in cls.__mro__ if base is not object for name in vars(base)}
 
 
 def _daemon_lost() -> None:
@@ -255,7 +260,7 @@ def _ignore_interrupt(_number: int, _frame: object) -> None:
 
 
 def _run_exit_functions() -> None:
-    run: Callable[[], None] = atexit._run_exitfuncs  # type: ignore[attr-defined]
+    run: Callable[[], None] = atexit._run_exitfuncs
     others = [
         thread
         for thread in threading.enumerate()

@@ -28,6 +28,7 @@ class Work:
         "held",
         "name",
         "number",
+        "recursive",
         "refs",
         "return_ids",
         "started",
@@ -57,12 +58,19 @@ class Work:
         self.group = group
         self.stream = stream
         self.cancelled = False
+        #: What it started is cancelled with it.
+        self.recursive = True
         self.started = 0.0
         #: Refs of the arguments while the call runs; the caller holds them meanwhile.
         self.held: list[ObjectRef[Any]] | None = None
         #: Items of the stream that the caller took; -1: it reads no further.
         self.consumed = 0
         self.consumed_changed: Any = None
+
+    @property
+    def cancels_children(self) -> bool:
+        """Whether what it started is to be cancelled too."""
+        return self.cancelled and self.recursive
 
     def begin(self) -> None:
         """Note when it began."""

@@ -124,7 +124,6 @@ def test_an_error_that_is_sent_on_keeps_both_classes() -> None:
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), {"object": b"\xff", "end": 1}),
         (KeyError("k"), {"args": ("k",)}),
         (ImportError("no", name="m"), {"name": "m"}),
-        (StopIteration(5), {"value": 5}),
     ],
 )
 def test_errors_of_python_keep_what_they_hold_outside_of_their_dict(
@@ -187,8 +186,14 @@ def test_an_error_of_a_final_class_is_raised_as_a_task_error(
     assert isinstance(raised.cause, Final)
 
 
-def test_an_exit_of_a_task_does_not_end_the_process_that_gets_its_result() -> None:
-    assert not isinstance(failed(SystemExit(3)).as_instanceof_cause(), SystemExit)
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration(5)])
+def test_what_ends_a_process_or_a_loop_does_not_do_so_where_the_result_is_got(
+    error: BaseException,
+) -> None:
+    arrived = sent(failed(error)).as_instanceof_cause()
+
+    assert not isinstance(arrived, type(error))
+    assert type(arrived.cause) is type(error)
 
 
 def test_attributes_of_the_error_win_over_equal_names_of_the_user() -> None:

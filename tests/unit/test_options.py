@@ -247,7 +247,7 @@ def test_conditions_on_labels_are_written_as_a_selector() -> None:
     ],
 )
 def test_strategies_check_their_arguments(make: Any) -> None:
-    with pytest.raises(ValueError, match="node_id|empty|must be|at least one"):
+    with pytest.raises(ValueError, match=r"node_id|empty|must be|at least one"):
         make()
 
 

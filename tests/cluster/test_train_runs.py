@@ -1,0 +1,273 @@
+"""Training runs with real workers, without a framework."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import count_up, is_alive, processes_with, wait_for_file, wait_until
+
+import miniray
+from miniray import train
+from miniray.train import (
+    CheckpointConfig,
+    ControllerError,
+    DataParallelTrainer,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WorkerGroupError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Result]:
+    """Runs a train loop on two workers."""
+
+    def run(loop: Any, config: Any = None, workers: int = 2, **run_options: Any) -> Result:
+        run_options.setdefault("storage_path", tmp_path / "results")
+        return DataParallelTrainer(
+            loop,
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=workers),
+            run_config=RunConfig(**run_options),
+        ).fit()
+
+    return run
+
+
+def save(folder: Path, **files: str) -> train.Checkpoint:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return train.Checkpoint.from_directory(folder)
+
+
+def test_every_worker_knows_its_place(fit: Any, tmp_path: Path) -> None:
+    def loop(config: dict[str, str]) -> str:
+        context = train.get_context()
+        place = [
+            context.get_world_rank(),
+            context.get_local_rank(),
+            context.get_world_size(),
+            context.get_local_world_size(),
+            context.get_node_rank(),
+        ]
+        Path(config["folder"], f"{place[0]}").write_text(f"{place} {context.get_experiment_name()}")
+        return f"value of rank {place[0]}"
+
+    result = fit(loop, {"folder": str(tmp_path)}, workers=3, name="places")
+    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == [
+        f"[{rank}, {rank}, 3, 3, 0] places" for rank in range(3)
+    ]
+    assert result.return_value == "value of rank 0"
+    assert result.metrics is None
+    assert result.checkpoint is None
+
+
+def test_the_train_loop_runs_in_the_main_thread_of_its_process(fit: Any) -> None:
+    def loop() -> int:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)  # raises in any other thread
+        return os.getpid()
+
+    assert fit(loop, workers=1).return_value != os.getpid()
+
+
+def test_the_best_checkpoints_are_kept_and_hold_the_files_of_all_ranks(
+    fit: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, str]) -> None:
+        rank = train.get_context().get_world_rank()
+        for epoch, accuracy in enumerate([0.1, 0.9, 0.5, 0.7]):
+            folder = Path(config["folder"], f"{rank}-{epoch}")
+            checkpoint = save(folder, **{f"shard{rank}": str(epoch)})
+            train.report({"accuracy": accuracy, "rank": rank}, checkpoint=checkpoint)
+
+    config = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="accuracy")
+    result = fit(loop, {"folder": str(tmp_path)}, checkpoint_config=config)
+    assert result.metrics == {"accuracy": 0.7, "rank": 0}
+    assert [metrics["accuracy"] for _, metrics in result.best_checkpoints] == [0.7, 0.9]
+    best = result.get_best_checkpoint("accuracy", "max")
+    with best.as_directory() as folder:
+        assert {path.name: path.read_text() for path in Path(folder).iterdir()} == {
+            "shard0": "1",
+            "shard1": "1",
+        }
+    assert sorted(path.name for path in Path(result.path).glob("checkpoint_*")) == [
+        "checkpoint_000001",
+        "checkpoint_000003",
+    ]
+    assert Result.from_path(result.path).metrics == result.metrics
+
+
+def test_a_report_does_not_wait_for_slower_ranks(fit: Any, tmp_path: Path) -> None:
+    def loop(config: dict[str, str]) -> None:
+        done = Path(config["folder"], "done")
+        if train.get_context().get_world_rank() == 1:
+            wait_for_file(done)
+        for step in range(100):
+            train.report({"step": step})
+        done.touch()
+
+    assert fit(loop, {"folder": str(tmp_path)}).metrics == {"step": 99}
+
+
+def test_thousands_of_reports_are_made_in_a_second(fit: Any) -> None:
+    def loop() -> float:
+        start = time.perf_counter()
+        for step in range(4000):
+            train.report({"step": step, "loss": 0.5})
+        return 4000 / (time.perf_counter() - start)
+
+    result = fit(loop)
+    assert result.return_value > 2000
+    assert result.metrics == {"step": 3999, "loss": 0.5}
+
+
+def test_an_exception_names_its_rank_and_keeps_its_traceback(fit: Any) -> None:
+    def loop() -> None:
+        if train.get_context().get_world_rank() == 1:
+            raise ValueError("out of data")
+        signal.pause()
+
+    with pytest.raises(WorkerGroupError) as caught:
+        fit(loop)
+    assert list(caught.value.worker_failures) == [1]
+    assert isinstance(caught.value.worker_failures[1], ValueError)
+    assert "[Rank 1] ValueError: out of data" in str(caught.value)
+    assert 'raise ValueError("out of data")' in str(caught.value)
+
+
+def test_a_rank_whose_process_dies_ends_the_run_at_once(fit: Any) -> None:
+    def loop() -> None:
+        if train.get_context().get_world_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+
+    start = time.monotonic()
+    with pytest.raises(WorkerGroupError, match=r"\[Rank 1\]"):
+        fit(loop)
+    assert time.monotonic() - start < 10
+
+
+def test_a_rank_that_returns_early_is_named(fit: Any) -> None:
+    def loop() -> None:
+        train.report({})
+        if train.get_context().get_world_rank() == 0:
+            train.report({})
+            signal.pause()
+
+    with pytest.raises(WorkerGroupError, match="Rank 1 returned after 1 reports"):
+        fit(loop)
+
+
+def test_a_train_loop_that_exits_has_failed(fit: Any) -> None:
+    with pytest.raises(WorkerGroupError, match="SystemExit: 3"):
+        fit(lambda: sys.exit(3), workers=1)
+
+
+def test_a_failed_run_goes_on_from_its_newest_checkpoint(fit: Any, tmp_path: Path) -> None:
+    def loop(config: dict[str, str]) -> list[int]:
+        rank = train.get_context().get_world_rank()
+        start = 0
+        if (checkpoint := train.get_checkpoint()) is not None:
+            with checkpoint.as_directory() as folder:
+                start = int(Path(folder, "epoch").read_text()) + 1
+        epochs = []
+        for epoch in range(start, 4):
+            epochs.append(epoch)
+            folder = Path(config["folder"], f"{rank}-{epoch}-{os.getpid()}")
+            saved = save(folder, epoch=str(epoch)) if rank == 0 else None
+            train.report({"epoch": epoch}, checkpoint=saved)
+            if epoch == 1 and rank == 1 and count_up(Path(config["folder"], "crashes")) == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return epochs
+
+    result = fit(loop, {"folder": str(tmp_path)}, failure_config=FailureConfig(max_failures=1))
+    assert result.metrics == {"epoch": 3}
+    # Rank 1's last report may have died with it, so the run went on from epoch 0 or from 1.
+    assert result.return_value in ([1, 2, 3], [2, 3])
+
+
+def test_a_run_of_the_same_name_continues_the_older_one(fit: Any, tmp_path: Path) -> None:
+    def loop(config: dict[str, str]) -> str | None:
+        older = train.get_checkpoint()
+        train.report({}, checkpoint=save(Path(config["folder"], str(os.getpid())), a="1"))
+        return older and Path(older.path).name
+
+    config = {"folder": str(tmp_path)}
+    assert fit(loop, config, workers=1, name="again").return_value is None
+    assert fit(loop, config, workers=1, name="again").return_value == "checkpoint_000000"
+
+
+def test_a_storage_path_that_can_not_be_used_is_the_controllers_error(
+    fit: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ControllerError, match="file"):
+        fit(lambda: None, storage_path=tmp_path / "file")
+
+
+def test_after_a_run_its_workers_are_gone_and_their_resources_free(
+    fit: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, str]) -> None:
+        Path(config["folder"], str(os.getpid())).touch()
+
+    before = miniray.available_resources()
+    fit(loop, {"folder": str(tmp_path)})
+    pids = [int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()]
+    assert len(pids) == 2
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), timeout=10)
+    wait_until(lambda: miniray.available_resources() == before, timeout=10)
+
+
+def test_ctrl_c_stops_the_workers(fit: Any, tmp_path: Path) -> None:
+    def loop(config: dict[str, str]) -> None:
+        Path(config["folder"], f"pid{os.getpid()}").touch()
+        if len(list(Path(config["folder"]).glob("pid*"))) == 2:
+            os.kill(int(config["driver"]), signal.SIGINT)
+        signal.pause()
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(loop, {"folder": str(tmp_path), "driver": str(os.getpid())})
+    pids = [int(path.name.removeprefix("pid")) for path in tmp_path.glob("pid*")]
+    assert len(pids) == 2
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), timeout=10)
+
+
+def test_workers_get_their_runtime_environment(fit: Any) -> None:
+    environment = {"env_vars": {"TRAIN_TEST_VARIABLE": "1"}}
+    result = fit(
+        lambda: os.environ["TRAIN_TEST_VARIABLE"], workers=1, worker_runtime_env=environment
+    )
+    assert result.return_value == "1"
+    assert not processes_with("TRAIN_TEST_VARIABLE", "1")
+
+
+def test_a_callback_sees_each_report(fit: Any, tmp_path: Path) -> None:
+    class Listener(train.Callback):
+        def __init__(self, path: str) -> None:
+            self.path = path
+
+        def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
+            with Path(self.path).open("a") as file:
+                file.write(f"{[each['rank'] for each in metrics]}\n")
+
+    def loop() -> None:
+        for _ in range(2):
+            train.report({"rank": train.get_context().get_world_rank()})
+
+    fit(loop, callbacks=[Listener(str(tmp_path / "seen"))])
+    assert (tmp_path / "seen").read_text() == "[0, 1]\n[0, 1]\n"

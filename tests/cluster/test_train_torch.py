@@ -1,0 +1,156 @@
+"""``TorchTrainer`` with real process groups, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from miniray import train
+from miniray.train import RunConfig, ScalingConfig, WorkerGroupError
+from miniray.train.torch import TorchConfig, TorchTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.train import Result
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("cluster")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Result]:
+    """Runs a train loop on two workers with a process group."""
+
+    def run(loop: Any, config: Any = None, torch_config: TorchConfig | None = None) -> Result:
+        return TorchTrainer(
+            loop,
+            train_loop_config=config,
+            torch_config=torch_config,
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=tmp_path / "results"),
+        ).fit()
+
+    return run
+
+
+@pytest.mark.parametrize("init_method", ["env", "tcp"])
+def test_the_process_group_is_ready_when_the_loop_begins(fit: Any, init_method: str) -> None:
+    def loop() -> dict[str, Any]:
+        import torch
+        import torch.distributed as dist
+
+        total = torch.tensor([dist.get_rank() + 1])
+        dist.all_reduce(total)
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+        return {
+            "total": total.item(),
+            "backend": dist.get_backend(),
+            "device": str(train.torch.get_device()),
+            "variables": [os.environ[name] for name in names],
+        }
+
+    assert fit(loop, torch_config=TorchConfig(init_method=init_method)).return_value == {
+        "total": 3,
+        "backend": "gloo",
+        "device": "cpu",
+        "variables": ["0", "2", "0", "2", "0"],
+    }
+
+
+def test_workers_train_one_model_on_different_data(fit: Any) -> None:
+    def loop() -> dict[str, Any]:
+        import torch
+        import torch.distributed as dist
+
+        from miniray.train.torch import prepare_data_loader, prepare_model
+
+        data = torch.utils.data.TensorDataset(torch.arange(8.0).unsqueeze(1))
+        loader = prepare_data_loader(torch.utils.data.DataLoader(data, batch_size=4))
+        model = prepare_model(torch.nn.Linear(1, 1))
+        (batch,) = next(iter(loader))
+        model(batch).sum().backward()
+        gathered: list[Any] = [None, None]
+        parameters = [p.grad.tolist() for p in model.parameters()]
+        dist.all_gather_object(gathered, (batch.flatten().tolist(), parameters))
+        return {
+            "shares": [share for share, _ in gathered],
+            "same": gathered[0][1] == gathered[1][1],
+        }
+
+    value = fit(loop).return_value
+    assert sorted(value["shares"][0] + value["shares"][1]) == list(range(8))
+    assert value["same"]
+
+
+def test_a_rank_that_returns_while_another_waits_for_it_ends_the_run(fit: Any) -> None:
+    def loop() -> None:
+        import torch
+        import torch.distributed as dist
+
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1))
+
+    start = time.monotonic()
+    with pytest.raises(WorkerGroupError, match="already returned on: rank 1"):
+        fit(loop)
+    assert time.monotonic() - start < 20
+
+
+def test_a_rank_that_dies_while_another_waits_for_it_is_named(fit: Any) -> None:
+    def loop() -> None:
+        import torch
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1:
+            os._exit(7)
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(WorkerGroupError) as caught:
+        fit(loop)
+    assert 1 in caught.value.worker_failures
+
+
+def test_a_tensor_as_a_metric_is_refused(fit: Any) -> None:
+    def loop() -> None:
+        import torch
+
+        train.report({"loss": torch.ones(1)})
+
+    with pytest.raises(WorkerGroupError, match=r"loss\.item\(\)"):
+        fit(loop)
+
+
+def test_a_second_run_starts_fast(fit: Any) -> None:
+    def loop() -> None:
+        pass
+
+    fit(loop)
+    start = time.monotonic()
+    fit(loop)
+    assert time.monotonic() - start < 5
+
+
+def test_the_digits_example_learns(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    command = [sys.executable, EXAMPLES / "train_digits.py", "--storage-path", str(tmp_path)]
+    environment = {**os.environ, "MINIRAY_TMPDIR": os.environ["MINIRAY_TMPDIR"]}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=55, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy = re.search(r"^test accuracy (\d\.\d\d)$", done.stdout, re.MULTILINE)
+    assert accuracy is not None, done.stdout
+    assert float(accuracy[1]) >= 0.95
+    best = re.search(r"^best checkpoint (.+)$", done.stdout, re.MULTILINE)
+    assert best is not None
+    assert Path(best[1], "model.pt").exists()

@@ -1,0 +1,125 @@
+# ruff: noqa: TC003 -- written as users write it
+"""What mypy knows with ``plugins = ["miniray.mypy_plugin"]``; never run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from typing_extensions import assert_type
+
+import miniray
+from miniray import ActorHandle, ObjectRef, ObjectRefGenerator
+
+number: ObjectRef[int] = miniray.put(1)
+text: ObjectRef[str] = miniray.put("x")
+
+
+@miniray.remote
+class Counter:
+    def __init__(self, start: int, *, step: int = 1) -> None:
+        self.count = start
+
+    @miniray.method
+    def add(self, times: int, note: str = "") -> int:
+        assert_type(self.note("x"), str)
+        return self.count
+
+    @miniray.method(num_returns=2)
+    def pair(self) -> tuple[int, str]:
+        return self.count, "x"
+
+    @miniray.method(concurrency_group="io")
+    async def fetch(self, url: str) -> bytes:
+        return b""
+
+    @miniray.method
+    def items(self) -> Iterator[int]:
+        yield 1
+
+    @miniray.method
+    async def slow_items(self) -> AsyncIterator[int]:
+        yield 1
+
+    @miniray.method
+    @staticmethod
+    def triple(number: int) -> int:
+        return 3 * number
+
+    @miniray.method
+    def note(self, text: str) -> str:
+        return text
+
+    def unmarked(self, numbers: list[int]) -> dict[str, int]:
+        return {}
+
+    async def unmarked_async(self) -> float:
+        return 1.0
+
+    @classmethod
+    def unmarked_class(cls, number: int) -> str:
+        return ""
+
+    def untyped(self, anything):  # type: ignore[no-untyped-def]
+        return anything
+
+
+@miniray.remote(num_gpus=0.5)
+class User:
+    def use(self, counter: ActorHandle[Counter]) -> int:
+        assert_type(counter.add.remote(1), ObjectRef[int])
+        return miniray.get(counter.add.remote(1))
+
+
+counter = Counter.remote(1, step=2)
+assert_type(counter, ActorHandle[Counter])
+assert_type(Counter.remote(number, step=number), ActorHandle[Counter])
+assert_type(Counter.options(num_cpus=2).remote(1), ActorHandle[Counter])
+assert_type(User.remote(), ActorHandle[User])
+
+# Methods take values and refs, by position and by name.
+assert_type(counter.add.remote(1), ObjectRef[int])
+assert_type(counter.add.remote(number, text), ObjectRef[int])
+assert_type(counter.add.remote(times=number, note="x"), ObjectRef[int])
+assert_type(counter.pair.remote(), list[ObjectRef[Any]])
+assert_type(counter.fetch.remote("x"), ObjectRef[bytes])
+assert_type(counter.items.remote(), ObjectRefGenerator[int])
+assert_type(counter.slow_items.remote(), ObjectRefGenerator[int])
+assert_type(counter.triple.remote(2), ObjectRef[int])
+assert_type(counter.add.options(num_returns=2).remote(1), list[ObjectRef[Any]])
+assert_type(counter.add.options(concurrency_group="io").remote(1), ObjectRef[int])
+assert_type(User.remote().use.remote(counter), ObjectRef[int])
+
+# Methods without a mark are known too.
+assert_type(counter.unmarked.remote([1]), ObjectRef[dict[str, int]])
+assert_type(counter.unmarked_async.remote(), ObjectRef[float])
+assert_type(counter.unmarked_class.remote(1), ObjectRef[str])
+assert_type(counter.untyped.remote(1, 2, 3), ObjectRef[Any])
+assert_type(counter.__ray_ready__.remote(), ObjectRef[Any])
+
+# get() and wait() keep the types.
+assert_type(miniray.get(counter.add.remote(1)), int)
+assert_type(miniray.get([counter.add.remote(1)]), list[int])
+assert_type(miniray.wait([number]), tuple[list[ObjectRef[int]], list[ObjectRef[int]]])
+for ref in counter.items.remote():
+    assert_type(miniray.get(ref), int)
+
+
+async def main() -> None:
+    assert_type(await counter.add.remote(1), int)
+
+
+counter.ad.remote(1)  # error: attr-defined
+counter.add.remote("x")  # error: call-overload
+counter.add.remote(text)  # error: arg-type
+counter.add.remote()  # error: call-overload
+counter.add.remote(1, "x", 2)  # error: call-overload
+counter.add.remote(1, nota="x")  # error: call-overload
+counter.unmarked.remote([""])  # error: list-item
+counter.triple.remote("x")  # error: call-overload
+counter.pair.remote(1)  # error: call-arg
+Counter.remote()  # error: call-arg
+Counter.remote("x")  # error: arg-type
+Counter.remote(1, stop=2)  # error: call-arg
+Counter.options(num_cpus=2).remote("x")  # error: call-overload
+User.remote().use.remote(User.remote())  # error: arg-type

@@ -1,0 +1,244 @@
+"""``init``, ``get``, ``wait`` and friends: their arguments, and what they pass on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fake_runtime import Call, FakeRuntime, fake_runtime
+
+import miniray
+from miniray.api import list_named_actors
+from miniray.core.init_options import InitOptions
+from miniray.core.runtime import set_runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def runtime() -> Iterator[FakeRuntime]:
+    with fake_runtime() as fake:
+        yield fake
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InitOptions]]:
+    """What ``init`` asked the bootstrap for; it gets a fake runtime."""
+    wanted: list[InitOptions] = []
+
+    def connect(options: InitOptions) -> tuple[FakeRuntime, dict[str, Any]]:
+        wanted.append(options)
+        return FakeRuntime(), {"address": "127.0.0.1:1", "node_id": "0a"}
+
+    module = types.ModuleType("miniray.core.bootstrap")
+    module.connect = connect  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "miniray.core.bootstrap", module)
+    monkeypatch.delenv("MINIRAY_ADDRESS", raising=False)
+    yield wanted
+    miniray.shutdown()
+    set_runtime(None)
+
+
+def test_init_passes_on_what_it_was_given(asked: list[InitOptions]) -> None:
+    context = miniray.init(
+        num_cpus=2, num_gpus=1, resources={"x": 1}, namespace="n", _temp_dir="/tmp/x"
+    )
+
+    assert asked == [
+        InitOptions(num_cpus=2, num_gpus=1, resources={"x": 1}, namespace="n", temp_dir="/tmp/x")
+    ]
+    assert context.address_info["address"] == "127.0.0.1:1"
+    assert miniray.is_initialized()
+
+
+def test_a_second_init_is_refused_unless_it_is_to_be_ignored(asked: list[InitOptions]) -> None:
+    first = miniray.init()
+
+    with pytest.raises(RuntimeError, match="ignore_reinit_error=True"):
+        miniray.init()
+    assert miniray.init(ignore_reinit_error=True) is first
+    assert len(asked) == 1
+
+
+def test_the_context_shuts_down_at_its_end(asked: list[InitOptions]) -> None:
+    with miniray.init():
+        assert miniray.is_initialized()
+    assert not miniray.is_initialized()
+    miniray.init()
+
+
+def test_the_first_call_starts_a_cluster(asked: list[InitOptions]) -> None:
+    assert miniray.get(miniray.put(1)) == 1
+    assert len(asked) == 1
+
+
+def test_a_forked_child_does_not_end_its_parent_s_cluster(
+    asked: list[InitOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miniray.init()
+    with monkeypatch.context() as child:
+        child.setattr(os, "getpid", lambda: -1)
+        miniray.shutdown()
+    assert miniray.is_initialized()
+
+
+def test_shutdown_without_a_cluster_does_nothing() -> None:
+    miniray.shutdown()
+    assert not miniray.is_initialized()
+
+
+def test_the_address_may_come_from_the_environment(
+    asked: list[InitOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.2:6379")
+    miniray.init()
+    miniray.shutdown()
+    miniray.init("local")
+
+    assert [options.address for options in asked] == ["10.0.0.1:6379", "local"]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"num_cpu": 1}, TypeError, "no argument 'num_cpu'. Did you mean 'num_cpus'"),
+        ({"num_cpus": -1}, ValueError, "num_cpus must be a whole number of at least 0"),
+        ({"num_cpus": 1.5}, TypeError, "num_cpus must be a whole number"),
+        ({"resources": {"CPU": 1}}, ValueError, "use the option num_cpus"),
+        ({"labels": {"zone": "-"}}, ValueError, "labels"),
+        ({"namespace": ""}, ValueError, "namespace"),
+        ({"address": "somewhere"}, ValueError, "host:port"),
+        ({"address": "host:99999"}, ValueError, "host:port"),
+        ({"address": "ray://host:1"}, ValueError, "no client mode"),
+        ({"address": "host:1", "num_cpus": 2}, ValueError, "num_cpus can't be given"),
+        ({"address": "auto", "labels": {"a": "b"}}, ValueError, "labels can't be given"),
+        ({"local_mode": True}, TypeError, "does not support local_mode"),
+        ({"log_to_driver": "yes"}, TypeError, "True or False"),
+        ({"object_store_memory": 0}, ValueError, "bytes"),
+    ],
+)
+def test_init_refuses(
+    asked: list[InitOptions], given: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as caught:
+        miniray.init(**given)
+
+    assert words in str(caught.value)
+    assert asked == []
+
+
+def test_arguments_of_ray_without_an_effect_give_one_warning(asked: list[InitOptions]) -> None:
+    with pytest.warns(UserWarning, match="dashboard_port, include_dashboard") as caught:
+        miniray.init(include_dashboard=True, dashboard_port=8265, local_mode=False)
+
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+
+
+def test_get_takes_a_ref_or_a_list(runtime: FakeRuntime) -> None:
+    refs = [miniray.put(1), miniray.put("x")]
+
+    assert miniray.get(refs[0]) == 1
+    assert miniray.get(refs, timeout=3) == [1, "x"]
+    assert runtime.last.options == 3
+    assert miniray.get([]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (3, ValueError, "not 3 (int)"),
+        (None, ValueError, "not None (NoneType)"),
+        ([3], TypeError, "item 0 is 3 (int)"),
+    ],
+)
+def test_get_names_what_is_not_a_ref(
+    runtime: FakeRuntime, given: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error) as caught:
+        miniray.get(given)
+    assert words in str(caught.value)
+
+
+def test_the_timeout_of_get_is_in_seconds(runtime: FakeRuntime) -> None:
+    ref = runtime.ref(ready=False)
+
+    with pytest.raises(miniray.exceptions.GetTimeoutError):
+        miniray.get(ref, timeout=0)
+    with pytest.raises(ValueError, match="at least 0 seconds, not -2"):
+        miniray.get(ref, timeout=-2)
+
+
+def test_put_of_a_ref_is_refused(runtime: FakeRuntime) -> None:
+    with pytest.raises(TypeError, match="is a ref already"):
+        miniray.put(miniray.put(1))
+
+
+def test_wait_splits_the_refs(runtime: FakeRuntime) -> None:
+    first, second, third = runtime.ref(), runtime.ref(ready=False), runtime.ref()
+
+    assert miniray.wait([first, second, third]) == ([first], [second, third])
+    assert miniray.wait([first, second, third], num_returns=2) == ([first, third], [second])
+    assert miniray.wait([]) == ([], [])
+
+
+def test_wait_checks_its_arguments(runtime: FakeRuntime) -> None:
+    ref = runtime.ref()
+
+    with pytest.raises(TypeError, match="a list of refs, not a single one"):
+        miniray.wait(ref)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not 3"):
+        miniray.wait(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="item 0 is 3"):
+        miniray.wait([3])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="unique"):
+        miniray.wait([ref, ref])
+    with pytest.raises(ValueError, match="num_returns of wait must be from 1 to 1"):
+        miniray.wait([ref], num_returns=2)
+    with pytest.raises(ValueError, match="not 0"):
+        miniray.wait([ref], num_returns=0)
+    with pytest.raises(ValueError, match="timeout of wait must be at least 0"):
+        miniray.wait([ref], timeout=-1)
+
+
+def test_kill_and_cancel_take_what_they_are_for(runtime: FakeRuntime) -> None:
+    @miniray.remote
+    class Actor: ...
+
+    handle, ref = Actor.remote(), runtime.ref()
+    miniray.kill(handle, no_restart=False)
+    assert runtime.last == Call("kill", handle._actor_id.hex(), options=False)
+    miniray.cancel(ref, force=True)
+    assert runtime.last == Call("cancel", ref.hex(), options=(True, True))
+
+    with pytest.raises(ValueError, match=r"use miniray\.cancel"):
+        miniray.kill(ref)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"use miniray\.kill"):
+        miniray.cancel(handle)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "namespace"), [("", None), (3, None), ("n", ""), ("n", 3)])
+def test_get_actor_checks_its_arguments(runtime: FakeRuntime, name: Any, namespace: Any) -> None:
+    with pytest.raises(ValueError, match="a non-empty string"):
+        miniray.get_actor(name, namespace)
+
+
+def test_the_cluster_is_asked_for_its_nodes_and_resources(runtime: FakeRuntime) -> None:
+    assert miniray.nodes()[0]["Alive"]
+    assert miniray.cluster_resources() == {"CPU": 4.0}
+    assert miniray.available_resources() == {"CPU": 3.0}
+
+
+def test_named_actors_are_listed_by_name_or_with_their_namespaces(runtime: FakeRuntime) -> None:
+    @miniray.remote
+    class Actor: ...
+
+    Actor.options(name="it").remote()
+
+    assert list_named_actors() == ["it"]
+    assert list_named_actors(all_namespaces=True) == [{"name": "it", "namespace": "ns"}]

@@ -1,0 +1,56 @@
+"""``import miniray`` is light, and has every public name."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import miniray
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: What users and workers must not pay for before they use it.
+HEAVY = ("asyncio", "cloudpickle", "cryptography", "grpc", "numpy", "pandas", "rich", "torch")
+#: Seconds of processor time.
+LIMIT = 0.060
+
+
+def run(code: str, cache: Path) -> str:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "PYTHONPYCACHEPREFIX": str(cache),
+    }
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+
+
+def test_the_import_loads_nothing_heavy(tmp_path: Path) -> None:
+    loaded = run("import sys, miniray; print(*sys.modules)", tmp_path).split()
+
+    assert not set(HEAVY) & {name.partition(".")[0] for name in loaded}
+
+
+def test_the_import_is_quick_once_compiled(tmp_path: Path) -> None:
+    code = "import time; start = time.process_time(); import miniray\n"
+    code += "print(time.process_time() - start)"
+    run(code, tmp_path)
+
+    assert min(float(run(code, tmp_path)) for _ in range(5)) < LIMIT
+
+
+@pytest.mark.parametrize("name", miniray.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(miniray, name) is not None
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        miniray.nothing  # noqa: B018

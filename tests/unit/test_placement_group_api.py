@@ -1,0 +1,111 @@
+"""Placement groups as users ask for them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from fake_runtime import FakeRuntime, fake_runtime
+
+import miniray
+from miniray.util.placement_group import (
+    PlacementGroup,
+    get_current_placement_group,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def runtime() -> Iterator[FakeRuntime]:
+    with fake_runtime() as fake:
+        yield fake
+
+
+def test_a_group_is_made_found_and_removed(runtime: FakeRuntime) -> None:
+    group = placement_group(
+        [{"CPU": 1, "GPU": 0}, {"GPU": 0.5}],
+        strategy="SPREAD",
+        name="it",
+        lifetime="detached",
+        bundle_label_selector=[{}, {"zone": "a"}],
+    )
+
+    assert runtime.last.options == ("SPREAD", "detached", [{}, {"zone": "a"}])
+    assert group.bundle_specs == [{"CPU": 1}, {"GPU": 0.5}]
+    assert group.wait(1)
+    assert miniray.get(group.ready()) == group.id
+    found = get_placement_group("it")
+    assert found == group
+    assert found.bundle_count == 2
+    assert placement_group_table(group)["name"] == "it"
+    assert list(placement_group_table()) == [group.id.hex()]
+    remove_placement_group(group)
+    with pytest.raises(ValueError, match="no placement group named 'it'"):
+        get_placement_group("it")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"bundles": []}, "non-empty list"),
+        ({"bundles": {"CPU": 1}}, "non-empty list"),
+        ({"bundles": [{}]}, r"bundles\[0\] asks for nothing"),
+        ({"bundles": [{"CPU": 1}, {"CPU": 0}]}, r"bundles\[1\] asks for nothing"),
+        ({"bundles": [3]}, r"bundles\[0\] must be a dict"),
+        ({"bundles": [{3: 1}]}, "resource names are strings"),
+        ({"bundles": [{"CPU": "1"}]}, r"bundles\[0\]\['CPU'\] must be a number"),
+        ({"bundles": [{"CPU": -1}]}, "at least 0"),
+        ({"bundles": [{"GPU": 1.5}]}, "Use 1 or 2"),
+        ({"bundles": [{"CPU": 1}], "strategy": "PAK"}, "Did you mean 'PACK'"),
+        ({"bundles": [{"CPU": 1}], "lifetime": "long"}, "lifetime"),
+        ({"bundles": [{"CPU": 1}], "bundle_label_selector": []}, "one per bundle"),
+    ],
+)
+def test_a_group_that_makes_no_sense_is_refused(
+    runtime: FakeRuntime, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        placement_group(**given)
+    assert runtime.calls == []
+
+
+def test_wait_says_when_the_group_is_not_placed_in_time(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = placement_group([{"CPU": 1}])
+    monkeypatch.setattr(runtime, "placement_group_ready", lambda _id: runtime.ref(ready=False))
+
+    assert not group.wait(0)
+
+
+def test_a_group_can_be_sent(runtime: FakeRuntime) -> None:
+    group = placement_group([{"CPU": 1}])
+    sent = pickle.loads(pickle.dumps(group))
+
+    assert sent == group
+    assert hash(sent) == hash(group)
+    assert sent.bundle_specs == [{"CPU": 1}]
+
+
+def test_the_empty_group_is_ready(runtime: FakeRuntime) -> None:
+    empty = PlacementGroup.empty()
+
+    assert empty.is_empty
+    assert miniray.get(empty.ready()) == empty
+    assert empty.bundle_count == 0
+
+
+def test_a_driver_is_in_no_group(runtime: FakeRuntime) -> None:
+    assert get_current_placement_group() is None
+
+
+def test_only_groups_can_be_removed(runtime: FakeRuntime) -> None:
+    with pytest.raises(TypeError, match="a PlacementGroup"):
+        remove_placement_group("it")  # type: ignore[arg-type]
