@@ -32,8 +32,8 @@ class Config:
     auth_timeout: float = 10.0
 
     # --- calls -----------------------------------------------------------------
-    #: Serialized values up to this size travel inside messages.
-    inline_limit: int = 100 * 1024
+    #: Serialized values up to this size travel inside messages: 100 KiB and their pickle's frame.
+    inline_limit: int = 104 * 1024
     #: A function or class that drags in more than this is named in a warning.
     large_closure_warning: int = 10 * 1024 * 1024
     #: A task that runs (or blocks) longer than this hands back the tasks queued behind it.

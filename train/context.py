@@ -109,7 +109,7 @@ def report(
 
     Raises:
         RuntimeError: Called outside a train loop.
-        TypeError: The metrics are not a dictionary with string keys.
+        TypeError: The metrics are not a dictionary with string keys, or the checkpoint is none.
         ValueError: The metrics hold a tensor, or the name can't be used.
         FileNotFoundError: The checkpoint's folder does not exist.
     """

@@ -150,12 +150,11 @@ class TrainController:
             await self._first_of(self._machine, recording)
         except asyncio.CancelledError:
             await self._move(RunState.ABORTED)
-        except Exception as error:  # whatever it is, the driver is told
-            logger.exception("The controller of run %s failed.", self._spec.name)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
             failure = WorkerFailure.of(error)
             await self._fail()
         finally:
-            recording.cancel()
+            await _end(self._machine, recording)
             await self._stop_group(graceful=self._state is RunState.FINISHED)
         return await self._finish(failure)
 
@@ -203,14 +202,7 @@ class TrainController:
         self._attempts += 1
         self._attempt = Attempt(self._attempts, decision.num_workers, self._recorder.next_number)
         self._group = self._make_group(spec, decision)
-        placed = asyncio.ensure_future(self._group.place())
-        await asyncio.wait({placed}, timeout=PLACEMENT_NOTE_AFTER)
-        if not placed.done():
-            self._feed.note(
-                f"Waiting for the resources of {decision.num_workers} workers with "
-                f"{dict(decision.resources_per_worker)} each."
-            )
-        await placed
+        await self._place(self._group, decision)
         try:
             await self._group.start()
         except GroupStartError as error:
@@ -218,6 +210,20 @@ class TrainController:
                 self._attempt.fail(rank, failure)
             return await self._judge_failure()
         return RunState.RUNNING
+
+    async def _place(self, group: WorkerGroup, decision: ScalingDecision) -> None:
+        """Wait for the resources of a group, and tell the user if that takes long."""
+        placed = asyncio.ensure_future(group.place())
+        try:
+            await asyncio.wait({placed}, timeout=PLACEMENT_NOTE_AFTER)
+            if not placed.done():
+                self._feed.note(
+                    f"Waiting for the resources of {decision.num_workers} workers with "
+                    f"{dict(decision.resources_per_worker)} each."
+                )
+            await placed
+        finally:
+            await _end(placed)
 
     async def _supervise(self, handle: Any, loop: Any) -> RunState:
         assert self._group is not None
@@ -326,8 +332,8 @@ class TrainController:
             self._message = failure.summary
         try:
             await self._blocking(self._close)
-        except Exception as error:  # the first failure is the one that counts
-            logger.exception("The results of run %s could not be completed.", self._spec.name)
+        except Exception as error:  # the driver is told of the first failure
+            logger.debug("The results of run %s are incomplete.", self._spec.name, exc_info=True)
             failure = failure or WorkerFailure.of(error)
             self._state = RunState.ERRORED
         self._io.shutdown(wait=False)

@@ -42,11 +42,15 @@ class ControllerError(TrainingFailedError):
 
     Attributes:
         controller_failure: The exception that ended the run.
+        details: Its remote traceback as text; empty if there is none.
     """
 
-    def __init__(self, controller_failure: BaseException) -> None:
-        super().__init__(f"Training failed due to a controller error:\n{controller_failure}")
+    def __init__(self, controller_failure: BaseException, details: str = "") -> None:
+        super().__init__(
+            f"Training failed due to a controller error:\n{details or controller_failure}"
+        )
         self.controller_failure = controller_failure
+        self.details = details
 
-    def __reduce__(self) -> tuple[Callable[..., ControllerError], tuple[BaseException]]:
-        return type(self), (self.controller_failure,)
+    def __reduce__(self) -> tuple[Callable[..., ControllerError], tuple[BaseException, str]]:
+        return type(self), (self.controller_failure, self.details)

@@ -12,13 +12,13 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from miniray.train.checkpoint import Checkpoint
 from miniray.train.reports import Report
 from miniray.train.storage import default_checkpoint_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from miniray.train.checkpoint import Checkpoint
     from miniray.train.ranks import Ranks
     from miniray.train.storage import RunStorage
 
@@ -76,6 +76,11 @@ class Session:
     ) -> None:
         """Upload the checkpoint if there is one, then send the report."""
         plain = plain_metrics(metrics)
+        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+            raise TypeError(
+                f"report() got the checkpoint {checkpoint!r}. "
+                f"Pass miniray.train.Checkpoint.from_directory(path)."
+            )
         with self._lock:
             number = self._setup.first_number + self._reported
             upload = None
@@ -132,7 +137,8 @@ def _plain(key: str, value: Any) -> Any:
     if type(value) in (int, float, str, bool, type(None)):
         return value
     if isinstance(value, dict):
-        return {name: _plain(f"{key}/{name}", inner) for name, inner in value.items()}
+        # JSON has only string keys.
+        return {str(name): _plain(f"{key}/{name}", inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(key, inner) for inner in value]
     # What was never imported can't be the type of a value.

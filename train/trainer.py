@@ -215,8 +215,8 @@ def _abort(controller: Any, run: Any) -> None:
 
 def make_error(outcome: RunOutcome) -> TrainingFailedError | None:
     """The error of a run that failed."""
-    if outcome.controller_failure is not None:
-        return ControllerError(outcome.controller_failure.exception())
+    if (failure := outcome.controller_failure) is not None:
+        return ControllerError(failure.exception(), failure.traceback)
     if outcome.state is RunState.ERRORED:
         failures = {rank: failure.exception() for rank, failure in outcome.worker_failures.items()}
         return WorkerGroupError(outcome.message, failures)

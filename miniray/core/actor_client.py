@@ -89,7 +89,7 @@ class ActorClient:
                 return
         call.peer = peer
         self._sent[call.number] = call
-        peer.send(
+        peer.post(
             (
                 p.PEER_CALL,
                 call.number,

@@ -69,7 +69,7 @@ class ActorDirectory:
             # Only a name can be taken: everything else is told without waiting for an answer.
             found = runtime.link.head_request("create_actor", id, spec, options.get_if_exists)
             if found is not None:
-                return self._location(*found)
+                return self.location(*found)
         else:
             runtime.link.head_notice("create_actor", id, spec, False)
         ref = ObjectRef(id, b"") if detached else runtime.table.create_actor(id)
@@ -114,9 +114,10 @@ class ActorDirectory:
     def find(self, name: str, namespace: str | None) -> ActorLocation:
         """A named actor; ValueError if there is none."""
         where = namespace or self._runtime.facts.namespace
-        return self._location(*self._runtime.link.head_request("get_actor", name, where))
+        return self.location(*self._runtime.link.head_request("get_actor", name, where))
 
-    def _location(self, id: bytes, owner_node: bytes, detached: bool, info: bytes) -> ActorLocation:
+    def location(self, id: bytes, owner_node: bytes, detached: bool, info: bytes) -> ActorLocation:
+        """A handle's parts from what the head tells of an actor."""
         if detached:
             ref: ObjectRef[Any] = ObjectRef(id, b"")
         else:

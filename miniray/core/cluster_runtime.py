@@ -58,6 +58,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: Seconds after which dropped refs are looked at again, while some go.
+_DRAIN_AGAIN = 0.02
+
+
 class ClusterRuntime(Runtime):
     """The cluster engine behind the public API."""
 
@@ -104,6 +108,7 @@ class ClusterRuntime(Runtime):
         self._futures: concurrent.futures.ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
         self._closed = False
+        self._quiet = False
         #: Pushes from the daemon or the head, by topic.
         self.on_topic: dict[str, Callable[..., None]] = {
             "lease_granted": self.tasks.on_granted,
@@ -140,11 +145,25 @@ class ClusterRuntime(Runtime):
 
     # --- refs that come and go ---------------------------------------------------------
     def _wake_for_drops(self) -> None:
-        self.loop.call_soon(self.drain)
+        self.loop.call_soon(self._drain_in_loop)
+
+    def _drain_in_loop(self) -> None:
+        """The loop's drain: stays on call while refs keep going, so that few drops wake it."""
+        if hooks.dropped:
+            self.drain()
+        elif self._quiet:
+            self._quiet = False
+            hooks.woken = False
+            if not hooks.dropped:  # else one went away before the flag was down
+                return
+            hooks.woken = True
+        else:
+            self._quiet = True
+        self.loop.call_later(_DRAIN_AGAIN, self._drain_in_loop)
 
     def drain(self) -> None:
         """Count the refs that were dropped since the last time."""
-        hooks.woken = False
+        self._quiet = False
         dropped = hooks.dropped
         batch = []
         try:
@@ -220,6 +239,7 @@ class ClusterRuntime(Runtime):
         return entry
 
     def _wait_values(self, pending: Sequence[Entry], needed: int, timeout: float | None) -> bool:
+        self.loop.flush_posted()
         self.borrowing.want(pending)
         return waiting.wait_for(self.table, pending, needed, timeout, self.block)
 
@@ -316,6 +336,7 @@ class ClusterRuntime(Runtime):
 
         entry = self._entry(ref)
         if entry.value is None:
+            self.loop.flush_posted()
             loop = asyncio.get_running_loop()
             there: asyncio.Future[None] = loop.create_future()
 
@@ -466,6 +487,7 @@ class ClusterRuntime(Runtime):
         def wait(timeout: float | None) -> bool:
             return gate.acquire(timeout=-1 if timeout is None else timeout)
 
+        self.loop.flush_posted()
         self.block(wait, None)
 
     def _stream(self, number: int, backpressure: int) -> StreamState:
@@ -649,6 +671,12 @@ class ClusterRuntime(Runtime):
             assigned_resources=facts.assigned_resources,
             runtime_env=facts.runtime_env,
         )
+
+    def current_actor(self) -> ActorLocation:
+        own = self.facts.own_actor
+        if own is None:
+            raise RuntimeError("This code does not run in an actor.")
+        return self.actors.location(*own)
 
     def exit_actor(self) -> None:
         from miniray.worker.exits import ActorExit

@@ -35,6 +35,8 @@ class ProcessFacts:
         self.actor_id: bytes | None = None
         self.actor_name: str | None = None
         self.was_restarted = False
+        #: In an actor's worker: (id, owner's node, detached, pickled class info).
+        self.own_actor: tuple[bytes, bytes, bool, bytes] | None = None
         self.placement_group_id: bytes | None = None
         self.capture_child_tasks = False
         self.runtime_env: Mapping[str, Any] = {}

@@ -15,8 +15,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from miniray.core.wire import READ_SIZE
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from miniray.core.wire import Connection
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +38,12 @@ class IOLoop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._cancelled: set[int] = set()
         self._numbers = itertools.count()
+        self._unflushed: collections.deque[Connection] = collections.deque()
+        self._flush_scheduled = False
         self._lock = threading.Lock()
         self._stopping = False
+        self.buffer = bytearray(READ_SIZE)
+        self.buffer_view = memoryview(self.buffer)
         self._thread = threading.Thread(target=self._run, name="miniray-io", daemon=True)
 
     def start(self) -> None:
@@ -86,6 +94,27 @@ class IOLoop:
         """Run a callback in the loop's thread."""
         self._soon.append(callback)
         self.wake()
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Write what a connection keeps, in the loop's next turn."""
+        self._unflushed.append(connection)
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        self.flush_posted()
+
+    def flush_posted(self) -> None:
+        """Write what connections keep; any thread does so before it waits."""
+        unflushed = self._unflushed
+        while unflushed:
+            try:
+                connection = unflushed.popleft()
+            except IndexError:  # another thread took it
+                return
+            connection.flush_posted()
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
         """Run a callback after a delay; returns a function that cancels it."""

@@ -68,6 +68,7 @@ class NodeLink:
             on_message=self._on_message,
             on_close=self._on_close,
             auth_timeout=auth_timeout,
+            takes_fds=True,
         )
         self._conn.send((p.NODE_HELLO, *hello))
 

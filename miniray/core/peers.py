@@ -63,6 +63,13 @@ class Peer:
         """Whether there is a socket of its own to this peer."""
         return self._conn is not None
 
+    def post(self, message: tuple[Any, ...]) -> None:
+        """Send, perhaps together with what follows closely; see ``Connection.post``."""
+        if self._conn is not None:
+            self._conn.post(message)
+        else:
+            self.send(message)
+
     def flush(self, timeout: float) -> None:
         """Wait until what was sent is written (at a planned exit)."""
         if self._conn is not None:

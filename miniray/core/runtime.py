@@ -297,6 +297,10 @@ class Runtime(abc.ABC):
         """Who and where the caller is."""
 
     @abc.abstractmethod
+    def current_actor(self) -> ActorLocation:
+        """The actor that the calling code belongs to; RuntimeError outside of actors."""
+
+    @abc.abstractmethod
     def exit_actor(self) -> None:
         """End the current actor after this call (raises inside the method)."""
 
@@ -325,7 +329,7 @@ def current_runtime() -> Runtime:
         return _current
     from miniray.api import init
 
-    init()
+    init(ignore_reinit_error=True)  # another thread may do the same at this moment
     runtime = runtime_or_none()
     assert runtime is not None
     return runtime

@@ -193,7 +193,7 @@ class TaskClient:
         lease.calls[call.number] = call
         if lease.remaining > 0:
             lease.remaining -= 1
-        lease.peer.send(
+        lease.peer.post(
             (
                 p.PEER_TASK,
                 call.number,

@@ -32,11 +32,12 @@ logger = logging.getLogger(__name__)
 _LENGTH = struct.Struct("<I")
 #: A frame above this is a fault of the sender: large values do not travel in frames.
 MAX_FRAME = 1 << 30
-_READ_SIZE = 256 * 1024
+#: Bytes that a loop's buffer has: what one read takes at most.
+READ_SIZE = 256 * 1024
 #: Buffers handed to one sendmsg; the kernel allows 1024.
 _GATHER = 256
 _FD_SIZE = array.array("i").itemsize
-_MAX_FDS = 16
+_ANCILLARY = socket.CMSG_SPACE(16 * _FD_SIZE)
 
 
 def encode(message: tuple[Any, ...]) -> bytes:
@@ -45,8 +46,20 @@ def encode(message: tuple[Any, ...]) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
+#: Frames posted within this many seconds of each other are written together ...
+_CLOSE_BY = 50e-6
+#: ... up to this many, and not beyond a frame of this size.
+_BATCH = 16
+_LARGE = 16 * 1024
+_now = time.perf_counter
+
+
 class Poller(Protocol):
     """What a connection needs from the loop that watches its socket."""
+
+    #: Where connections read into, one after the other.
+    buffer: bytearray
+    buffer_view: memoryview
 
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Call ``on_readable`` in the loop's thread whenever fd has data."""
@@ -59,6 +72,9 @@ class Poller(Protocol):
 
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run a callback in the loop's thread. Thread-safe."""
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Call ``flush_posted`` of a connection in the loop's next turn. Thread-safe."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
         """Run a callback in the loop's thread after ``delay`` seconds; returns a cancel."""
@@ -74,17 +90,21 @@ class Connection:
     """
 
     __slots__ = (
+        "_batch",
         "_buffer",
         "_cancel_deadline",
         "_challenge",
         "_closed",
+        "_expected",
         "_fds",
         "_lock",
         "_out",
         "_out_fds",
         "_poller",
+        "_posted",
         "_ready",
         "_sock",
+        "_takes_fds",
         "on_close",
         "on_message",
         "peer",
@@ -100,6 +120,7 @@ class Connection:
         on_message: Callable[[Connection, tuple[Any, ...]], None],
         on_close: Callable[[Connection], None],
         auth_timeout: float,
+        takes_fds: bool = False,
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -111,8 +132,14 @@ class Connection:
         self._lock = threading.Lock()
         self._out: collections.deque[memoryview | bytes] = collections.deque()
         self._out_fds: collections.deque[tuple[bytes, list[int]]] = collections.deque()
+        self._takes_fds = takes_fds
+        #: The beginning of a frame whose rest has not come, and how long that frame is.
         self._buffer = bytearray()
+        self._expected = 0
         self._fds: collections.deque[int] = collections.deque()
+        #: Frames that ``post`` keeps for a moment, and when it last wrote or began to keep.
+        self._batch: list[bytes] = []
+        self._posted = 0.0
         self._closed = False
         self._ready = False  # nothing but the challenge is written before it is passed
         self._challenge: ServerChallenge | ClientChallenge | None
@@ -130,30 +157,79 @@ class Connection:
         body = marshal.dumps(message)
         self.send_bytes(_LENGTH.pack(len(body)) + body)
 
+    def post(self, message: tuple[Any, ...]) -> None:
+        """Send one frame, perhaps together with those that follow it closely.
+
+        A lone frame leaves at once. One that comes within microseconds of another waits
+        for at most a few more, for the sender's next wait, or for the loop's next turn:
+        a system call for each of thousands would cost more than all the rest.
+        """
+        body = marshal.dumps(message)
+        data = _LENGTH.pack(len(body)) + body
+        with self._lock:
+            if self._closed:
+                return
+            batch = self._batch
+            if not batch:
+                now = _now()
+                if now - self._posted > _CLOSE_BY or len(data) > _LARGE:
+                    self._posted = now
+                    self._write(data)
+                    return
+                batch.append(data)
+                self._posted = now
+                self._poller.flush_soon(self)
+                return
+            batch.append(data)
+            if len(batch) < _BATCH and len(data) <= _LARGE:
+                return
+            self._write(b"".join(batch))
+            batch.clear()
+            self._posted = _now()
+
+    def flush_posted(self) -> None:
+        """Write what ``post`` has kept."""
+        with self._lock:
+            if self._batch and not self._closed:
+                data = b"".join(self._batch)
+                self._batch.clear()
+                self._write(data)
+
     def send_bytes(self, data: bytes) -> None:
         """Send encoded frames."""
         with self._lock:
             if self._closed:
                 return
-            if self._ready and not self._out:
-                try:
-                    sent = self._sock.send(data)
-                except BlockingIOError:
-                    sent = 0
-                except OSError:
-                    # The loop sees the hang-up too and closes; nothing more can be sent.
-                    return
-                if sent == len(data):
-                    return
-                self._out.append(memoryview(data)[sent:])
-                self._poller.watch_writable(self._sock.fileno(), self._on_writable)
-            else:
-                self._out.append(data)
+            if self._batch:
+                self._batch.append(data)
+                data = b"".join(self._batch)
+                self._batch.clear()
+            self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        """Write, or queue what the socket does not take. Needs the lock."""
+        if self._ready and not self._out:
+            try:
+                sent = self._sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                # The loop sees the hang-up too and closes; nothing more can be sent.
+                return
+            if sent == len(data):
+                return
+            self._out.append(memoryview(data)[sent:])
+            self._poller.watch_writable(self._sock.fileno(), self._on_writable)
+        else:
+            self._out.append(data)
 
     def send_with_fds(self, message: tuple[Any, ...], fds: list[int]) -> None:
         """Send one frame with open descriptors; this takes ownership of ``fds``."""
         data = encode(message)
         with self._lock:
+            if self._batch and not self._closed:
+                self._write(b"".join(self._batch))
+                self._batch.clear()
             if not self._closed and self._ready and not self._out:
                 try:
                     sent = socket.send_fds(self._sock, [data], fds)
@@ -228,64 +304,78 @@ class Connection:
         """The descriptor that came with the message being handled."""
         return self._fds.popleft()
 
-    def _receive(self) -> bytes:
-        data, ancillary, _flags, _ = self._sock.recvmsg(
-            _READ_SIZE, socket.CMSG_SPACE(_MAX_FDS * _FD_SIZE), socket.MSG_CMSG_CLOEXEC
+    def _receive(self) -> int:
+        """Read into the loop's buffer; returns how many bytes came."""
+        if not self._takes_fds:
+            return self._sock.recv_into(self._poller.buffer)
+        size, ancillary, _flags, _ = self._sock.recvmsg_into(
+            (self._poller.buffer,), _ANCILLARY, socket.MSG_CMSG_CLOEXEC
         )
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i")
                 fds.frombytes(payload[: len(payload) - len(payload) % _FD_SIZE])
                 self._fds.extend(fds)
-        return data
+        return size
 
     def _on_readable(self) -> None:
         try:
-            data = self._receive()
+            size = self._receive()
         except BlockingIOError:
             return
         except OSError:
-            data = b""
-        if not data:
+            size = 0
+        if not size:
             self.close()
             return
+        view = self._poller.buffer_view
         if self._challenge is not None:
-            data = self._authenticate(data)
-            if not data:
+            surplus = self._authenticate(bytes(view[:size]))
+            size = len(surplus)
+            if not size:
                 return
-        if self._buffer:
-            self._buffer += data
-            consumed = self._dispatch(self._buffer)
+            view[:size] = surplus
+        buffer = self._buffer
+        if buffer:
+            buffer += view[:size]
+            if len(buffer) < self._expected:
+                return
+            with memoryview(buffer) as whole:
+                consumed = self._dispatch(whole, len(buffer))
             if not self._closed:
-                del self._buffer[:consumed]
+                del buffer[:consumed]
         else:
-            consumed = self._dispatch(data)
-            if consumed < len(data) and not self._closed:
-                self._buffer += data[consumed:] if consumed else data
+            consumed = self._dispatch(view, size)
+            if consumed < size and not self._closed:
+                buffer += view[consumed:size]
 
-    def _dispatch(self, data: bytes | bytearray) -> int:
-        """Handle the whole frames in ``data``; returns how many bytes they were."""
-        total = len(data)
+    def _dispatch(self, view: memoryview, total: int) -> int:
+        """Handle the whole frames in a buffer; returns how many bytes they were."""
         position = 0
         on_message = self.on_message
-        loads = marshal.loads
-        with memoryview(data) as view:
-            while total - position >= 4 and not self._closed:
-                (length,) = _LENGTH.unpack_from(view, position)
-                end = position + 4 + length
-                if end > total:
-                    if length > MAX_FRAME:
-                        logger.error("a frame of %d bytes was announced; closing", length)
-                        self.close()
-                    break
-                with view[position + 4 : end] as body:
-                    message = loads(body)
-                position = end
-                try:
-                    on_message(self, message)
-                except Exception:
-                    # One bad message must not end the loop that serves all sockets.
-                    logger.exception("handling message kind %r failed", message[0])
+        unpack = _LENGTH.unpack_from
+        self._expected = 0
+        while total - position >= 4 and not self._closed:
+            (length,) = unpack(view, position)
+            end = position + 4 + length
+            if end > total:
+                if length > MAX_FRAME:
+                    logger.error("a frame of %d bytes was announced; closing", length)
+                    self.close()
+                self._expected = end - position
+                break
+            try:
+                message = marshal.loads(view[position + 4 : end])
+            except (ValueError, EOFError, TypeError):
+                logger.exception("a frame of %d bytes cannot be read; closing", length)
+                self.close()
+                break
+            position = end
+            try:
+                on_message(self, message)
+            except Exception:
+                # One bad message must not end the loop that serves all sockets.
+                logger.exception("handling message kind %r failed", message[0])
         return position
 
     # --- the challenge -------------------------------------------------------------

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniray.core.wire import READ_SIZE
+
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
+
+    from miniray.core.wire import Connection
 
 
 class AsyncPoller:
@@ -14,6 +18,8 @@ class AsyncPoller:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.buffer = bytearray(READ_SIZE)
+        self.buffer_view = memoryview(self.buffer)
 
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Watch a descriptor for input."""
@@ -34,6 +40,10 @@ class AsyncPoller:
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run a callback in the next turn of the loop."""
         self._loop.call_soon(callback)
+
+    def flush_soon(self, connection: Connection) -> None:
+        """Write what a connection keeps, in the next turn of the loop."""
+        self._loop.call_soon(connection.flush_posted)
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
         """Run a callback after a delay; returns a cancel."""

@@ -71,6 +71,9 @@ class ClientServer:
         self._unnamed: set[Connection] = set()
         #: Requests: method → coroutine function (client, *args) → result or (result, fd).
         self.requests: dict[str, Callable[..., Awaitable[Any]]] = {}
+        #: Those that can be answered without waiting: method → function (client, *args) →
+        #: (result, fd), or None if it has to be a coroutine after all.
+        self.quick: dict[str, Callable[..., tuple[Any, int] | None]] = {}
         #: Notices: method → function (client, *args).
         self.notices: dict[str, Callable[..., None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,6 +130,16 @@ class ClientServer:
         conn.send((p.NODE_WELCOME, self._events.welcome(client)))
 
     def _request(self, client: Client, number: int, method: str, args: tuple[Any, ...]) -> None:
+        quick = self.quick.get(method)
+        if quick is not None:
+            try:
+                answer = quick(client, *args)
+            except Exception as error:  # noqa: BLE001 - it is the answer
+                client.conn.send((p.NODE_REPLY, number, pickle.dumps(error, 5), None, False))
+                return
+            if answer is not None:
+                self._reply(client, number, *answer)
+                return
         task = asyncio.get_running_loop().create_task(self._answer(client, number, method, args))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -139,6 +152,10 @@ class ClientServer:
         except Exception as error:  # noqa: BLE001 - it is the answer
             client.conn.send((p.NODE_REPLY, number, pickle.dumps(error, 5), None, False))
             return
+        self._reply(client, number, result, fd)
+
+    @staticmethod
+    def _reply(client: Client, number: int, result: Any, fd: int) -> None:
         if fd < 0:
             client.conn.send((p.NODE_REPLY, number, None, result, False))
         else:

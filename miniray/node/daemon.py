@@ -92,10 +92,13 @@ class NodeDaemon:
 
     def _install_handlers(self) -> None:
         self._clients.requests.update(
+            {"map_segment": self._map_segment, "get_code": self._get_code}
+        )
+        self._clients.quick.update(
             {
                 "create_segment": self._create_segment,
-                "map_segment": self._map_segment,
-                "get_code": self._get_code,
+                "map_segment": self._map_local_segment,
+                "get_code": self._known_code,
             }
         )
         self._clients.notices.update(
@@ -313,11 +316,23 @@ class NodeDaemon:
             )
         )
 
-    async def _create_segment(
+    def _create_segment(
         self, client: Client, size: int, form: int, owner: bytes
     ) -> tuple[int, int]:
         segment = self.store.create(size, form, owner, client.process_id)
         return segment.number, segment.fd
+
+    def _map_local_segment(
+        self, client: Client, node_id: bytes, number: int, _size: int
+    ) -> tuple[tuple[int, int], int] | None:
+        if node_id != self.node_id:
+            return None
+        segment = self.store.map(number, client.process_id)
+        return (segment.number, segment.form), segment.fd
+
+    def _known_code(self, _client: Client, key: bytes) -> tuple[bytes, int] | None:
+        blob = self._code.get(key)
+        return (blob, -1) if blob is not None else None
 
     async def _map_segment(
         self, client: Client, node_id: bytes, number: int, size: int
@@ -338,11 +353,9 @@ class NodeDaemon:
             )
 
     async def _get_code(self, _client: Client, key: bytes) -> tuple[bytes | None, int]:
-        blob = self._code.get(key)
-        if blob is None:
-            blob = await self._ask_head("get_code", key)
-            if blob is not None:
-                self._code[key] = blob
+        blob = await self._ask_head("get_code", key)
+        if blob is not None:
+            self._code[key] = blob
         return blob, -1
 
     async def fetch_blob(self, uri: str) -> bytes:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from miniray.node.log_lines import LineSplitter
+from miniray.node.log_lines import LineSplitter, LogLine, bar_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 _READ_SIZE = 64 * 1024
+#: Seconds of silence after which an unfinished line is shown.
+_SETTLE_AFTER = 0.2
 
 
 class OutputPipe:
@@ -23,7 +25,7 @@ class OutputPipe:
         on_lines: Called with the lines that a read completed.
     """
 
-    def __init__(self, path: Path, on_lines: Callable[[list[Any]], None]) -> None:
+    def __init__(self, path: Path, on_lines: Callable[[list[LogLine]], None]) -> None:
         self._path = path
         self._on_lines = on_lines
         self._splitter = LineSplitter()
@@ -31,6 +33,7 @@ class OutputPipe:
         self._read, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._read, False)
         self._closed = False
+        self._settling: asyncio.TimerHandle | None = None
         self._loop.add_reader(self._read, self._on_readable)
 
     def _on_readable(self) -> None:
@@ -44,11 +47,24 @@ class OutputPipe:
             self.close()
 
     def _take(self, data: bytes) -> None:
-        with self._path.open("ab") as file:
-            file.write(data)
-        lines = self._splitter.feed(data)
-        if lines:
-            self._on_lines(lines)
+        self._pass_on(self._splitter.feed(data))
+        if self._splitter.unsettled and self._settling is None:
+            self._settling = self._loop.call_later(_SETTLE_AFTER, self._settle)
+
+    def _settle(self) -> None:
+        """A progress bar's last state shows although no output follows it."""
+        self._settling = None
+        if not self._closed:
+            self._pass_on(self._splitter.settle())
+
+    def _pass_on(self, lines: list[LogLine]) -> None:
+        if not lines:
+            return
+        finished = "".join(f"{line.text}\n" for line in lines if bar_row(line.text) is None)
+        if finished:
+            with self._path.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(finished)
+        self._on_lines(lines)
 
     def drain(self) -> None:
         """Read what is in the pipe: its worker has ended."""
@@ -69,6 +85,4 @@ class OutputPipe:
         self._closed = True
         self._loop.remove_reader(self._read)
         os.close(self._read)
-        lines = self._splitter.close()
-        if lines:
-            self._on_lines(lines)
+        self._pass_on(self._splitter.close())

@@ -195,6 +195,8 @@ class WorkerPool:
                 "class_name": spec["class_name"],
                 "name": spec["name"],
                 "info": bytes.fromhex(spec["info"]),
+                "owner_node": bytes.fromhex(spec["owner_node"]),
+                "detached": spec["detached"],
                 "max_concurrency": spec["max_concurrency"],
                 "concurrency_groups": spec["concurrency_groups"],
                 "is_async": spec["is_async"],
@@ -220,7 +222,9 @@ class WorkerPool:
             self.workers[worker.process_id] = worker
             lease.worker = worker
             worker.pid = await self._template().fork(spec, stdout.write_end, stderr.write_end)
-        except (RuntimeEnvSetupError, TemplateGoneError, OSError) as error:
+        except Exception as error:
+            if not isinstance(error, (RuntimeEnvSetupError, TemplateGoneError, OSError)):
+                logger.exception("starting a worker failed")
             self.workers.pop(worker.process_id, None)
             self.leases.pop(lease.number, None)
             self._release_environment(worker)

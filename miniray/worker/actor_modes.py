@@ -103,6 +103,7 @@ class ThreadedExecutor(Executor):
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
         finally:
+            self._runtime.loop.flush_posted()
             context.execution.reset(token)
 
     def _invoke(self, work: Work) -> Any:
@@ -136,6 +137,7 @@ class AsyncExecutor(Executor):
         self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
         self._stopped: asyncio.Event | None = None
         self._warned = False
+        self._flushing = False
 
     # --- from the I/O thread ---------------------------------------------------------
     def enqueue(self, work: Work) -> None:
@@ -200,11 +202,18 @@ class AsyncExecutor(Executor):
         try:
             await self._execute(work)
         finally:
+            if not self._flushing:
+                self._flushing = True
+                asyncio.get_running_loop().call_soon(self._flush)
             self._tasks.pop((work.caller.process_id, work.number), None)
             self._room[group] += 1
             waiting = self._waiting[group]
             if waiting and self._room[group] > 0:
                 self._start(waiting.popleft(), group)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._runtime.loop.flush_posted()
 
     async def _execute(self, work: Work) -> None:
         if work.cancelled:

@@ -172,7 +172,11 @@ class Executor:
     def run(self) -> None:
         """Run work until the end."""
         take = self._queue.get
+        is_empty = self._queue.empty
+        flush = self._runtime.loop.flush_posted
         while True:
+            if is_empty():
+                flush()
             work = take()
             if work is None:
                 return
@@ -276,7 +280,7 @@ class Executor:
         held = self._still_held(work)
         status = p.STATUS_STREAM_END if work.stream is not None else p.STATUS_OK
         seconds = time.perf_counter() - work.started
-        work.caller.send((p.PEER_REPLY, work.number, status, values, held, seconds))
+        work.caller.post((p.PEER_REPLY, work.number, status, values, held, seconds))
 
     def answer_error(self, work: Work, error: BaseException) -> None:
         """Send an error."""
@@ -288,7 +292,7 @@ class Executor:
         self._open.pop((work.caller.process_id, work.number), None)
         held = self._still_held(work)
         seconds = time.perf_counter() - work.started if work.started else 0.0
-        work.caller.send((p.PEER_REPLY, work.number, p.STATUS_ERROR, (value,), held, seconds))
+        work.caller.post((p.PEER_REPLY, work.number, p.STATUS_ERROR, (value,), held, seconds))
 
     def _still_held(self, work: Work) -> list[tuple[bytes, bytes]] | None:
         if work.held is None:

@@ -115,6 +115,12 @@ class Worker:
         facts = self._attachment.facts
         facts.actor_id = actor["actor_id"]
         facts.actor_name = actor["name"]
+        facts.own_actor = (
+            actor["actor_id"],
+            actor["owner_node"],
+            actor["detached"],
+            actor["info"],
+        )
         facts.was_restarted = actor["restarts"] > 0
         stdio.set_name(actor["class_name"])
         concurrency = actor["max_concurrency"]

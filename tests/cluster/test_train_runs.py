@@ -191,6 +191,7 @@ def test_a_failed_run_goes_on_from_its_newest_checkpoint(fit: Any, tmp_path: Pat
             saved = save(folder, epoch=str(epoch)) if rank == 0 else None
             train.report({"epoch": epoch}, checkpoint=saved)
             if epoch == 1 and rank == 1 and count_up(Path(config["folder"], "crashes")) == 1:
+                wait_until(train.get_context().get_storage().records)
                 os.kill(os.getpid(), signal.SIGKILL)
         return epochs
 

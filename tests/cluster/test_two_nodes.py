@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import wait_until
-from miniray.cluster_utils import Cluster
 
 import miniray
+from miniray.cluster_utils import Cluster
 from miniray.exceptions import RayActorError, RayError
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.scheduling_strategies import (

@@ -108,3 +108,13 @@ def test_metrics_that_are_no_dictionary_are_refused(metrics):
 def test_keys_of_metrics_are_strings():
     with pytest.raises(TypeError, match="keys of metrics are strings"):
         plain_metrics({1: 2})
+
+
+def test_a_path_is_not_taken_for_a_checkpoint(session, controller):
+    with pytest.raises(TypeError, match="from_directory"):
+        report({}, checkpoint="/tmp/files")
+    assert controller.reports == []
+
+
+def test_keys_of_nested_metrics_become_strings():
+    assert plain_metrics({"accuracy": {0: 0.5, (1, 2): 1}}) == {"accuracy": {"0": 0.5, "(1, 2)": 1}}

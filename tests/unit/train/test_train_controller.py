@@ -355,3 +355,28 @@ def test_the_folder_of_a_run_tells_its_end(start, tmp_path):
     header, row = storage.read_text("metrics.csv").splitlines()
     assert header == "number,time,checkpoint,loss,eval/accuracy"
     assert row.endswith(",0.5,1")
+
+
+def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkeypatch):
+    class WaitingGroup(FakeGroup):
+        async def place(self):
+            await asyncio.Event().wait()
+
+    async def scenario():
+        groups = []
+        controller = start(
+            make_group=lambda _, decision: WaitingGroup(decision.num_workers, groups)
+        )
+        ended = asyncio.ensure_future(controller.run(controller, [None]))
+        notes, seen = [], 0
+        while not notes:
+            progress = await controller.progress(seen)
+            notes, seen = progress.notes, progress.version
+        await controller.abort()
+        return notes, (await ended).state, groups[0].stopped
+
+    monkeypatch.setattr("miniray.train.controller.PLACEMENT_NOTE_AFTER", 0.01)
+    notes, state, stopped = asyncio.run(scenario())
+    assert notes == ["Waiting for the resources of 2 workers with {'CPU': 1.0} each."]
+    assert state is RunState.ABORTED
+    assert stopped is False

@@ -1,0 +1,218 @@
+"""Clusters of several nodes on one machine, for tests and for trying things out.
+
+Each node is a daemon of its own, with its own workers and shared memory: to miniray
+they are different machines. All of them end with the process that started them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.config import config
+from miniray.node.boot import launch
+from miniray.node.boot_options import BootOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from miniray.node.boot import StartedNode
+
+
+class Node:
+    """One node of a `Cluster`."""
+
+    def __init__(self, started: StartedNode) -> None:
+        self._started = started
+        #: Hex id of the node.
+        self.node_id = started.result.node_id
+        #: Pids by role: "boot" and "node" (the daemon), "template", and "head" for the first node.
+        self.pids: Mapping[str, int] = started.result.pids
+        self.session_dir = started.result.session_dir
+
+    @property
+    def unique_id(self) -> str:
+        """The node's id, under Ray's name."""
+        return self.node_id
+
+    def is_alive(self) -> bool:
+        """Whether the daemon runs."""
+        return self._started.process.poll() is None
+
+    def stop(self, *, graceful: bool = True) -> None:
+        """End the node: by SIGTERM, or at once by SIGKILL; waits for its end."""
+        process = self._started.process
+        if process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM if graceful else signal.SIGKILL)
+        try:
+            process.wait(2 * config().stop_grace)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def __repr__(self) -> str:
+        return f"Node({self.node_id})"
+
+
+class Cluster:
+    """A head and any number of nodes on this machine.
+
+    Args:
+        initialize_head: Start the first node, with the head, now.
+        connect: Attach this process to it, as ``init(address=cluster.address)`` does.
+        head_node_args: Arguments of ``add_node`` for the first node.
+        shutdown_at_exit: End the cluster when the interpreter exits.
+    """
+
+    def __init__(
+        self,
+        initialize_head: bool = False,
+        connect: bool = False,
+        head_node_args: Mapping[str, Any] | None = None,
+        shutdown_at_exit: bool = True,
+    ) -> None:
+        if connect and not initialize_head:
+            raise ValueError("connect=True needs initialize_head=True: there is nothing to join.")
+        self.head_node: Node | None = None
+        self.worker_nodes: list[Node] = []
+        self._token = ""
+        self._address = ""
+        self._lock = threading.Lock()
+        self._shutdown_at_exit = shutdown_at_exit
+        if initialize_head:
+            self.add_node(**(head_node_args or {}))
+            if connect:
+                self.connect()
+        if shutdown_at_exit:
+            atexit.register(self.shutdown)
+
+    @property
+    def address(self) -> str:
+        """``HOST:PORT`` of the head, for ``init(address=...)``."""
+        if not self._address:
+            raise RuntimeError("The cluster has no head yet: call add_node() first.")
+        return self._address
+
+    @property
+    def token(self) -> str:
+        """The join token of the cluster."""
+        return self._token
+
+    def connect(self, namespace: str | None = None) -> None:
+        """Attach this process as a driver."""
+        from miniray.api import init
+
+        init(address=self.address, namespace=namespace)
+
+    def add_node(
+        self,
+        wait: bool = True,
+        *,
+        num_cpus: float | None = None,
+        num_gpus: int | None = None,
+        resources: Mapping[str, Any] | None = None,
+        labels: Mapping[str, str] | None = None,
+        object_store_memory: int | None = None,
+        memory: int | None = None,
+    ) -> Node:
+        """Start a node; the first one has the head. It is part of the cluster on return.
+
+        Args:
+            wait: Kept for Ray's signature; a node is always ready on return.
+            num_cpus: CPUs that it offers; all of the machine's unless given.
+            num_gpus: GPUs that it offers; those that are found unless given.
+            resources: Further resources by name.
+            labels: Labels of the node.
+            object_store_memory: Bytes of its object store.
+            memory: Bytes that it offers as the resource ``memory``.
+        """
+        del wait
+        with self._lock:
+            first = self.head_node is None
+            started = launch(
+                BootOptions(
+                    head=first,
+                    address=None if first else self._address,
+                    token=None if first else self._token,
+                    num_cpus=num_cpus,
+                    num_gpus=num_gpus,
+                    resources=dict(resources or {}),
+                    labels=dict(labels or {}),
+                    object_store_memory=object_store_memory,
+                    memory=memory,
+                    parent_pid=os.getpid(),
+                )
+            )
+            node = Node(started)
+            if first:
+                self.head_node = node
+                self._address = started.result.address
+                self._token = started.result.token
+            else:
+                self.worker_nodes.append(node)
+            return node
+
+    def remove_node(self, node: Node, allow_graceful: bool = True) -> None:
+        """End a node; by SIGKILL unless ``allow_graceful``."""
+        node.stop(graceful=allow_graceful)
+        if node is self.head_node:
+            self.head_node = None
+            self._address = ""
+        elif node in self.worker_nodes:
+            self.worker_nodes.remove(node)
+        else:
+            raise ValueError(f"{node!r} is not a node of this cluster.")
+
+    def list_all_nodes(self) -> list[Node]:
+        """The nodes that were added and not removed."""
+        return [*([self.head_node] if self.head_node is not None else []), *self.worker_nodes]
+
+    def wait_for_nodes(self, timeout: float = 30.0) -> None:
+        """Wait until the head counts as many living nodes as there are here.
+
+        Raises:
+            TimeoutError: it does not within ``timeout`` seconds.
+        """
+        from miniray.api import nodes
+
+        deadline = time.monotonic() + timeout
+        expected = {node.node_id for node in self.list_all_nodes()}
+        while True:
+            alive = {node["NodeID"] for node in nodes() if node["Alive"]}
+            if alive == expected:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"After {timeout} s the head knows {len(alive)} living nodes, "
+                    f"not {len(expected)}."
+                )
+            time.sleep(0.02)
+
+    def shutdown(self) -> None:
+        """Detach this process if it is attached, and end all nodes."""
+        from miniray.api import is_initialized, shutdown
+        from miniray.core.runtime import runtime_or_none
+
+        runtime = runtime_or_none()
+        if is_initialized() and runtime is not None:
+            if runtime.context().address == self._address:
+                shutdown()
+        for node in [*self.worker_nodes, *([self.head_node] if self.head_node else [])]:
+            node.stop()
+        self.worker_nodes.clear()
+        self.head_node = None
+        self._address = ""
+        if self._shutdown_at_exit:
+            atexit.unregister(self.shutdown)
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()

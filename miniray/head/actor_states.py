@@ -1,0 +1,59 @@
+"""States of an actor, and what follows when its process ends. Pure decisions."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.exceptions import DeathCause
+
+if TYPE_CHECKING:
+    from miniray.head.clients import ProcessExit
+
+PENDING = "PENDING"
+ALIVE = "ALIVE"
+RESTARTING = "RESTARTING"
+DEAD = "DEAD"
+
+
+class Death(NamedTuple):
+    """Why an actor is dead, as its callers hear it."""
+
+    #: Name of a DeathCause.
+    cause: str
+    class_name: str
+    exit_code: int | None
+    pid: int
+    #: Hex id of its last node, or empty.
+    node_id: str
+    detail: str
+    #: Pickled error of its creation.
+    creation: bytes | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Circumstances:
+    """What is known of an actor when its process ends."""
+
+    #: Restarts that are left; -1: without end.
+    restarts_left: int
+    #: It ended itself with exit_actor.
+    exiting: bool = False
+    #: ``kill`` asked for it.
+    killed: bool = False
+
+
+def cause_of_death(exit: ProcessExit, actor: Circumstances) -> DeathCause | None:
+    """Why an actor whose process ended is dead; None if it is to be restarted.
+
+    A process that ends by rule with code 0 (``sys.exit()`` in a method) means it, so the
+    actor stays dead, as in Ray.
+    """
+    if actor.exiting:
+        return DeathCause.EXIT_ACTOR
+    meant = exit.planned and exit.code == 0 and not actor.killed
+    if actor.restarts_left != 0 and not meant:
+        return None
+    if exit.with_node:
+        return DeathCause.NODE_LOST
+    return DeathCause.KILLED if actor.killed else DeathCause.EXITED

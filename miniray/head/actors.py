@@ -1,0 +1,518 @@
+"""The actors of the cluster: names, where each lives, who wants to know, and restarts.
+
+Responsible for the life of an actor from its registration to its death; placing it is
+the scheduler's work, and running it a daemon's.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import marshal
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from miniray._proto import head_pb2
+from miniray.core.ids import owner_of
+from miniray.core.task_shape import placement_from_data
+from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
+from miniray.head.actor_spec import daemon_spec
+from miniray.head.actor_states import (
+    ALIVE,
+    DEAD,
+    PENDING,
+    RESTARTING,
+    Circumstances,
+    Death,
+    cause_of_death,
+)
+from miniray.head.allocations import allocation_json
+from miniray.head.clients import ProcessExit
+from miniray.head.demands import Demand
+from miniray.head.grants import Asker
+from miniray.head.reasons import ReasonKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.head.clients import ClientDirectory
+    from miniray.head.grants import GrantTable, Timers
+    from miniray.head.jobs import Job, JobDirectory
+    from miniray.head.nodes import Node, NodeDirectory
+    from miniray.head.reasons import Reason
+    from miniray.head.resources import Allocation
+
+#: So many dead actors are remembered, so that late callers learn why.
+_REMEMBERED = 10_000
+#: A handle can be quicker than the notice that its actor exists; it waits this long, in seconds.
+_EARLY_WAIT = 10.0
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Actor:
+    """One actor that is not dead."""
+
+    id: bytes
+    spec: dict[str, Any]
+    job_id: bytes
+    job: Job | None
+    #: Name of the node that is preferred, which is its creator's.
+    near: str
+    restarts_left: int
+    state: str = PENDING
+    #: How often it was restarted.
+    restarts: int = 0
+    #: Marshalled (arguments value, refs); None until they have values.
+    arguments: bytes | None = None
+    demand: Demand | None = None
+    #: Number of its request or lease; 0: none.
+    lease: int = 0
+    #: Where its lease is; None while it waits.
+    node: Node | None = None
+    process_id: bytes = b""
+    pid: int = 0
+    exiting: bool = False
+    killed: bool = False
+    told: bool = False
+    subscribers: set[bytes] = dataclasses.field(default_factory=set)
+
+    @property
+    def owner(self) -> bytes:
+        """The process that created it."""
+        return owner_of(self.id)
+
+    @property
+    def class_name(self) -> str:
+        """Its class."""
+        return str(self.spec["class_name"])
+
+    @property
+    def name(self) -> tuple[str, str] | None:
+        """(namespace, name), if it has a name."""
+        name = self.spec["name"]
+        return None if name is None else (self.spec["namespace"], name)
+
+    @property
+    def location(self) -> tuple[bytes, bytes, bool, bytes]:
+        """What a process needs to make a handle of it."""
+        spec = self.spec
+        return self.id, spec["owner_node"], spec["detached"], spec["info"]
+
+
+class ActorDirectory:
+    """All actors by id, name and process. Implements ``grants.Requester`` for actors."""
+
+    def __init__(
+        self,
+        grants: GrantTable,
+        nodes: NodeDirectory,
+        clients: ClientDirectory,
+        jobs: JobDirectory,
+        timers: Timers,
+        *,
+        epoch: int,
+        on_change: Callable[[Actor], None],
+    ) -> None:
+        """Start with none.
+
+        Args:
+            grants: where leases are asked for.
+            nodes: where actors live.
+            clients: who subscribes and owns.
+            jobs: whose actors they are.
+            timers: the event loop.
+            epoch: the head's start counter.
+            on_change: called when what must survive a restart has changed.
+        """
+        self._grants = grants
+        self._nodes = nodes
+        self._clients = clients
+        self._jobs = jobs
+        self._timers = timers
+        self._epoch = epoch
+        self._on_change = on_change
+        self._actors: dict[bytes, Actor] = {}
+        self._dead: collections.OrderedDict[bytes, Death] = collections.OrderedDict()
+        self._names: dict[tuple[str, str], Actor] = {}
+        self._by_process: dict[bytes, Actor] = {}
+        self._by_lease: dict[int, Actor] = {}
+        #: Actors that end with the process that created them.
+        self._owned: dict[bytes, set[bytes]] = {}
+        #: What each process subscribed to.
+        self._subscriptions: dict[bytes, set[bytes]] = {}
+        #: Subscribers of actors that the head has not heard of yet.
+        self._early: dict[bytes, set[bytes]] = {}
+        clients.on_ended.append(self._process_ended)
+
+    # --- what clients ask ------------------------------------------------------------
+    def create(
+        self, requester: bytes, id: bytes, spec: dict[str, Any], get_if_exists: bool
+    ) -> tuple[bytes, bytes, bool, bytes] | None:
+        """Register an actor; its arguments follow with ``start``.
+
+        Returns:
+            How to make a handle of the one that exists already, for ``get_if_exists``.
+
+        Raises:
+            ActorAlreadyExistsError: the name is taken.
+        """
+        client = self._clients.get(requester)
+        job_id = client.job_id if client is not None else b""
+        actor = Actor(
+            id=id,
+            spec=spec,
+            job_id=job_id,
+            job=self._jobs.get(job_id),
+            near=spec["owner_node"].hex(),
+            restarts_left=spec["max_restarts"],
+        )
+        if actor.name is not None:
+            holder = self._names.get(actor.name)
+            if holder is not None and get_if_exists:
+                return holder.location
+            if holder is not None:
+                raise ActorAlreadyExistsError(spec["name"], spec["namespace"])
+        self._enter(actor)
+        if client is not None:
+            self._subscribe(requester, actor)
+        elif not spec["detached"]:
+            self._die(actor, DeathCause.OWNER_DIED)
+        return None
+
+    def _enter(self, actor: Actor) -> None:
+        self._actors[actor.id] = actor
+        if actor.name is not None:
+            self._names[actor.name] = actor
+        if not actor.spec["detached"]:
+            self._owned.setdefault(actor.owner, set()).add(actor.id)
+        for process_id in self._early.pop(actor.id, ()):
+            self._subscribe(process_id, actor)
+
+    def start(self, id: bytes, arguments: Any, refs: Any, error: tuple[Any, ...] | None) -> None:
+        """The constructor's arguments have values, or one of them failed: then nothing starts."""
+        actor = self._actors.get(id)
+        if actor is None or actor.arguments is not None:
+            return
+        if error is not None:
+            self._die(actor, DeathCause.CREATION_FAILED, creation=error[1])
+            return
+        actor.arguments = marshal.dumps((arguments, refs))
+        self._on_change(actor)
+        self._submit(actor)
+
+    def subscribe(self, process_id: bytes, id: bytes) -> None:
+        """Tell a process of the actor's state, now and whenever it changes."""
+        actor = self._actors.get(id)
+        death = self._dead.get(id)
+        if actor is not None:
+            self._subscribe(process_id, actor)
+            self._tell(process_id, actor)
+        elif death is None and self._clients.get(owner_of(id)) is not None:
+            waiting = self._early.setdefault(id, set())
+            waiting.add(process_id)
+            if len(waiting) == 1:
+                self._timers.call_later(_EARLY_WAIT, lambda: self._never_came(id))
+        else:
+            self._tell_dead(process_id, id, death or _unknown())
+
+    def unsubscribe(self, process_id: bytes, id: bytes) -> None:
+        """A process has no handle of an actor left."""
+        self._subscriptions.get(process_id, set()).discard(id)
+        self._early.get(id, set()).discard(process_id)
+        actor = self._actors.get(id)
+        if actor is not None:
+            actor.subscribers.discard(process_id)
+
+    def kill(self, id: bytes, no_restart: bool) -> None:
+        """End an actor's process; it starts again if it may and ``no_restart`` is False."""
+        actor = self._actors.get(id)
+        if actor is None:
+            return
+        if no_restart or actor.restarts_left == 0:
+            self._die(actor, DeathCause.KILLED)
+        elif actor.node is not None:
+            actor.killed = True
+            self._end(actor, kill=True)
+
+    def out_of_scope(self, process_id: bytes, id: bytes) -> None:
+        """The owner's last handle went away."""
+        actor = self._actors.get(id)
+        if actor is not None and actor.owner == process_id and not actor.spec["detached"]:
+            self._die(actor, DeathCause.OUT_OF_SCOPE)
+
+    def find(self, name: str, namespace: str) -> tuple[bytes, bytes, bool, bytes]:
+        """How to make a handle of a named actor; ValueError if there is none."""
+        actor = self._names.get((namespace, name))
+        if actor is None:
+            raise ValueError(
+                f"There is no actor named {name!r} in namespace {namespace!r}: none was created "
+                f"there, or it has ended. For one of another namespace, pass its namespace."
+            )
+        return actor.location
+
+    def named(self, namespace: str | None) -> list[dict[str, str]]:
+        """Names and namespaces of living named actors, of one namespace or of all."""
+        return [
+            {"name": name, "namespace": where}
+            for where, name in self._names
+            if namespace is None or where == namespace
+        ]
+
+    # --- subscribers -----------------------------------------------------------------
+    def _subscribe(self, process_id: bytes, actor: Actor) -> None:
+        if self._clients.get(process_id) is not None:
+            actor.subscribers.add(process_id)
+            self._subscriptions.setdefault(process_id, set()).add(actor.id)
+
+    def _tell(self, process_id: bytes, actor: Actor) -> None:
+        node_id = actor.node.id if actor.node is not None else b""
+        self._clients.push(
+            process_id,
+            "actor",
+            actor.id,
+            actor.state,
+            node_id,
+            actor.process_id,
+            actor.restarts,
+            None,
+        )
+
+    def _tell_dead(self, process_id: bytes, id: bytes, death: Death) -> None:
+        self._clients.push(process_id, "actor", id, DEAD, b"", b"", 0, tuple(death))
+
+    def _tell_all(self, actor: Actor) -> None:
+        for process_id in actor.subscribers:
+            self._tell(process_id, actor)
+
+    def _never_came(self, id: bytes) -> None:
+        for process_id in self._early.pop(id, ()):
+            self._tell_dead(process_id, id, _unknown())
+
+    # --- placing ---------------------------------------------------------------------
+    def _submit(self, actor: Actor) -> None:
+        spec = actor.spec
+        try:
+            actor.demand = Demand.of(
+                spec["resources"],
+                spec["placement_resources"],
+                placement_from_data(spec["placement"]),
+                spec["labels"],
+            )
+        except ValueError as error:
+            self._die_unschedulable(actor, str(error))
+            return
+        number = self._grants.reserve_number()
+        actor.lease = number
+        self._by_lease[number] = actor
+        self._grants.submit_as(number, self, actor, actor.demand, actor.near)
+
+    def granted(self, token: Actor, number: int, allocation: Allocation) -> None:
+        """There is room: the daemon starts it."""
+        node = self._nodes.get(bytes.fromhex(allocation.node_id))
+        assert node is not None  # the scheduler has living nodes only
+        token.node = node
+        token.told = False
+        node.send(
+            start_actor=head_pb2.StartActor(
+                lease=number,
+                epoch=self._epoch,
+                actor_id=token.id,
+                owner=token.owner,
+                job_id=token.job_id,
+                spec=daemon_spec(token),
+                allocation=allocation_json(allocation),
+                arguments=token.arguments,
+                restarts=token.restarts,
+            )
+        )
+
+    def refused(self, token: Actor, number: int, reason: Reason) -> None:
+        """It can never be placed."""
+        if reason.kind is ReasonKind.GROUP_GONE:
+            self._die(token, DeathCause.GROUP_REMOVED, ended=True)
+        else:
+            self._die_unschedulable(token, reason.sentence())
+
+    def lost(self, token: Actor, number: int) -> None:
+        """Its node is gone."""
+        self._ended(token, ProcessExit(pid=token.pid, with_node=True))
+
+    def must_end(self, token: Actor, number: int) -> None:
+        """Its placement group was removed."""
+        if token.lease == number and token.state != DEAD:
+            self._die(token, DeathCause.GROUP_REMOVED)
+
+    def waits(self, token: Actor, number: int, reason: Reason) -> None:
+        """Tell the driver why it waits."""
+        if token.job is not None and not token.told:
+            token.told = True
+            self._clients.push(
+                token.job.driver,
+                "pending",
+                token.class_name,
+                reason.sentence(),
+                reason.infeasible,
+            )
+
+    def describe(self, token: Actor) -> Asker:
+        """Who waits."""
+        return Asker("actor", token.class_name, token.job_id)
+
+    def _die_unschedulable(self, actor: Actor, why: str) -> None:
+        error = ActorUnschedulableError(
+            f"The actor {actor.class_name} ({actor.id.hex()}) cannot be scheduled: {why}."
+        )
+        self._die(
+            actor, DeathCause.CREATION_FAILED, creation=pickle.dumps(error, 5), ended=True
+        )
+
+    # --- what daemons say --------------------------------------------------------------
+    def reported(self, report: head_pb2.ActorReported) -> None:
+        """An actor's constructor ended, or it ends itself."""
+        actor = self._by_lease.get(report.lease)
+        if actor is None or actor.id != report.actor_id:
+            return  # it is dead or elsewhere already
+        self._lives_in(actor, report.process_id)
+        actor.pid = report.pid
+        if report.exiting:
+            actor.exiting = True
+        elif report.error:
+            self._die(
+                actor, DeathCause.CREATION_FAILED, creation=report.error, ended=True
+            )
+        else:
+            actor.state = ALIVE
+            self._on_change(actor)
+            self._tell_all(actor)
+
+    def _lives_in(self, actor: Actor, process_id: bytes) -> None:
+        if process_id:
+            self._by_process.pop(actor.process_id, None)
+            actor.process_id = process_id
+            self._by_process[process_id] = actor
+
+    def process_of_lease(self, number: int, process_id: bytes) -> None:
+        """A daemon says which process a lease had; it may be told nowhere else."""
+        actor = self._by_lease.get(number)
+        if actor is not None:
+            self._lives_in(actor, process_id)
+
+    def lease_failed(self, number: int, error: bytes) -> bool:
+        """A daemon cannot start a process; False if it is no actor's."""
+        actor = self._by_lease.get(number)
+        if actor is not None:
+            self._die(actor, DeathCause.CREATION_FAILED, creation=error, ended=True)
+        return actor is not None
+
+    def lease_over(self, number: int) -> None:
+        """A lease is over; if its actor was not heard to end, it has."""
+        actor = self._by_lease.get(number)
+        if actor is not None:
+            self._ended(actor, ProcessExit(pid=actor.pid))
+
+    # --- ending ------------------------------------------------------------------------
+    def _process_ended(self, process_id: bytes, how: ProcessExit) -> None:
+        actor = self._by_process.get(process_id)
+        if actor is not None:
+            self._ended(actor, how)
+        for id in self._subscriptions.pop(process_id, set()):
+            subscribed = self._actors.get(id)
+            if subscribed is not None:
+                subscribed.subscribers.discard(process_id)
+        for id in self._owned.pop(process_id, set()):
+            owned = self._actors.get(id)
+            if owned is not None:
+                self._die(owned, DeathCause.OWNER_DIED)
+
+    def _ended(self, actor: Actor, how: ProcessExit) -> None:
+        """The actor's process is gone: it starts again, or is dead."""
+        known = Circumstances(actor.restarts_left, actor.exiting, actor.killed)
+        cause = cause_of_death(how, known)
+        if cause is not None:
+            self._die(actor, cause, exit_code=how.code, pid=how.pid, ended=True)
+            return
+        self._leave_place(actor)
+        actor.killed = False
+        actor.restarts += 1
+        if actor.restarts_left > 0:
+            actor.restarts_left -= 1
+        actor.state = RESTARTING
+        self._on_change(actor)
+        self._tell_all(actor)
+        self._submit(actor)
+
+    def _leave_place(self, actor: Actor) -> None:
+        self._by_lease.pop(actor.lease, None)
+        self._by_process.pop(actor.process_id, None)
+        actor.lease, actor.node, actor.process_id, actor.pid = 0, None, b"", 0
+
+    def _end(self, actor: Actor, *, kill: bool) -> None:
+        if actor.node is not None:
+            actor.node.send(
+                end_actor=head_pb2.EndActor(actor_id=actor.id, lease=actor.lease, kill=kill)
+            )
+
+    def _die(
+        self,
+        actor: Actor,
+        cause: DeathCause,
+        *,
+        creation: bytes | None = None,
+        exit_code: int | None = None,
+        pid: int = 0,
+        ended: bool = False,
+    ) -> None:
+        """The actor is dead for all who ask; its process may be on its way out.
+
+        Args:
+            actor: which one.
+            cause: why.
+            creation: pickled error of its creation.
+            exit_code: of its process, if that ended.
+            pid: of its process.
+            ended: its process ends without being asked, or never was.
+        """
+        death = Death(
+            cause.name,
+            actor.class_name,
+            exit_code,
+            pid or actor.pid,
+            actor.node.name if actor.node is not None else "",
+            "",
+            creation,
+        )
+        if actor.node is None and actor.lease:
+            self._grants.withdraw(actor.lease)
+        elif not ended:
+            self._end(actor, kill=cause is not DeathCause.OUT_OF_SCOPE)
+        self._leave_place(actor)
+        actor.state = DEAD
+        self._forget(actor, death)
+        for process_id in actor.subscribers:
+            self._subscriptions.get(process_id, set()).discard(actor.id)
+            self._tell_dead(process_id, actor.id, death)
+        self._on_change(actor)
+
+    def _forget(self, actor: Actor, death: Death) -> None:
+        del self._actors[actor.id]
+        if actor.name is not None:
+            del self._names[actor.name]
+        owned = self._owned.get(actor.owner)
+        if owned is not None:
+            owned.discard(actor.id)
+        self._dead[actor.id] = death
+        if len(self._dead) > _REMEMBERED:
+            self._dead.popitem(last=False)
+
+    # --- listings and restarts of the head ------------------------------------------------
+    def all(self) -> list[Actor]:
+        """Every actor that is not dead."""
+        return list(self._actors.values())
+
+    def dead(self) -> list[tuple[bytes, Death]]:
+        """Actors that died, the latest last; so many as are remembered."""
+        return list(self._dead.items())
+
+
+def _unknown() -> Death:
+    return Death(DeathCause.UNKNOWN.name, "", None, 0, "", "", None)

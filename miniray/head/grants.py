@@ -1,0 +1,298 @@
+"""Carries the scheduler's decisions to those who asked: grants, refusals, lost leases.
+
+Responsible for who waits for what and for the timers that come with waiting; who gets
+what is decided in ``scheduler.py``, and what a grant means is the asker's business.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from miniray.head.allocations import lease_id, lease_number
+from miniray.head.demands import LeaseRequest
+from miniray.head.scheduler import ClusterScheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.head.bundles import PlacementGroupState
+    from miniray.head.demands import Decisions, Demand
+    from miniray.head.reasons import Reason
+    from miniray.head.resources import Allocation, ResourcePool
+
+#: Lease numbers of one start of the head; the start counter is in the bits above.
+_NUMBER_BITS = 32
+
+
+class Timers(Protocol):
+    """The part of an event loop that is needed here."""
+
+    def time(self) -> float:
+        """Seconds of a monotonic clock."""
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> Any:
+        """Call back after ``delay`` seconds."""
+
+
+class Asker(NamedTuple):
+    """Who waits, for messages and listings."""
+
+    #: "task" or "actor".
+    kind: str
+    #: Name of the function or class.
+    name: str
+    job_id: bytes
+
+
+class Requester(Protocol):
+    """Asks for leases. ``token`` is what it gave with its request."""
+
+    def granted(self, token: Any, number: int, allocation: Allocation) -> None:
+        """The lease is granted."""
+
+    def refused(self, token: Any, number: int, reason: Reason) -> None:
+        """The lease can never be granted."""
+
+    def lost(self, token: Any, number: int) -> None:
+        """The lease's node is gone, what it held with it."""
+
+    def must_end(self, token: Any, number: int) -> None:
+        """The lease's placement group is removed: what runs on it has to end."""
+
+    def waits(self, token: Any, number: int, reason: Reason) -> None:
+        """The request has waited long, or no node could serve it as the cluster is now."""
+
+    def describe(self, token: Any) -> Asker:
+        """Who this is."""
+
+
+@dataclasses.dataclass(slots=True)
+class Request:
+    """A request that waits, or its lease."""
+
+    number: int
+    requester: Requester
+    token: Any
+    demand: Demand
+    #: When it was made, by the loop's clock.
+    since: float
+    #: The same in seconds since the epoch.
+    since_epoch: float
+    #: Its requester heard why it waits.
+    told: bool = False
+
+
+class GrantTable:
+    """Requests and leases by number, over one scheduler."""
+
+    def __init__(
+        self,
+        scheduler: ClusterScheduler,
+        timers: Timers,
+        *,
+        epoch: int,
+        pending_warning: float,
+        on_placed: Callable[[bytes], None],
+    ) -> None:
+        """Start with nothing.
+
+        Args:
+            scheduler: decides; used by nobody else.
+            timers: the clock of its times.
+            epoch: the head's start counter; makes numbers unique over restarts.
+            pending_warning: seconds after which a requester hears why it waits.
+            on_placed: called with the id of each placement group that got all its bundles.
+        """
+        self.scheduler = scheduler
+        self._timers = timers
+        self._numbers = itertools.count((epoch << _NUMBER_BITS) + 1).__next__
+        self._warn_after = pending_warning
+        self._on_placed = on_placed
+        self._requests: dict[int, Request] = {}
+        #: Those that wait, in order of arrival.
+        self.waiting: dict[int, Request] = {}
+        #: Called when a request begins to wait, or leases come or go while some wait.
+        self.on_contention: Callable[[], None] = _ignore
+        self._todo: collections.deque[Decisions] = collections.deque()
+        self._busy = False
+        self._deadline_armed = False
+        #: (when to tell, number), in that order.
+        self._to_warn: collections.deque[tuple[float, int]] = collections.deque()
+        self._warning_armed = False
+
+    # --- leases --------------------------------------------------------------------
+    def submit(
+        self, requester: Requester, token: Any, demand: Demand, near: str | None
+    ) -> int:
+        """Ask for a lease; the answer comes to the requester, maybe before this returns.
+
+        Returns:
+            The number of the request, and of its lease.
+        """
+        number = self._numbers()
+        self.submit_as(number, requester, token, demand, near)
+        return number
+
+    def reserve_number(self) -> int:
+        """A number for ``submit_as``, for a requester that must know it first."""
+        return self._numbers()
+
+    def submit_as(
+        self, number: int, requester: Requester, token: Any, demand: Demand, near: str | None
+    ) -> None:
+        """``submit`` under a number from ``reserve_number``."""
+        now = self._timers.time()
+        request = Request(number, requester, token, demand, now, time.time())
+        self._requests[number] = self.waiting[number] = request
+        self.apply(
+            self.scheduler.submit(LeaseRequest(lease_id(number), demand, near), now)
+        )
+        if number in self.waiting:
+            self._to_warn.append((now + self._warn_after, number))
+            self._arm_warning()
+            self.on_contention()
+
+    def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:
+        """Enter a lease of before a restart; the scheduler learns of it with its node."""
+        now = self._timers.time()
+        self._requests[number] = Request(number, requester, token, demand, now, time.time())
+
+    def withdraw(self, number: int) -> None:
+        """The requester does not want it any more: waiting, or granted and not begun."""
+        if self._requests.pop(number, None) is None:
+            return
+        self.waiting.pop(number, None)
+        id = lease_id(number)
+        self.apply(self.scheduler.cancel(id, self._timers.time()))
+        self.release(number)
+
+    def release(self, number: int) -> None:
+        """A lease ended; numbers that hold nothing change nothing."""
+        self._requests.pop(number, None)
+        self.apply(self.scheduler.release(lease_id(number), self._timers.time()))
+        if self.waiting:
+            self.on_contention()
+
+    def set_blocked(self, number: int, blocked: bool) -> None:
+        """The lease's task waits for others, or goes on."""
+        if blocked:
+            self.apply(self.scheduler.release_cpu(lease_id(number), self._timers.time()))
+        else:
+            self.scheduler.take_cpu(lease_id(number))
+
+    def request(self, number: int) -> Request | None:
+        """A request or lease by its number."""
+        return self._requests.get(number)
+
+    # --- nodes and groups ----------------------------------------------------------
+    def add_node(
+        self,
+        pool: ResourcePool,
+        bundles: Iterable[tuple[tuple[bytes, int], Allocation]] = (),
+        leases: Iterable[tuple[int, Allocation]] = (),
+    ) -> None:
+        """A node joined, with what runs there; ValueError if that does not fit it."""
+        reported = [(lease_id(number), allocation) for number, allocation in leases]
+        self.apply(self.scheduler.add_node(pool, self._timers.time(), bundles, reported))
+
+    def remove_node(self, name: str) -> None:
+        """A node is gone."""
+        self.apply(self.scheduler.remove_node(name, self._timers.time()))
+
+    def quarantine(self, name: str, resource: str, device: str) -> None:
+        """Take a device out of service."""
+        now = self._timers.time()
+        self.apply(self.scheduler.set_device_in_service(name, resource, device, False, now))
+
+    def create_group(self, state: PlacementGroupState) -> None:
+        """Ask for a placement group."""
+        self.apply(self.scheduler.create_group(state, self._timers.time()))
+
+    def remove_group(self, group_id: bytes) -> None:
+        """Remove a placement group."""
+        self.apply(self.scheduler.remove_group(group_id, self._timers.time()))
+
+    # --- carrying out --------------------------------------------------------------
+    def apply(self, decisions: Decisions) -> None:
+        """Tell everybody concerned; what they do in turn is carried out after it."""
+        self._todo.append(decisions)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._todo:
+                self._carry_out(self._todo.popleft())
+        finally:
+            self._busy = False
+        self._arm_deadline()
+
+    def _carry_out(self, decisions: Decisions) -> None:
+        for id in decisions.lost:
+            request = self._requests.pop(lease_number(id), None)
+            if request is not None:
+                request.requester.lost(request.token, request.number)
+        for id in decisions.to_end:
+            request = self._requests.get(lease_number(id))
+            if request is not None:
+                request.requester.must_end(request.token, request.number)
+        for id, reason in decisions.failures:
+            request = self._requests.pop(lease_number(id), None)
+            if request is not None:
+                self.waiting.pop(request.number, None)
+                request.requester.refused(request.token, request.number, reason)
+        for id, allocation in decisions.grants:
+            request = self._requests.get(lease_number(id))
+            if request is not None:
+                self.waiting.pop(request.number, None)
+                request.requester.granted(request.token, request.number, allocation)
+        if decisions.grants and self.waiting:
+            self.on_contention()
+        for placed in decisions.placed:
+            self._on_placed(placed.group_id)
+        for id, reason in decisions.infeasible:
+            self._tell(lease_number(id), reason)
+
+    # --- waiting -------------------------------------------------------------------
+    def _arm_deadline(self) -> None:
+        if self._deadline_armed:
+            return  # whatever came since then is due later
+        due = self.scheduler.next_deadline()
+        if due is not None:
+            self._deadline_armed = True
+            self._timers.call_later(max(0.0, due - self._timers.time()), self._advance)
+
+    def _advance(self) -> None:
+        self._deadline_armed = False
+        self.apply(self.scheduler.advance(self._timers.time()))
+
+    def _arm_warning(self) -> None:
+        if not self._warning_armed and self._to_warn:
+            self._warning_armed = True
+            delay = self._to_warn[0][0] - self._timers.time()
+            self._timers.call_later(max(0.0, delay), self._warn)
+
+    def _warn(self) -> None:
+        self._warning_armed = False
+        now = self._timers.time()
+        while self._to_warn and self._to_warn[0][0] <= now:
+            _, number = self._to_warn.popleft()
+            request = self.waiting.get(number)
+            if request is not None and not request.told:
+                reason = self.scheduler.explain(lease_id(number))
+                if reason is not None:
+                    self._tell(number, reason)
+        self._arm_warning()
+
+    def _tell(self, number: int, reason: Reason) -> None:
+        request = self._requests.get(number)
+        if request is not None and not request.told:
+            request.told = True
+            request.requester.waits(request.token, number, reason)
+
+
+def _ignore() -> None:
+    """Nothing is to be done."""

@@ -1,0 +1,306 @@
+"""Leases of workers for tasks: how many each client wants of a shape, has, and gives back.
+
+A client says how many leases of a group it wants in all. Only so many requests as could
+soon be granted wait at the scheduler, so that a long queue of tasks costs nothing here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from miniray._proto import head_pb2
+from miniray.core.task_shape import placement_from_data
+from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
+from miniray.head.allocations import allocation_json
+from miniray.head.demands import Demand
+from miniray.head.grants import Asker
+from miniray.head.reasons import ReasonKind
+
+if TYPE_CHECKING:
+    from miniray.head.clients import Client, ClientDirectory, ProcessExit
+    from miniray.head.grants import GrantTable
+    from miniray.head.jobs import JobDirectory
+    from miniray.head.nodes import NodeDirectory
+    from miniray.head.reasons import Reason
+    from miniray.head.resources import Allocation
+
+#: Requests of one group that wait at the scheduler.
+_MAX_WAITING = 64
+#: Workers of a group that may fail to start, one after another, before its tasks fail.
+_MAX_START_FAILURES = 3
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class LeaseGroup:
+    """What one client wants of one shape."""
+
+    client_id: bytes
+    id: int
+    name: str
+    job_id: bytes
+    near: str
+    demand: Demand
+    #: What daemons are told of its leases.
+    spec: bytes
+    #: Leases wanted in all, those had included.
+    total: int = 0
+    #: Numbers of the requests that wait.
+    waiting: dict[int, None] = dataclasses.field(default_factory=dict)
+    #: Leases granted and not returned.
+    leases: dict[int, TaskLease] = dataclasses.field(default_factory=dict)
+    #: It heard why it waits, and nothing was granted since.
+    told: bool = False
+    start_failures: int = 0
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class TaskLease:
+    """A granted lease of a worker."""
+
+    number: int
+    group: LeaseGroup
+    node_id: bytes
+    granted: float
+    #: Empty until the worker runs and the client knows.
+    process_id: bytes = b""
+    #: The client was asked to give it back.
+    revoked: bool = False
+    #: The daemon said that it is over.
+    ended: bool = False
+    #: The client said so, or is gone.
+    returned: bool = False
+
+
+class TaskLeases:
+    """Groups and leases of all clients. Implements ``grants.Requester`` for groups."""
+
+    def __init__(
+        self,
+        grants: GrantTable,
+        nodes: NodeDirectory,
+        clients: ClientDirectory,
+        jobs: JobDirectory,
+        *,
+        epoch: int,
+        now: Any,
+    ) -> None:
+        self._grants = grants
+        self._nodes = nodes
+        self._clients = clients
+        self._jobs = jobs
+        self._epoch = epoch
+        self._now = now
+        self._groups: dict[bytes, dict[int, LeaseGroup]] = {}
+        self.leases: dict[int, TaskLease] = {}
+        clients.on_ended.append(self._client_ended)
+
+    # --- what clients ask ------------------------------------------------------------
+    def want(self, client_id: bytes, group_id: int, spec: dict[str, Any], total: int) -> None:
+        """A client wants so many leases of a group in all."""
+        client = self._clients.get(client_id)
+        if client is None:
+            return  # it ended meanwhile
+        groups = self._groups.setdefault(client_id, {})
+        group = groups.get(group_id)
+        if group is None:
+            try:
+                group = self._group(client, group_id, spec)
+            except ValueError as error:
+                self._fail(client_id, group_id, TaskUnschedulableError(str(error)))
+                return
+            groups[group_id] = group
+        group.total = total
+        self._balance(group)
+
+    def give_back(self, client_id: bytes, number: int) -> None:
+        """A client is done with a lease."""
+        lease = self.leases.get(number)
+        if lease is None or lease.returned or lease.group.client_id != client_id:
+            return
+        lease.group.total = max(0, lease.group.total - 1)
+        self._drop(lease, kill=False)
+        self._balance(lease.group)
+
+    def _group(self, client: Client, group_id: int, spec: dict[str, Any]) -> LeaseGroup:
+        placement = spec["placement"]
+        in_group = placement is not None and placement[0] == "bundle"
+        job = self._jobs.get(client.job_id)
+        told = {
+            "name": spec["name"],
+            "runtime_env": spec["runtime_env"],
+            "namespace": job.namespace if job is not None else "",
+            "max_calls": spec["max_calls"],
+            "placement_group": placement[1].hex() if in_group else None,
+            "capture_child_tasks": bool(in_group and placement[3]),
+            "job": job.environment if job is not None else None,
+        }
+        return LeaseGroup(
+            client_id=client.id,
+            id=group_id,
+            name=spec["name"],
+            job_id=client.job_id,
+            near=client.node.name,
+            demand=Demand.of(
+                spec["resources"],
+                placement=placement_from_data(placement),
+                label_selector=spec["labels"],
+            ),
+            spec=json.dumps(told).encode(),
+        )
+
+    def _balance(self, group: LeaseGroup) -> None:
+        """Let as many requests wait as are wanted, up to the limit."""
+        while len(group.waiting) < min(_MAX_WAITING, group.total - len(group.leases)):
+            number = self._grants.reserve_number()
+            group.waiting[number] = None
+            self._grants.submit_as(number, self, group, group.demand, group.near)
+        while len(group.waiting) > max(0, group.total - len(group.leases)):
+            number, _ = group.waiting.popitem()
+            self._grants.withdraw(number)
+
+    # --- what the scheduler says -------------------------------------------------------
+    def granted(self, token: LeaseGroup, number: int, allocation: Allocation) -> None:
+        """A lease is granted: its daemon gives it a worker."""
+        token.waiting.pop(number, None)
+        token.told = False
+        node = self._nodes.get(bytes.fromhex(allocation.node_id))
+        assert node is not None  # the scheduler has living nodes only
+        lease = TaskLease(number, token, node.id, self._now())
+        self.leases[number] = token.leases[number] = lease
+        node.send(
+            start_lease=head_pb2.StartLease(
+                lease=number,
+                epoch=self._epoch,
+                owner=token.client_id,
+                job_id=token.job_id,
+                spec=token.spec,
+                allocation=allocation_json(allocation),
+            )
+        )
+        self._balance(token)
+
+    def refused(self, token: LeaseGroup, number: int, reason: Reason) -> None:
+        """No lease of the group can ever be had: its tasks fail."""
+        token.waiting.pop(number, None)
+        self._give_up(token, self._error(token, reason))
+
+    def lost(self, token: LeaseGroup, number: int) -> None:
+        """A lease's node is gone."""
+        self._over(number)
+
+    def must_end(self, token: LeaseGroup, number: int) -> None:
+        """A lease's placement group is removed; its client sees the worker end."""
+        lease = self.leases.get(number)
+        if lease is not None:
+            self._end(lease, kill=True)
+
+    def waits(self, token: LeaseGroup, number: int, reason: Reason) -> None:
+        """Tell the driver why its tasks wait; once until something is granted."""
+        job = self._jobs.get(token.job_id)
+        if job is not None and not token.told:
+            token.told = True
+            self._clients.push(
+                job.driver, "pending", token.name, reason.sentence(), reason.infeasible
+            )
+
+    def describe(self, token: LeaseGroup) -> Asker:
+        """Who waits."""
+        return Asker("task", token.name, token.job_id)
+
+    @staticmethod
+    def _error(group: LeaseGroup, reason: Reason) -> Exception:
+        placement = group.demand.placement
+        if reason.kind is ReasonKind.GROUP_GONE:
+            return PlacementGroupRemovedError(placement.placement_group_id.hex())  # type: ignore[union-attr]
+        return TaskUnschedulableError(
+            f"The task {group.name} cannot be scheduled: {reason.sentence()}."
+        )
+
+    # --- what daemons say --------------------------------------------------------------
+    def started(self, number: int, process_id: bytes) -> None:
+        """A lease has its worker: its client may use it."""
+        lease = self.leases.get(number)
+        if lease is None or lease.returned or lease.ended or lease.process_id:
+            return
+        lease.process_id = process_id
+        lease.group.start_failures = 0
+        self._clients.push(
+            lease.group.client_id,
+            "lease_granted",
+            lease.group.id,
+            number,
+            lease.node_id,
+            process_id,
+        )
+
+    def failed(self, number: int, error: bytes, *, retriable: bool) -> None:
+        """A lease cannot have a worker; its daemon has forgotten it."""
+        lease = self.leases.pop(number, None)
+        self._grants.release(number)
+        if lease is None or lease.returned:
+            return
+        lease.ended = lease.returned = True
+        group = lease.group
+        group.leases.pop(number, None)
+        group.start_failures += 1
+        if retriable and group.start_failures < _MAX_START_FAILURES:
+            self._balance(group)
+        else:
+            self._give_up(group, error)
+
+    def over(self, number: int) -> None:
+        """A lease's worker is gone or idle: what it held is free."""
+        self._over(number)
+        self._grants.release(number)
+
+    def _over(self, number: int) -> None:
+        lease = self.leases.get(number)
+        if lease is None:
+            return
+        lease.ended = True
+        if lease.returned:
+            del self.leases[number]
+        elif not lease.process_id:
+            # The client never heard of it.
+            del self.leases[number], lease.group.leases[number]
+            self._balance(lease.group)
+
+    # --- ending ------------------------------------------------------------------------
+    def _drop(self, lease: TaskLease, *, kill: bool) -> None:
+        """The client has no part in it any more."""
+        lease.returned = True
+        lease.group.leases.pop(lease.number, None)
+        if lease.ended:
+            self.leases.pop(lease.number, None)
+        else:
+            self._end(lease, kill=kill)
+
+    def _end(self, lease: TaskLease, *, kill: bool) -> None:
+        node = self._nodes.get(lease.node_id)
+        if node is not None and not lease.ended:
+            node.send(end_lease=head_pb2.EndLease(lease=lease.number, kill=kill))
+
+    def _give_up(self, group: LeaseGroup, error: BaseException | bytes) -> None:
+        """The group's queued tasks fail; it keeps the leases that it has."""
+        group.total = len(group.leases)
+        group.start_failures = 0
+        self._balance(group)
+        self._fail(group.client_id, group.id, error)
+
+    def _fail(self, client_id: bytes, group_id: int, error: BaseException | bytes) -> None:
+        pickled = error if isinstance(error, bytes) else pickle.dumps(error, 5)
+        self._clients.push(client_id, "lease_failed", group_id, pickled)
+
+    def _client_ended(self, process_id: bytes, how: ProcessExit) -> None:
+        for group in self._groups.pop(process_id, {}).values():
+            group.total = 0
+            for lease in list(group.leases.values()):
+                self._drop(lease, kill=True)
+            self._balance(group)
+
+    def groups(self) -> list[LeaseGroup]:
+        """Every group of every client."""
+        return [group for groups in self._groups.values() for group in groups.values()]

@@ -1,0 +1,136 @@
+"""The nodes of the cluster: who is there, since when, and what was last heard of them.
+
+Responsible for the directory and for judging liveness; what follows when a node is
+lost is for others to do.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray._proto import head_pb2
+from miniray.head.resources import node_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from miniray.head.resources import ResourcePool
+
+#: So many lost nodes are remembered, for listings.
+_REMEMBERED = 128
+
+
+class Outbox(Protocol):
+    """Takes messages for one daemon."""
+
+    def put(self, message: head_pb2.ToNode) -> None:
+        """Queue a message; never blocks."""
+
+    def close(self) -> None:
+        """End the session after what is queued."""
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One node, living or lost."""
+
+    id: bytes
+    #: Its id in hex, which is its name in the scheduler.
+    name: str
+    host: str
+    hostname: str
+    #: Where other daemons dial it.
+    address: str
+    socket_path: str
+    is_head_node: bool
+    #: Amounts per resource, devices included, in units.
+    totals: dict[str, float]
+    labels: dict[str, str]
+    outbox: Outbox
+    pool: ResourcePool
+    #: When it was last heard of, in seconds of the loop's clock.
+    heard: float
+    alive: bool = True
+    #: Why it is not alive.
+    reason: str = ""
+
+    @classmethod
+    def of(cls, hello: head_pb2.NodeHello, outbox: Outbox, now: float) -> Node:
+        """Make a node from what its daemon says first; ValueError if that is malformed."""
+        told: dict[str, Any] = json.loads(hello.resources or b"{}")
+        scalars: dict[str, float] = told.get("scalars", {})
+        devices: dict[str, list[str]] = told.get("devices", {})
+        labels: dict[str, str] = told.get("labels", {})
+        name = hello.node_id.hex()
+        counts = {device: float(len(ids)) for device, ids in devices.items()}
+        return cls(
+            id=hello.node_id,
+            name=name,
+            host=hello.host,
+            hostname=hello.hostname,
+            address=hello.address,
+            socket_path=hello.socket_path,
+            is_head_node=hello.is_head_node,
+            totals={**scalars, **counts},
+            labels=labels,
+            outbox=outbox,
+            pool=node_pool(name, scalars, devices, labels),
+            heard=now,
+        )
+
+    def send(self, **kind: Any) -> None:
+        """Queue a message for its daemon; the argument names its kind."""
+        if self.alive:
+            self.outbox.put(head_pb2.ToNode(**kind))
+
+
+class NodeDirectory:
+    """All nodes by id."""
+
+    def __init__(self) -> None:
+        self._living: dict[bytes, Node] = {}
+        self._lost: collections.OrderedDict[bytes, Node] = collections.OrderedDict()
+
+    def __iter__(self) -> Iterator[Node]:
+        """The living nodes, in order of arrival."""
+        return iter(tuple(self._living.values()))
+
+    def get(self, node_id: bytes) -> Node | None:
+        """A living node."""
+        return self._living.get(node_id)
+
+    def lost(self) -> list[Node]:
+        """Nodes that were lost, the latest last; so many as are remembered."""
+        return list(self._lost.values())
+
+    def add(self, node: Node) -> None:
+        """A node joined, and the others hear of it."""
+        self._lost.pop(node.id, None)
+        for other in self._living.values():
+            other.send(node_joined=self.introduction(node))
+        self._living[node.id] = node
+
+    def remove(self, node: Node, reason: str) -> None:
+        """A node is lost, and the others hear of it."""
+        if self._living.get(node.id) is not node:
+            return
+        del self._living[node.id]
+        node.alive = False
+        node.reason = reason
+        self._lost[node.id] = node
+        if len(self._lost) > _REMEMBERED:
+            self._lost.popitem(last=False)
+        for other in self._living.values():
+            other.send(node_died=head_pb2.NodeDied(node_id=node.id, reason=reason))
+
+    def silent(self, now: float, timeout: float) -> list[Node]:
+        """Living nodes that were not heard of for this many seconds."""
+        return [node for node in self._living.values() if now - node.heard > timeout]
+
+    @staticmethod
+    def introduction(node: Node) -> head_pb2.NodeJoined:
+        """What other daemons need to know of a node."""
+        return head_pb2.NodeJoined(node_id=node.id, address=node.address)

@@ -1,0 +1,212 @@
+"""How actors end, and how they start again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from cluster_helpers import count_up, is_alive, wait_for_file, wait_until
+
+import miniray
+from miniray.exceptions import (
+    ActorDiedError,
+    RayActorError,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@miniray.remote
+class Counter:
+    """Counts."""
+
+    def __init__(self, start: int = 0, step: int = 1) -> None:
+        self.value = start
+        self.step = step
+
+    def add(self, n: int | None = None) -> int:
+        self.value += self.step if n is None else n
+        return self.value
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def crash(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def wait_for(self, path: Path) -> int:
+        wait_for_file(path)
+        return self.value
+
+    def leave(self) -> None:
+        miniray.actor.exit_actor()
+
+
+def test_an_actor_ends_when_its_last_handle_goes() -> None:
+    counter = Counter.remote()
+    pid = miniray.get(counter.pid.remote())
+    copy = miniray.get(miniray.put(counter))
+    del counter
+    assert miniray.get(copy.pid.remote()) == pid
+    del copy
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_calls_sent_before_the_last_handle_goes_still_run(tmp_path: Path) -> None:
+    ref = Counter.remote(4).wait_for.remote(tmp_path / "go")
+    (tmp_path / "go").touch()
+    assert miniray.get(ref) == 4
+
+
+def test_kill_ends_the_process_and_fails_the_calls(tmp_path: Path) -> None:
+    counter = Counter.remote()
+    pid = miniray.get(counter.pid.remote())
+    pending = counter.wait_for.remote(tmp_path / "never")
+    miniray.kill(counter)
+    with pytest.raises(RayActorError):
+        miniray.get(pending)
+    with pytest.raises(ActorDiedError):
+        miniray.get(counter.add.remote())
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_kill_takes_handles_only() -> None:
+    with pytest.raises(ValueError, match="actor"):
+        miniray.kill(miniray.put(1))
+
+
+def test_exit_actor_ends_the_actor_after_the_call() -> None:
+    counter = Counter.remote()
+    pid = miniray.get(counter.pid.remote())
+    with pytest.raises(RayActorError):
+        miniray.get(counter.leave.remote())
+    wait_until(lambda: not is_alive(pid))
+    with pytest.raises(ActorDiedError):
+        miniray.get(counter.add.remote())
+
+
+def test_exit_actor_outside_of_an_actor_is_an_error() -> None:
+    with pytest.raises(TypeError):
+        miniray.actor.exit_actor()
+
+
+def test_exit_handlers_run_when_an_actor_leaves(tmp_path: Path) -> None:
+    @miniray.remote
+    class Tidy:
+        def register(self, path: Path) -> None:
+            import atexit
+
+            atexit.register(path.touch)
+
+        def leave(self) -> None:
+            miniray.actor.exit_actor()
+
+    actor = Tidy.remote()
+    miniray.get(actor.register.remote(tmp_path / "tidied"))
+    actor.leave.remote()
+    wait_until((tmp_path / "tidied").exists)
+
+
+def test_ready_and_terminate_are_methods_of_every_actor() -> None:
+    counter = Counter.remote()
+    miniray.get(counter.__ray_ready__.remote())
+    pid = miniray.get(counter.pid.remote())
+    counter.__ray_terminate__.remote()
+    wait_until(lambda: not is_alive(pid))
+    with pytest.raises(ActorDiedError):
+        miniray.get(counter.add.remote())
+
+
+def test_terminate_lets_the_calls_before_it_finish(tmp_path: Path) -> None:
+    counter = Counter.remote(2)
+    before = counter.wait_for.remote(tmp_path / "go")
+    counter.__ray_terminate__.remote()
+    (tmp_path / "go").touch()
+    assert miniray.get(before) == 2
+
+
+def test_a_crashed_actor_fails_its_calls() -> None:
+    counter = Counter.remote()
+    with pytest.raises(RayActorError):
+        miniray.get(counter.crash.remote())
+    with pytest.raises(ActorDiedError):
+        miniray.get(counter.add.remote())
+
+
+def test_max_restarts_starts_a_crashed_actor_anew() -> None:
+    counter = Counter.options(max_restarts=1, max_task_retries=-1).remote(10)
+    assert miniray.get(counter.add.remote()) == 11
+    os.kill(miniray.get(counter.pid.remote()), signal.SIGKILL)
+    assert miniray.get(counter.add.remote()) == 11
+    os.kill(miniray.get(counter.pid.remote()), signal.SIGKILL)
+    with pytest.raises(ActorDiedError):
+        miniray.get(counter.add.remote())
+
+
+def test_kill_with_no_restart_false_restarts_the_actor() -> None:
+    counter = Counter.options(max_restarts=1, max_task_retries=-1).remote()
+    pid = miniray.get(counter.pid.remote())
+    miniray.kill(counter, no_restart=False)
+    wait_until(lambda: not is_alive(pid))
+    assert miniray.get(counter.pid.remote()) != pid
+
+
+def test_an_actor_knows_that_it_was_restarted() -> None:
+    @miniray.remote(max_restarts=1, max_task_retries=1)
+    class Twice:
+        def state(self) -> tuple[bool, int]:
+            context = miniray.get_runtime_context()
+            return context.was_current_actor_reconstructed, os.getpid()
+
+    actor = Twice.remote()
+    restarted, pid = miniray.get(actor.state.remote())
+    assert not restarted
+    os.kill(pid, signal.SIGKILL)
+    assert miniray.get(actor.state.remote())[0]
+
+
+def test_max_task_retries_runs_a_lost_call_again(tmp_path: Path) -> None:
+    @miniray.remote(max_restarts=-1, max_task_retries=2)
+    class Fragile:
+        def run(self, path: Path) -> int:
+            runs = count_up(path)
+            if runs < 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return runs
+
+    assert miniray.get(Fragile.remote().run.remote(tmp_path / "runs")) == 3
+
+
+def test_without_max_task_retries_a_lost_call_fails_though_the_actor_restarts(
+    tmp_path: Path,
+) -> None:
+    counter = Counter.options(max_restarts=1).remote()
+    miniray.get(counter.add.remote())
+    with pytest.raises(RayActorError):
+        miniray.get(counter.crash.remote())
+
+    def answers() -> bool:
+        try:
+            return miniray.get(counter.add.remote()) > 0
+        except RayActorError:
+            return False
+
+    wait_until(answers)
+
+
+def test_a_method_may_ask_for_retries_of_its_errors(tmp_path: Path) -> None:
+    @miniray.remote(max_task_retries=0)
+    class Moody:
+        @miniray.method(max_task_retries=2, retry_exceptions=True)
+        def run(self, path: Path) -> int:
+            runs = count_up(path)
+            if runs < 3:
+                raise ValueError("not now")
+            return runs
+
+    assert miniray.get(Moody.remote().run.remote(tmp_path / "runs")) == 3
