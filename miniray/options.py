@@ -133,6 +133,8 @@ ACTOR_OPTIONS: Checks = {
     "max_pending_calls": check.whole(-1, "-1 is no limit"),
     "object_store_memory": _no_effect,
     "allow_out_of_order_execution": _no_effect,
+    # Module names that the actor's process is forked with, loaded: for large libraries.
+    "_preload": check.names,
 }
 
 METHOD_OPTIONS: Checks = {
@@ -266,6 +268,7 @@ def actor_options(options: Mapping[str, Any]) -> ActorOptions:
         placement=placement,
         runtime_env=options.get("runtime_env"),
         label_selector=selector,
+        preload=options.get("_preload", ()),
     )
 
 

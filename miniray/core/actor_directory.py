@@ -64,6 +64,7 @@ class ActorDirectory:
             "runtime_env": runtime.runtime_env_for(options.runtime_env),
             "labels": dict(options.label_selector) if options.label_selector else None,
             "owner_node": runtime.node_id,
+            "preload": list(options.preload),
         }
         if options.name is not None:
             # Only a name can be taken: everything else is told without waiting for an answer.

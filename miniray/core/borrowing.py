@@ -38,8 +38,8 @@ class Borrowing:
         self._table = table
         self._peers: PeerTable
         self._numbers = itertools.count(1).__next__
-        #: Registrations without an answer yet: number → owner's process id.
-        self._open: dict[int, bytes] = {}
+        #: Registrations without an answer yet: number → (owner, its node, what is registered).
+        self._open: dict[int, tuple[bytes, bytes, list[tuple[bytes, bytes, bytes]]]] = {}
         #: What must wait for them: (highest number before it, action).
         self._deferred: collections.deque[tuple[int, Callable[[], None]]] = collections.deque()
         self._lock = threading.Lock()
@@ -73,7 +73,7 @@ class Borrowing:
     ) -> None:
         number = self._numbers()
         with self._lock:
-            self._open[number] = owner
+            self._open[number] = (owner, node, entries)
         peer = self._peers.get(node, owner)
         peer.send((p.PEER_BORROW, number, entries))
         if peer.lost:
@@ -158,9 +158,26 @@ class Borrowing:
         for action in ready:
             action()
 
+    def peer_lost(self, peer: Peer) -> None:
+        """A process is gone.
+
+        It may have ended by rule and left what it owned to the daemon of its node, so
+        everything open is asked there once more, through the relay, before it is lost.
+        """
+        owner = peer.process_id
+        if not peer.direct:
+            self.owner_lost(owner)
+            return
+        for number, (who, node, entries) in list(self._open.items()):
+            if who == owner:
+                self._peers.get(node, owner).send((p.PEER_BORROW, number, entries))
+        asked = self._asked.get(owner)
+        if asked:
+            self._peers.get(peer.node_id, owner).send((p.PEER_WANT, list(asked)))
+
     def owner_lost(self, owner: bytes) -> None:
         """A process is gone: what it owned and was asked for will not come."""
-        for number in [number for number, who in list(self._open.items()) if who == owner]:
+        for number in [number for number, who in list(self._open.items()) if who[0] == owner]:
             self._answered(number)
         for id in self._asked.pop(owner, ()):
             self._table.set_value(id, error_value(OwnerDiedError(id.hex(), owner.hex())))

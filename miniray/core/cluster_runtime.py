@@ -706,7 +706,7 @@ class ClusterRuntime(Runtime):
     def _on_peer_lost(self, peer: Peer) -> None:
         self.tasks.on_peer_lost(peer)
         self.actors.on_peer_lost(peer)
-        self.borrowing.owner_lost(peer.process_id)
+        self.borrowing.peer_lost(peer)
         self.table.borrower_died(peer.process_id)
         if self.on_peer_gone is not None:
             self.on_peer_gone(peer)

@@ -227,3 +227,10 @@ def runtime_env(_name: str, value: Any) -> dict[str, Any]:
     from miniray.runtime_env.validate import validate
 
     return validate(value)
+
+
+def names(name: str, value: Any) -> tuple[str, ...]:
+    """A list of module names."""
+    if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+        raise wrong_type(name, value, "a list of module names")
+    return tuple(value)

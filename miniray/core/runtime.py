@@ -85,6 +85,8 @@ class ActorOptions:
     placement: Placement = None
     runtime_env: Mapping[str, Any] | None = None
     label_selector: Mapping[str, str] | None = None
+    #: Modules that the process has imported when it starts: forked from where they are loaded.
+    preload: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

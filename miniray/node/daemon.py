@@ -22,8 +22,11 @@ from typing import TYPE_CHECKING, Any
 from miniray._proto import common_pb2, head_pb2, node_pb2, node_pb2_grpc
 from miniray.config import config
 from miniray.core import protocol as p
+from miniray.core.ids import owner_of
+from miniray.core.peers import socket_path
 from miniray.exceptions import NodeDiedError, RuntimeEnvSetupError
 from miniray.node.addresses import DaemonAddress
+from miniray.node.adopted import AdoptedObjects, Freed
 from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
 from miniray.node.head_session import HeadSession
@@ -58,6 +61,7 @@ class NodeDaemon:
         self._loop = asyncio.get_running_loop()
         self._poller = AsyncPoller(self._loop)
         self._watches = Watches()
+        self._adopted = AdoptedObjects()
         self._code: dict[bytes, bytes] = {}
         self._head_answers: dict[int, asyncio.Future[bytes]] = {}
         self._head_numbers = 0
@@ -76,7 +80,7 @@ class NodeDaemon:
         self._session: HeadSession
         self._head_epoch = 0
         self._pool = WorkerPool(
-            template=lambda: self._template,
+            template=self._template,
             events=self,
             environments=self._environments,
             accelerators=node.accelerators,
@@ -96,6 +100,7 @@ class NodeDaemon:
         )
         self._clients.quick.update(
             {
+                "adopt": self._adopt,
                 "create_segment": self._create_segment,
                 "map_segment": self._map_local_segment,
                 "get_code": self._known_code,
@@ -301,6 +306,9 @@ class NodeDaemon:
         self, process_id: bytes, pid: int, code: int | None, *, planned: bool
     ) -> None:
         self._objects.process_died(process_id)
+        self._free_adopted(self._adopted.process_died(process_id))
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(socket_path(os.path.dirname(self._config.socket_path), process_id))
         for node, watcher in self._watches.ended_here(process_id):
             if node == self.node_id:
                 self._clients.push(watcher, "process_died", (process_id,))
@@ -476,11 +484,60 @@ class NodeDaemon:
         if not self._relay.send(node_id, message):
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
+    def _adopt(self, client: Client, legacy: list[Any]) -> tuple[None, int]:
+        """A process that ends by rule leaves what others hold of its objects."""
+        for _id, value, borrowers, _contained in legacy:
+            if value[0] == p.VALUE_SHARED and value[1][0] == self.node_id:
+                self.store.change_owner(value[1][1], self.node_id)
+            for process, node, _count in borrowers:
+                self._watch_for_adopted(process, node)
+        self._adopted.add(client.process_id, legacy)
+        return None, -1
+
+    def _watch_for_adopted(self, process_id: bytes, node: bytes) -> None:
+        if node != self.node_id:
+            self._relay.send(node, node_pb2.Relayed(to=process_id, sender=self.node_id, watch=True))
+
+    def _answer_for_adopted(
+        self, from_node: bytes, sender: bytes, owner: bytes, body: bytes
+    ) -> None:
+        message = marshal.loads(body)
+        if message[0] == p.PEER_BORROW:
+            for _id, process, node in message[2]:
+                self._watch_for_adopted(process, node)
+        answers, freed = self._adopted.handle(sender, message)
+        for answer in answers:
+            self._send_as(owner, from_node, sender, marshal.dumps(answer))
+        self._free_adopted(freed)
+
+    def _send_as(self, sender: bytes, node: bytes, to: bytes, body: bytes) -> None:
+        """A message to any process, in the name of one of this node."""
+        if node == self.node_id:
+            client = self._clients.clients.get(to)
+            if client is not None:
+                client.conn.send((p.NODE_RELAYED, self.node_id, sender, body))
+        else:
+            self._relay.send(node, node_pb2.Relayed(to=to, sender=sender, body=body))
+
+    def _free_adopted(self, freed: list[Freed]) -> None:
+        for item in freed:
+            if item.value[0] == p.VALUE_SHARED:
+                node, number, _size = item.value[1]
+                self._objects.free(node, number)
+            for id, node in item.borrowed:
+                body = marshal.dumps((p.PEER_UNBORROW, [id]))
+                self._send_as(self.node_id, node, owner_of(id), body)
+
     def _deliver(self, from_node: bytes, sender: bytes, to: bytes, body: bytes) -> bool:
         client = self._clients.clients.get(to)
         if client is not None:
             client.conn.send((p.NODE_RELAYED, from_node, sender, body))
             return True
+        if self._adopted.speaks_for(to):
+            self._answer_for_adopted(from_node, sender, to, body)
+            return True
+        if to == self.node_id:
+            return True  # answers to what the daemon said in its own name
         if from_node == self.node_id:
             self._clients.push(sender, "process_died", (to,))
         else:
@@ -496,6 +553,8 @@ class NodeDaemon:
         elif message.watch:
             self._add_watch(message.to, node_id, message.sender)
         elif message.gone:
+            if message.to == self.node_id:
+                self._free_adopted(self._adopted.process_died(message.sender))
             for watcher in self._watches.ended_there(node_id, message.sender) | {message.to}:
                 self._clients.push(watcher, "process_died", (message.sender,))
         elif message.freed:
@@ -514,7 +573,12 @@ class NodeDaemon:
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
     def _add_watch(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
-        if process_id in self._clients.clients or process_id in self._pool.workers:
+        if (
+            process_id in self._clients.clients
+            or process_id in self._pool.workers
+            or process_id == self.node_id
+            or self._adopted.speaks_for(process_id)
+        ):
             self._watches.add_here(process_id, watcher_node, watcher)
         elif watcher_node == self.node_id:
             self._clients.push(watcher, "process_died", (process_id,))
@@ -554,7 +618,7 @@ class NodeDaemon:
 
     async def close(self) -> None:
         """Give everything back; the template ends the workers."""
-        self._template.close()
+        self._pool.close()
         self._clients.close()
         await asyncio.sleep(0)  # the hang-ups are written
         await self._relay.close()

@@ -116,6 +116,14 @@ class SegmentStore:
             self._drop(self._by_creator, segment.creator, number)
             segment.creator = None
 
+    def change_owner(self, number: int, owner: bytes) -> None:
+        """Somebody else answers for a segment from now on."""
+        segment = self._segments.get(number)
+        if segment is not None:
+            self._drop(self._by_owner, segment.owner, number)
+            segment.owner = owner
+            self._by_owner.setdefault(owner, set()).add(number)
+
     # --- reading -----------------------------------------------------------------
     def get(self, number: int) -> Segment:
         """A segment; ObjectLostError if there is none of this number."""

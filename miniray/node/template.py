@@ -59,6 +59,8 @@ class Template:
         self._cleanup = cleanup
         #: Living workers: pid to the id they carry in their environment.
         self._workers: dict[int, str] = {}
+        #: Templates with more modules that were forked from this one.
+        self._templates: set[int] = set()
         #: Ended workers whose children are not all gone yet: pid to wait status.
         self._ended: dict[int, int] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -108,6 +110,8 @@ class Template:
         message = marshal.loads(data)
         if message[0] == "fork":
             return self._fork(message[1], message[2], list(fds))
+        if message[0] == "template":
+            return self._fork_template(message[1], list(fds)[0])
         if message[0] == "kill":
             _, pid, number = message
             if pid in self._workers:
@@ -130,6 +134,19 @@ class Template:
             self._workers[pid] = spec["process_id"].hex()
             self._send(("forked", token, pid))
         return None
+
+    def _fork_template(self, preload: list[str], control: int) -> Callable[[], NoReturn] | None:
+        """Fork a template that imports more modules; it serves the daemon on its own socket."""
+        pid = os.fork()
+        if pid != 0:
+            os.close(control)
+            self._templates.add(pid)
+            return None
+        self._control.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        own = socket.socket(fileno=control)
+        return lambda: run_template(own, preload, "")
 
     def _become_worker(self, spec: dict[str, Any], fds: list[int]) -> Callable[[], NoReturn]:
         signal.set_wakeup_fd(-1)
@@ -169,6 +186,7 @@ class Template:
                 break
             if self._workers.pop(pid, None) is not None:
                 self._ended[pid] = status
+            self._templates.discard(pid)
         if self._ended and not self._kill_strays():
             for pid, status in self._ended.items():
                 self._send(("exited", pid, status))
@@ -179,7 +197,9 @@ class Template:
         found = False
         living = set(self._workers.values())
         for pid in _children():
-            if pid not in self._workers and _worker_of(pid) not in living:
+            if pid in self._workers or pid in self._templates:
+                continue
+            if _worker_of(pid) not in living:
                 found = True
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

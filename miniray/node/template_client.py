@@ -11,6 +11,8 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
+from miniray.node.template import control_pair
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -62,6 +64,12 @@ class TemplateClient:
         self._send(marshal.dumps(("fork", number, spec)), [stdout, stderr])
         return await future
 
+    def fork_template(self, preload: list[str]) -> socket.socket:
+        """Start a template with more modules; returns the control socket of it."""
+        ours, theirs = control_pair()
+        self._send(marshal.dumps(("template", preload)), [theirs.detach()])
+        return ours
+
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Send a signal to a worker, if it still runs."""
         if not self._gone:
@@ -106,6 +114,8 @@ class TemplateClient:
                 future = self._forks.pop(message[1])
                 if not future.done():
                     future.set_result(message[2])
+            elif message[0] == "ready":
+                self.pid = message[1]
             elif message[0] == "refused":
                 future = self._forks.pop(message[1])
                 if not future.done():

@@ -23,14 +23,13 @@ from miniray.core.ids import new_id
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.node.outputs import OutputPipe
 from miniray.node.template import WORKER_VARIABLE
-from miniray.node.template_client import TemplateGoneError
+from miniray.node.template_client import TemplateClient, TemplateGoneError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable
     from pathlib import Path
 
     from miniray.accelerators import NodeAccelerators
-    from miniray.node.template_client import TemplateClient
     from miniray.runtime_env.install import EnvironmentManager, WorkerEnvironment
 
 logger = logging.getLogger(__name__)
@@ -74,6 +73,7 @@ class Worker:
     exiting: str | None = None
     idle_since: float = 0.0
     environment: WorkerEnvironment | None = None
+    template: TemplateClient | None = None
     outputs: list[OutputPipe] = dataclasses.field(default_factory=list)
     started: float = 0.0
     #: The constructor's error, reported before the process ends.
@@ -111,7 +111,7 @@ class WorkerPool:
     def __init__(
         self,
         *,
-        template: Callable[[], TemplateClient],
+        template: TemplateClient,
         events: WorkerEvents,
         environments: EnvironmentManager,
         accelerators: NodeAccelerators,
@@ -119,7 +119,8 @@ class WorkerPool:
         logs: Path,
         soft_limit: int,
     ) -> None:
-        self._template = template
+        #: Templates by the modules that they have imported beyond the runtime's.
+        self._templates: dict[tuple[str, ...], TemplateClient] = {(): template}
         self._events = events
         self._environments = environments
         self._accelerators = accelerators
@@ -221,7 +222,8 @@ class WorkerPool:
             spec = self._process_spec(lease, worker)
             self.workers[worker.process_id] = worker
             lease.worker = worker
-            worker.pid = await self._template().fork(spec, stdout.write_end, stderr.write_end)
+            template = worker.template = self._template(lease)
+            worker.pid = await template.fork(spec, stdout.write_end, stderr.write_end)
         except Exception as error:
             if not isinstance(error, (RuntimeEnvSetupError, TemplateGoneError, OSError)):
                 logger.exception("starting a worker failed")
@@ -242,6 +244,24 @@ class WorkerPool:
     @staticmethod
     def _is_over(lease: NodeLease) -> bool:
         return lease.ending
+
+    def _template(self, lease: NodeLease) -> TemplateClient:
+        """The template that has imported what a lease asks for; made on first use."""
+        profile = tuple(lease.spec.get("preload") or ())
+        template = self._templates.get(profile)
+        if template is None:
+            control = self._templates[()].fork_template(list(profile))
+            template = self._templates[profile] = TemplateClient(
+                control, 0, self.on_exited, lambda: self._template_gone(profile)
+            )
+        return template
+
+    def _template_gone(self, profile: tuple[str, ...]) -> None:
+        """A template with more modules died, and its workers with it: others go on."""
+        logger.warning("the template with %s ended", ", ".join(profile))
+        gone = self._templates.pop(profile)
+        for worker in [w for w in self._by_pid.values() if w.template is gone]:
+            self.on_exited(worker.pid, signal.SIGKILL)
 
     def _abandon(self, lease: NodeLease, worker: Worker) -> None:
         self._release_environment(worker)
@@ -364,8 +384,8 @@ class WorkerPool:
 
     def kill(self, worker: Worker) -> None:
         """End a worker's process at once."""
-        if worker.pid:
-            self._template().kill(worker.pid, signal.SIGKILL)
+        if worker.pid and worker.template is not None:
+            worker.template.kill(worker.pid, signal.SIGKILL)
 
     def on_exited(self, pid: int, status: int) -> None:
         """The template reaped a worker; its children are gone too."""
@@ -393,6 +413,11 @@ class WorkerPool:
         environment, worker.environment = worker.environment, None
         if environment is not None:
             self._environments.release(environment)
+
+    def close(self) -> None:
+        """Hang up on all templates: they end their workers."""
+        for template in self._templates.values():
+            template.close()
 
     def template_gone(self) -> None:
         """The template died, and its workers with it."""

@@ -188,6 +188,11 @@ class Executor:
                         self._end(None)
                         return
 
+    def wait_counted(self, timeout: float) -> None:
+        """Wait until refs inside the replies are counted by their receivers."""
+        self._runtime.loop.flush_posted()
+        self._results.wait_counted(timeout)
+
     def stop(self) -> None:
         """End ``run`` after the work before this."""
         self._queue.put(None)

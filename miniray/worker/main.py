@@ -20,8 +20,10 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from miniray.config import config
 from miniray.core import context
 from miniray.core.attach import Attachment
+from miniray.core.handover import hand_over
 from miniray.core.runtime import ActorClassInfo, set_runtime
 from miniray.exceptions import TaskError
 from miniray.worker import stdio
@@ -196,6 +198,8 @@ class Worker:
         """End by rule; returns the exit code."""
         self.executor.instance = None
         stdio.flush_all()
+        self.executor.wait_counted(config().stop_grace / 2)
+        hand_over(self.runtime)
         return self._exit_code
 
     def close(self) -> None:

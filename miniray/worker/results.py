@@ -30,6 +30,7 @@ class Results:
         #: Refs inside values on their way, by caller and call.
         self._pins: dict[tuple[bytes, int], list[ObjectRef[Any]]] = {}
         self._lock = threading.Lock()
+        self._all_counted = threading.Condition(self._lock)
 
     def value(self, result: Any, caller: Peer, number: int) -> Value:
         """A result as the value that travels to the caller, who owns it.
@@ -85,9 +86,16 @@ class Results:
         with self._lock:
             for number in numbers:
                 self._pins.pop((caller.process_id, number), None)
+            self._all_counted.notify_all()
 
     def caller_gone(self, caller: Peer) -> None:
         """Nobody will count them."""
         with self._lock:
             for key in [key for key in self._pins if key[0] == caller.process_id]:
                 del self._pins[key]
+            self._all_counted.notify_all()
+
+    def wait_counted(self, timeout: float) -> None:
+        """Wait until the receivers have counted the refs in all replies (at a planned exit)."""
+        with self._lock:
+            self._all_counted.wait_for(lambda: not self._pins, timeout)

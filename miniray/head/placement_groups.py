@@ -1,0 +1,232 @@
+"""Placement groups: who asked for them, who waits for them, and what is told of them.
+
+Responsible for names, waiters and the table that users see; where bundles go is the
+scheduler's decision.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.core.ids import owner_of
+from miniray.exceptions import PlacementGroupRemovedError
+from miniray.head.bundles import GroupStatus, PlacementGroupState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from miniray.head.clients import ClientDirectory, ProcessExit
+    from miniray.head.grants import GrantTable, Timers
+
+#: So many removed groups are remembered.
+_REMEMBERED = 1024
+#: A handle can be quicker than the notice that its group exists; it waits this long, in seconds.
+_EARLY_WAIT = 10.0
+
+#: A request that waits: (process id, number of the request).
+Waiter = tuple[bytes, int]
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class PlacementGroup:
+    """One placement group."""
+
+    id: bytes
+    name: str
+    namespace: str
+    detached: bool
+    strategy: str
+    #: As they were asked for, amounts in units.
+    bundles: list[dict[str, float]]
+    selectors: list[dict[str, str]] | None
+    #: None if it could not even be asked for.
+    state: PlacementGroupState | None = None
+    #: Why it can never be there.
+    error: Exception | None = None
+    removed: bool = False
+    waiters: list[Waiter] = dataclasses.field(default_factory=list)
+    #: Seconds since the epoch.
+    asked: float = dataclasses.field(default_factory=time.time)
+    placed: float | None = None
+
+    @property
+    def status(self) -> str:
+        """State in the words of Ray's table."""
+        if self.removed or self.state is None:
+            return GroupStatus.REMOVED.value
+        return self.state.status.value
+
+    def table(self) -> dict[str, Any]:
+        """What users see, in the form of Ray's ``placement_group_table``."""
+        placed = self.state.allocations if self.state is not None and not self.removed else {}
+        created = self.status == GroupStatus.CREATED.value
+        took = 1000 * ((self.placed or time.time()) - self.asked)
+        return {
+            "placement_group_id": self.id.hex(),
+            "name": self.name,
+            "bundles": {index: dict(bundle) for index, bundle in enumerate(self.bundles)},
+            "bundles_to_node_id": {
+                index: placed[index].node_id if index in placed else ""
+                for index in range(len(self.bundles))
+            },
+            "strategy": self.strategy,
+            "state": self.status,
+            "stats": {
+                "end_to_end_creation_latency_ms": took if created else 0.0,
+                "scheduling_latency_ms": took if created else 0.0,
+                "scheduling_attempt": 1,
+                "highest_retry_delay_ms": 0.0,
+                "scheduling_state": "FINISHED" if created else self.status,
+            },
+        }
+
+
+class PlacementGroups:
+    """All groups by id and name."""
+
+    def __init__(
+        self,
+        grants: GrantTable,
+        clients: ClientDirectory,
+        timers: Timers,
+        on_change: Callable[[PlacementGroup], None],
+    ) -> None:
+        self._grants = grants
+        self._clients = clients
+        self._timers = timers
+        self._on_change = on_change
+        self._groups: dict[bytes, PlacementGroup] = {}
+        self._removed: collections.OrderedDict[bytes, PlacementGroup] = collections.OrderedDict()
+        self._names: dict[tuple[str, str], PlacementGroup] = {}
+        #: Groups that are removed when their creator ends.
+        self._owned: dict[bytes, set[bytes]] = {}
+        #: Waiters of groups that the head has not heard of yet.
+        self._early: dict[bytes, list[Waiter]] = {}
+        clients.on_ended.append(self._creator_ended)
+
+    # --- what clients ask ------------------------------------------------------------
+    def create(
+        self,
+        id: bytes,
+        bundles: list[dict[str, float]],
+        strategy: str,
+        name: str,
+        namespace: str,
+        detached: bool,
+        selectors: list[dict[str, str]] | None,
+    ) -> None:
+        """Ask for a group; what is wrong with it is told to who waits for it."""
+        group = PlacementGroup(id, name, namespace, detached, strategy, bundles, selectors)
+        group.waiters = self._early.pop(id, [])
+        self._groups[id] = group
+        if not detached:
+            creator = owner_of(id)
+            if self._clients.get(creator) is None:
+                self.remove(id)
+                return
+            self._owned.setdefault(creator, set()).add(id)
+        try:
+            if name:
+                self._take_name(group)
+            group.state = PlacementGroupState.of(id, bundles, strategy, selectors)
+        except ValueError as error:
+            group.error = error
+            self._settle(group)
+            return
+        self._grants.create_group(group.state)
+        if group.placed is None:
+            self._on_change(group)
+
+    def _take_name(self, group: PlacementGroup) -> None:
+        key = (group.namespace, group.name)
+        if key in self._names:
+            raise ValueError(
+                f"The name {group.name!r} is taken by another placement group in namespace "
+                f"{group.namespace!r}. Use get_placement_group({group.name!r}) for it."
+            )
+        self._names[key] = group
+
+    def wait(self, waiter: Waiter, id: bytes) -> None:
+        """Answer a request when the group is created, or can't be."""
+        group = self._groups.get(id) or self._removed.get(id)
+        if group is not None:
+            group.waiters.append(waiter)
+            self._settle(group)
+        elif self._clients.get(owner_of(id)) is None:
+            self._clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
+        else:
+            waiting = self._early.setdefault(id, [])
+            waiting.append(waiter)
+            if len(waiting) == 1:
+                self._timers.call_later(_EARLY_WAIT, lambda: self._never_came(id))
+
+    def _never_came(self, id: bytes) -> None:
+        for waiter in self._early.pop(id, ()):
+            self._clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
+
+    def remove(self, id: bytes) -> None:
+        """Remove a group, with what runs in it; unknown ids change nothing."""
+        group = self._groups.pop(id, None)
+        if group is None:
+            return
+        group.removed = True
+        owned = self._owned.get(owner_of(id))
+        if owned is not None:
+            owned.discard(id)
+        if self._names.get((group.namespace, group.name)) is group:
+            del self._names[group.namespace, group.name]
+        self._removed[id] = group
+        if len(self._removed) > _REMEMBERED:
+            self._removed.popitem(last=False)
+        if group.state is not None:
+            self._grants.remove_group(id)
+        self._on_change(group)
+        self._settle(group)
+
+    def table(self, id: bytes | None) -> dict[str, Any]:
+        """Ray's table of one group ({} if it is not known), or of all by hex id."""
+        if id is None:
+            known: Sequence[Mapping[bytes, PlacementGroup]] = (self._removed, self._groups)
+            return {key.hex(): group.table() for some in known for key, group in some.items()}
+        group = self._groups.get(id) or self._removed.get(id)
+        return {} if group is None else group.table()
+
+    def find(self, name: str, namespace: str) -> bytes | None:
+        """Id of a named group, or None."""
+        group = self._names.get((namespace, name))
+        return None if group is None else group.id
+
+    def all(self) -> list[PlacementGroup]:
+        """Every group that is not removed."""
+        return list(self._groups.values())
+
+    # --- what happens to them --------------------------------------------------------
+    def placed(self, id: bytes) -> None:
+        """A group has all its bundles."""
+        group = self._groups.get(id)
+        if group is not None:
+            if group.placed is None:
+                group.placed = time.time()
+            self._on_change(group)
+            self._settle(group)
+
+    def _settle(self, group: PlacementGroup) -> None:
+        """Answer those who wait, if there is an answer."""
+        error = group.error
+        if group.removed:
+            error = PlacementGroupRemovedError(group.id.hex())
+        if error is None and group.status != GroupStatus.CREATED.value:
+            return
+        waiters, group.waiters = group.waiters, []
+        for waiter in waiters:
+            if error is None:
+                self._clients.answer(*waiter, True)
+            else:
+                self._clients.refuse(*waiter, error)
+
+    def _creator_ended(self, process_id: bytes, how: ProcessExit) -> None:
+        for id in self._owned.pop(process_id, set()):
+            self.remove(id)

@@ -1,0 +1,99 @@
+"""What drivers, workers and daemons can ask of the head, by the name of the request.
+
+Responsible for taking requests apart and answering them; each is done by the part
+that owns what it is about.
+"""
+
+from __future__ import annotations
+
+import logging
+import marshal
+from typing import TYPE_CHECKING, Any
+
+from miniray.head.kv import CODE
+from miniray.exceptions import MinirayError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray._proto import common_pb2
+    from miniray.head.head import Head
+
+logger = logging.getLogger(__name__)
+
+
+class Requests:
+    """Handlers by name. Each is called with the asking process and the request's arguments."""
+
+    def __init__(self, head: Head) -> None:
+        self._clients = head.clients
+        actors, leases, groups, kv, state = (
+            head.actors,
+            head.leases,
+            head.placement_groups,
+            head.kv,
+            head.state,
+        )
+        self._handlers: dict[str, Callable[..., Any]] = {
+            "create_actor": actors.create,
+            "start_actor": lambda _, *args: actors.start(*args),
+            "subscribe_actor": actors.subscribe,
+            "unsubscribe_actor": actors.unsubscribe,
+            "kill_actor": lambda _, *args: actors.kill(*args),
+            "actor_out_of_scope": actors.out_of_scope,
+            "get_actor": lambda _, *args: actors.find(*args),
+            "list_named_actors": lambda _, *args: actors.named(*args),
+            "want_leases": leases.want,
+            "return_lease": leases.give_back,
+            "create_placement_group": lambda _, *args: groups.create(*args),
+            "remove_placement_group": lambda _, *args: groups.remove(*args),
+            "placement_group_table": lambda _, *args: groups.table(*args),
+            "find_placement_group": lambda _, *args: groups.find(*args),
+            "put_code": lambda _, key, blob: kv.put(CODE, key, blob, False),
+            "get_code": lambda _, key: kv.get(CODE, key),
+            "kv_put": lambda _, *args: kv.put(*args),
+            "kv_get": lambda _, *args: kv.get(*args),
+            "kv_del": lambda _, *args: kv.delete(*args),
+            "kv_keys": lambda _, *args: kv.keys(*args),
+            "kv_exists": lambda _, *args: kv.exists(*args),
+            "nodes": lambda _: state.ray_nodes(),
+            "cluster_resources": lambda _: state.total_resources(),
+            "available_resources": lambda _: state.available_resources(),
+            "state": lambda _, what: state.listing(what),
+            "status": lambda _: state.status(),
+        }
+        #: Handlers that answer by themselves, with the request's number.
+        self._later: dict[str, Callable[..., None]] = {
+            "await_placement_group": groups.wait,
+        }
+
+    def handle(self, request: common_pb2.ClientRequest) -> None:
+        """Do what is asked; errors go to who asked."""
+        who, number, method = request.process_id, request.request, request.method
+        try:
+            arguments = marshal.loads(request.body)
+            later = self._later.get(method)
+            if later is not None:
+                later((who, number), *arguments)
+                return
+            result = self._handler(method)(who, *arguments)
+        except (ValueError, MinirayError) as error:
+            self._refuse(who, number, method, error)
+        except Exception as error:
+            logger.exception("request %r of %s failed", method, who.hex())
+            self._refuse(who, number, method, error)
+        else:
+            if number:
+                self._clients.answer(who, number, result)
+
+    def _handler(self, method: str) -> Callable[..., Any]:
+        handler = self._handlers.get(method)
+        if handler is None:
+            raise ValueError(f"The head has no request {method!r}; it has {sorted(self._handlers)}.")
+        return handler
+
+    def _refuse(self, who: bytes, number: int, method: str, error: Exception) -> None:
+        if number:
+            self._clients.refuse(who, number, error)
+        else:
+            logger.warning("notice %r of %s was refused: %s", method, who.hex(), error)

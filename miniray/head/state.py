@@ -1,0 +1,269 @@
+"""What the head tells about its cluster: Ray's tables, listings, and the status.
+
+Only reads; every number comes from the part that owns it.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.head.allocations import lease_id
+from miniray.head.amounts import from_units
+from miniray.util.state_types import (
+    ActorStatus,
+    ClusterStatus,
+    NodeStatus,
+    PendingDemand,
+    PlacementGroupStatus,
+)
+from miniray.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.head.actors import Actor
+    from miniray.head.grants import Request
+    from miniray.head.head import Head
+    from miniray.head.nodes import Node
+    from miniray.head.resources import ResourcePool
+
+#: Shapes that the status explains; explaining looks at every node.
+_MAX_SHAPES = 200
+#: Names that are listed per shape.
+_MAX_NAMES = 10
+
+
+class ClusterState:
+    """Views of a head."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
+            "nodes": self.ray_nodes,
+            "actors": self._list_actors,
+            "leases": self._list_leases,
+            "pending": lambda: [dict(demand) for demand in self._pending()],
+            "placement_groups": lambda: [g.table() for g in self._head.placement_groups.all()],
+            "jobs": self._list_jobs,
+            "workers": self._list_workers,
+        }
+
+    # --- Ray's tables ----------------------------------------------------------------
+    def ray_nodes(self) -> list[dict[str, Any]]:
+        """Nodes as ``ray.nodes()`` lists them, lost ones included."""
+        return [_ray_node(node) for node in (*self._head.nodes, *self._head.nodes.lost())]
+
+    def total_resources(self) -> dict[str, float]:
+        """Totals of the living nodes, without zeros; memory in bytes."""
+        return _positive(self._head.scheduler.total_resources())
+
+    def available_resources(self) -> dict[str, float]:
+        """What of them is free, without zeros."""
+        return _positive(self._head.scheduler.available_resources())
+
+    # --- listings ----------------------------------------------------------------
+    def listing(self, what: str) -> list[dict[str, Any]]:
+        """One kind of thing as plain dicts; ValueError if there is no such kind."""
+        listing = self._listings.get(what)
+        if listing is None:
+            raise ValueError(f"There is no listing of {what!r}; there are {sorted(self._listings)}.")
+        return listing()
+
+    def _list_actors(self) -> list[dict[str, Any]]:
+        living = [{**self._actor(actor)} for actor in self._head.actors.all()]
+        dead = [
+            {
+                "actor_id": id.hex(),
+                "class_name": death.class_name,
+                "name": "",
+                "namespace": "",
+                "state": "DEAD",
+                "node_id": death.node_id,
+                "pid": death.pid,
+                "restarts": 0,
+                "resources": {},
+                "death_cause": death.cause,
+            }
+            for id, death in self._head.actors.dead()
+        ]
+        return [*living, *dead]
+
+    def _list_leases(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "lease": lease.number,
+                "name": lease.group.name,
+                "owner": lease.group.client_id.hex(),
+                "job_id": lease.group.job_id.hex(),
+                "node_id": lease.node_id.hex(),
+                "worker_id": lease.process_id.hex(),
+                "revoked": lease.revoked,
+                "resources": self._held(lease.number),
+            }
+            for lease in self._head.leases.leases.values()
+        ]
+
+    def _list_jobs(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "job_id": job.id.hex(),
+                "entrypoint": job.entrypoint,
+                "namespace": job.namespace,
+                "driver_node_id": job.driver_node.hex(),
+                "driver_pid": job.pid,
+                "state": "RUNNING" if job.ended is None else "ENDED",
+                "start_time": job.started,
+                "end_time": job.ended,
+            }
+            for job in self._head.jobs.all()
+        ]
+
+    def _list_workers(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "worker_id": client.id.hex(),
+                "node_id": client.node.name,
+                "pid": client.pid,
+                "job_id": client.job_id.hex(),
+                "kind": "driver" if client.is_driver else "worker",
+            }
+            for client in self._head.clients.all()
+        ]
+
+    # --- the status --------------------------------------------------------------
+    def status(self) -> ClusterStatus:
+        """Everything that ``miniray status`` shows."""
+        nodes = [self._node(node) for node in (*self._head.nodes, *self._head.nodes.lost())]
+        total = self._head.scheduler.total_resources()
+        free = self._head.scheduler.available_resources()
+        return ClusterStatus(
+            address=self._head.address,
+            version=VERSION,
+            started=self._head.started,
+            time=time.time(),
+            nodes=nodes,
+            total=_positive(total),
+            used=_positive(_used(total, free)),
+            actors=[self._actor(actor) for actor in self._head.actors.all()],
+            pending=self._pending(),
+            placement_groups=[
+                PlacementGroupStatus(
+                    placement_group_id=group.id.hex(),
+                    name=group.name,
+                    strategy=group.strategy,  # type: ignore[typeddict-item]
+                    state=group.status,  # type: ignore[typeddict-item]
+                    bundles=group.bundles,
+                    bundle_nodes=list(group.table()["bundles_to_node_id"].values()),
+                )
+                for group in self._head.placement_groups.all()
+            ],
+        )
+
+    def _node(self, node: Node) -> NodeStatus:
+        pool = self._head.scheduler.nodes.get(node.name) if node.alive else None
+        return NodeStatus(
+            node_id=node.name,
+            address=node.host,
+            hostname=node.hostname,
+            is_head=node.is_head_node,
+            state="ALIVE" if node.alive else "DEAD",
+            total=node.totals,
+            used=_pool_used(pool) if pool is not None else {},
+            labels=node.labels,
+            reason=node.reason,
+        )
+
+    def _actor(self, actor: Actor) -> ActorStatus:
+        starting = actor.state == "PENDING" and actor.node is not None
+        return ActorStatus(
+            actor_id=actor.id.hex(),
+            class_name=actor.class_name,
+            name=actor.spec["name"] or "",
+            namespace=actor.spec["namespace"] or "",
+            state="STARTING" if starting else actor.state,  # type: ignore[typeddict-item]
+            node_id=actor.node.name if actor.node is not None else "",
+            pid=actor.pid,
+            restarts=actor.restarts,
+            resources=self._held(actor.lease),
+        )
+
+    def _held(self, number: int) -> dict[str, float]:
+        lease = self._head.scheduler.lease(lease_id(number))
+        return lease.allocation.resources() if lease is not None else {}
+
+    def _pending(self) -> list[PendingDemand]:
+        """Requests that wait, those of one shape together, then placement groups."""
+        shapes: dict[Any, list[Request]] = {}
+        for request in self._head.grants.waiting.values():
+            kind = request.requester.describe(request.token).kind
+            shapes.setdefault((kind, request.demand), []).append(request)
+        found = []
+        for (kind, demand), requests in list(shapes.items())[:_MAX_SHAPES]:
+            reason = self._head.scheduler.explain(lease_id(requests[0].number))
+            found.append(
+                PendingDemand(
+                    kind=kind,
+                    shape=[{name: from_units(units) for name, units in demand.placing}],
+                    count=sum(request.requester.count(request.token) for request in requests),
+                    names=_names(r.requester.describe(r.token).name for r in requests),
+                    since=requests[0].since_epoch,
+                    reason=reason.sentence() if reason is not None else "",
+                    infeasible=reason is not None and reason.infeasible,
+                )
+            )
+        return [*found, *self._pending_groups()]
+
+    def _pending_groups(self) -> list[PendingDemand]:
+        found = []
+        for group in self._head.placement_groups.all():
+            reason = self._head.scheduler.explain_group(group.id)
+            if reason is None or len(found) == _MAX_SHAPES:
+                continue
+            found.append(
+                PendingDemand(
+                    kind="placement_group",
+                    shape=group.bundles,
+                    count=1,
+                    names=[group.name] if group.name else [],
+                    since=group.asked,
+                    reason=reason.sentence(),
+                    infeasible=reason.infeasible,
+                )
+            )
+        return found
+
+
+def _ray_node(node: Node) -> dict[str, Any]:
+    host, _, port = node.address.rpartition("|")[2].rpartition(":")
+    return {
+        "NodeID": node.name,
+        "Alive": node.alive,
+        "NodeManagerAddress": node.host or host,
+        "NodeManagerHostname": node.hostname,
+        "NodeManagerPort": int(port) if port.isdigit() else 0,
+        "NodeName": node.host or host,
+        "RayletSocketName": node.socket_path,
+        "DeathReasonMessage": node.reason,
+        "alive": node.alive,
+        "Resources": _positive(node.totals) if node.alive else {},
+        "Labels": node.labels,
+    }
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))[:_MAX_NAMES]
+
+
+def _pool_used(pool: ResourcePool) -> dict[str, float]:
+    total = {name: from_units(units) for name, units in pool.totals().items()}
+    free = {name: from_units(units) for name, units in pool.available().items()}
+    return _positive(_used(total, free))
+
+
+def _used(total: dict[str, float], free: dict[str, float]) -> dict[str, float]:
+    return {name: amount - free.get(name, 0.0) for name, amount in total.items()}
+
+
+def _positive(amounts: dict[str, float]) -> dict[str, float]:
+    return {name: float(amount) for name, amount in amounts.items() if amount > 0}
