@@ -40,7 +40,8 @@ class IOLoop:
         self._numbers = itertools.count()
         self._unflushed: collections.deque[Connection] = collections.deque()
         self._flush_scheduled = False
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collection may run user code anywhere.
+        self._lock = threading.RLock()
         self._stopping = False
         self.buffer = bytearray(READ_SIZE)
         self.buffer_view = memoryview(self.buffer)
@@ -133,7 +134,9 @@ class IOLoop:
 
     def wake(self) -> None:
         """Make the loop look at its queues."""
-        os.eventfd_write(self._wake_fd, 1)
+        fd = self._wake_fd
+        if fd >= 0:  # else the loop has ended, and its descriptor may be somebody else's
+            os.eventfd_write(fd, 1)
 
     # --- the thread ----------------------------------------------------------------
     def _run(self) -> None:
@@ -155,10 +158,11 @@ class IOLoop:
             for _ in range(len(soon)):
                 self._call(soon.popleft())
             self._run_timers()
-        for callback in self._soon:
-            self._call(callback)
+        while self._soon:  # one may lead to another
+            self._call(self._soon.popleft())
         self._epoll.close()
-        os.close(self._wake_fd)
+        fd, self._wake_fd = self._wake_fd, -1
+        os.close(fd)
 
     def _timeout(self) -> float:
         if self._soon:

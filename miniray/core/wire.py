@@ -12,6 +12,8 @@ from __future__ import annotations
 import array
 import collections
 import contextlib
+import errno
+import itertools
 import logging
 import marshal
 import os
@@ -38,6 +40,11 @@ READ_SIZE = 256 * 1024
 _GATHER = 256
 _FD_SIZE = array.array("i").itemsize
 _ANCILLARY = socket.CMSG_SPACE(16 * _FD_SIZE)
+#: A write failed because the other end is gone: the loop reads what it still said, then its end.
+_HUNG_UP = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
+#: Accepting failed for want of something that others may give back; it is tried again later.
+_SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+_ACCEPT_AGAIN = 0.5
 
 
 def encode(message: tuple[Any, ...]) -> bytes:
@@ -100,11 +107,13 @@ class Connection:
         "_lock",
         "_out",
         "_out_fds",
+        "_passed",
         "_poller",
         "_posted",
         "_ready",
         "_sock",
         "_takes_fds",
+        "_writing",
         "on_close",
         "on_message",
         "peer",
@@ -129,7 +138,10 @@ class Connection:
         self.on_close = on_close
         #: Free for the user of the connection: who is at the other end.
         self.peer: Any = None
-        self._lock = threading.Lock()
+        # Reentrant, as is `_write`: a garbage collection may run user code anywhere, and
+        # that may send on this very connection.
+        self._lock = threading.RLock()
+        self._writing = False
         self._out: collections.deque[memoryview | bytes] = collections.deque()
         self._out_fds: collections.deque[tuple[bytes, list[int]]] = collections.deque()
         self._takes_fds = takes_fds
@@ -142,13 +154,18 @@ class Connection:
         self._posted = 0.0
         self._closed = False
         self._ready = False  # nothing but the challenge is written before it is passed
+        self._passed = threading.Event()  # `_ready`, or closed
         self._challenge: ServerChallenge | ClientChallenge | None
-        self._challenge = ServerChallenge(key) if server else ClientChallenge(key)
-        self._cancel_deadline: Callable[[], None] | None = poller.call_later(
-            auth_timeout, self._auth_expired
-        )
-        if isinstance(self._challenge, ServerChallenge):
-            self._sock.send(self._challenge.greeting)  # an empty socket takes these few bytes
+        self._cancel_deadline: Callable[[], None] | None = None
+        if server:
+            self._challenge = challenge = ServerChallenge(key)
+            self._cancel_deadline = poller.call_later(auth_timeout, self._auth_expired)
+            with contextlib.suppress(OSError):  # it hung up already: that is read next
+                self._sock.send(challenge.greeting)  # an empty socket takes these few bytes
+        else:
+            # No deadline: the kernel has told who listens, and user code there may keep
+            # its I/O thread from answering for minutes. Its end closes the socket.
+            self._challenge = ClientChallenge(key)
         poller.add(sock.fileno(), self._on_readable)
 
     # --- writing -----------------------------------------------------------------
@@ -183,17 +200,19 @@ class Connection:
             batch.append(data)
             if len(batch) < _BATCH and len(data) <= _LARGE:
                 return
+            self._batch = []
             self._write(b"".join(batch))
-            batch.clear()
             self._posted = _now()
 
     def flush_posted(self) -> None:
         """Write what ``post`` has kept."""
         with self._lock:
             if self._batch and not self._closed:
-                data = b"".join(self._batch)
-                self._batch.clear()
-                self._write(data)
+                self._write(self._take_batch())
+
+    def _take_batch(self) -> bytes:
+        batch, self._batch = self._batch, []
+        return b"".join(batch)
 
     def send_bytes(self, data: bytes) -> None:
         """Send encoded frames."""
@@ -202,57 +221,51 @@ class Connection:
                 return
             if self._batch:
                 self._batch.append(data)
-                data = b"".join(self._batch)
-                self._batch.clear()
+                data = self._take_batch()
             self._write(data)
 
     def _write(self, data: bytes) -> None:
         """Write, or queue what the socket does not take. Needs the lock."""
-        if self._ready and not self._out:
-            try:
-                sent = self._sock.send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                # The loop sees the hang-up too and closes; nothing more can be sent.
-                return
-            if sent == len(data):
-                return
-            self._out.append(memoryview(data)[sent:])
+        out = self._out
+        if not self._ready or out or self._writing:
+            out.append(data)
+            return
+        self._writing = True
+        try:
+            sent = self._sock.send(data)
+            if sent < len(data):
+                out.appendleft(memoryview(data)[sent:])
+        except BlockingIOError:
+            out.appendleft(data)
+        except OSError as error:
+            self._write_failed(error)
+        finally:
+            self._writing = False
+        if out:
             self._poller.watch_writable(self._sock.fileno(), self._on_writable)
-        else:
-            self._out.append(data)
+
+    def _write_failed(self, error: OSError) -> None:
+        """Close, unless the loop is about to read that the other end is gone. Needs the lock."""
+        if error.errno not in _HUNG_UP:
+            logger.error("writing to a peer failed, its connection is closed: %s", error)
+            self._poller.call_soon(self.close)
 
     def send_with_fds(self, message: tuple[Any, ...], fds: list[int]) -> None:
         """Send one frame with open descriptors; this takes ownership of ``fds``."""
         data = encode(message)
         with self._lock:
-            if self._batch and not self._closed:
-                self._write(b"".join(self._batch))
-                self._batch.clear()
-            if not self._closed and self._ready and not self._out:
-                try:
-                    sent = socket.send_fds(self._sock, [data], fds)
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    sent = len(data)
-                    _close_all(fds)
-                    return
-                else:
-                    _close_all(fds)
-                    if sent < len(data):
-                        self._out.append(memoryview(data)[sent:])
-                        self._poller.watch_writable(self._sock.fileno(), self._on_writable)
-                    return
             if self._closed:
                 _close_all(fds)
                 return
+            if self._batch:
+                self._write(self._take_batch())
             # Wait in line: the marker keeps the order of frames and descriptors.
             self._out_fds.append((data, fds))
             self._out.append(b"")
-            if self._ready:
-                self._poller.watch_writable(self._sock.fileno(), self._on_writable)
+            if self._ready and len(self._out) == 1:
+                self._on_writable()
+                if self._out:
+                    self._poller.watch_writable(self._sock.fileno(), self._on_writable)
 
     def backlog(self) -> int:
         """Bytes that wait in memory because the peer does not read."""
@@ -267,8 +280,9 @@ class Connection:
                 self._flush()
             except BlockingIOError:
                 return
-            except OSError:
-                pass  # the read side reports the hang-up
+            except OSError as error:
+                self._drop_queued()
+                self._write_failed(error)
             if not self._out:
                 self._poller.watch_writable(self._sock.fileno(), None)
 
@@ -280,16 +294,13 @@ class Connection:
                 data, fds = self._out_fds[0]
                 sent = socket.send_fds(self._sock, [data], fds)
                 self._out_fds.popleft()
-                _close_all(fds)
-                out.popleft()
                 if sent < len(data):
-                    out.appendleft(memoryview(data)[sent:])
+                    out[0] = memoryview(data)[sent:]
+                else:
+                    out.popleft()
+                _close_all(fds)
                 continue
-            batch: list[memoryview | bytes] = []
-            for item in out:
-                if not len(item) or len(batch) == _GATHER:
-                    break
-                batch.append(item)
+            batch = list(itertools.takewhile(len, list(itertools.islice(out, _GATHER))))
             sent = self._sock.sendmsg(batch)
             while sent:
                 head = out[0]
@@ -301,14 +312,21 @@ class Connection:
 
     # --- reading -----------------------------------------------------------------
     def take_fd(self) -> int:
-        """The descriptor that came with the message being handled."""
-        return self._fds.popleft()
+        """The descriptor that came with the message being handled.
+
+        Raises:
+            OSError: this process had too many open files to receive it.
+        """
+        fd = self._fds.popleft() if self._fds else -1
+        if fd < 0:
+            raise OSError(errno.EMFILE, "this process has too many open files to receive another")
+        return fd
 
     def _receive(self) -> int:
         """Read into the loop's buffer; returns how many bytes came."""
         if not self._takes_fds:
             return self._sock.recv_into(self._poller.buffer)
-        size, ancillary, _flags, _ = self._sock.recvmsg_into(
+        size, ancillary, flags, _ = self._sock.recvmsg_into(
             (self._poller.buffer,), _ANCILLARY, socket.MSG_CMSG_CLOEXEC
         )
         for level, kind, payload in ancillary:
@@ -316,6 +334,8 @@ class Connection:
                 fds = array.array("i")
                 fds.frombytes(payload[: len(payload) - len(payload) % _FD_SIZE])
                 self._fds.extend(fds)
+        if flags & socket.MSG_CTRUNC:
+            self._fds.append(-1)  # keeps the place of the one that the kernel dropped
         return size
 
     def _on_readable(self) -> None:
@@ -366,7 +386,8 @@ class Connection:
                 break
             try:
                 message = marshal.loads(view[position + 4 : end])
-            except (ValueError, EOFError, TypeError):
+                kind = message[0]
+            except (ValueError, EOFError, TypeError, LookupError, MemoryError):
                 logger.exception("a frame of %d bytes cannot be read; closing", length)
                 self.close()
                 break
@@ -375,7 +396,7 @@ class Connection:
                 on_message(self, message)
             except Exception:
                 # One bad message must not end the loop that serves all sockets.
-                logger.exception("handling message kind %r failed", message[0])
+                logger.exception("handling message kind %r failed", kind)
         return position
 
     # --- the challenge -------------------------------------------------------------
@@ -401,6 +422,7 @@ class Connection:
             # process listens, and replies are read only after the server's proof.
             if not self._ready and (done or reply):
                 self._ready = True
+                self._passed.set()
                 if self._out:
                     self._poller.watch_writable(self._sock.fileno(), self._on_writable)
         if not done:
@@ -427,10 +449,14 @@ class Connection:
         import select
 
         deadline = time.monotonic() + timeout
+        if not self._passed.wait(timeout):
+            return False  # what is written before the challenge is passed breaks it
         while True:
             with self._lock:
-                if self._closed or not self._out:
-                    return not self._out
+                if self._closed:
+                    return False
+                if self._batch:
+                    self._write(self._take_batch())
                 try:
                     self._flush()
                 except BlockingIOError:
@@ -439,10 +465,12 @@ class Connection:
                     return False
                 if not self._out:
                     return True
+                room = select.poll()  # unlike select, at home with high descriptors
+                room.register(self._sock.fileno(), select.POLLOUT)
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            select.select([], [self._sock], [], left)
+            room.poll(left * 1000)
 
     def close(self) -> None:
         """Close; ``on_close`` runs in the loop's thread."""
@@ -450,11 +478,16 @@ class Connection:
             if self._closed:
                 return
             self._closed = True
-            self._out.clear()
-            for _, fds in self._out_fds:
-                _close_all(fds)
-            self._out_fds.clear()
+            self._drop_queued()
+            self._batch = []
+        self._passed.set()
         self._poller.call_soon(self._finish_close)
+
+    def _drop_queued(self) -> None:
+        """What was not written never will be. Needs the lock."""
+        self._out.clear()
+        while self._out_fds:
+            _close_all(self._out_fds.popleft()[1])
 
     def _finish_close(self) -> None:
         if self._cancel_deadline is not None:
@@ -462,7 +495,7 @@ class Connection:
             self._cancel_deadline = None
         self._poller.remove(self._sock.fileno())
         self._sock.close()
-        _close_all(self._fds)
+        _close_all(fd for fd in self._fds if fd >= 0)
         self._fds.clear()
         self.on_close(self)
 
@@ -490,7 +523,12 @@ class Listener:
         self._sock.setblocking(False)
         self._sock.bind(path)
         self._sock.listen(backlog)
-        poller.add(self._sock.fileno(), self._accept)
+        self._closed = False
+        self._watch()
+
+    def _watch(self) -> None:
+        if not self._closed:
+            self._poller.add(self._sock.fileno(), self._accept)
 
     def _accept(self) -> None:
         while True:
@@ -499,8 +537,11 @@ class Listener:
             except BlockingIOError:
                 return
             except OSError as error:
-                # Out of descriptors: the caller's connect waits in the backlog meanwhile.
-                logger.exception("could not accept a connection on %s: %s", self.path, error)
+                logger.exception("could not accept a connection on %s", self.path)
+                if error.errno in _SHORT_OF:
+                    # The caller waits in the backlog meanwhile, and the loop must not spin.
+                    self._poller.remove(self._sock.fileno())
+                    self._poller.call_later(_ACCEPT_AGAIN, self._watch)
                 return
             try:
                 require_own_uid(sock)
@@ -512,6 +553,7 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening and remove the socket. Only in the loop's thread."""
+        self._closed = True
         self._poller.remove(self._sock.fileno())
         self._sock.close()
         with contextlib.suppress(FileNotFoundError):

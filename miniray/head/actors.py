@@ -362,9 +362,7 @@ class ActorDirectory:
         error = ActorUnschedulableError(
             f"The actor {actor.class_name} ({actor.id.hex()}) cannot be scheduled: {why}."
         )
-        self._die(
-            actor, DeathCause.CREATION_FAILED, creation=pickle.dumps(error, 5), ended=True
-        )
+        self._die(actor, DeathCause.CREATION_FAILED, creation=pickle.dumps(error, 5), ended=True)
 
     # --- what daemons say --------------------------------------------------------------
     def reported(self, report: head_pb2.ActorReported) -> None:
@@ -377,9 +375,7 @@ class ActorDirectory:
         if report.exiting:
             actor.exiting = True
         elif report.error:
-            self._die(
-                actor, DeathCause.CREATION_FAILED, creation=report.error, ended=True
-            )
+            self._die(actor, DeathCause.CREATION_FAILED, creation=report.error, ended=True)
         else:
             actor.state = ALIVE
             self._on_change(actor)

@@ -87,9 +87,7 @@ class ClientDirectory:
         if client is None:
             return False
         client.node.send(
-            push=common_pb2.ClientPush(
-                process_id=process_id, topic=topic, body=marshal.dumps(body)
-            )
+            push=common_pb2.ClientPush(process_id=process_id, topic=topic, body=marshal.dumps(body))
         )
         return True
 

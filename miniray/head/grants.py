@@ -46,6 +46,8 @@ class Asker(NamedTuple):
     #: Name of the function or class.
     name: str
     job_id: bytes
+    #: How many leases it waits for in all, with those it has not asked for yet.
+    waiting: int = 1
 
 
 class Requester(Protocol):
@@ -125,9 +127,7 @@ class GrantTable:
         self._warning_armed = False
 
     # --- leases --------------------------------------------------------------------
-    def submit(
-        self, requester: Requester, token: Any, demand: Demand, near: str | None
-    ) -> int:
+    def submit(self, requester: Requester, token: Any, demand: Demand, near: str | None) -> int:
         """Ask for a lease; the answer comes to the requester, maybe before this returns.
 
         Returns:
@@ -148,9 +148,7 @@ class GrantTable:
         now = self._timers.time()
         request = Request(number, requester, token, demand, now, time.time())
         self._requests[number] = self.waiting[number] = request
-        self.apply(
-            self.scheduler.submit(LeaseRequest(lease_id(number), demand, near), now)
-        )
+        self.apply(self.scheduler.submit(LeaseRequest(lease_id(number), demand, near), now))
         if number in self.waiting:
             self._to_warn.append((now + self._warn_after, number))
             self._arm_warning()

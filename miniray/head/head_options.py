@@ -25,5 +25,7 @@ class HeadOptions:
     #: Where other machines connect; None: an embedded cluster, which has no network.
     tcp_host: str | None = None
     tcp_port: int | None = None
+    #: What other machines are told instead of ``tcp_host``, which may be a wildcard.
+    advertised_host: str | None = None
     #: Readable when the process that this head belongs to is gone.
     parent_pidfd: int | None = None

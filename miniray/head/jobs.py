@@ -38,9 +38,7 @@ class JobDirectory:
         self._by_driver: dict[bytes, Job] = {}
         self._ended: collections.deque[bytes] = collections.deque()
 
-    def started(
-        self, job_id: bytes, driver: bytes, node_id: bytes, pid: int, details: str
-    ) -> Job:
+    def started(self, job_id: bytes, driver: bytes, node_id: bytes, pid: int, details: str) -> Job:
         """A driver attached.
 
         Args:

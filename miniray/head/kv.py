@@ -57,7 +57,7 @@ class KeyValues:
             for key in self._values.get(namespace, {})
             if type(key) is type(prefix) and key[: len(prefix)] == prefix
         ]
-        return sorted(found)  # type: ignore[type-var]
+        return sorted(found)
 
     def exists(self, namespace: str, key: Key) -> bool:
         """Whether there is a value."""

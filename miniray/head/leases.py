@@ -208,7 +208,7 @@ class TaskLeases:
 
     def describe(self, token: LeaseGroup) -> Asker:
         """Who waits."""
-        return Asker("task", token.name, token.job_id)
+        return Asker("task", token.name, token.job_id, max(0, token.total - len(token.leases)))
 
     @staticmethod
     def _error(group: LeaseGroup, reason: Reason) -> Exception:

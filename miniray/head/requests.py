@@ -10,8 +10,8 @@ import logging
 import marshal
 from typing import TYPE_CHECKING, Any
 
-from miniray.head.kv import CODE
 from miniray.exceptions import MinirayError
+from miniray.head.kv import CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,9 @@ class Requests:
     def _handler(self, method: str) -> Callable[..., Any]:
         handler = self._handlers.get(method)
         if handler is None:
-            raise ValueError(f"The head has no request {method!r}; it has {sorted(self._handlers)}.")
+            raise ValueError(
+                f"The head has no request {method!r}; it has {sorted(self._handlers)}."
+            )
         return handler
 
     def _refuse(self, who: bytes, number: int, method: str, error: Exception) -> None:

@@ -67,7 +67,9 @@ class ClusterState:
         """One kind of thing as plain dicts; ValueError if there is no such kind."""
         listing = self._listings.get(what)
         if listing is None:
-            raise ValueError(f"There is no listing of {what!r}; there are {sorted(self._listings)}.")
+            raise ValueError(
+                f"There is no listing of {what!r}; there are {sorted(self._listings)}."
+            )
         return listing()
 
     def _list_actors(self) -> list[dict[str, Any]]:
@@ -201,12 +203,14 @@ class ClusterState:
         found = []
         for (kind, demand), requests in list(shapes.items())[:_MAX_SHAPES]:
             reason = self._head.scheduler.explain(lease_id(requests[0].number))
+            by_token = {id(request.token): request for request in requests}.values()
+            askers = [request.requester.describe(request.token) for request in by_token]
             found.append(
                 PendingDemand(
                     kind=kind,
                     shape=[{name: from_units(units) for name, units in demand.placing}],
-                    count=sum(request.requester.count(request.token) for request in requests),
-                    names=_names(r.requester.describe(r.token).name for r in requests),
+                    count=sum(asker.waiting for asker in askers),
+                    names=_names(asker.name for asker in askers),
                     since=requests[0].since_epoch,
                     reason=reason.sentence() if reason is not None else "",
                     infeasible=reason is not None and reason.infeasible,
@@ -215,7 +219,7 @@ class ClusterState:
         return [*found, *self._pending_groups()]
 
     def _pending_groups(self) -> list[PendingDemand]:
-        found = []
+        found: list[PendingDemand] = []
         for group in self._head.placement_groups.all():
             reason = self._head.scheduler.explain_group(group.id)
             if reason is None or len(found) == _MAX_SHAPES:

@@ -1,0 +1,258 @@
+"""The head: its parts put together, and the messages of daemons handed to them.
+
+Knows nothing of gRPC: a session is a ``Node`` whose outbox takes messages. All of it
+runs in one event loop's thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import platform
+import time
+from typing import TYPE_CHECKING
+
+from miniray._proto import head_pb2
+from miniray.config import config
+from miniray.head.actors import ActorDirectory
+from miniray.head.allocations import allocation_from_json
+from miniray.head.clients import Client, ClientDirectory, ProcessExit
+from miniray.head.grants import GrantTable
+from miniray.head.jobs import JobDirectory
+from miniray.head.kv import KeyValues
+from miniray.head.leases import TaskLeases
+from miniray.head.nodes import Node, NodeDirectory
+from miniray.head.placement_groups import PlacementGroups
+from miniray.head.requests import Requests
+from miniray.head.revocations import Revocations
+from miniray.head.scheduler import ClusterScheduler
+from miniray.head.state import ClusterState
+from miniray.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.head.grants import Timers
+    from miniray.head.nodes import Outbox
+    from miniray.head.storage import Storage
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Which head this is."""
+
+    cluster_id: str
+    #: Counts the starts of the cluster's head.
+    epoch: int
+    #: What drivers and other machines know it by.
+    address: str = ""
+
+
+class Head:
+    """One head, without its connections."""
+
+    def __init__(self, identity: Identity, timers: Timers, storage: Storage) -> None:
+        self.identity = identity
+        self.address = identity.address
+        self.started = time.time()
+        self._timers = timers
+        tunables = config()
+        epoch = identity.epoch
+        self.scheduler = ClusterScheduler(tunables.reserve_after, tunables.hybrid_threshold)
+        self.nodes = NodeDirectory()
+        self.clients = ClientDirectory(self.nodes)
+        self.jobs = JobDirectory()
+        self.kv = KeyValues(storage.key_value)
+        self.grants = GrantTable(
+            self.scheduler,
+            timers,
+            epoch=epoch,
+            pending_warning=tunables.pending_warning,
+            on_placed=lambda id: self.placement_groups.placed(id),
+        )
+        self.leases = TaskLeases(
+            self.grants, self.nodes, self.clients, self.jobs, epoch=epoch, now=timers.time
+        )
+        self.actors = ActorDirectory(
+            self.grants,
+            self.nodes,
+            self.clients,
+            self.jobs,
+            timers,
+            epoch=epoch,
+            on_change=storage.actor,
+        )
+        self.placement_groups = PlacementGroups(
+            self.grants, self.clients, timers, storage.placement_group
+        )
+        self._storage = storage
+        self.clients.on_ended.append(self._driver_ended)
+        self.revocations = Revocations(self.grants, self.leases, self.clients, timers)
+        self.state = ClusterState(self)
+        self._requests = Requests(self)
+        self._handlers: dict[str, Callable[[Node, head_pb2.FromNode], None]] = {
+            "heartbeat": lambda _node, _message: None,
+            "request": lambda _, message: self._requests.handle(message.request),
+            "attached": lambda node, message: self._attached(node, message.attached),
+            "ended": lambda _, message: self._process_ended(message.ended),
+            "lease_started": lambda _, message: self.leases.started(
+                message.lease_started.lease, message.lease_started.process_id
+            ),
+            "lease_failed": lambda _, message: self._lease_failed(message.lease_failed),
+            "actor": lambda _, message: self.actors.reported(message.actor),
+            "lease_ended": lambda _, message: self._lease_ended(message.lease_ended.lease),
+            "blocked": lambda _, message: self.grants.set_blocked(
+                message.blocked.lease, message.blocked.blocked
+            ),
+            "quarantined": lambda node, message: self._quarantined(node, message.quarantined),
+            "batch": self._batch,
+        }
+
+    # --- sessions --------------------------------------------------------------------
+    def join(self, hello: head_pb2.NodeHello, outbox: Outbox) -> Node | None:
+        """A daemon introduces itself; it is answered, and None is returned if refused."""
+        refusal = _version_error(hello)
+        node = None
+        if refusal is None:
+            try:
+                node = Node.of(hello, outbox, self._timers.time())
+                self._welcome(node, hello)
+            except (ValueError, KeyError) as error:
+                logger.warning("node %s was refused: %s", hello.node_id.hex(), error)
+                refusal = ("ValueError", f"The head cannot read what the node told it: {error}")
+        if refusal is not None or node is None:
+            kind, text = refusal or ("", "")
+            outbox.put(head_pb2.ToNode(welcome=head_pb2.Welcome(error_kind=kind, error=text)))
+            return None
+        logger.info("node %s (%s) joined", node.name, node.hostname)
+        return node
+
+    def _welcome(self, node: Node, hello: head_pb2.NodeHello) -> None:
+        """The welcome goes out before anything that the new node's room leads to."""
+        known = self.nodes.get(node.id)
+        if known is not None:
+            self.lose(known, "it opened a new session")
+        running = [
+            (lease.lease, allocation_from_json(node.name, lease.allocation))
+            for lease in hello.leases
+        ]
+        others = [self.nodes.introduction(other) for other in self.nodes]
+        node.send(
+            welcome=head_pb2.Welcome(
+                epoch=self.identity.epoch,
+                cluster_id=self.identity.cluster_id,
+                nodes=others,
+                head_address=self.address,
+            )
+        )
+        self.nodes.add(node)
+        self.grants.add_node(node.pool, (), running)
+
+    def lose(self, node: Node, reason: str) -> None:
+        """A node is gone, with everything that ran there."""
+        if self.nodes.get(node.id) is not node:
+            return
+        logger.warning("node %s (%s) is lost: %s", node.name, node.hostname, reason)
+        self.nodes.remove(node, reason)
+        self.grants.remove_node(node.name)
+        self.clients.node_lost(node)
+        node.outbox.close()
+
+    def check_liveness(self) -> None:
+        """Give up the nodes that have been silent for too long."""
+        timeout = config().node_timeout
+        for node in self.nodes.silent(self._timers.time(), timeout):
+            self.lose(node, f"it was silent for {timeout:g} s")
+
+    def stop(self, reason: str) -> None:
+        """Tell every daemon that the cluster ends."""
+        for node in self.nodes:
+            node.send(stop=head_pb2.Stop(reason=reason))
+
+    # --- messages --------------------------------------------------------------------
+    def on_message(self, node: Node, message: head_pb2.FromNode) -> None:
+        """A message of a node's daemon; one that cannot be handled ends nothing else."""
+        if not node.alive:
+            return
+        node.heard = self._timers.time()
+        self._handle(node, message)
+
+    def _handle(self, node: Node, message: head_pb2.FromNode) -> None:
+        kind = message.WhichOneof("kind")
+        handler = self._handlers.get(kind or "")
+        if handler is None:
+            logger.error("node %s sent a message of kind %r", node.name, kind)
+            return
+        try:
+            handler(node, message)
+        except Exception:
+            logger.exception("handling %s of node %s failed", kind, node.name)
+
+    def _batch(self, node: Node, message: head_pb2.FromNode) -> None:
+        for part in message.batch.messages:
+            self._handle(node, part)
+
+    def _attached(self, node: Node, attached: head_pb2.ProcessAttached) -> None:
+        job_id = attached.job_id or attached.process_id
+        self.clients.attach(
+            Client(attached.process_id, node, attached.pid, attached.driver, job_id)
+        )
+        if attached.driver:
+            job = self.jobs.started(
+                job_id, attached.process_id, node.id, attached.pid, attached.details
+            )
+            self._storage.job(job)
+
+    def _process_ended(self, ended: head_pb2.ProcessEnded) -> None:
+        if ended.lease:
+            self.actors.process_of_lease(ended.lease, ended.process_id)
+        code = ended.exit_code if ended.exit_known else None
+        self.clients.ended(ended.process_id, ProcessExit(code, ended.pid, ended.planned))
+
+    def _driver_ended(self, process_id: bytes, _how: ProcessExit) -> None:
+        job = self.jobs.driver_ended(process_id)
+        if job is not None:
+            self._storage.job(job)
+
+    def _lease_failed(self, failed: head_pb2.LeaseFailed) -> None:
+        if self.actors.lease_failed(failed.lease, failed.error):
+            self.grants.release(failed.lease)
+        else:
+            self.leases.failed(failed.lease, failed.error, retriable=failed.retriable)
+
+    def _lease_ended(self, number: int) -> None:
+        self.actors.lease_over(number)
+        self.leases.over(number)
+
+    def _quarantined(self, node: Node, device: head_pb2.DeviceQuarantined) -> None:
+        logger.error(
+            "%s %s of node %s is out of service: %s",
+            device.resource,
+            device.device,
+            node.name,
+            device.reason,
+        )
+        self.grants.quarantine(node.name, device.resource, device.device)
+
+
+def _version_error(hello: head_pb2.NodeHello) -> tuple[str, str] | None:
+    """(name of an exception, its text) for a node that cannot be of this cluster."""
+    ours = platform.python_version()
+    if hello.version != VERSION:
+        what, theirs, wanted = "miniray", hello.version, VERSION
+    elif _minor(hello.python) != _minor(ours):
+        # Code travels as bytecode, and plain data as marshal: both are of one minor version.
+        what, theirs, wanted = "Python", hello.python, ours
+    else:
+        return None
+    return (
+        "VersionMismatchError",
+        f"This node has {what} {theirs}, the cluster has {wanted}. "
+        f"Install the same version on every machine and start the node again.",
+    )
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

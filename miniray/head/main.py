@@ -1,0 +1,118 @@
+"""The head process: starts the server, says that it is ready, ends when asked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from typing import TYPE_CHECKING
+
+from miniray._proto import head_pb2_grpc
+from miniray.head.head import Head, Identity
+from miniray.head.server import HeadServicer, watch_liveness
+from miniray.head.storage import NoStorage
+from miniray.security import channels
+from miniray.security.token import JoinToken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+
+    from miniray.head.head_options import HeadOptions
+    from miniray.security.certificates import Authority
+
+logger = logging.getLogger(__name__)
+
+_NO_FINGERPRINT = bytes(32)
+#: Seconds that daemons have to read that the cluster ends.
+_STOP_SECONDS = 0.2
+
+
+def run_head(options: HeadOptions) -> None:
+    """Be the head until a signal, or the end of the process that it belongs to.
+
+    Never raises for what a user can cause: ``options.ready`` hears of it.
+    """
+    _log_to(options)
+    try:
+        asyncio.run(_run(options))
+    except OSError as error:
+        logger.exception("the head could not start")
+        options.ready({"error": str(error)})
+
+
+def _log_to(options: HeadOptions) -> None:
+    folder = options.session_dir / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(
+        filename=folder / "head.log",
+        level=logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+
+
+async def _run(options: HeadOptions) -> None:
+    stop = asyncio.Event()
+    _stop_on_request(options, stop)
+    server = channels.server(JoinToken(_NO_FINGERPRINT, options.secret).grpc_secret)
+    channels.listen_unix(server, options.unix_path)
+    authority = _authority(options)
+    address = _listen_tcp(options, server, authority)
+    identity = Identity(options.cluster_id, 1, address)
+    head = Head(identity, asyncio.get_running_loop(), NoStorage())
+    sign = authority.sign_node if authority is not None else None
+    head_pb2_grpc.add_HeadServicer_to_server(HeadServicer(head, sign), server)  # type: ignore[no-untyped-call]
+    await server.start()
+    liveness = asyncio.ensure_future(watch_liveness(head))
+    fingerprint = authority.fingerprint.hex() if authority is not None else ""
+    options.ready({"address": address, "fingerprint": fingerprint})
+    logger.info("the head listens at %s", address)
+    await stop.wait()
+    liveness.cancel()
+    await _stop(head, server)
+
+
+def _stop_on_request(options: HeadOptions, stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if options.parent_pidfd is not None:
+        loop.add_reader(options.parent_pidfd, _once(loop, options.parent_pidfd, stop))
+
+
+def _once(loop: asyncio.AbstractEventLoop, fd: int, stop: asyncio.Event) -> Callable[[], None]:
+    def ended() -> None:
+        loop.remove_reader(fd)
+        stop.set()
+
+    return ended
+
+
+def _authority(options: HeadOptions) -> Authority | None:
+    """The cluster's authority: the one kept in the session's folder, or a new one."""
+    if options.tcp_host is None:
+        return None
+    from miniray.security.certificates import Authority
+
+    try:
+        return Authority.load(options.session_dir)
+    except OSError:
+        authority = Authority.create()
+        authority.save(options.session_dir)
+        return authority
+
+
+def _listen_tcp(options: HeadOptions, server: grpc.aio.Server, authority: Authority | None) -> str:
+    """Listen on the network, if there is to be one; what the head is known by."""
+    if authority is None or options.tcp_host is None:
+        return f"unix:{options.unix_path}"
+    port = channels.listen_tcp(server, options.tcp_host, options.tcp_port or 0, authority.identity)
+    return channels.join_host_port(options.advertised_host or options.tcp_host, port)
+
+
+async def _stop(head: Head, server: grpc.aio.Server) -> None:
+    logger.info("the head stops")
+    head.stop("the cluster was stopped")
+    await server.stop(_STOP_SECONDS)

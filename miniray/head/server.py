@@ -1,0 +1,163 @@
+"""The head's gRPC service: sessions with daemons, signatures, status.
+
+Responsible for connections and for batching what waits; what messages mean is in
+``head.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from miniray._proto import head_pb2, head_pb2_grpc
+from miniray.config import config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.head.head import Head
+    from miniray.head.nodes import Node
+
+    SessionContext = grpc.aio.ServicerContext[head_pb2.FromNode, head_pb2.ToNode]
+
+logger = logging.getLogger(__name__)
+
+#: What reading an ended stream gives; the type stubs of gRPC lack it.
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+#: Bytes of the messages in one batch; one that is larger goes alone.
+_BATCH_BYTES = 4 * 1024 * 1024
+
+
+class SessionOutbox:
+    """Messages for one daemon, written as fast as it takes them."""
+
+    def __init__(self, *, batches: bool) -> None:
+        """Start empty.
+
+        Args:
+            batches: the daemon takes what waited together in one message.
+        """
+        self._batches = batches
+        self._waiting: list[head_pb2.ToNode] = []
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def put(self, message: head_pb2.ToNode) -> None:
+        """Queue a message."""
+        self._waiting.append(message)
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the session after what is queued."""
+        self._closed = True
+        self._wake.set()
+
+    async def drain(self, context: SessionContext) -> None:
+        """Write until the outbox is closed and empty."""
+        while True:
+            if not self._waiting:
+                if self._closed:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            waiting, self._waiting = self._waiting, []
+            for message in _in_batches(waiting) if self._batches else waiting:
+                await context.write(message)
+
+
+def _in_batches(messages: list[head_pb2.ToNode]) -> list[head_pb2.ToNode]:
+    """The messages in order, in as few as the size of a batch allows."""
+    if len(messages) == 1:
+        return messages
+    batches: list[head_pb2.ToNode] = []
+    batch = head_pb2.ToNodeBatch()
+    size = 0
+    for message in messages:
+        length = message.ByteSize()
+        if size and size + length > _BATCH_BYTES:
+            batches.append(head_pb2.ToNode(batch=batch))
+            batch, size = head_pb2.ToNodeBatch(), 0
+        batch.messages.append(message)
+        size += length
+    batches.append(head_pb2.ToNode(batch=batch))
+    return batches
+
+
+class HeadServicer(head_pb2_grpc.HeadServicer):
+    """The Head service.
+
+    Args:
+        head: what the sessions are of.
+        sign: makes a node's certificate from (public key, node id in hex); None in a
+            cluster without a network.
+    """
+
+    def __init__(self, head: Head, sign: Callable[[bytes, str], bytes] | None) -> None:
+        self._head = head
+        self._sign = sign
+
+    async def Session(  # noqa: N802 - gRPC's name
+        self, _incoming: Any, context: SessionContext
+    ) -> None:
+        """A daemon's stream."""
+        first: Any = await context.read()
+        if first is _EOF or first.WhichOneof("kind") != "hello":
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "A session begins with the node's hello."
+            )
+        outbox = SessionOutbox(batches=first.hello.takes_batches)
+        node = self._head.join(first.hello, outbox)
+        if node is None:
+            outbox.close()
+            await outbox.drain(context)
+            return
+        reader = asyncio.ensure_future(self._read(node, context))
+        writer = asyncio.ensure_future(outbox.drain(context))
+        reason = "its session ended"
+        try:
+            done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            failures = [task.exception() for task in done if task.exception() is not None]
+            if failures:
+                reason = f"its session broke ({failures[0]})"
+        finally:
+            reader.cancel()
+            writer.cancel()
+            self._head.lose(node, reason)
+
+    async def _read(self, node: Node, context: SessionContext) -> None:
+        on_message = self._head.on_message
+        while True:
+            message: Any = await context.read()
+            if message is _EOF:
+                return
+            on_message(node, message)
+
+    async def Sign(  # noqa: N802 - gRPC's name
+        self, request: head_pb2.SignRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> head_pb2.SignReply:
+        """The authority's signature under a node's key."""
+        if self._sign is None:
+            return head_pb2.SignReply()
+        try:
+            certificate = self._sign(request.public_key, request.node_id.hex())
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        return head_pb2.SignReply(certificate=certificate)
+
+    async def Status(  # noqa: N802 - gRPC's name
+        self, request: head_pb2.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> head_pb2.StatusReply:
+        """The cluster's status (util/state_types.ClusterStatus) as JSON."""
+        return head_pb2.StatusReply(json=json.dumps(self._head.state.status()).encode())
+
+
+async def watch_liveness(head: Head) -> None:
+    """Give up nodes that fall silent; never returns."""
+    while True:
+        await asyncio.sleep(config().heartbeat_interval)
+        head.check_liveness()

@@ -1,0 +1,43 @@
+"""What of the head's state survives its restart, in SQLite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from miniray.head.actors import Actor
+    from miniray.head.jobs import Job
+    from miniray.head.kv import Key
+    from miniray.head.placement_groups import PlacementGroup
+
+
+class Storage(Protocol):
+    """Hears of every change that must survive."""
+
+    def actor(self, actor: Actor) -> None:
+        """An actor can start, moved, or died."""
+
+    def placement_group(self, group: PlacementGroup) -> None:
+        """A group was asked for, placed, or removed."""
+
+    def job(self, job: Job) -> None:
+        """A job began or ended."""
+
+    def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
+        """A value was set, or removed."""
+
+
+class NoStorage:
+    """Keeps nothing: for clusters that end with their head."""
+
+    def actor(self, actor: Actor) -> None:
+        """Nothing is kept."""
+
+    def placement_group(self, group: PlacementGroup) -> None:
+        """Nothing is kept."""
+
+    def job(self, job: Job) -> None:
+        """Nothing is kept."""
+
+    def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
+        """Nothing is kept."""
