@@ -283,6 +283,15 @@ class ActorClass(Remote["ActorHandle[T]"], Generic[T, ActorPs]):
             raise AttributeError(
                 f"The remote class has no attribute {name!r}.", name=name, obj=self
             )
+        found = inspect.getattr_static(self._export.target, name, None)
+        if inspect.isfunction(found):
+            # Besides, cloudpickle must not find methods here: it would pickle them by name.
+            raise AttributeError(
+                f"{name} is a method of the actors of {self._export.name}: make one with "
+                f"{self._export.name}.remote(...) and call it there.",
+                name=name,
+                obj=self,
+            )
         return getattr(self._export.target, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:

@@ -38,6 +38,13 @@ class RefHooks:
         self.serialized: Callable[[ObjectRef[Any]], None] | None = None
         self.deserialized: Callable[[bytes, bytes], ObjectRef[Any]] | None = None
 
+    def call(self) -> None:
+        """Make the runtime look at what was dropped. Takes no lock."""
+        wake = self.wake
+        if wake is not None and not self.woken:
+            self.woken = True
+            wake()
+
 
 hooks = RefHooks()
 
@@ -63,9 +70,8 @@ class ObjectRef(Generic[T_co]):
         if state is None or not self._owner_node:  # interpreter shutdown, or uncounted
             return
         state.dropped.append(self._id)
-        if not state.woken and state.wake is not None:
-            state.woken = True
-            state.wake()
+        if not state.woken:
+            state.call()
 
     def binary(self) -> bytes:
         """The id as 16 bytes."""
@@ -83,6 +89,12 @@ class ObjectRef(Generic[T_co]):
 
     def __lt__(self, other: ObjectRef[Any]) -> bool:
         return self._id < other._id
+
+    def __copy__(self) -> ObjectRef[T_co]:
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> ObjectRef[T_co]:
+        return self
 
     def __repr__(self) -> str:
         return f"ObjectRef({self._id.hex()})"

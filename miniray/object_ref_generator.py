@@ -60,15 +60,21 @@ class ObjectRefGenerator(Generic[T]):
             loop = asyncio.get_running_loop()
             changed: asyncio.Future[None] = loop.create_future()
 
-            def wake(loop: asyncio.AbstractEventLoop = loop, future: asyncio.Future[None] = changed) -> None:
+            def wake(
+                loop: asyncio.AbstractEventLoop = loop, future: asyncio.Future[None] = changed
+            ) -> None:
                 loop.call_soon_threadsafe(_set, future)
 
             if not state.when_changed(wake):
                 await changed
 
-    def completed(self) -> bool:
-        """Whether the task or method has ended."""
-        return self._state.completed
+    def completed(self) -> ObjectRef[bool]:
+        """A ref that is ready when the task or method has ended."""
+        return self._state.completed_ref()
+
+    def next_ready(self) -> ObjectRef[bool]:
+        """A ref that is ready when the next item, or the end, is there: for ``wait``."""
+        return self._state.next_ref()
 
     def close(self) -> None:
         """Stop the task; values not taken are freed."""

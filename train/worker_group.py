@@ -39,6 +39,7 @@ def worker_options(
     group: Any,
     bundle: int,
     runtime_env: Mapping[str, Any] | None,
+    preload: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The actor options of one worker.
 
@@ -47,6 +48,7 @@ def worker_options(
         group: The placement group it runs in.
         bundle: Its bundle there.
         runtime_env: Its runtime environment.
+        preload: Modules that its process begins with.
     """
     custom = {
         name: amount
@@ -66,6 +68,8 @@ def worker_options(
         options["memory"] = int(resources["memory"])
     if runtime_env:
         options["runtime_env"] = dict(runtime_env)
+    if preload:
+        options["_preload"] = list(preload)
     return options
 
 
@@ -109,7 +113,13 @@ class WorkerGroup:
         actor_class = miniray.remote(TrainWorker)
         self._workers = [
             actor_class.options(
-                **worker_options(self._resources, self._placement, bundle, self._runtime_env)
+                **worker_options(
+                    self._resources,
+                    self._placement,
+                    bundle,
+                    self._runtime_env,
+                    self._backend.preload,
+                )
             ).remote(self._backend)
             for bundle in range(self.size)
         ]

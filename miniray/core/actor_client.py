@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
+from miniray.core.borrowing import error_value
 from miniray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.core.calls import Call, CallTable
+    from miniray.core.objects import Value
     from miniray.core.peers import Peer, PeerTable
 
 PENDING = "PENDING"
@@ -47,7 +49,7 @@ class ActorClient:
         self._calls = calls
         self._peers = peers
         self._max_pending = max_pending_calls
-        # Reentrant: answering a call may lead to the next one.
+        # Reentrant: a garbage collection may run user code, which may call, in any section.
         self._lock = threading.RLock()
         self.state = PENDING
         self._epoch = -1
@@ -58,6 +60,9 @@ class ActorClient:
         self._sent: dict[int, Call] = {}
         #: Sent on a connection that broke; what they get depends on the head's word.
         self._lost: list[Call] = []
+        #: To be answered with an error once the lock is free: who waits for such a result
+        #: may be a call of another client, which needs the lock of that one.
+        self._failed: collections.deque[tuple[Call, Value]] = collections.deque()
         self._cause: Callable[[], ActorDiedError] | None = None
 
     # --- calling -----------------------------------------------------------------
@@ -66,26 +71,37 @@ class ActorClient:
         with self._lock:
             limit = self._max_pending
             if limit >= 0 and len(self._queue) + len(self._sent) >= limit:
+                self._calls.free_value(call.arguments)
                 raise PendingCallsLimitExceededError(
                     limit, actor_id=self.actor_id.hex(), class_name=self._name
                 )
-            self._calls.open_call(call)
+            ready = self._calls.open_call(call)
             if self.state == DEAD:
                 assert self._cause is not None
-                self._calls.fail(call, self._cause())
-            elif self._queue or call.waiting or self._peer is None:
+                self._failed.append((call, error_value(self._cause())))
+            elif self._queue or not ready or self._peer is None:
                 self._queue.append(call)
-                if not call.waiting:
+                if ready:
                     self._pump()
             else:
                 self._send(call, self._peer)
+        if self._failed:
+            self._answer_failed()
+
+    def _answer_failed(self) -> None:
+        while True:
+            try:
+                call, error = self._failed.popleft()
+            except IndexError:  # nothing is left, or another thread answers it
+                return
+            self._calls.fail_value(call, error)
 
     def _send(self, call: Call, peer: Peer) -> None:
         refs = call.refs
         if refs:
             refs, error = self._calls.resolved_refs(call)
             if error is not None:
-                self._calls.fail_value(call, error)
+                self._failed.append((call, error))
                 return
         call.peer = peer
         self._sent[call.number] = call
@@ -114,6 +130,7 @@ class ActorClient:
         """A queued call can be sent now, when its turn comes."""
         with self._lock:
             self._pump()
+        self._answer_failed()
 
     def finished(self, call: Call) -> None:
         """A call has its result."""
@@ -123,21 +140,24 @@ class ActorClient:
         """A method raised and its options ask for another try: it goes to the end."""
         with self._lock:
             self._sent.pop(call.number, None)
+            call.peer = None
             self._queue.append(call)
             self._pump()
+        self._answer_failed()
 
     def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
         """Withdraw a queued call, or ask the actor to cancel it."""
         with self._lock:
             if call in self._queue:
                 self._queue.remove(call)
+                self._failed.append((call, error_value(TaskCancelledError(call.name))))
+                self._pump()  # it may have been the one that the others waited behind
                 withdrawn = True
             else:
                 withdrawn = False
                 if call.peer is not None:
                     call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
-        if withdrawn:
-            self._calls.fail(call, TaskCancelledError(call.name))
+        self._answer_failed()
         return withdrawn
 
     # --- what the head and the sockets say -------------------------------------------
@@ -167,11 +187,11 @@ class ActorClient:
                 self._lost, self._peer = [], None
                 self._sent.clear()
                 self._queue.clear()
-                for call in failed:
-                    self._calls.fail(call, cause())
+                self._failed.extend((call, error_value(cause())) for call in failed)
             else:
                 self._lose(self._peer)
                 self._requeue()
+        self._answer_failed()
 
     def on_peer_lost(self, peer: Peer) -> None:
         """The connection to the actor's process broke."""
@@ -196,14 +216,12 @@ class ActorClient:
                     call.retries -= 1
                 again.append(call)
             else:
-                self._calls.fail(
-                    call,
-                    ActorUnavailableError(
-                        f"its process ended while {call.name} was in flight, and it restarts",
-                        actor_id=self.actor_id.hex(),
-                        class_name=self._name,
-                    ),
+                error = ActorUnavailableError(
+                    f"its process ended while {call.name} was in flight, and it restarts",
+                    actor_id=self.actor_id.hex(),
+                    class_name=self._name,
                 )
+                self._failed.append((call, error_value(error)))
         self._lost = []
         self._queue.extendleft(reversed(again))
 

@@ -113,9 +113,13 @@ class ActorDirectory:
 
     # --- finding -----------------------------------------------------------------
     def find(self, name: str, namespace: str | None) -> ActorLocation:
-        """A named actor; ValueError if there is none."""
+        """A named actor; ValueError if there is none.
+
+        Its handle is not counted, as in Ray: finding an actor does not keep it alive.
+        """
         where = namespace or self._runtime.facts.namespace
-        return self.location(*self._runtime.link.head_request("get_actor", name, where))
+        id, _node, _detached, info = self._runtime.link.head_request("get_actor", name, where)
+        return ActorLocation(ObjectRef(id, b""), pickle.loads(info))
 
     def location(self, id: bytes, owner_node: bytes, detached: bool, info: bytes) -> ActorLocation:
         """A handle's parts from what the head tells of an actor."""

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from miniray.object_ref import ObjectRef
 
 
+#: Bytes of values after which a message is full and another one begins.
+_VALUES_SIZE = 1 << 20
+
+
 def error_value(error: BaseException) -> Value:
     """An exception as a value, so that `get` raises it."""
     return (p.VALUE_ERROR, pickle.dumps(error, 5), ())
@@ -42,7 +46,8 @@ class Borrowing:
         self._open: dict[int, tuple[bytes, bytes, list[tuple[bytes, bytes, bytes]]]] = {}
         #: What must wait for them: (highest number before it, action).
         self._deferred: collections.deque[tuple[int, Callable[[], None]]] = collections.deque()
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collection may run user code, which may use refs, anywhere.
+        self._lock = threading.RLock()
         #: Values asked for and not yet there, by owner.
         self._asked: dict[bytes, set[bytes]] = {}
 
@@ -54,59 +59,85 @@ class Borrowing:
     def hold(self, contained: Iterable[tuple[bytes, bytes]]) -> list[ObjectRef[Any]]:
         """Refs for what a value contains, registered with their owners."""
         refs = []
-        fresh: dict[tuple[bytes, bytes], list[tuple[bytes, bytes, bytes]]] = {}
+        fresh: list[Entry] = []
         table = self._table
         for id, owner_node in contained:
             ref, entry = table.adopt(id, owner_node)
             refs.append(ref)
             if owner_node and not entry.registered and not table.is_owned(id):
-                entry.registered = True
-                fresh.setdefault((owner_of(id), owner_node), []).append(
-                    (id, table.process_id, table.node_id)
-                )
-        for (owner, node), entries in fresh.items():
-            self._register(owner, node, entries)
+                fresh.append(entry)
+        if fresh:
+            self._register_own(fresh)
         return refs
 
-    def _register(
-        self, owner: bytes, node: bytes, entries: list[tuple[bytes, bytes, bytes]]
-    ) -> None:
-        number = self._numbers()
+    def _register_own(self, entries: list[Entry]) -> None:
+        holds: dict[tuple[bytes, bytes], list[tuple[bytes, bytes, bytes]]] = {}
+        own = (self._table.process_id, self._table.node_id)
+        # One section: who sees that an entry is registered also finds what to wait for.
         with self._lock:
-            self._open[number] = (owner, node, entries)
+            for entry in entries:
+                if not entry.registered:  # another thread may have been quicker
+                    entry.registered = True
+                    where = (owner_of(entry.id), entry.owner_node)
+                    holds.setdefault(where, []).append((entry.id, *own))
+            numbers = [self._begin(*where, held) for where, held in holds.items()]
+        for number, (where, held) in zip(numbers, holds.items(), strict=True):
+            self._register(number, *where, held)
+
+    def _begin(self, owner: bytes, node: bytes, held: list[tuple[bytes, bytes, bytes]]) -> int:
+        """The number of a registration that what follows has to wait for. Needs the lock."""
+        number = self._numbers()
+        self._open[number] = (owner, node, held)
+        return number
+
+    def _register(
+        self, number: int, owner: bytes, node: bytes, held: list[tuple[bytes, bytes, bytes]]
+    ) -> None:
         peer = self._peers.get(node, owner)
-        peer.send((p.PEER_BORROW, number, entries))
+        peer.send((p.PEER_BORROW, number, held))
         if peer.lost:
             self._answered(number)
 
     def report_for(self, peer: Peer, borrowed: Iterable[tuple[bytes, bytes]]) -> None:
-        """A call's executor kept refs of its arguments: tell their owners."""
+        """A call's executor kept refs of its arguments: tell their owners.
+
+        What protects them here (this process's own borrow, or the call that it runs itself)
+        may end once that is acknowledged.
+        """
         table = self._table
         for id, owner_node in borrowed:
             if table.is_owned(id):
                 self._count(id, peer.process_id, peer.node_id)
-            else:
-                owner = self._peers.get(owner_node, owner_of(id))
-                owner.send((p.PEER_BORROW, 0, [(id, peer.process_id, peer.node_id)]))
+                continue
+            owner = owner_of(id)
+            held = [(id, peer.process_id, peer.node_id)]
+            with self._lock:
+                number = self._begin(owner, owner_node, held)
+            self._register(number, owner, owner_node, held)
 
     def keep_of(self, refs: Iterable[ObjectRef[Any]]) -> list[tuple[bytes, bytes]]:
-        """Executor's side of ``report_for``: which of a call's refs still live here."""
+        """Executor's side of ``report_for``: which of a call's refs still live here.
+
+        Those that are registered already may not be counted yet: ``defer`` the reply.
+        """
         kept = []
         for ref in refs:
             entry = self._table.entry(ref.binary())
             if entry is None or entry.registered or not entry.owner_node:
                 continue
-            # One count is the call's own list.
-            if entry.local > 1 and not self._table.is_owned(entry.id):
-                entry.registered = True
-                kept.append((entry.id, entry.owner_node))
+            with self._lock:
+                # One count is the call's own list.
+                kept_on = entry.local > 1 and not self._table.is_owned(entry.id)
+                if kept_on and not entry.registered:
+                    entry.registered = True
+                    kept.append((entry.id, entry.owner_node))
         return kept
 
     def defer(self, action: Callable[[], None]) -> None:
         """Run ``action`` once all registrations made so far are acknowledged."""
         with self._lock:
             if self._open:
-                self._deferred.append((max(self._open), action))
+                self._deferred.append((next(reversed(self._open)), action))
                 return
         action()
 
@@ -130,17 +161,21 @@ class Borrowing:
                 by_owner.setdefault((owner_of(entry.id), entry.owner_node), []).append(entry.id)
         for (owner, node), ids in by_owner.items():
             peer = self._peers.get(node, owner)
-            self._asked.setdefault(owner, set()).update(ids)
+            with self._lock:
+                self._asked.setdefault(owner, set()).update(ids)
             peer.send((p.PEER_WANT, ids))
             if peer.lost:
                 self.owner_lost(owner)
 
     def on_value(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_VALUE: values that were asked for."""
-        asked = self._asked.get(peer.process_id)
-        for id, value in message[1]:
+        with self._lock:
+            asked = self._asked.get(peer.process_id)
             if asked is not None:
-                asked.discard(id)
+                asked.difference_update(id for id, _ in message[1])
+                if not asked:
+                    del self._asked[peer.process_id]
+        for id, value in message[1]:
             refs = self.hold(value[2]) if value[2] else None
             self._table.set_value(id, value, refs)
 
@@ -152,7 +187,7 @@ class Borrowing:
         ready = []
         with self._lock:
             self._open.pop(number, None)
-            lowest = min(self._open) if self._open else None
+            lowest = next(iter(self._open), None)
             while self._deferred and (lowest is None or self._deferred[0][0] < lowest):
                 ready.append(self._deferred.popleft()[1])
         for action in ready:
@@ -171,28 +206,40 @@ class Borrowing:
         for number, (who, node, entries) in list(self._open.items()):
             if who == owner:
                 self._peers.get(node, owner).send((p.PEER_BORROW, number, entries))
-        asked = self._asked.get(owner)
+        with self._lock:
+            asked = list(self._asked.get(owner, ()))
         if asked:
-            self._peers.get(peer.node_id, owner).send((p.PEER_WANT, list(asked)))
+            self._peers.get(peer.node_id, owner).send((p.PEER_WANT, asked))
 
     def owner_lost(self, owner: bytes) -> None:
         """A process is gone: what it owned and was asked for will not come."""
         for number in [number for number, who in list(self._open.items()) if who[0] == owner]:
             self._answered(number)
-        for id in self._asked.pop(owner, ()):
+        with self._lock:
+            asked = self._asked.pop(owner, set())
+        for id in asked:
             self._table.set_value(id, error_value(OwnerDiedError(id.hex(), owner.hex())))
 
     # --- owner's side --------------------------------------------------------------
     def on_want(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_WANT: a borrower needs values."""
-        ready = []
+        ready: list[tuple[bytes, Value]] = []
+        size = 0
         for id in message[1]:
             entry = self._table.entry(id)
             if entry is None:
                 error = ObjectLostError(id.hex(), "its owner had freed it already")
-                ready.append((id, error_value(error)))
+                value: Value | None = error_value(error)
             elif self._table.when_ready(entry, lambda entry: self._send_value(peer, entry)):
-                ready.append((id, entry.value))  # type: ignore[arg-type]
+                value = entry.value
+            else:
+                continue
+            assert value is not None
+            ready.append((id, value))
+            size += len(value[1])
+            if size > _VALUES_SIZE:
+                peer.send((p.PEER_VALUE, ready))
+                ready, size = [], 0
         if ready:
             peer.send((p.PEER_VALUE, ready))
 

@@ -7,6 +7,7 @@ which decides when and where it is sent. What every call has in common is here.
 from __future__ import annotations
 
 import itertools
+import logging
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from miniray.core.peers import Peer
     from miniray.core.shared_memory import SharedMemory
     from miniray.core.streams import StreamState
+
+logger = logging.getLogger(__name__)
 
 #: Where a top-level ref goes in the arguments, its id, its owner's node and, if known, its value.
 RefArgument = tuple["int | str", bytes, bytes, "Value | None"]
@@ -145,13 +148,12 @@ class CallTable:
         contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
         return (serialized.form, serialized.payload(), contained), refs, pins
 
-    def open_call(self, call: Call) -> None:
-        """Register a call before it is sent."""
+    def open_call(self, call: Call) -> bool:
+        """Register a call before it is sent; False if its channel will hear when it can be."""
         self.open[call.number] = call
-        if call.refs:
-            self._await_dependencies(call)
+        return not call.refs or self._await_dependencies(call)
 
-    def _await_dependencies(self, call: Call) -> None:
+    def _await_dependencies(self, call: Call) -> bool:
         """Count the refs without a value; the channel hears when the last one has its."""
         pending: list[Entry] = []
         for _, id, _, _ in call.refs:
@@ -159,7 +161,7 @@ class CallTable:
             if entry is not None and entry.value is None:
                 pending.append(entry)
         if not pending:
-            return
+            return True
         call.waiting = len(pending) + 1
 
         def ready(_entry: Entry | None) -> None:
@@ -176,6 +178,7 @@ class CallTable:
         self._borrowing.want(pending)
         with self._lock:
             call.waiting -= 1
+            return call.waiting == 0
 
     def resolved_refs(self, call: Call) -> tuple[list[RefArgument], Value | None]:
         """The refs of a call with their values, or the error that one of them has."""
@@ -203,7 +206,7 @@ class CallTable:
         if borrowed:
             self._borrowing.report_for(peer, borrowed)
         if call is None or (call.peer is not peer and call.peer is not None):
-            self._discard(values)
+            self._discard(peer, number, values)
             return
         if status == p.STATUS_ERROR and self._retry_exception(call, values[0]):
             return
@@ -231,13 +234,12 @@ class CallTable:
         if not call.retry_exceptions or call.retries == 0 or call.cancelled:
             return False
         if isinstance(call.retry_exceptions, tuple):
-            error = pickle.loads(value[1])
+            error = _load_error(value)
             cause = getattr(error, "cause", error)
             if not isinstance(cause, call.retry_exceptions):
                 return False
         if call.retries > 0:
             call.retries -= 1
-        call.peer = None
         call.channel.retry(call)
         return True
 
@@ -247,10 +249,9 @@ class CallTable:
 
     def fail_value(self, call: Call, value: Value) -> None:
         """End a call with an error value."""
-        if call.cancelled and call.stream is None:
-            error = pickle.loads(value[1])
-            if not isinstance(error, TaskCancelledError):
-                value = error_value(TaskCancelledError(call.name))
+        told = not call.cancelled or call.stream is not None
+        if not told and not isinstance(_load_error(value), TaskCancelledError):
+            value = error_value(TaskCancelledError(call.name))
         for id in call.return_ids:
             self._table.set_value(id, value)
         if call.stream is not None:
@@ -265,15 +266,30 @@ class CallTable:
             self.free_value(call.arguments)
         call.channel.finished(call)
 
-    def _discard(self, values: Any) -> None:
+    def _discard(self, peer: Peer, number: int, values: Any) -> None:
+        """Drop a reply that nobody waits for any more."""
+        contained = False
         for value in values:
             if isinstance(value, tuple):
                 self.free_value(value)
+                contained = contained or bool(value[2])
+        if contained:  # the executor keeps those refs until it hears
+            peer.send((p.PEER_RELEASE, [number]))
 
     def free_value(self, value: Value) -> None:
         """A value that nobody will read: free its shared memory."""
         if value[0] == p.VALUE_SHARED:
             self._shared_memory.free(value)
+
+
+def _load_error(value: Value) -> BaseException | None:
+    """The exception of an error value; None if its class cannot be loaded here."""
+    try:
+        error: BaseException = pickle.loads(value[1])
+    except Exception:
+        logger.exception("an error value cannot be unpickled")
+        return None
+    return error
 
 
 def _take_refs(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 import warnings
 from typing import Any
 
@@ -37,7 +36,10 @@ def _sizes(target: Any) -> list[tuple[str, int]]:
     for function in functions:
         if not inspect.isfunction(function):
             continue
-        found = inspect.getclosurevars(function)
+        try:
+            found = inspect.getclosurevars(function)
+        except ValueError:  # a variable of the closure has no value yet
+            continue
         variables = {**found.globals, **found.nonlocals}
         for name, value in variables.items():
             if not inspect.ismodule(value):
@@ -48,5 +50,5 @@ def _sizes(target: Any) -> list[tuple[str, int]]:
 def _size(value: Any) -> int:
     try:
         return len(cloudpickle.dumps(value, protocol=5))
-    except (TypeError, pickle.PicklingError, AttributeError):
+    except Exception:  # noqa: BLE001 - a name that merely looks like this variable's; user code runs
         return 0

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import context, waiting
 from miniray.core import protocol as p
+from miniray.core.actor_client import ActorClient
 from miniray.core.actor_directory import ActorDirectory
 from miniray.core.borrowing import Borrowing, error_value
 from miniray.core.calls import Call, CallTable
@@ -51,7 +52,6 @@ from miniray.object_ref_generator import ObjectRefGenerator
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from miniray.core.actor_client import ActorClient
     from miniray.core.io_loop import IOLoop
     from miniray.core.node_link import NodeLink
 
@@ -269,6 +269,8 @@ class ClusterRuntime(Runtime):
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         if hooks.dropped:
             self.drain()
+        if any(isinstance(ref, ObjectRefGenerator) for ref in refs):
+            return self._wait_streams(refs, num_returns, timeout, fetch_local)
         found = self._split(refs, num_returns)
         if found is None:
             pending = [e for e in map(self._entry, refs) if e.value is None]
@@ -278,6 +280,20 @@ class ClusterRuntime(Runtime):
             found = self._split(refs, num_returns, at_most=True)
             assert found is not None
         return found
+
+    def _wait_streams(
+        self,
+        refs: Sequence[Any],
+        num_returns: int,
+        timeout: float | None,
+        fetch_local: bool,
+    ) -> tuple[list[Any], list[Any]]:
+        """``wait`` with generators among the refs: they are ready when they have an item."""
+        given = {
+            (ref.next_ready() if isinstance(ref, ObjectRefGenerator) else ref): ref for ref in refs
+        }
+        ready, rest = self.wait(list(given), num_returns, timeout, fetch_local)
+        return [given[ref] for ref in ready], [given[ref] for ref in rest]
 
     def _split(
         self, refs: Sequence[ObjectRef[Any]], wanted: int, *, at_most: bool = False
@@ -558,6 +574,11 @@ class ClusterRuntime(Runtime):
                     f"cancel it."
                 )
             return  # finished already
+        if force and isinstance(call.channel, ActorClient):
+            raise ValueError(
+                "force=True would end the actor and cannot be used to cancel one of its calls; "
+                "use miniray.kill() to end the actor."
+            )
         call.cancelled = True
         call.channel.cancel(call, force, recursive)
 
@@ -649,6 +670,8 @@ class ClusterRuntime(Runtime):
         return self.link.head_request(method, *args)
 
     def context(self) -> RuntimeContextData:
+        from miniray.accelerators import DEVICE_RESOURCES
+
         facts = self.facts
         running = context.execution.get()
         return RuntimeContextData(
@@ -667,7 +690,10 @@ class ClusterRuntime(Runtime):
             capture_child_tasks=facts.capture_child_tasks,
             was_restarted=facts.was_restarted,
             attempt=running.attempt if running is not None else 0,
-            accelerator_ids=facts.accelerator_ids,
+            accelerator_ids={
+                **{resource: [] for resource in DEVICE_RESOURCES},
+                **facts.accelerator_ids,
+            },
             assigned_resources=facts.assigned_resources,
             runtime_env=facts.runtime_env,
         )

@@ -1,8 +1,8 @@
 """Handing over what a process owns when it ends by rule, so that refs of others stay good.
 
 The process gives its node daemon every value that somebody else still holds; the
-daemon answers for them under the same owner id (``node/adopted.py``). Objects that
-are not there yet (tasks in flight) are lost with the process, as its calls are.
+daemon answers for them under the same owner id (``node/adopted.py``). Results that
+are still to come, and that others hold, are waited for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.ids import owner_of
+from miniray.core.waiting import Gate
 
 if TYPE_CHECKING:
     from miniray.core.cluster_runtime import ClusterRuntime
@@ -26,6 +27,7 @@ Legacy = tuple[
 def hand_over(runtime: ClusterRuntime) -> None:
     """Give the daemon what others still hold of this process's objects."""
     runtime.drain()
+    _await_results(runtime)
     legacy = _legacy_of(runtime)
     if not legacy:
         return
@@ -37,6 +39,27 @@ def hand_over(runtime: ClusterRuntime) -> None:
                 peer = runtime.peers.get(node, owner_of(id))
                 peer.send((p.PEER_BORROW, 0, [(id, runtime.node_id, runtime.node_id)]))
     runtime.link.node_request("adopt", (legacy,))
+
+
+def _await_results(runtime: ClusterRuntime) -> None:
+    """Wait for calls of this process whose results others hold: only it can receive them."""
+    table = runtime.table
+    while True:
+        pending = [
+            entry
+            for entry in table.snapshot()
+            if entry.value is None
+            and entry.borrowers
+            and not table.is_actor(entry.id)
+            and table.is_owned(entry.id)
+        ]
+        if not pending:
+            return
+        gate = Gate(len(pending))
+        for entry in pending:
+            if table.when_ready(entry, gate.arrived):
+                gate.arrived()
+        gate.wait(None)
 
 
 def _legacy_of(runtime: ClusterRuntime) -> list[Legacy]:

@@ -9,6 +9,7 @@ when its last ref goes.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.core.shared_memory import Mapping
+
+logger = logging.getLogger(__name__)
 
 #: A value as it travels: form, payload, refs inside as (object id, owner's node).
 Value = tuple[int, Any, "tuple[tuple[bytes, bytes], ...]"]
@@ -83,7 +86,8 @@ class ObjectTable:
         self.node_id = node_id
         self._outside = outside
         self._entries: dict[bytes, Entry] = {}
-        self.lock = threading.Lock()
+        # Reentrant: a garbage collection may run user code, which may use refs, in any section.
+        self.lock = threading.RLock()
         #: Ids that name actors created here: their entries never get a value.
         self._actors: set[bytes] = set()
         #: What each borrower holds, so that its death costs no walk over all objects.
@@ -116,6 +120,10 @@ class ObjectTable:
         self._actors.add(id)
         return self.create(id)
 
+    def is_actor(self, id: bytes) -> bool:
+        """Whether the id names an actor of this process, whose entry never has a value."""
+        return id in self._actors
+
     def entry(self, id: bytes) -> Entry | None:
         """The entry of an object that this process knows."""
         return self._entries.get(id)
@@ -129,7 +137,7 @@ class ObjectTable:
         with self.lock:
             entry = self._entries.get(id)
             if entry is None:
-                entry = self._entries[id] = Entry(id, owner_node)
+                entry = self._entries.setdefault(id, Entry(id, owner_node))
             entry.local += 1
         return ObjectRef(id, owner_node), entry
 
@@ -156,9 +164,8 @@ class ObjectTable:
             entry.contained = contained
             waiters = entry.waiters
             entry.waiters = None
-        if waiters:
-            for waiter in waiters:
-                waiter(entry)
+        for waiter in waiters or ():
+            _tell(waiter, entry)
         return True
 
     def forget_value(self, id: bytes) -> Value | None:
@@ -219,6 +226,11 @@ class ObjectTable:
             if entry is None:
                 return False
             self._count(entry, borrower, 1)
+            if entry.local > 0 or entry.borrowers:
+                return True
+            # This made up for a release that came first, and nobody else holds it.
+            del self._entries[id]
+        self._release(entry)
         return True
 
     def unborrow(self, id: bytes, borrower: bytes) -> None:
@@ -274,3 +286,11 @@ class ObjectTable:
         entry.mapping = None
         if entry.value is not None:
             self._outside.free_shared(entry.value)
+
+
+def _tell(waiter: Callable[[Entry], None], entry: Entry) -> None:
+    """Call a waiter; what it raises, as when its event loop was closed, is its own affair."""
+    try:
+        waiter(entry)
+    except Exception:
+        logger.exception("a waiter for object %s failed", entry.id.hex())

@@ -60,7 +60,10 @@ def _parts(value: object) -> list[tuple[str, object]]:
     if isinstance(value, (set, frozenset)):
         return [("{an element}", part) for part in value]
     if inspect.isfunction(value):
-        found = inspect.getclosurevars(value)
+        try:
+            found = inspect.getclosurevars(value)
+        except ValueError:  # a variable of the closure has no value yet
+            return []
         return [(f"variable '{name}'", part) for name, part in found.nonlocals.items()] + [
             (f"global variable '{name}'", part) for name, part in found.globals.items()
         ]

@@ -9,6 +9,7 @@ daemon is told when the last view in this process is gone.
 from __future__ import annotations
 
 import collections
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -17,6 +18,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray.core.protocol import VALUE_SHARED
+from miniray.object_ref import hooks
 
 if TYPE_CHECKING:
     from miniray.core.node_link import NodeLink
@@ -72,9 +74,14 @@ class SharedMemory:
         Raises:
             ObjectStoreFullError: the store has no room for it.
         """
+        self.report_unmapped()
         segment, fd = self._link.node_request("create_segment", (value.size, value.form, owner))
         try:
             _write_all(fd, value.pieces())
+        except BaseException:
+            self._link.node_notice("seal_segment", segment)
+            self._link.node_notice("free_segment", self._node_id, segment)
+            raise
         finally:
             os.close(fd)
         self._link.node_notice("seal_segment", segment)
@@ -88,6 +95,7 @@ class SharedMemory:
         Raises:
             ObjectLostError: its node, or the segment, is gone.
         """
+        self.report_unmapped()
         node_id, segment, size = payload
         (local, form), fd = self._link.node_request("map_segment", (node_id, segment, size))
         try:
@@ -111,8 +119,9 @@ class SharedMemory:
         if not self._unmapped:
             return
         gone = []
-        while self._unmapped:
-            gone.append(self._unmapped.popleft())
+        with contextlib.suppress(IndexError):  # another thread may take some of them
+            while True:
+                gone.append(self._unmapped.popleft())
         self._link.node_notice("unmapped", gone)
 
     # --- freeing -----------------------------------------------------------------
@@ -125,6 +134,10 @@ class SharedMemory:
 def _unmap(address: int, size: int, unmapped: collections.deque[int], segment: int) -> None:
     _libc().munmap(address, size)
     unmapped.append(segment)
+    # May run in a garbage collection anywhere. An id that nobody has makes the runtime
+    # look at its queues, and so report.
+    hooks.dropped.append(b"")
+    hooks.call()
 
 
 def _write_all(fd: int, pieces: list[bytes | memoryview]) -> None:

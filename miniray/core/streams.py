@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import collections
+import logging
+import pickle
 import threading
 from typing import TYPE_CHECKING, Any
+
+from miniray.core.protocol import VALUE_PICKLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.core.objects import ObjectTable, Value
     from miniray.object_ref import ObjectRef
+
+logger = logging.getLogger(__name__)
+
+
+#: The value of refs that only tell when something has happened.
+TRUE: Value = (VALUE_PICKLE, pickle.dumps(True, 5), ())
 
 
 class StreamState:
@@ -46,18 +56,22 @@ class StreamState:
         # Reentrant: the collector may drop the generator, and so close it, in any section.
         self._lock = threading.RLock()
         self._waiters: list[Callable[[], None]] = []
+        self._completed: ObjectRef[Any] | None = None
 
     # --- the executor's side -----------------------------------------------------------
     def item(self, index: int, value: Value, contained: list[ObjectRef[Any]] | None) -> bool:
         """An item arrived; False if nobody wants it (a repeat after a retry, or closed)."""
         with self._lock:
-            if self._closed or self._ended or index < self._received:
+            if self._closed or self._ended:
+                return False
+            if index < self._received:
+                # The call runs once more: its executor must not wait for what was taken before.
+                self._on_consumed(self._consumed)
                 return False
             self._received = index + 1
             self._items.append(self._table.create_with_value(self._new_id(), value, contained))
             waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter()
+        _wake(waiters)
         return True
 
     def end(self, error: Value | None) -> None:
@@ -69,8 +83,10 @@ class StreamState:
                 self._items.append(self._table.create_with_value(self._new_id(), error, None))
             self._ended = True
             waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            waiter()
+            completed = self._completed
+        _wake(waiters)
+        if completed is not None:
+            self._table.set_value(completed.binary(), TRUE)
 
     # --- the consumer's side -----------------------------------------------------------
     def take(self) -> ObjectRef[Any] | None:
@@ -80,24 +96,40 @@ class StreamState:
                 return None
             ref = self._items.popleft()
             self._consumed += 1
-            consumed = self._consumed
-        self._on_consumed(consumed)
+            self._on_consumed(self._consumed)  # in here: the counts must arrive in order
         return ref
 
     @property
     def finished(self) -> bool:
         """Whether all items were taken and no more will come."""
-        return self._ended and not self._items
+        return (self._ended or self._closed) and not self._items
 
-    @property
-    def completed(self) -> bool:
-        """Whether the generator has ended at its executor."""
-        return self._ended
+    def completed_ref(self) -> ObjectRef[Any]:
+        """A ref that is ready when the generator has ended at its executor."""
+        with self._lock:
+            if self._completed is None:
+                id = self._new_id()
+                if self._ended:
+                    self._completed = self._table.create_with_value(id, TRUE, None)
+                else:
+                    self._completed = self._table.create(id)
+            return self._completed
+
+    def next_ref(self) -> ObjectRef[Any]:
+        """A ref that is ready when there is an item to take, or the end is reached."""
+        ref = self._table.create(self._new_id())
+
+        def ready() -> None:
+            self._table.set_value(ref.binary(), TRUE)
+
+        if self.when_changed(ready):
+            ready()
+        return ref
 
     def when_changed(self, callback: Callable[[], None]) -> bool:
         """Call back at the next item or the end; True if there is something to take now."""
         with self._lock:
-            if self._items or self._ended:
+            if self._items or self._ended or self._closed:
                 return True
             self._waiters.append(callback)
             return False
@@ -110,5 +142,15 @@ class StreamState:
             self._closed = True
             self._items.clear()
             ended = self._ended
+            waiters, self._waiters = self._waiters, []
+        _wake(waiters)
         if not ended:
             self._on_abandoned()
+
+
+def _wake(waiters: list[Callable[[], None]]) -> None:
+    for waiter in waiters:
+        try:
+            waiter()
+        except Exception:  # noqa: PERF203 - an event loop that was closed must not stop the others
+            logger.exception("a consumer of a generator could not be woken")

@@ -48,7 +48,8 @@ class Lease:
         #: The head wants it back: nothing more is sent.
         self.leaving = False
         #: Tasks that its worker will still run before it ends (max_calls); -1: any number.
-        self.remaining: int = group.spec["max_calls"] or -1
+        #: Tasks that are to be spread take a lease each.
+        self.remaining: int = 1 if group.spread else group.spec["max_calls"] or -1
 
     @property
     def open(self) -> bool:
@@ -59,11 +60,12 @@ class Lease:
 class LeaseGroup:
     """All tasks of one shape."""
 
-    __slots__ = ("asked", "duration", "id", "keep", "leases", "queue", "spec")
+    __slots__ = ("asked", "duration", "id", "keep", "leases", "queue", "spec", "spread")
 
     def __init__(self, id: int, spec: dict[str, Any], keep: float) -> None:
         self.id = id
         self.spec = spec
+        self.spread = spec["placement"] == ("spread",)
         #: Seconds an idle lease is kept: leases with devices go back at once.
         self.keep = keep
         self.queue: collections.deque[Call] = collections.deque()
@@ -106,8 +108,7 @@ class TaskClient:
     # --- calling -----------------------------------------------------------------
     def submit(self, call: Call) -> None:
         """Queue a task; ``call.options`` holds its group."""
-        self._calls.open_call(call)
-        if not call.waiting:
+        if self._calls.open_call(call):
             with self._lock:
                 call.options.queue.append(call)
                 self._pump(call.options)
@@ -115,13 +116,15 @@ class TaskClient:
     def dependencies_ready(self, call: Call) -> None:
         """A task's refs have their values."""
         with self._lock:
-            call.options.queue.append(call)
-            self._pump(call.options)
+            if not call.cancelled:
+                call.options.queue.append(call)
+                self._pump(call.options)
 
     def retry(self, call: Call) -> None:
         """Run a task once more."""
         with self._lock:
             self._take_from_lease(call)
+            call.peer = None
             call.options.queue.append(call)
             self._pump(call.options)
 
@@ -217,10 +220,14 @@ class TaskClient:
             return
         lease = self._by_peer.get(peer.process_id)
         if lease is not None and lease.calls.pop(call.number, None) is not None:
-            if not lease.calls:
-                lease.idle_since = time.monotonic()
-                if not lease.open:
-                    self._return(lease)
+            self._note_idle(lease)
+
+    def _note_idle(self, lease: Lease) -> None:
+        """A task has left a lease: if it was the last one, the lease is idle, or over."""
+        if not lease.calls:
+            lease.idle_since = time.monotonic()
+            if not lease.open:
+                self._return(lease)
 
     # --- leases ------------------------------------------------------------------
     def on_granted(self, group_id: int, lease_id: int, node_id: bytes, process_id: bytes) -> None:
@@ -270,18 +277,24 @@ class TaskClient:
             lease = self._by_peer.get(peer.process_id)
             if lease is None:
                 return
-            back = []
+            back: list[Call] = []
+            cancelled: list[Call] = []
             for number in numbers:
                 call = lease.calls.pop(number, None)
                 if call is not None:
                     call.peer = None
-                    back.append(call)
+                    (cancelled if call.cancelled else back).append(call)
+                    if lease.remaining >= 0:
+                        lease.remaining += 1
             group = lease.group
             # Its running task is a long one: nothing more is queued behind it.
             lease.window = 1
             group.duration = max(group.duration or 0.0, config().recall_after)
             group.queue.extendleft(reversed(back))
+            self._note_idle(lease)
             self._pump(group)
+        for call in cancelled:
+            self._calls.fail(call, TaskCancelledError(call.name))
 
     def _return(self, lease: Lease) -> None:
         group = lease.group
@@ -333,7 +346,8 @@ class TaskClient:
             group = lease.group
             group.leases.pop(lease.id, None)
             group.asked = max(0, group.asked - 1)
-            self._link.head_notice("return_lease", lease.id)
+            # Its process may not be given to anybody else.
+            self._link.head_notice("return_lease", lease.id, True)
             failed = self._sort_lost(list(lease.calls.values()), group)
             self._pump(group)
         for call in failed:
@@ -349,13 +363,11 @@ class TaskClient:
         again = []
         for index, call in enumerate(calls):
             call.peer = None
-            if index > 0:
-                again.append(call)
-            elif call.cancelled or call.retries == 0:
+            if call.cancelled or (index == 0 and call.retries == 0):
                 failed.append(call)
-            else:
-                if call.retries > 0:
-                    call.retries -= 1
-                again.append(call)
+                continue
+            if index == 0 and call.retries > 0:
+                call.retries -= 1
+            again.append(call)
         group.queue.extendleft(reversed(again))
         return failed

@@ -262,7 +262,7 @@ class Connection:
             # Wait in line: the marker keeps the order of frames and descriptors.
             self._out_fds.append((data, fds))
             self._out.append(b"")
-            if self._ready and len(self._out) == 1:
+            if self._ready and len(self._out) == 1 and not self._writing:
                 self._on_writable()
                 if self._out:
                     self._poller.watch_writable(self._sock.fileno(), self._on_writable)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from miniray.head.allocations import lease_id, lease_number
 from miniray.head.demands import LeaseRequest
-from miniray.head.scheduler import ClusterScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from miniray.head.demands import Decisions, Demand
     from miniray.head.reasons import Reason
     from miniray.head.resources import Allocation, ResourcePool
+    from miniray.head.scheduler import ClusterScheduler
 
 #: Lease numbers of one start of the head; the start counter is in the bits above.
 _NUMBER_BITS = 32
@@ -98,7 +98,6 @@ class GrantTable:
         *,
         epoch: int,
         pending_warning: float,
-        on_placed: Callable[[bytes], None],
     ) -> None:
         """Start with nothing.
 
@@ -107,18 +106,18 @@ class GrantTable:
             timers: the clock of its times.
             epoch: the head's start counter; makes numbers unique over restarts.
             pending_warning: seconds after which a requester hears why it waits.
-            on_placed: called with the id of each placement group that got all its bundles.
         """
         self.scheduler = scheduler
         self._timers = timers
         self._numbers = itertools.count((epoch << _NUMBER_BITS) + 1).__next__
         self._warn_after = pending_warning
-        self._on_placed = on_placed
         self._requests: dict[int, Request] = {}
         #: Those that wait, in order of arrival.
         self.waiting: dict[int, Request] = {}
         #: Called when a request begins to wait, or leases come or go while some wait.
         self.on_contention: Callable[[], None] = _ignore
+        #: Called with the id of each placement group that got all its bundles.
+        self.on_placed: Callable[[bytes], None] = _ignore
         self._todo: collections.deque[Decisions] = collections.deque()
         self._busy = False
         self._deadline_armed = False
@@ -250,7 +249,7 @@ class GrantTable:
         if decisions.grants and self.waiting:
             self.on_contention()
         for placed in decisions.placed:
-            self._on_placed(placed.group_id)
+            self.on_placed(placed.group_id)
         for id, reason in decisions.infeasible:
             self._tell(lease_number(id), reason)
 
@@ -292,5 +291,5 @@ class GrantTable:
             request.requester.waits(request.token, number, reason)
 
 
-def _ignore() -> None:
+def _ignore(*_: object) -> None:
     """Nothing is to be done."""

@@ -70,7 +70,6 @@ class Head:
             timers,
             epoch=epoch,
             pending_warning=tunables.pending_warning,
-            on_placed=lambda id: self.placement_groups.placed(id),
         )
         self.leases = TaskLeases(
             self.grants, self.nodes, self.clients, self.jobs, epoch=epoch, now=timers.time
@@ -247,11 +246,11 @@ def _version_error(hello: head_pb2.NodeHello) -> tuple[str, str] | None:
         what, theirs, wanted = "Python", hello.python, ours
     else:
         return None
-    return (
-        "VersionMismatchError",
+    text = (
         f"This node has {what} {theirs}, the cluster has {wanted}. "
-        f"Install the same version on every machine and start the node again.",
+        f"Install the same version on every machine and start the node again."
     )
+    return "VersionMismatchError", text
 
 
 def _minor(version: str) -> str:

@@ -1,7 +1,8 @@
 """Label selectors: which nodes a demand or a bundle accepts by their labels.
 
 Responsible for parsing and matching; not for where selectors come from. The
-operators and their meaning are Ray's: ``"v"``, ``"!v"``, ``"in(a,b)"`` and ``"!in(a,b)"``.
+operators and their meaning are Ray's: ``"v"``, ``"!v"``, ``"in(a,b)"``, ``"!in(a,b)"``,
+``"exists()"`` and ``"!exists()"``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 _VALUE = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")
 _KEY_PREFIX = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?")
-_CONDITION = re.compile(r"(?P<negated>!?)(?:in\((?P<many>[^()]*)\)|(?P<one>[^()!]*))")
+_CONDITION = re.compile(
+    r"(?P<negated>!?)(?:in\((?P<many>[^()]*)\)|(?P<there>exists\(\))|(?P<one>[^()!]*))"
+)
 
 
 class LabelConstraint(NamedTuple):
@@ -28,13 +31,19 @@ class LabelConstraint(NamedTuple):
     key: str
     values: tuple[str, ...]
     negated: bool = False
+    #: The label has to be there, with any value; ``values`` is empty.
+    exists: bool = False
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels meets the condition."""
+        if self.exists:
+            return (self.key in labels) != self.negated
         return (labels.get(self.key) in self.values) != self.negated
 
     def __str__(self) -> str:
         sign = "!" if self.negated else ""
+        if self.exists:
+            return f"{self.key}={sign}exists()"
         if len(self.values) == 1:
             return f"{self.key}={sign}{self.values[0]}"
         return f"{self.key}={sign}in({','.join(self.values)})"
@@ -77,9 +86,11 @@ def _parse_condition(key: str, text: str) -> LabelConstraint:
     if found is None:
         raise ValueError(
             f"the label selector {text!r} of {key!r} is not one of "
-            '"value", "!value", "in(a,b)" and "!in(a,b)"'
+            '"value", "!value", "in(a,b)", "!in(a,b)", "exists()" and "!exists()"'
         )
     negated = bool(found["negated"])
+    if found["there"] is not None:
+        return LabelConstraint(key, (), negated, exists=True)
     values: tuple[str, ...] = (found["one"],)
     if values == ("",) and not negated:
         return LabelConstraint(key, values)

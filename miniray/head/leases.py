@@ -1,7 +1,8 @@
 """Leases of workers for tasks: how many each client wants of a shape, has, and gives back.
 
-A client says how many leases of a group it wants in all. Only so many requests as could
-soon be granted wait at the scheduler, so that a long queue of tasks costs nothing here.
+A client says how many leases of a group it wants in all. Only one request of a group
+waits at the scheduler (more while leases for it are on their way back), so that a long
+queue of tasks costs nothing here.
 """
 
 from __future__ import annotations
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from miniray.head.reasons import Reason
     from miniray.head.resources import Allocation
 
-#: Requests of one group that wait at the scheduler.
-_MAX_WAITING = 64
 #: Workers of a group that may fail to start, one after another, before its tasks fail.
 _MAX_START_FAILURES = 3
 
@@ -49,6 +48,9 @@ class LeaseGroup:
     total: int = 0
     #: Numbers of the requests that wait.
     waiting: dict[int, None] = dataclasses.field(default_factory=dict)
+    #: How many may wait. One that is granted is followed by the next one, behind those of
+    #: others: so groups of one shape take turns.
+    may_wait: int = 1
     #: Leases granted and not returned.
     leases: dict[int, TaskLease] = dataclasses.field(default_factory=dict)
     #: It heard why it waits, and nothing was granted since.
@@ -115,13 +117,13 @@ class TaskLeases:
         group.total = total
         self._balance(group)
 
-    def give_back(self, client_id: bytes, number: int) -> None:
-        """A client is done with a lease."""
+    def give_back(self, client_id: bytes, number: int, broken: bool = False) -> None:
+        """A client is done with a lease; ``broken``: its worker cannot be reached any more."""
         lease = self.leases.get(number)
         if lease is None or lease.returned or lease.group.client_id != client_id:
             return
         lease.group.total = max(0, lease.group.total - 1)
-        self._drop(lease, kill=False)
+        self._drop(lease, kill=broken)
         self._balance(lease.group)
 
     def _group(self, client: Client, group_id: int, spec: dict[str, Any]) -> LeaseGroup:
@@ -153,13 +155,25 @@ class TaskLeases:
 
     def _balance(self, group: LeaseGroup) -> None:
         """Let as many requests wait as are wanted, up to the limit."""
-        while len(group.waiting) < min(_MAX_WAITING, group.total - len(group.leases)):
+        while len(group.waiting) < min(group.may_wait, group.total - len(group.leases)):
             number = self._grants.reserve_number()
             group.waiting[number] = None
             self._grants.submit_as(number, self, group, group.demand, group.near)
-        while len(group.waiting) > max(0, group.total - len(group.leases)):
+        while len(group.waiting) > max(0, min(group.may_wait, group.total - len(group.leases))):
             number, _ = group.waiting.popitem()
             self._grants.withdraw(number)
+
+    def let_wait(self, group: LeaseGroup, expected: int) -> None:
+        """So many leases are expected to come back for a group: as many requests may wait."""
+        group.may_wait = max(1, expected)
+        self._balance(group)
+
+    def wait_again(self, group: LeaseGroup) -> None:
+        """Let a group wait behind all others that wait."""
+        for number in tuple(group.waiting):
+            del group.waiting[number]
+            self._grants.withdraw(number)
+        self._balance(group)
 
     # --- what the scheduler says -------------------------------------------------------
     def granted(self, token: LeaseGroup, number: int, allocation: Allocation) -> None:
@@ -239,12 +253,14 @@ class TaskLeases:
     def failed(self, number: int, error: bytes, *, retriable: bool) -> None:
         """A lease cannot have a worker; its daemon has forgotten it."""
         lease = self.leases.pop(number, None)
+        if lease is not None and not lease.returned:
+            self._start_failed(lease, error, retriable=retriable)
         self._grants.release(number)
-        if lease is None or lease.returned:
-            return
+
+    def _start_failed(self, lease: TaskLease, error: bytes, *, retriable: bool) -> None:
         lease.ended = lease.returned = True
         group = lease.group
-        group.leases.pop(number, None)
+        group.leases.pop(lease.number, None)
         group.start_failures += 1
         if retriable and group.start_failures < _MAX_START_FAILURES:
             self._balance(group)

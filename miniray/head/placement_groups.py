@@ -106,6 +106,7 @@ class PlacementGroups:
         #: Waiters of groups that the head has not heard of yet.
         self._early: dict[bytes, list[Waiter]] = {}
         clients.on_ended.append(self._creator_ended)
+        grants.on_placed = self._placed
 
     # --- what clients ask ------------------------------------------------------------
     def create(
@@ -204,7 +205,7 @@ class PlacementGroups:
         return list(self._groups.values())
 
     # --- what happens to them --------------------------------------------------------
-    def placed(self, id: bytes) -> None:
+    def _placed(self, id: bytes) -> None:
         """A group has all its bundles."""
         group = self._groups.get(id)
         if group is not None:

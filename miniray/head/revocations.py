@@ -1,6 +1,6 @@
-"""Asks clients to give leases back that others wait for.
+"""Asks clients to give leases back that others wait for, and keeps their queueing fair.
 
-Responsible for fairness and for bounded work; which leases make room is found by
+Responsible for shares and for bounded work; which leases make room is found by
 ``revocation.py``. A client finishes the task that runs before it gives a lease back.
 """
 
@@ -20,13 +20,18 @@ if TYPE_CHECKING:
     from miniray.head.grants import GrantTable, Request, Timers
     from miniray.head.leases import TaskLease, TaskLeases
 
+    #: Who waits: a group, or the number of an actor's request.
+    Waiter = LeaseGroup | int
+
 #: How long a client has a lease for itself, in seconds.
 QUANTUM = 0.010
 #: Waiting requests that are looked at in one round, in order of arrival.
 _MAX_SCANNED = 512
 #: Shapes for which nothing is found before a round ends.
 _MAX_HOPELESS = 8
-#: Leases that are looked at in one round.
+#: Times that leases are asked back for one waiter in one round.
+_MAX_ASKS = 32
+#: Leases that are looked at to serve one request.
 _MAX_LEASES = 2048
 
 
@@ -50,8 +55,8 @@ class Revocations:
         self._clients = clients
         self._timers = timers
         self._armed = False
-        #: Leases that were asked back and are not over, by the request they are for.
-        self._for: dict[int, set[int]] = {}
+        #: For each waiter the sets of leases that were asked back and are not over.
+        self._asked: dict[Waiter, list[set[int]]] = {}
         grants.on_contention = self.arm
 
     def arm(self) -> None:
@@ -63,36 +68,40 @@ class Revocations:
     def _look(self) -> None:
         self._armed = False
         self._forget_done()
-        waiting = self._grants.waiting
-        if not waiting or not self._leases.leases:
+        if not self._grants.waiting or not self._leases.leases:
             return
         shares = self._shares()
         too_young = False
         hopeless: set[object] = set()
-        for request in list(itertools.islice(waiting.values(), _MAX_SCANNED)):
-            waiter = request.token if isinstance(request.token, LeaseGroup) else None
-            shape = (request.demand, waiter)
-            if request.number in self._for or shape in hopeless:
+        for request in self._first_waiting():
+            group = _group_of(request)
+            shape = (request.demand, group)
+            if shape in hopeless:
                 continue
-            offers, young = self._offers(request, shares)
+            found, young = self._serve(request, group, shares)
             too_young = too_young or young
-            found = self._grants.scheduler.revocation_candidates(lease_id(request.number), offers)
-            if found:
-                self._ask(request, [lease_number(id) for id in found], shares)
-            else:
+            if not found:
                 hopeless.add(shape)
                 if len(hopeless) == _MAX_HOPELESS:
                     break
+        self._let_the_poor_go_first()
         if too_young:
             self.arm()
 
+    def _first_waiting(self) -> list[Request]:
+        return list(itertools.islice(self._grants.waiting.values(), _MAX_SCANNED))
+
     def _forget_done(self) -> None:
-        """Requests that are served, and those whose leases came back without serving them."""
+        """Forget leases that are over, and actors that do not wait any more."""
         living = self._leases.leases
-        for number, asked in list(self._for.items()):
-            asked.intersection_update(living)
-            if not asked or number not in self._grants.waiting:
-                del self._for[number]
+        for waiter, asked in list(self._asked.items()):
+            for numbers in asked:
+                numbers.intersection_update(living)
+            asked[:] = [numbers for numbers in asked if numbers]
+            if not asked or (isinstance(waiter, int) and waiter not in self._grants.waiting):
+                del self._asked[waiter]
+            if isinstance(waiter, LeaseGroup):
+                self._leases.let_wait(waiter, len(asked))
 
     def _shares(self) -> collections.Counter[LeaseGroup]:
         """Leases per group, as they will be when what was asked back has moved."""
@@ -100,23 +109,58 @@ class Revocations:
         for lease in self._leases.leases.values():
             if not lease.revoked and not lease.returned:
                 shares[lease.group] += 1
-        for number in self._for:
-            request = self._grants.waiting.get(number)
-            if request is not None and isinstance(request.token, LeaseGroup):
-                shares[request.token] += 1
+        for waiter, asked in self._asked.items():
+            if isinstance(waiter, LeaseGroup):
+                shares[waiter] += len(asked)
         return shares
 
+    def _let_the_poor_go_first(self) -> None:
+        """Move groups that should give leases behind those with the fewest that wait too."""
+        waiting = [request.token for request in self._first_waiting() if _group_of(request)]
+        if len(waiting) < 2:
+            return
+        poorest = min(len(group.leases) for group in waiting)
+        last = max(index for index, group in enumerate(waiting) if len(group.leases) == poorest)
+        for group in dict.fromkeys(waiting[:last]):
+            if len(group.leases) > poorest and may_ask(len(group.leases), poorest):
+                self._leases.wait_again(group)
+
+    # --- asking ------------------------------------------------------------------
+    def _serve(
+        self,
+        request: Request,
+        group: LeaseGroup | None,
+        shares: collections.Counter[LeaseGroup],
+    ) -> tuple[bool, bool]:
+        """Ask back what a waiter may have: (whether anything was, whether more may be soon)."""
+        waiter: Waiter = request.number if group is None else group
+        wanted = 1 if group is None else group.total - len(group.leases)
+        wanted -= len(self._asked.get(waiter, ()))
+        asked = False
+        young = False
+        for _ in range(min(wanted, _MAX_ASKS)):
+            offers, young = self._offers(group, shares)
+            found = self._grants.scheduler.revocation_candidates(lease_id(request.number), offers)
+            if not found:
+                break
+            asked = True
+            self._ask(waiter, [lease_number(id) for id in found], shares)
+        if asked and group is not None:
+            self._leases.let_wait(group, len(self._asked[group]))
+        return asked, young
+
     def _offers(
-        self, request: Request, shares: Mapping[LeaseGroup, int]
+        self, waiter: LeaseGroup | None, shares: Mapping[LeaseGroup, int]
     ) -> tuple[list[bytes], bool]:
-        """Leases that may be asked back for a request, and whether some will be later."""
-        waiter = request.token
-        had = shares[waiter] if isinstance(waiter, LeaseGroup) else 0
+        """Leases that a waiter may be given, and whether there will be more soon."""
+        had = shares[waiter] if waiter is not None else 0
         granted_before = self._timers.time() - QUANTUM
         offers: list[bytes] = []
         young = False
         for lease in self._leases.leases.values():
-            if not self._is_offered(lease, waiter, had, shares):
+            if not _is_held(lease) or lease.group is waiter:
+                continue
+            if not may_ask(shares[lease.group], had):
                 continue
             if lease.granted > granted_before:
                 young = True
@@ -126,22 +170,23 @@ class Revocations:
                 break
         return offers, young
 
-    @staticmethod
-    def _is_offered(
-        lease: TaskLease, waiter: object, had: int, shares: Mapping[LeaseGroup, int]
-    ) -> bool:
-        if lease.revoked or lease.returned or lease.ended or not lease.process_id:
-            return False
-        return lease.group is not waiter and may_ask(shares[lease.group], had)
-
     def _ask(
-        self, request: Request, numbers: list[int], shares: collections.Counter[LeaseGroup]
+        self, waiter: Waiter, numbers: list[int], shares: collections.Counter[LeaseGroup]
     ) -> None:
-        self._for[request.number] = set(numbers)
-        if isinstance(request.token, LeaseGroup):
-            shares[request.token] += 1
+        self._asked.setdefault(waiter, []).append(set(numbers))
+        if isinstance(waiter, LeaseGroup):
+            shares[waiter] += 1
         for number in numbers:
             lease = self._leases.leases[number]
             lease.revoked = True
             shares[lease.group] -= 1
             self._clients.push(lease.group.client_id, "lease_revoked", number, lease.group.id)
+
+
+def _group_of(request: Request) -> LeaseGroup | None:
+    return request.token if isinstance(request.token, LeaseGroup) else None
+
+
+def _is_held(lease: TaskLease) -> bool:
+    """Whether a client has the lease and was not asked for it yet."""
+    return bool(lease.process_id) and not (lease.revoked or lease.returned or lease.ended)

@@ -116,6 +116,8 @@ class NodeDaemon:
                 "ready": lambda client: self._pool.ready(client.process_id),
                 "blocked": self._blocked,
                 "exiting": self._exiting,
+                "finishing": lambda client: self._pool.finishing(client.process_id),
+                "leaving": lambda client: self._pool.leaving(client.process_id),
                 "actor_ready": self._actor_ready,
                 "actor_failed": self._actor_failed,
                 "shutdown": lambda _client: self.stop("the driver called shutdown()"),

@@ -115,6 +115,7 @@ class SegmentStore:
         if segment is not None and segment.creator is not None:
             self._drop(self._by_creator, segment.creator, number)
             segment.creator = None
+            self._recycle(segment)  # its owner may have ended meanwhile
 
     def change_owner(self, number: int, owner: bytes) -> None:
         """Somebody else answers for a segment from now on."""

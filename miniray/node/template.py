@@ -23,6 +23,7 @@ import shutil
 import signal
 import socket
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MESSAGE_LIMIT = 1 << 20
+_WORKER_FDS = 3
+#: Seconds after which what does not end is looked for, and killed, once more.
+_KILL_AGAIN = 0.2
 #: Workers and their children carry this variable, so that strays can be told apart.
 WORKER_VARIABLE = "MINIRAY_WORKER_ID"
 
@@ -109,23 +113,25 @@ class Template:
                 fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
         message = marshal.loads(data)
         if message[0] == "fork":
-            return self._fork(message[1], message[2], list(fds))
+            return self._fork(message[1], list(fds))
         if message[0] == "template":
-            return self._fork_template(message[1], list(fds)[0])
+            return self._fork_template(message[1], list(fds))
         if message[0] == "kill":
             _, pid, number = message
             if pid in self._workers:
                 os.kill(pid, number)
         return None
 
-    def _fork(
-        self, token: int, spec: dict[str, Any], fds: list[int]
-    ) -> Callable[[], NoReturn] | None:
+    def _fork(self, token: int, fds: list[int]) -> Callable[[], NoReturn] | None:
+        """Fork a worker. The descriptors are its stdout, its stderr, and a file with its spec."""
+        pid = -1
         try:
+            if len(fds) != _WORKER_FDS:  # the kernel drops what finds no room here
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            spec: dict[str, Any] = marshal.loads(os.pread(fds[2], os.fstat(fds[2]).st_size, 0))
             pid = os.fork()
         except OSError as error:
             self._send(("refused", token, f"{error.strerror}"))
-            pid = -1
         if pid == 0:
             return self._become_worker(spec, fds)
         for fd in fds:
@@ -135,20 +141,41 @@ class Template:
             self._send(("forked", token, pid))
         return None
 
-    def _fork_template(self, preload: list[str], control: int) -> Callable[[], NoReturn] | None:
+    def _fork_template(self, preload: list[str], fds: list[int]) -> Callable[[], NoReturn] | None:
         """Fork a template that imports more modules; it serves the daemon on its own socket."""
-        pid = os.fork()
+        pid = -1
+        try:
+            if fds:
+                pid = os.fork()
+        except OSError as error:
+            print(f"a template cannot be started: {error}", file=sys.stderr)  # noqa: T201
         if pid != 0:
-            os.close(control)
-            self._templates.add(pid)
+            for fd in fds:
+                os.close(fd)  # if there is no template, the daemon sees that its socket ends
+            if pid > 0:
+                self._templates.add(pid)
             return None
         self._control.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
-        own = socket.socket(fileno=control)
+        own = socket.socket(fileno=fds[0])
         return lambda: run_template(own, preload, "")
 
     def _become_worker(self, spec: dict[str, Any], fds: list[int]) -> Callable[[], NoReturn]:
+        try:
+            self._enter_worker(spec, fds)
+        except BaseException:  # noqa: BLE001 - nothing of the template may run in its child
+            traceback.print_exc()
+            os._exit(1)
+
+        def run() -> NoReturn:
+            from miniray.worker.main import run_worker
+
+            run_worker(spec)
+
+        return run
+
+    def _enter_worker(self, spec: dict[str, Any], fds: list[int]) -> None:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
@@ -159,21 +186,18 @@ class Template:
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (fds[0], 1), (fds[1], 2)):
             os.dup2(source, target)
-        for fd in (null, *fds):
+        for fd in (null, fds[0], fds[1]):
             os.close(fd)
         os.environ.update(spec["environment"])
         gc.unfreeze()
         gc.enable()
         _fresh_random_state()
         if spec["python"] is not None:
-            _exec_fresh(spec)
-
-        def run() -> NoReturn:
-            from miniray.worker.main import run_worker
-
-            run_worker(spec)
-
-        return run
+            # A new interpreter: variables that libraries read when they load take effect.
+            os.set_inheritable(fds[2], True)
+            python = spec["python"]
+            os.execv(python, [python, "-m", "miniray.worker.fresh", str(fds[2])])  # noqa: S606
+        os.close(fds[2])
 
     # --- ends ----------------------------------------------------------------------
     def _reap(self) -> None:
@@ -186,7 +210,9 @@ class Template:
                 break
             if self._workers.pop(pid, None) is not None:
                 self._ended[pid] = status
-            self._templates.discard(pid)
+            elif pid in self._templates:
+                self._templates.discard(pid)
+                self._kill_strays()  # its workers
         if self._ended and not self._kill_strays():
             for pid, status in self._ended.items():
                 self._send(("exited", pid, status))
@@ -199,7 +225,7 @@ class Template:
         for pid in _children():
             if pid in self._workers or pid in self._templates:
                 continue
-            if _worker_of(pid) not in living:
+            if _session_of(pid) not in self._workers and _worker_of(pid) not in living:
                 found = True
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -207,17 +233,19 @@ class Template:
 
     def _end_everything(self) -> NoReturn:
         """The daemon is gone: nothing that it started may stay."""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        while True:
-            children = _children()
-            for pid in children:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                if not _children():
-                    break
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                # The kernel's list may lack some while others end: hence the own one, and again.
+                for pid in {*self._workers, *self._templates, *_children()}:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                ended = -1
+                while ended:
+                    ended, _ = os.waitpid(-1, os.WNOHANG)
+                    self._workers.pop(ended, None)
+                    self._templates.discard(ended)
+                signal.sigtimedwait({signal.SIGCHLD}, _KILL_AGAIN)
         if self._cleanup:
             shutil.rmtree(self._cleanup, ignore_errors=True)
         os._exit(0)
@@ -237,6 +265,14 @@ def _children() -> list[int]:
     pid = os.getpid()
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
         return [int(child) for child in file.read().split()]
+
+
+def _session_of(pid: int) -> int:
+    """The session that a process is in: a worker's pid unless user code left that; 0 if gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
 
 
 def _worker_of(pid: int) -> str:
@@ -263,22 +299,11 @@ def _fresh_random_state() -> None:
         torch.seed()
 
 
-def _exec_fresh(spec: dict[str, Any]) -> NoReturn:
-    """Become a new interpreter: variables that libraries read when they load take effect."""
-    read, write = os.pipe()
-    if os.fork() == 0:
-        # A helper writes the spec (it holds the key) to the pipe, since it may exceed its room.
-        os.close(read)
-        with os.fdopen(write, "wb") as file:
-            file.write(marshal.dumps(spec))
-        os._exit(0)
-    os.close(write)
-    os.set_inheritable(read, True)
-    python = spec["python"]
-    os.execv(python, [python, "-m", "miniray.worker.fresh", str(read)])  # noqa: S606
-
-
 def run_template(control: socket.socket, preload: list[str], cleanup: str) -> NoReturn:
-    """Serve in this process and never return."""
-    worker = Template(control, preload, cleanup).serve()
-    worker()
+    """Serve in this process and never return, to the code of its parent least of all."""
+    try:
+        worker = Template(control, preload, cleanup).serve()
+        worker()
+    except BaseException:  # noqa: BLE001 - it ends the process
+        traceback.print_exc()
+    os._exit(1)

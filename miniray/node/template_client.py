@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import itertools
 import logging
 import marshal
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.node.template import control_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,8 @@ class TemplateClient:
         self._on_gone = on_gone
         self._numbers = itertools.count(1).__next__
         self._forks: dict[int, asyncio.Future[int]] = {}
-        self._queue: list[tuple[bytes, list[int]]] = []
+        #: What the socket has not taken: number of the fork or 0, message, descriptors.
+        self._queue: collections.deque[tuple[int, bytes, list[int]]] = collections.deque()
         self._gone = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._on_readable)
@@ -55,17 +57,27 @@ class TemplateClient:
             OSError: the machine has no room for another process.
         """
         if self._gone:
-            os.close(stdout)
-            os.close(stderr)
+            _close_all((stdout, stderr))
             raise TemplateGoneError("the template process is gone")
+        try:
+            file = _spec_file(spec)
+        except OSError:
+            _close_all((stdout, stderr))
+            raise
         number = self._numbers()
         future: asyncio.Future[int] = self._loop.create_future()
         self._forks[number] = future
-        self._send(marshal.dumps(("fork", number, spec)), [stdout, stderr])
+        self._send(marshal.dumps(("fork", number)), [stdout, stderr, file], number)
         return await future
 
     def fork_template(self, preload: list[str]) -> socket.socket:
-        """Start a template with more modules; returns the control socket of it."""
+        """Start a template with more modules; returns the control socket of it.
+
+        Raises:
+            TemplateGoneError: this template is gone.
+        """
+        if self._gone:
+            raise TemplateGoneError("the template process is gone")
         ours, theirs = control_pair()
         self._send(marshal.dumps(("template", preload)), [theirs.detach()])
         return ours
@@ -75,25 +87,25 @@ class TemplateClient:
         if not self._gone:
             self._send(marshal.dumps(("kill", pid, int(number))), [])
 
-    def _send(self, data: bytes, fds: list[int]) -> None:
-        self._queue.append((data, fds))
+    def _send(self, data: bytes, fds: list[int], number: int = 0) -> None:
+        self._queue.append((number, data, fds))
         if len(self._queue) == 1:
             self._flush()
 
     def _flush(self) -> None:
         fd = self._control.fileno()
         while self._queue:
-            data, fds = self._queue[0]
+            number, data, fds = self._queue[0]
             try:
                 socket.send_fds(self._control, [data], fds)
             except BlockingIOError:
                 self._loop.add_writer(fd, self._flush)
                 return
-            except OSError:
-                pass  # reading reports that it is gone
-            for descriptor in fds:
-                os.close(descriptor)
-            self._queue.pop(0)
+            except OSError as error:
+                # If the template is gone, reading reports it, to all others too.
+                self._refuse(number, error)
+            _close_all(fds)
+            self._queue.popleft()
         self._loop.remove_writer(fd)
 
     def _on_readable(self) -> None:
@@ -117,26 +129,41 @@ class TemplateClient:
             elif message[0] == "ready":
                 self.pid = message[1]
             elif message[0] == "refused":
-                future = self._forks.pop(message[1])
-                if not future.done():
-                    future.set_exception(OSError(f"cannot start a process: {message[2]}"))
+                self._refuse(message[1], OSError(f"cannot start a process: {message[2]}"))
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        future = self._forks.pop(number, None)
+        if future is not None and not future.done():
+            future.set_exception(error)
 
     def _lose(self) -> None:
+        self.close()
+        self._on_gone()
+
+    def close(self) -> None:
+        """Hang up: the template ends all its workers and itself."""
         if self._gone:
             return
         self._gone = True
         self._loop.remove_reader(self._control.fileno())
         self._loop.remove_writer(self._control.fileno())
         self._control.close()
-        for future in self._forks.values():
-            if not future.done():
-                future.set_exception(TemplateGoneError("the template process is gone"))
-        self._forks.clear()
-        self._on_gone()
+        for _, _, fds in self._queue:
+            _close_all(fds)
+        self._queue.clear()
+        for number in list(self._forks):
+            self._refuse(number, TemplateGoneError("the template process is gone"))
 
-    def close(self) -> None:
-        """Hang up: the template ends all its workers and itself."""
-        self._gone = True
-        self._loop.remove_reader(self._control.fileno())
-        self._loop.remove_writer(self._control.fileno())
-        self._control.close()
+
+def _spec_file(spec: dict[str, Any]) -> int:
+    """An open file, without a name, that holds what a worker is told: it fits no message."""
+    fd = os.memfd_create("miniray-worker", os.MFD_CLOEXEC)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(marshal.dumps(spec))
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+def _close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)

@@ -78,6 +78,7 @@ class Worker:
     started: float = 0.0
     #: The constructor's error, reported before the process ends.
     failed: bool = False
+    kill_timer: asyncio.TimerHandle | None = None
 
 
 class WorkerEvents(Protocol):
@@ -362,9 +363,7 @@ class WorkerPool:
         if worker.exiting is None:
             worker.exiting = "rule"
         self._events.push(worker.process_id, "exit", ())
-        asyncio.get_running_loop().call_later(
-            config().stop_grace, self._kill_if_alive, worker.process_id
-        )
+        self._kill_later(worker)
 
     def exiting(self, process_id: bytes, why: str) -> None:
         """A worker says that it ends by rule."""
@@ -372,9 +371,25 @@ class WorkerPool:
         if worker is not None:
             worker.exiting = why
             self._remove_idle(worker)
-            asyncio.get_running_loop().call_later(
-                config().stop_grace, self._kill_if_alive, process_id
-            )
+
+    def finishing(self, process_id: bytes) -> None:
+        """A worker ends by rule and waits for what others still need of it."""
+        worker = self.workers.get(process_id)
+        if worker is not None and worker.kill_timer is not None:
+            worker.kill_timer.cancel()
+
+    def leaving(self, process_id: bytes) -> None:
+        """Nothing but exit functions of user code stands between a worker and its end."""
+        worker = self.workers.get(process_id)
+        if worker is not None:
+            self._kill_later(worker)
+
+    def _kill_later(self, worker: Worker) -> None:
+        if worker.kill_timer is not None:
+            worker.kill_timer.cancel()
+        worker.kill_timer = asyncio.get_running_loop().call_later(
+            config().stop_grace, self._kill_if_alive, worker.process_id
+        )
 
     def _kill_if_alive(self, process_id: bytes) -> None:
         worker = self.workers.get(process_id)

@@ -87,10 +87,7 @@ class ThreadedExecutor(Executor):
         if work.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
-        running = context.Execution(
-            work.return_ids[0] if work.return_ids else b"", work.name, work.name
-        )
-        token = context.execution.set(running)
+        token = context.execution.set(self.execution_of(work))
         work.begin()
         try:
             result = self._invoke(work)
@@ -219,9 +216,7 @@ class AsyncExecutor(Executor):
         if work.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
-        context.execution.set(
-            context.Execution(work.return_ids[0] if work.return_ids else b"", work.name, work.name)
-        )
+        context.execution.set(self.execution_of(work))
         work.begin()
         try:
             result = self._invoke(work)

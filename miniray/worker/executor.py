@@ -55,6 +55,8 @@ class Executor:
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
         self.instance: Any = None
+        #: Of the actor, for messages.
+        self.class_name = ""
         #: Tasks run by this process, for max_calls; 0 in `limit` is no limit.
         self.limit = 0
         self._done = 0
@@ -79,14 +81,15 @@ class Executor:
         work = Work(peer, number, key, name, arguments, refs, return_ids, None, stream)
         self._open[(peer.process_id, number)] = work
         self._queue.put(work)
-        if self._running is not None and not self._recall_timer:
+        if not self._recall_timer and (self._running is not None or self._queue.qsize() > 1):
             self._recall_timer = True
             self._runtime.loop.call_later(config().recall_after, self._recall_if_long)
 
     def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_CALL: a method of this worker's actor."""
         _, number, _actor, _epoch, method, arguments, refs, return_ids, group, stream = message
-        work = Work(peer, number, method, method, arguments, refs, return_ids, group, stream)
+        name = f"{self.class_name}.{method}"
+        work = Work(peer, number, method, name, arguments, refs, return_ids, group, stream)
         self._open[(peer.process_id, number)] = work
         self.enqueue(work)
 
@@ -148,7 +151,7 @@ class Executor:
         running = self._running
         if running is not None and running.cancelled and self._interruptible:
             self._interruptible = False
-            raise TaskCancelledError(running.name)
+            raise KeyboardInterrupt  # as in Ray, so that user code can clean up
 
     def on_stream_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_STREAM_ACK: the caller took items, or reads no further (-1)."""
@@ -202,9 +205,7 @@ class Executor:
         if work.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
-        running = context.Execution(
-            work.return_ids[0] if work.return_ids else b"", work.name, work.name
-        )
+        running = self.execution_of(work)
         token = context.execution.set(running)
         self._running = work
         work.begin()
@@ -234,9 +235,18 @@ class Executor:
         for id in running.children or ():
             self._runtime.cancel_by_id(id, False)
 
+    @staticmethod
+    def execution_of(work: Work) -> context.Execution:
+        """What the runtime context tells while a piece of work runs."""
+        task_id = work.return_ids[0] if work.return_ids else b""
+        return context.Execution(task_id, work.name, work.name)
+
     def _invoke(self, work: Work) -> Any:
         """Call the user's code; in a frame of its own, so that the arguments end with it."""
         function = self.resolve(work)
+        running = context.execution.get()
+        if running is not None and isinstance(work.target, bytes):
+            running.function_name = getattr(function, "__qualname__", work.name)
         args, kwargs = load_arguments(self._runtime, work)
         self.set_name(work.name)
         self._interruptible = True
@@ -289,7 +299,7 @@ class Executor:
 
     def answer_error(self, work: Work, error: BaseException) -> None:
         """Send an error."""
-        if isinstance(error, TaskCancelledError) and work.cancelled:
+        if work.cancelled and isinstance(error, (TaskCancelledError, KeyboardInterrupt)):
             value = error_value(TaskCancelledError(work.name))
         else:
             value = self._results.error(error, work.name)

@@ -1,4 +1,4 @@
-"""Entry of a worker that is a new interpreter: reads what it is from a pipe, then runs."""
+"""Entry of a worker that is a new interpreter: reads what it is from a descriptor, then runs."""
 
 from __future__ import annotations
 

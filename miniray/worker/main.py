@@ -24,6 +24,7 @@ from miniray.config import config
 from miniray.core import context
 from miniray.core.attach import Attachment
 from miniray.core.handover import hand_over
+from miniray.core.job_environment import JobEnvironment
 from miniray.core.runtime import ActorClassInfo, set_runtime
 from miniray.exceptions import TaskError
 from miniray.worker import stdio
@@ -58,6 +59,7 @@ class Worker:
             on_lost=_daemon_lost,
         )
         self.runtime = self._attachment.runtime
+        self.runtime.prepare_runtime_env = JobEnvironment(self.runtime).prepare
         self.runtime.on_topic["lease"] = self._on_lease
         self.runtime.on_topic["exit"] = self._on_exit
         self._apply(spec["assignment"])
@@ -134,6 +136,7 @@ class Worker:
             self.executor = ThreadedExecutor(self.runtime, self.end, concurrency or 1, groups)
         else:
             self.executor = Executor(self.runtime, self.end)
+        self.executor.class_name = actor["class_name"]
         self._listen()
         executor = self.executor
 
@@ -196,10 +199,13 @@ class Worker:
     # --- the end -------------------------------------------------------------------
     def finish(self) -> int:
         """End by rule; returns the exit code."""
+        link = self.runtime.link
+        link.node_notice("finishing")
         self.executor.instance = None
         stdio.flush_all()
         self.executor.wait_counted(config().stop_grace / 2)
         hand_over(self.runtime)
+        link.node_notice("leaving")
         return self._exit_code
 
     def close(self) -> None:

@@ -1,0 +1,224 @@
+"""Stand-ins for what the parts of core/ talk to, so that one of them can be tested alone."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import protocol as p
+from miniray.core.borrowing import Borrowing
+from miniray.core.calls import Call, CallTable
+from miniray.core.ids import ObjectIds
+from miniray.core.objects import ObjectTable
+from miniray.core.serialization import serialize
+from miniray.core.shared_memory import SharedMemory
+from miniray.object_ref import hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NODE = b"node0000"
+
+
+def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
+    """Wait until a condition holds, and return what it gave."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.002)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+class FakePeer:
+    """Keeps what is sent to it."""
+
+    direct = True
+
+    def __init__(self, process_id: bytes, node_id: bytes = NODE) -> None:
+        self.process_id = process_id
+        self.node_id = node_id
+        self.lost = False
+        self.sent: list[tuple[Any, ...]] = []
+
+    def send(self, message: tuple[Any, ...]) -> None:
+        self.sent.append(message)
+
+    post = send
+
+    def of_kind(self, kind: int) -> list[tuple[Any, ...]]:
+        return [message for message in self.sent if message[0] == kind]
+
+    @property
+    def calls(self) -> list[int]:
+        """Numbers of the calls that were sent here, in order."""
+        return [message[1] for message in self.sent if message[0] in (p.PEER_CALL, p.PEER_TASK)]
+
+
+class FakePeers:
+    """Makes a peer for every address."""
+
+    def __init__(self) -> None:
+        self.made: dict[bytes, FakePeer] = {}
+
+    def get(self, node_id: bytes, process_id: bytes) -> FakePeer:
+        peer = self.made.get(process_id)
+        if peer is None or peer.lost:
+            peer = self.made[process_id] = FakePeer(process_id, node_id)
+        return peer
+
+
+class FakeLink:
+    """A daemon that answers at once: it makes memfds as the real one does."""
+
+    def __init__(self) -> None:
+        self.notices: list[tuple[Any, ...]] = []
+        self.to_head: list[tuple[Any, ...]] = []
+        self.segments: dict[int, tuple[int, int]] = {}
+        self._numbers = itertools.count(1)
+
+    def node_request(self, method: str, args: tuple[Any, ...]) -> tuple[Any, int]:
+        if method == "create_segment":
+            size, form, _owner = args
+            number = next(self._numbers)
+            fd = os.memfd_create("test")
+            os.ftruncate(fd, size)
+            self.segments[number] = (fd, form)
+            return number, os.dup(fd)
+        assert method == "map_segment"
+        _node, number, _size = args
+        fd, form = self.segments[number]
+        return (number, form), os.dup(fd)
+
+    def node_notice(self, method: str, *args: Any) -> None:
+        self.notices.append((method, *args))
+
+    def head_notice(self, method: str, *args: Any) -> None:
+        self.to_head.append((method, *args))
+
+    def noticed(self, method: str) -> list[tuple[Any, ...]]:
+        return [notice[1:] for notice in self.notices if notice[0] == method]
+
+    def head_heard(self, method: str) -> list[tuple[Any, ...]]:
+        return [notice[1:] for notice in self.to_head if notice[0] == method]
+
+    def close(self) -> None:
+        for fd, _ in self.segments.values():
+            os.close(fd)
+
+
+class FakeLoop:
+    """A loop that is run by hand."""
+
+    def __init__(self) -> None:
+        self.soon: collections.deque[Callable[[], None]] = collections.deque()
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+        self.thread = threading.Thread()
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
+
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
+        entry = (delay, callback)
+        self.timers.append(entry)
+        return lambda: self.timers.remove(entry)
+
+    def run(self) -> None:
+        while self.soon:
+            self.soon.popleft()()
+
+    def fire(self) -> None:
+        timers, self.timers = self.timers, []
+        for _, callback in timers:
+            callback()
+
+
+class Outside:
+    """What an ObjectTable asks of the rest of the process, noted."""
+
+    def __init__(self) -> None:
+        self.freed: list[Any] = []
+        self.unborrowed: list[bytes] = []
+        self.unreferenced: list[bytes] = []
+
+    def free_shared(self, value: Any) -> None:
+        self.freed.append(value)
+
+    def unborrow(self, id: bytes, owner_node: bytes) -> None:
+        self.unborrowed.append(id)
+
+    def actor_unreferenced(self, id: bytes) -> None:
+        self.unreferenced.append(id)
+
+
+class Caller:
+    """The caller's side of one process without sockets: table, borrowing and calls."""
+
+    def __init__(self, process_id: bytes = b"caller00") -> None:
+        self.process_id = process_id
+        self.ids = ObjectIds(process_id)
+        self.outside = Outside()
+        self.table = ObjectTable(process_id, NODE, self.outside)
+        self.borrowing = Borrowing(self.table)
+        self.peers = FakePeers()
+        self.borrowing.attach(self.peers)  # type: ignore[arg-type]
+        self.link = FakeLink()
+        self.loop = FakeLoop()
+        self.shared_memory = SharedMemory(self.link, NODE)  # type: ignore[arg-type]
+        self.calls = CallTable(self.table, self.borrowing, self.shared_memory)
+
+    def call(self, channel: Any, *args: Any, options: Any = None, **how: Any) -> Call:
+        """A call with one result; submitting it is the test's."""
+        arguments, refs, pins = self.calls.arguments(args, {})
+        id = self.ids.new()
+        self.results[id] = self.table.create(id)
+        return Call(
+            self.calls.next_number(),
+            "method",
+            "Test.method",
+            (id,),
+            arguments,
+            refs,
+            pins,
+            channel,
+            how.get("retries", 0),
+            how.get("retry_exceptions", False),
+            how.get("stream"),
+            options,
+        )
+
+    @property
+    def results(self) -> dict[bytes, Any]:
+        """The refs that a user would hold."""
+        return self.__dict__.setdefault("_results", {})  # type: ignore[no-any-return]
+
+    def result_of(self, call: Call) -> Any:
+        """The value tuple of a call's result; None while there is none."""
+        entry = self.table.entry(call.return_ids[0])
+        return None if entry is None else entry.value
+
+    def reply(self, peer: FakePeer, call: Call, result: Any = None) -> None:
+        """The executor answers."""
+        self.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_OK, (packed(result),), None))  # type: ignore[arg-type]
+
+    def drain(self) -> None:
+        """Count the refs that were dropped."""
+        batch = []
+        while hooks.dropped:
+            batch.append(hooks.dropped.popleft())
+        self.table.drop(batch)
+
+
+def packed(value: Any) -> tuple[int, Any, tuple[Any, ...]]:
+    """A value as it travels."""
+    serialized = serialize(value)
+    return (serialized.form, serialized.payload(), ())

@@ -1,0 +1,242 @@
+"""A head without connections: daemons whose messages are made and read by tests."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+import marshal
+import pickle
+import platform
+from typing import TYPE_CHECKING, Any
+
+from miniray._proto import common_pb2, head_pb2
+from miniray.head.head import Head, Identity
+from miniray.head.storage import NoStorage
+from miniray.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.head.nodes import Node
+    from miniray.head.storage import Storage
+
+_ids = itertools.count(1)
+
+
+def new_id() -> bytes:
+    return next(_ids).to_bytes(8, "big")
+
+
+class FakeTimers:
+    """A clock that tests move."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._order = itertools.count()
+        self._calls: list[tuple[float, int, Callable[[], object]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> None:
+        heapq.heappush(self._calls, (self.now + delay, next(self._order), callback))
+
+    def pass_time(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._calls and self._calls[0][0] <= end:
+            self.now, _, callback = heapq.heappop(self._calls)
+            callback()
+        self.now = end
+
+
+class FakeDaemon:
+    """One session with a head."""
+
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        scalars: dict[str, float],
+        devices: dict[str, list[str]] | None = None,
+        node_id: bytes | None = None,
+        leases: list[head_pb2.RunningLease] | None = None,
+        **hello: Any,
+    ) -> None:
+        self.cluster = cluster
+        self.node_id = node_id or new_id()
+        self.got: list[head_pb2.ToNode] = []
+        self.closed = False
+        self._requests = itertools.count(1)
+        told = {"scalars": scalars, "devices": devices or {}, "labels": {}}
+        self.node: Node | None = cluster.head.join(
+            head_pb2.NodeHello(
+                **{
+                    "node_id": self.node_id,
+                    "version": VERSION,
+                    "python": platform.python_version(),
+                    "host": "10.0.0.1",
+                    "address": "machine|/socket|10.0.0.1:7000",
+                    "hostname": "box",
+                    "resources": json.dumps(told).encode(),
+                    "leases": leases or [],
+                    **hello,
+                }
+            ),
+            self,
+        )
+
+    # --- nodes.Outbox ------------------------------------------------------------
+    def put(self, message: head_pb2.ToNode) -> None:
+        self.got.append(message)
+
+    def close(self) -> None:
+        self.closed = True
+
+    # --- reading -----------------------------------------------------------------
+    def take(self, kind: str) -> list[Any]:
+        """Messages of a kind that came since the last time, in order."""
+        found = [getattr(m, kind) for m in self.got if m.WhichOneof("kind") == kind]
+        self.got = [m for m in self.got if m.WhichOneof("kind") != kind]
+        return found
+
+    def one(self, kind: str) -> Any:
+        found = self.take(kind)
+        assert len(found) == 1, f"{len(found)} messages of kind {kind}"
+        return found[0]
+
+    def pushes(self, process_id: bytes, topic: str) -> list[tuple[Any, ...]]:
+        """Bodies of the pushes about a topic to a process since the last time."""
+        found, rest = [], []
+        for message in self.got:
+            push = message.push
+            if (
+                message.WhichOneof("kind") == "push"
+                and push.process_id == process_id
+                and push.topic == topic
+            ):
+                found.append(marshal.loads(push.body))
+            else:
+                rest.append(message)
+        self.got = rest
+        return found
+
+    # --- telling -----------------------------------------------------------------
+    def tell(self, **kind: Any) -> None:
+        assert self.node is not None
+        self.cluster.head.on_message(self.node, head_pb2.FromNode(**kind))
+
+    def driver(self, namespace: str = "tests") -> bytes:
+        """A driver attaches; its process id."""
+        process_id = new_id()
+        details = {"namespace": namespace, "entrypoint": "run.py", "sys_path": [], "cwd": "/"}
+        self.tell(
+            attached=head_pb2.ProcessAttached(
+                process_id=process_id,
+                driver=True,
+                pid=100,
+                job_id=process_id,
+                details=json.dumps(details),
+            )
+        )
+        return process_id
+
+    def worker(self, job_id: bytes) -> bytes:
+        process_id = new_id()
+        self.tell(attached=head_pb2.ProcessAttached(process_id=process_id, pid=200, job_id=job_id))
+        return process_id
+
+    def end_process(self, process_id: bytes, code: int | None = 0, **facts: Any) -> None:
+        self.tell(
+            ended=head_pb2.ProcessEnded(
+                process_id=process_id, exit_code=code or 0, exit_known=code is not None, **facts
+            )
+        )
+
+    def notice(self, process_id: bytes, method: str, *args: Any) -> None:
+        self._ask(process_id, 0, method, args)
+
+    def begin(self, process_id: bytes, method: str, *args: Any) -> int:
+        """Ask; the answer may come later."""
+        number = next(self._requests)
+        self._ask(process_id, number, method, args)
+        return number
+
+    def answer(self, process_id: bytes, number: int) -> list[Any]:
+        """[result] if the request was answered; raises what it was refused with."""
+        for message in self.got:
+            reply = message.reply
+            if message.WhichOneof("kind") == "reply" and (reply.process_id, reply.request) == (
+                process_id,
+                number,
+            ):
+                self.got.remove(message)
+                if reply.error:
+                    raise pickle.loads(reply.error)
+                return [marshal.loads(reply.body)]
+        return []
+
+    def ask(self, process_id: bytes, method: str, *args: Any) -> Any:
+        (result,) = self.answer(process_id, self.begin(process_id, method, *args))
+        return result
+
+    def _ask(self, process_id: bytes, number: int, method: str, args: tuple[Any, ...]) -> None:
+        self.tell(
+            request=common_pb2.ClientRequest(
+                process_id=process_id, request=number, method=method, body=marshal.dumps(args)
+            )
+        )
+
+    def lease_ended(self, number: int) -> None:
+        self.tell(lease_ended=head_pb2.LeaseEnded(lease=number))
+
+
+class FakeCluster:
+    """A head and what its clock is."""
+
+    def __init__(self, storage: Storage | None = None, epoch: int = 1) -> None:
+        self.timers = FakeTimers()
+        self.head = Head(Identity("test", epoch, "here"), self.timers, storage or NoStorage())
+
+    def node(
+        self,
+        scalars: dict[str, float] | None = None,
+        devices: dict[str, list[str]] | None = None,
+        **facts: Any,
+    ) -> FakeDaemon:
+        return FakeDaemon(self, scalars or {"CPU": 4}, devices, **facts)
+
+
+def actor_spec(**changes: Any) -> dict[str, Any]:
+    """A spec as core/actor_directory.py makes it."""
+    return {
+        "class_key": b"k" * 16,
+        "class_name": "Thing",
+        "info": b"info",
+        "resources": {},
+        "placement_resources": {"CPU": 1},
+        "name": None,
+        "namespace": "tests",
+        "detached": False,
+        "max_restarts": 0,
+        "max_concurrency": None,
+        "concurrency_groups": {},
+        "is_async": False,
+        "placement": None,
+        "runtime_env": "",
+        "labels": None,
+        "owner_node": b"n" * 8,
+        **changes,
+    }
+
+
+def task_spec(**changes: Any) -> dict[str, Any]:
+    """A spec as core/task_shape.py makes it."""
+    return {
+        "resources": {"CPU": 1},
+        "placement": None,
+        "runtime_env": "",
+        "labels": None,
+        "max_calls": 0,
+        "name": "work",
+        **changes,
+    }

@@ -1,0 +1,168 @@
+"""Placement groups, as those who ask for them see it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id
+
+from miniray.exceptions import PlacementGroupRemovedError
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def daemon(cluster: FakeCluster) -> FakeDaemon:
+    return cluster.node({"CPU": 4})
+
+
+def create(
+    daemon: FakeDaemon,
+    creator: bytes,
+    bundles: list[dict[str, float]],
+    strategy: str = "PACK",
+    name: str = "",
+    detached: bool = False,
+) -> bytes:
+    id = creator + new_id()
+    daemon.notice(
+        creator, "create_placement_group", id, bundles, strategy, name, "tests", detached, None
+    )
+    return id
+
+
+def wait(daemon: FakeDaemon, who: bytes, id: bytes) -> int:
+    return daemon.begin(who, "await_placement_group", id)
+
+
+def test_a_group_that_fits_is_ready_at_once(daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+    id = create(daemon, driver, [{"CPU": 1}, {"CPU": 2}])
+    assert daemon.answer(driver, wait(daemon, driver, id)) == [True]
+    assert daemon.ask(driver, "available_resources") == {"CPU": 1.0}
+    assert daemon.ask(driver, "remove_placement_group", id) is None
+    assert daemon.ask(driver, "available_resources") == {"CPU": 4.0}
+
+
+def test_a_group_that_waits_is_ready_when_there_is_room(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    driver = daemon.driver()
+    id = create(daemon, driver, [{"CPU": 4}, {"CPU": 4}])
+    numbers = [wait(daemon, driver, id) for _ in range(2)]
+    assert daemon.answer(driver, numbers[0]) == []
+    assert daemon.ask(driver, "placement_group_table", id)["state"] == "PENDING"
+    other = cluster.node({"CPU": 4})
+    assert [daemon.answer(driver, number) for number in numbers] == [[True], [True]]
+    table = daemon.ask(driver, "placement_group_table", id)
+    assert set(table["bundles_to_node_id"].values()) == {daemon.node_id.hex(), other.node_id.hex()}
+
+
+def test_a_removed_group_refuses_those_who_wait(daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+    id = create(daemon, driver, [{"CPU": 8}])
+    number = wait(daemon, driver, id)
+    daemon.ask(driver, "remove_placement_group", id)
+    with pytest.raises(PlacementGroupRemovedError):
+        daemon.answer(driver, number)
+    with pytest.raises(PlacementGroupRemovedError):
+        daemon.answer(driver, wait(daemon, driver, id))
+    assert daemon.ask(driver, "placement_group_table", id)["state"] == "REMOVED"
+
+
+def test_a_handle_may_be_quicker_than_the_news_of_its_group(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    driver, other = daemon.driver(), daemon.driver()
+    id = driver + new_id()
+    number = wait(daemon, other, id)
+    arguments: tuple[Any, ...] = (id, [{"CPU": 1}], "PACK", "", "tests", False, None)
+    daemon.notice(driver, "create_placement_group", *arguments)
+    assert daemon.answer(other, number) == [True]
+    number = wait(daemon, other, driver + new_id())
+    assert daemon.answer(other, number) == []
+    cluster.timers.pass_time(11)
+    with pytest.raises(PlacementGroupRemovedError):
+        daemon.answer(other, number)
+
+
+def test_groups_are_removed_with_their_creator_unless_detached(daemon: FakeDaemon) -> None:
+    driver, other = daemon.driver(), daemon.driver()
+    mine = create(daemon, driver, [{"CPU": 1}])
+    kept = create(daemon, driver, [{"CPU": 2}], name="kept", detached=True)
+    daemon.end_process(driver, None)
+    assert daemon.ask(other, "placement_group_table", mine)["state"] == "REMOVED"
+    assert daemon.ask(other, "find_placement_group", "kept", "tests") == kept
+    assert daemon.ask(other, "available_resources") == {"CPU": 2.0}
+
+
+def test_a_name_serves_one_group_of_a_namespace(daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+    first = create(daemon, driver, [{"CPU": 1}], name="one")
+    second = create(daemon, driver, [{"CPU": 1}], name="one")
+    assert daemon.ask(driver, "find_placement_group", "one", "tests") == first
+    assert daemon.ask(driver, "find_placement_group", "one", "elsewhere") is None
+    with pytest.raises(ValueError, match="taken"):
+        daemon.answer(driver, wait(daemon, driver, second))
+    daemon.ask(driver, "remove_placement_group", second)
+    assert daemon.ask(driver, "find_placement_group", "one", "tests") == first
+    daemon.ask(driver, "remove_placement_group", first)
+    assert daemon.ask(driver, "find_placement_group", "one", "tests") is None
+
+
+def test_what_is_wrong_with_a_group_is_told_to_who_waits(daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+    id = create(daemon, driver, [{"GPU": 1.5}])
+    with pytest.raises(ValueError, match=r"1\.5"):
+        daemon.answer(driver, wait(daemon, driver, id))
+
+
+def test_actors_of_a_removed_group_die_with_it(daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+    id = create(daemon, driver, [{"CPU": 1}])
+    for index in range(2):
+        actor = driver + new_id()
+        spec = actor_spec(
+            resources={"CPU": 1},
+            placement_resources={"CPU": 1},
+            placement=("bundle", id, -1, False),
+            class_name=f"Thing{index}",
+        )
+        daemon.notice(driver, "create_actor", actor, spec, False)
+        daemon.notice(driver, "start_actor", actor, (0, b"", ()), [], None)
+    begun = daemon.one("start_actor")
+    daemon.ask(driver, "remove_placement_group", id)
+    told = {body[5][1]: body[5][0] for body in daemon.pushes(driver, "actor")}
+    assert told == {"Thing0": "GROUP_REMOVED", "Thing1": "GROUP_REMOVED"}
+    assert daemon.one("end_actor").lease == begun.lease
+    assert daemon.ask(driver, "available_resources") == {"CPU": 3.0}
+    daemon.lease_ended(begun.lease)
+    assert daemon.ask(driver, "available_resources") == {"CPU": 4.0}
+
+
+def test_the_table_has_all_groups(daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+    ids = [create(daemon, driver, [{"CPU": 1}]), create(daemon, driver, [{"CPU": 9}])]
+    table = daemon.ask(driver, "placement_group_table", None)
+    assert {key: group["state"] for key, group in table.items()} == {
+        ids[0].hex(): "CREATED",
+        ids[1].hex(): "PENDING",
+    }
+    assert daemon.ask(driver, "placement_group_table", new_id() * 2) == {}
+
+
+def test_a_group_that_lost_a_node_is_placed_again(cluster: FakeCluster, daemon: FakeDaemon) -> None:
+    away = cluster.node({"CPU": 4})
+    driver = daemon.driver()
+    id = create(daemon, driver, [{"CPU": 3}, {"CPU": 3}])
+    assert away.node is not None
+    cluster.head.lose(away.node, "gone")
+    assert daemon.ask(driver, "placement_group_table", id)["state"] == "RESCHEDULING"
+    number = wait(daemon, driver, id)
+    assert daemon.answer(driver, number) == []
+    cluster.node({"CPU": 4})
+    assert daemon.answer(driver, number) == [True]

@@ -1,0 +1,319 @@
+"""Leases of workers for tasks, and how clients are asked to give them back."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from head_harness import FakeCluster, FakeDaemon, new_id, task_spec
+
+from miniray._proto import head_pb2
+from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
+from miniray.head.revocations import may_ask
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GROUP = 7
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def daemon(cluster: FakeCluster) -> FakeDaemon:
+    return cluster.node({"CPU": 4})
+
+
+def want(daemon: FakeDaemon, client: bytes, total: int, group: int = GROUP, **spec: Any) -> None:
+    daemon.notice(client, "want_leases", group, task_spec(**spec), total)
+
+
+def start(daemon: FakeDaemon, starts: Sequence[head_pb2.StartLease]) -> list[int]:
+    """The workers of these leases are up; the leases' numbers."""
+    for lease in starts:
+        process_id = daemon.worker(lease.job_id)
+        daemon.tell(lease_started=head_pb2.LeaseStarted(lease=lease.lease, process_id=process_id))
+    return [lease.lease for lease in starts]
+
+
+def get(
+    daemon: FakeDaemon, client: bytes, total: int, group: int = GROUP, **spec: Any
+) -> list[int]:
+    """Leases that a client asks for and gets at once."""
+    want(daemon, client, total, group, **spec)
+    return start(daemon, daemon.take("start_lease"))
+
+
+def free_cpus(daemon: FakeDaemon, client: bytes) -> float:
+    return daemon.ask(client, "available_resources").get("CPU", 0.0)
+
+
+def test_a_client_hears_of_a_lease_when_its_worker_runs(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    want(daemon, client, 1, runtime_env="{}", max_calls=3)
+    begun = daemon.one("start_lease")
+    assert daemon.pushes(client, "lease_granted") == []
+    assert (begun.owner, begun.job_id, begun.epoch) == (client, client, 1)
+    spec = json.loads(begun.spec)
+    assert (spec["runtime_env"], spec["max_calls"], spec["namespace"]) == ("{}", 3, "tests")
+    held = json.loads(begun.allocation)
+    assert (held["resources"], held["devices"], held["bundle"]) == ({"CPU": 1.0}, {}, None)
+    start(daemon, [begun])
+    ((group, number, node_id, _),) = daemon.pushes(client, "lease_granted")
+    assert (group, number, node_id) == (GROUP, begun.lease, daemon.node_id)
+
+
+def test_as_many_leases_come_as_are_wanted_and_fit(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    assert len(get(daemon, client, 2)) == 2
+    assert len(get(daemon, client, 10)) == 2
+    assert get(daemon, client, 10) == []
+
+
+def test_a_long_queue_keeps_one_request_waiting(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    get(daemon, client, 100_000)
+    assert len(daemon.cluster.head.grants.waiting) == 1
+    (pending,) = daemon.ask(client, "state", "pending")
+    assert (pending["count"], pending["names"]) == (99_996, ["work"])
+    want(daemon, client, 4)
+    assert daemon.ask(client, "state", "pending") == []
+
+
+def test_a_returned_lease_is_free_when_its_daemon_says_so(daemon: FakeDaemon) -> None:
+    client, other = daemon.driver(), daemon.driver()
+    first, *_ = get(daemon, client, 4)
+    want(daemon, other, 1)
+    daemon.notice(client, "return_lease", first)
+    end = daemon.one("end_lease")
+    assert (end.lease, end.kill) == (first, False)
+    assert daemon.take("start_lease") == []
+    daemon.lease_ended(first)
+    assert daemon.one("start_lease").owner == other
+
+
+def test_a_client_cannot_return_the_lease_of_another(daemon: FakeDaemon) -> None:
+    client, other = daemon.driver(), daemon.driver()
+    (number,) = get(daemon, client, 1)
+    daemon.notice(other, "return_lease", number)
+    assert daemon.take("end_lease") == []
+
+
+def test_a_lease_whose_worker_crashed_counts_until_its_client_returns_it(
+    daemon: FakeDaemon,
+) -> None:
+    client = daemon.driver()
+    numbers = get(daemon, client, 4)
+    daemon.lease_ended(numbers[0])
+    assert free_cpus(daemon, client) == 1.0
+    assert get(daemon, client, 4) == []
+    daemon.notice(client, "return_lease", numbers[0])
+    assert daemon.take("end_lease") == []
+    assert len(get(daemon, client, 4)) == 1
+
+
+def test_leases_end_with_their_client(daemon: FakeDaemon) -> None:
+    client, other = daemon.driver(), daemon.driver()
+    numbers = get(daemon, client, 100)
+    want(daemon, other, 4)
+    daemon.end_process(client, None, planned=True)
+    ended = daemon.take("end_lease")
+    assert {end.lease for end in ended} == set(numbers)
+    assert all(end.kill for end in ended)
+    for number in numbers:
+        daemon.lease_ended(number)
+    assert [begun.owner for begun in daemon.take("start_lease")] == [other] * 4
+
+
+def test_a_worker_that_starts_after_its_client_ended_is_ended(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    want(daemon, client, 1)
+    begun = daemon.one("start_lease")
+    daemon.end_process(client, None)
+    assert daemon.one("end_lease").kill
+    start(daemon, [begun])
+    assert daemon.pushes(client, "lease_granted") == []
+
+
+def test_what_can_never_run_fails_once_with_the_reason(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    want(daemon, client, 5, placement=("node", b"gone" * 2, False))
+    ((group, error),) = daemon.pushes(client, "lease_failed")
+    assert group == GROUP
+    failure = pickle.loads(error)
+    assert isinstance(failure, TaskUnschedulableError)
+    assert "work" in str(failure)
+    assert daemon.ask(client, "state", "pending") == []
+
+
+def test_an_impossible_amount_fails_with_the_reason(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    want(daemon, client, 1, resources={"GPU": 1.5})
+    ((_, error),) = daemon.pushes(client, "lease_failed")
+    assert "1.5" in str(pickle.loads(error))
+
+
+def test_an_environment_that_cannot_be_made_fails_the_group(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    want(daemon, client, 6)
+    first, *_ = daemon.take("start_lease")
+    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=first.lease, error=b"no pip"))
+    assert daemon.pushes(client, "lease_failed") == [(GROUP, b"no pip")]
+    assert free_cpus(daemon, client) == 1.0
+    assert daemon.take("start_lease") == []
+
+
+def test_a_worker_that_may_start_elsewhere_is_tried_again(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    want(daemon, client, 1)
+    for _ in range(3):
+        begun = daemon.one("start_lease")
+        daemon.tell(
+            lease_failed=head_pb2.LeaseFailed(lease=begun.lease, error=b"fork", retriable=True)
+        )
+    assert daemon.pushes(client, "lease_failed") == [(GROUP, b"fork")]
+
+
+def test_a_blocked_task_lends_its_cpu(daemon: FakeDaemon) -> None:
+    client, worker = daemon.driver(), daemon.driver()
+    numbers = get(daemon, client, 4)
+    want(daemon, worker, 1)
+    assert daemon.take("start_lease") == []
+    daemon.tell(blocked=head_pb2.LeaseBlocked(lease=numbers[0], blocked=True))
+    lent = daemon.one("start_lease")
+    daemon.tell(blocked=head_pb2.LeaseBlocked(lease=numbers[0], blocked=False))
+    daemon.lease_ended(lent.lease)
+    assert free_cpus(daemon, client) == 0.0
+
+
+def test_a_task_in_a_group_draws_on_it_and_fails_when_it_is_removed(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    id = client + new_id()
+    daemon.notice(
+        client, "create_placement_group", id, [{"CPU": 1}], "PACK", "", "tests", False, None
+    )
+    (number,) = get(daemon, client, 3, placement=("bundle", id, -1, True))
+    daemon.ask(client, "remove_placement_group", id)
+    ((_, error),) = daemon.pushes(client, "lease_failed")
+    assert isinstance(pickle.loads(error), PlacementGroupRemovedError)
+    end = daemon.one("end_lease")
+    assert (end.lease, end.kill) == (number, True)
+    daemon.lease_ended(number)
+    assert free_cpus(daemon, client) == 4.0
+
+
+def test_the_spec_of_a_task_names_its_group(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    id = client + new_id()
+    daemon.notice(
+        client, "create_placement_group", id, [{"CPU": 1}], "PACK", "", "tests", False, None
+    )
+    want(daemon, client, 1, placement=("bundle", id, -1, True))
+    begun = daemon.one("start_lease")
+    spec = json.loads(begun.spec)
+    assert (spec["placement_group"], spec["capture_child_tasks"]) == (id.hex(), True)
+    assert json.loads(begun.allocation)["bundle"] == [id.hex(), 0]
+
+
+# --- giving back -------------------------------------------------------------------
+
+
+def revoked(daemon: FakeDaemon, client: bytes) -> list[int]:
+    return [number for number, _ in daemon.pushes(client, "lease_revoked")]
+
+
+def hand_over(daemon: FakeDaemon, client: bytes, numbers: Sequence[int]) -> list[bytes]:
+    """A client returns leases; who gets what comes free."""
+    for number in numbers:
+        daemon.notice(client, "return_lease", number)
+        daemon.lease_ended(number)
+    begun = daemon.take("start_lease")
+    start(daemon, begun)
+    return [lease.owner for lease in begun]
+
+
+def test_clients_share_equally_after_asking_back(cluster: FakeCluster, daemon: FakeDaemon) -> None:
+    first, second = daemon.driver(), daemon.driver()
+    get(daemon, first, 100)
+    want(daemon, second, 100)
+    cluster.timers.pass_time(1)
+    back = revoked(daemon, first)
+    assert len(back) == 2
+    assert hand_over(daemon, first, back) == [second, second]
+    want(daemon, first, 100)
+    cluster.timers.pass_time(1)
+    assert revoked(daemon, first) == revoked(daemon, second) == []
+
+
+def test_a_lease_is_asked_back_once(cluster: FakeCluster, daemon: FakeDaemon) -> None:
+    first, second = daemon.driver(), daemon.driver()
+    get(daemon, first, 4)
+    want(daemon, second, 1)
+    cluster.timers.pass_time(1)
+    assert len(revoked(daemon, first)) == 1
+    want(daemon, second, 1)
+    cluster.timers.pass_time(1)
+    assert revoked(daemon, first) == []
+
+
+def test_the_only_slot_goes_round(cluster: FakeCluster) -> None:
+    daemon = cluster.node({"CPU": 1})
+    clients = [daemon.driver() for _ in range(3)]
+    for client in clients:
+        get(daemon, client, 10)
+    holders = [clients[0]]
+    for _ in range(6):
+        cluster.timers.pass_time(1)
+        (number,) = revoked(daemon, holders[-1])
+        (holder,) = hand_over(daemon, holders[-1], [number])
+        want(daemon, holders[-1], 10)
+        holders.append(holder)
+    assert holders == [clients[index % 3] for index in range(7)]
+
+
+def test_a_new_lease_is_not_asked_back_at_once(cluster: FakeCluster) -> None:
+    daemon = cluster.node({"CPU": 1})
+    first, second = daemon.driver(), daemon.driver()
+    want(daemon, second, 0)
+    get(daemon, first, 10)
+    want(daemon, second, 10)
+    cluster.timers.pass_time(0.009)
+    assert revoked(daemon, first) == []
+    cluster.timers.pass_time(0.1)
+    assert len(revoked(daemon, first)) == 1
+
+
+def test_a_waiting_actor_gets_what_tasks_give_back(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    from head_harness import actor_spec
+
+    client = daemon.driver()
+    get(daemon, client, 100)
+    id = client + new_id()
+    spec = actor_spec(resources={"CPU": 2}, placement_resources={"CPU": 2})
+    daemon.notice(client, "create_actor", id, spec, False)
+    daemon.notice(client, "start_actor", id, (0, b"", ()), [], None)
+    cluster.timers.pass_time(1)
+    assert len(revoked(daemon, client)) == 2
+
+
+def test_leases_are_not_asked_back_for_what_they_cannot_serve(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    first, second = daemon.driver(), daemon.driver()
+    get(daemon, first, 4)
+    want(daemon, second, 1, resources={"GPU": 1})
+    cluster.timers.pass_time(1)
+    assert revoked(daemon, first) == []
+
+
+def test_sharing_ends_with_equal_shares() -> None:
+    assert may_ask(held=4, by_waiter=2)
+    assert not may_ask(held=3, by_waiter=2)
+    assert may_ask(held=1, by_waiter=0)
