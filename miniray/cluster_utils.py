@@ -200,9 +200,9 @@ class Cluster:
         from miniray.core.runtime import runtime_or_none
 
         runtime = runtime_or_none()
-        if is_initialized() and runtime is not None:
-            if runtime.context().address == self._address:
-                shutdown()
+        attached = is_initialized() and runtime is not None
+        if attached and runtime.context().address == self._address:
+            shutdown()
         for node in [*self.worker_nodes, *([self.head_node] if self.head_node else [])]:
             node.stop()
         self.worker_nodes.clear()

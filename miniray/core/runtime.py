@@ -204,7 +204,7 @@ class Runtime(abc.ABC):
         kwargs: dict[str, Any],
         options: TaskOptions,
     ) -> Any:
-        """Start a task: an ObjectRef, a list of them (num_returns > 1), None (0), or a generator."""
+        """Start a task: a ref, a list of refs (num_returns > 1), None (0), or a generator."""
 
     @abc.abstractmethod
     def create_actor(

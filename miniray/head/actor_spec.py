@@ -27,7 +27,7 @@ def daemon_spec(actor: Actor) -> bytes:
             "max_concurrency": spec["max_concurrency"],
             "concurrency_groups": spec["concurrency_groups"],
             "is_async": spec["is_async"],
-            "preload": spec["preload"],
+            "preload": spec.get("preload", []),
             "detached": spec["detached"],
             "restarts": actor.restarts,
             "owner": actor.owner.hex(),

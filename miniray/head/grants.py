@@ -114,7 +114,8 @@ class GrantTable:
         self._requests: dict[int, Request] = {}
         #: Those that wait, in order of arrival.
         self.waiting: dict[int, Request] = {}
-        #: Called when a request begins to wait, or leases come or go while some wait.
+        #: Called when a request begins to wait, when leases are granted while some wait, and
+        #: when room was set aside.
         self.on_contention: Callable[[], None] = _ignore
         #: Called with the id of each placement group that got all its bundles.
         self.on_placed: Callable[[bytes], None] = _ignore
@@ -171,8 +172,6 @@ class GrantTable:
         """A lease ended; numbers that hold nothing change nothing."""
         self._requests.pop(number, None)
         self.apply(self.scheduler.release(lease_id(number), self._timers.time()))
-        if self.waiting:
-            self.on_contention()
 
     def set_blocked(self, number: int, blocked: bool) -> None:
         """The lease's task waits for others, or goes on."""
@@ -265,6 +264,7 @@ class GrantTable:
     def _advance(self) -> None:
         self._deadline_armed = False
         self.apply(self.scheduler.advance(self._timers.time()))
+        self.on_contention()
 
     def _arm_warning(self) -> None:
         if not self._warning_armed and self._to_warn:

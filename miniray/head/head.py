@@ -88,7 +88,13 @@ class Head:
         )
         self._storage = storage
         self.clients.on_ended.append(self._driver_ended)
-        self.revocations = Revocations(self.grants, self.leases, self.clients, timers)
+        self.revocations = Revocations(
+            self.grants,
+            self.leases,
+            self.clients,
+            timers,
+            reserve_after=tunables.reserve_after,
+        )
         self.state = ClusterState(self)
         self._requests = Requests(self)
         self._handlers: dict[str, Callable[[Node, head_pb2.FromNode], None]] = {

@@ -21,6 +21,8 @@ from miniray.head.grants import Asker
 from miniray.head.reasons import ReasonKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniray.head.clients import Client, ClientDirectory, ProcessExit
     from miniray.head.grants import GrantTable
     from miniray.head.jobs import JobDirectory
@@ -87,7 +89,7 @@ class TaskLeases:
         jobs: JobDirectory,
         *,
         epoch: int,
-        now: Any,
+        now: Callable[[], float],
     ) -> None:
         self._grants = grants
         self._nodes = nodes
@@ -97,6 +99,8 @@ class TaskLeases:
         self._now = now
         self._groups: dict[bytes, dict[int, LeaseGroup]] = {}
         self.leases: dict[int, TaskLease] = {}
+        #: Called when a lease is over.
+        self.on_over: Callable[[], None] = _ignore
         clients.on_ended.append(self._client_ended)
 
     # --- what clients ask ------------------------------------------------------------
@@ -271,6 +275,7 @@ class TaskLeases:
         """A lease's worker is gone or idle: what it held is free."""
         self._over(number)
         self._grants.release(number)
+        self.on_over()
 
     def _over(self, number: int) -> None:
         lease = self.leases.get(number)
@@ -320,3 +325,7 @@ class TaskLeases:
     def groups(self) -> list[LeaseGroup]:
         """Every group of every client."""
         return [group for groups in self._groups.values() for group in groups.values()]
+
+
+def _ignore() -> None:
+    """Nothing is to be done."""

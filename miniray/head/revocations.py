@@ -11,6 +11,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 from miniray.head.allocations import lease_id, lease_number
+from miniray.head.groups import Group
 from miniray.head.leases import LeaseGroup
 
 if TYPE_CHECKING:
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
     from miniray.head.clients import ClientDirectory
     from miniray.head.grants import GrantTable, Request, Timers
     from miniray.head.leases import TaskLease, TaskLeases
+    from miniray.head.resources import ResourcePool
 
-    #: Who waits: a group, or the number of an actor's request.
-    Waiter = LeaseGroup | int
+    #: Who waits: a group, the number of an actor's request, or a node on which room is set
+    #: aside for a placement group.
+    Waiter = LeaseGroup | int | str
 
 #: How long a client has a lease for itself, in seconds.
 QUANTUM = 0.010
@@ -48,8 +51,25 @@ class Revocations:
     """One timer that looks for leases to ask back while requests wait."""
 
     def __init__(
-        self, grants: GrantTable, leases: TaskLeases, clients: ClientDirectory, timers: Timers
+        self,
+        grants: GrantTable,
+        leases: TaskLeases,
+        clients: ClientDirectory,
+        timers: Timers,
+        *,
+        reserve_after: float,
     ) -> None:
+        """Watch over a table of grants.
+
+        Args:
+            grants: what waits.
+            leases: what can be given back.
+            clients: who is asked.
+            timers: the event loop.
+            reserve_after: seconds after which room is set aside. Several leases are asked back
+                for one demand only then, as others would take what the first of them frees.
+        """
+        self._reserve_after = reserve_after
         self._grants = grants
         self._leases = leases
         self._clients = clients
@@ -58,6 +78,7 @@ class Revocations:
         #: For each waiter the sets of leases that were asked back and are not over.
         self._asked: dict[Waiter, list[set[int]]] = {}
         grants.on_contention = self.arm
+        leases.on_over = self._over
 
     def arm(self) -> None:
         """Look for leases soon."""
@@ -65,10 +86,15 @@ class Revocations:
             self._armed = True
             self._timers.call_later(QUANTUM, self._look)
 
+    def _over(self) -> None:
+        """A lease is over: one that was asked back serves its waiter, or another is needed."""
+        if self._asked or self._grants.waiting:
+            self.arm()
+
     def _look(self) -> None:
         self._armed = False
         self._forget_done()
-        if not self._grants.waiting or not self._leases.leases:
+        if not self._leases.leases:
             return
         shares = self._shares()
         too_young = False
@@ -85,6 +111,9 @@ class Revocations:
                 if len(hopeless) == _MAX_HOPELESS:
                     break
         self._let_the_poor_go_first()
+        for pool in self._grants.scheduler.nodes.values():
+            if pool.reservation is not None and isinstance(pool.reservation.owner, Group):
+                self._make_room(pool, shares)
         if too_young:
             self.arm()
 
@@ -141,13 +170,36 @@ class Revocations:
         for _ in range(min(wanted, _MAX_ASKS)):
             offers, young = self._offers(group, shares)
             found = self._grants.scheduler.revocation_candidates(lease_id(request.number), offers)
-            if not found:
+            if not found or (len(found) > 1 and not self._waited_long(request)):
                 break
             asked = True
             self._ask(waiter, [lease_number(id) for id in found], shares)
         if asked and group is not None:
             self._leases.let_wait(group, len(self._asked[group]))
         return asked, young
+
+    def _waited_long(self, request: Request) -> bool:
+        return self._timers.time() - request.since >= self._reserve_after
+
+    def _make_room(self, pool: ResourcePool, shares: collections.Counter[LeaseGroup]) -> None:
+        """Ask back what stands in the way of a placement group on a node set aside for it."""
+        assert pool.reservation is not None
+        needs = pool.reservation.needs
+        wanted = {name for name, _ in needs}
+        trial = pool.copy()
+        numbers: list[int] = []
+        for number in sorted(lease_number(id) for id in pool.leases):
+            if trial.fits(needs):
+                break
+            lease = self._leases.leases.get(number)
+            granted = self._grants.scheduler.lease(lease_id(number))
+            if lease is None or granted is None or not wanted & granted.allocation.names():
+                continue
+            trial.release(granted.allocation)
+            if _is_held(lease):
+                numbers.append(number)
+        if numbers and trial.fits(needs):
+            self._ask(pool.node_id, numbers, shares)
 
     def _offers(
         self, waiter: LeaseGroup | None, shares: Mapping[LeaseGroup, int]

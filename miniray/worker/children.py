@@ -27,9 +27,10 @@ def _children(pid: int) -> list[int]:
     except OSError:
         return children
     for thread in threads:
-        try:
-            with open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file:
-                children.extend(int(child) for child in file.read().split())
-        except OSError:
-            continue
+        # A thread may end between the two looks.
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{pid}/task/{thread}/children", encoding="ascii") as file,
+        ):
+            children.extend(int(child) for child in file.read().split())
     return children

@@ -221,6 +221,7 @@ def actor_spec(**changes: Any) -> dict[str, Any]:
         "max_concurrency": None,
         "concurrency_groups": {},
         "is_async": False,
+        "preload": [],
         "placement": None,
         "runtime_env": "",
         "labels": None,

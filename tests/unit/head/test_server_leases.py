@@ -7,7 +7,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from head_harness import FakeCluster, FakeDaemon, new_id, task_spec
+from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
 from miniray._proto import head_pb2
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
@@ -29,8 +29,8 @@ def daemon(cluster: FakeCluster) -> FakeDaemon:
     return cluster.node({"CPU": 4})
 
 
-def want(daemon: FakeDaemon, client: bytes, total: int, group: int = GROUP, **spec: Any) -> None:
-    daemon.notice(client, "want_leases", group, task_spec(**spec), total)
+def want(daemon: FakeDaemon, client: bytes, total: int, **spec: Any) -> None:
+    daemon.notice(client, "want_leases", GROUP, task_spec(**spec), total)
 
 
 def start(daemon: FakeDaemon, starts: Sequence[head_pb2.StartLease]) -> list[int]:
@@ -45,7 +45,7 @@ def get(
     daemon: FakeDaemon, client: bytes, total: int, group: int = GROUP, **spec: Any
 ) -> list[int]:
     """Leases that a client asks for and gets at once."""
-    want(daemon, client, total, group, **spec)
+    want(daemon, client, total, **spec)
     return start(daemon, daemon.take("start_lease"))
 
 
@@ -288,19 +288,37 @@ def test_a_new_lease_is_not_asked_back_at_once(cluster: FakeCluster) -> None:
     assert len(revoked(daemon, first)) == 1
 
 
-def test_a_waiting_actor_gets_what_tasks_give_back(
+def test_an_actor_that_waited_long_gets_what_tasks_give_back(
     cluster: FakeCluster, daemon: FakeDaemon
 ) -> None:
-    from head_harness import actor_spec
-
     client = daemon.driver()
     get(daemon, client, 100)
     id = client + new_id()
     spec = actor_spec(resources={"CPU": 2}, placement_resources={"CPU": 2})
     daemon.notice(client, "create_actor", id, spec, False)
     daemon.notice(client, "start_actor", id, (0, b"", ()), [], None)
-    cluster.timers.pass_time(1)
-    assert len(revoked(daemon, client)) == 2
+    cluster.timers.pass_time(9)
+    assert revoked(daemon, client) == []
+    cluster.timers.pass_time(2)
+    assert hand_over(daemon, client, revoked(daemon, client)) == []
+    assert daemon.one("start_actor").actor_id == id
+
+
+def test_a_waiting_placement_group_gets_what_tasks_give_back(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    client, other = daemon.driver(), daemon.driver()
+    get(daemon, client, 100)
+    id = other + new_id()
+    bundles = [{"CPU": 1}, {"CPU": 2}]
+    daemon.notice(
+        other, "create_placement_group", id, bundles, "STRICT_PACK", "", "tests", False, None
+    )
+    cluster.timers.pass_time(11)
+    back = revoked(daemon, client)
+    assert len(back) == 3
+    assert hand_over(daemon, client, back) == []
+    assert daemon.ask(other, "placement_group_table", id)["state"] == "CREATED"
 
 
 def test_leases_are_not_asked_back_for_what_they_cannot_serve(

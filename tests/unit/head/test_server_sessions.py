@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import marshal
 import platform
 
 import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
-from miniray._proto import head_pb2
+from miniray._proto import common_pb2, head_pb2
 
 
 @pytest.fixture
@@ -105,8 +106,6 @@ def test_messages_that_waited_together_arrive_in_order(cluster: FakeCluster) -> 
     driver = daemon.driver()
     id = driver + new_id()
     number = 5
-    from miniray._proto import common_pb2
-
     daemon.tell(
         batch=head_pb2.FromNodeBatch(
             messages=[
@@ -126,8 +125,6 @@ def test_messages_that_waited_together_arrive_in_order(cluster: FakeCluster) -> 
 
 
 def _args(*args: object) -> bytes:
-    import marshal
-
     return marshal.dumps(args)
 
 
