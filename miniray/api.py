@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import operator
 import os
 import threading
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
@@ -136,6 +137,15 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
             _owner_pid = None
 
 
+def forget() -> None:
+    """In a forked child: what the parent has is not ours, a lock held by another thread neither."""
+    global _lock, _context, _owner_pid
+    _lock = threading.RLock()
+    _context = None
+    _owner_pid = None
+    atexit.unregister(shutdown)
+
+
 def is_initialized() -> bool:
     """Whether this process is attached to a cluster."""
     return runtime_or_none() is not None
@@ -221,13 +231,17 @@ def wait(
         raise TypeError(f"wait takes a list of refs, not a single one: wait([{given!r}]).")
     if not isinstance(given, list | tuple):
         raise TypeError(f"wait takes a list of refs, not {shown(given)} ({type(given).__name__}).")
-    _check_refs("wait", refs)
     if timeout is not None and timeout < 0:
         raise ValueError(f"The timeout of wait must be at least 0 seconds, not {timeout}.")
     runtime = _runtime._current or current_runtime()
     if not refs:
         return [], []
-    if len(set(refs)) != len(refs):
+    try:
+        distinct = len(set(map(_ref_id, refs)))  # in C: programs call this once per ref they await
+    except AttributeError:
+        _check_refs("wait", refs)  # raises, unless what has no id is a generator
+        distinct = len(set(refs))
+    if distinct != len(refs):
         raise ValueError("wait takes a list of unique refs, but this one holds a ref twice.")
     if not 0 < num_returns <= len(refs):
         raise ValueError(
@@ -353,6 +367,9 @@ def _check_timeout(timeout: float) -> float | None:
     if timeout < 0:
         raise ValueError(f"The timeout of get must be at least 0 seconds, not {timeout}.")
     return timeout
+
+
+_ref_id = operator.attrgetter("_id")
 
 
 def _is_generator(value: Any) -> bool:

@@ -196,12 +196,11 @@ class Cluster:
 
     def shutdown(self) -> None:
         """Detach this process if it is attached, and end all nodes."""
-        from miniray.api import is_initialized, shutdown
+        from miniray.api import shutdown
         from miniray.core.runtime import runtime_or_none
 
         runtime = runtime_or_none()
-        attached = is_initialized() and runtime is not None
-        if attached and runtime.context().address == self._address:
+        if runtime is not None and runtime.context().address == self._address:
             shutdown()
         for node in [*self.worker_nodes, *([self.head_node] if self.head_node else [])]:
             node.stop()

@@ -30,6 +30,10 @@ class Config:
     stop_grace: float = 5.0
     #: A connection that has not proved itself within this time is closed.
     auth_timeout: float = 10.0
+    #: Tells machines apart: nodes of one machine use Unix sockets between them, others TLS.
+    #: Empty: the host's name, its boot, the mount namespace and the user. Nodes of one machine
+    #: that are started with different values treat each other as if they were on two.
+    machine_id: str = ""
 
     # --- calls -----------------------------------------------------------------
     #: Serialized values up to this size travel inside messages: 100 KiB and their pickle's frame.
@@ -64,6 +68,10 @@ class Config:
     # --- objects -----------------------------------------------------------------
     #: Share of the container's memory that the object store may use.
     object_store_share: float = 0.3
+    #: A process remembers so many finished tasks, and so many bytes of their arguments, to make
+    #: results that are lost with a node again; beyond that the oldest are given up.
+    lineage_calls: int = 10_000
+    lineage_bytes: int = 64 * 1024 * 1024
     #: Size of one piece of an object on its way between daemons.
     transfer_chunk: int = 1024 * 1024
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from miniray.object_ref import ObjectRef
+from miniray.object_ref import ObjectRef, hooks
 
 if TYPE_CHECKING:
     import asyncio
@@ -81,7 +81,8 @@ class ObjectRefGenerator(Generic[T]):
         self._state.close()
 
     def __del__(self) -> None:
-        self._state.close()
+        if hooks.wake is not None:  # else there is no runtime: it ended, or this is a forked child
+            self._state.close()
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError(

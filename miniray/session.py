@@ -372,10 +372,11 @@ def _creator(folder: Path) -> int:
 
 
 def _remove_tree(path: Path) -> None:
-    try:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
-    except FileNotFoundError:
-        return  # another process removes it too
+    while os.path.lexists(path):
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        except FileNotFoundError:
+            continue  # another process removes it too, and was quicker with some of it

@@ -10,10 +10,12 @@ from typing import Any
 
 import click
 
+from miniray.cli.debug import debug
 from miniray.cli.services import Services
 from miniray.cli.start import start
 from miniray.cli.status import status
 from miniray.cli.stop import stop
+from miniray.config import config
 from miniray.version import VERSION
 
 
@@ -53,7 +55,8 @@ class _OneLineGroup(click.Group):
 def describe_usage(error: click.UsageError) -> str:
     """A usage error as one line, with where to find help."""
     path = error.ctx.command_path if error.ctx else "miniray"
-    return " ".join(f"{error.format_message()} See '{path} --help'.".split())
+    text = error.format_message().rstrip().removesuffix(".")
+    return " ".join(f"{text}. See '{path} --help'.".split())
 
 
 @click.group(
@@ -66,10 +69,15 @@ def describe_usage(error: click.UsageError) -> str:
 def main(ctx: click.Context) -> None:
     """Start, stop and look at miniray clusters."""
     ctx.ensure_object(Services)
+    try:
+        config()
+    except ValueError as error:
+        raise click.ClickException(f"{error}. Correct the variable, or unset it.") from None
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
 
+main.add_command(debug)
 main.add_command(start)
 main.add_command(stop)
 main.add_command(status)

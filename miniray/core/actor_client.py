@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
 from miniray.exceptions import (
-    ActorDiedError,
     ActorUnavailableError,
+    MinirayError,
     PendingCallsLimitExceededError,
     TaskCancelledError,
 )
@@ -63,7 +63,7 @@ class ActorClient:
         #: To be answered with an error once the lock is free: who waits for such a result
         #: may be a call of another client, which needs the lock of that one.
         self._failed: collections.deque[tuple[Call, Value]] = collections.deque()
-        self._cause: Callable[[], ActorDiedError] | None = None
+        self._cause: Callable[[], MinirayError] | None = None
 
     # --- calling -----------------------------------------------------------------
     def submit(self, call: Call) -> None:
@@ -145,6 +145,13 @@ class ActorClient:
             self._pump()
         self._answer_failed()
 
+    def withdraw(self, call: Call) -> None:
+        """A call did not run, and waits for its refs again; it goes to the end."""
+        with self._lock:
+            self._sent.pop(call.number, None)
+            call.peer = None
+            self._queue.append(call)
+
     def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
         """Withdraw a queued call, or ask the actor to cancel it."""
         with self._lock:
@@ -167,7 +174,7 @@ class ActorClient:
         node_id: bytes,
         process_id: bytes,
         epoch: int,
-        cause: Callable[[], ActorDiedError] | None,
+        cause: Callable[[], MinirayError] | None,
     ) -> None:
         """The head says where the actor is."""
         with self._lock:

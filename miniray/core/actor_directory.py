@@ -10,7 +10,7 @@ from miniray.core.actor_client import ALIVE, DEAD, ActorClient
 from miniray.core.calls import Call
 from miniray.core.runtime import ActorClassInfo, ActorLocation, ActorOptions, Exported
 from miniray.core.task_shape import effective_placement, placement_data
-from miniray.exceptions import ActorDiedError, DeathCause
+from miniray.exceptions import ActorDiedError, ActorUnschedulableError, DeathCause, MinirayError
 from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -107,6 +107,9 @@ class ActorDirectory:
     def retry(self, call: Call) -> None:
         """Creations are repeated by the head."""
 
+    def withdraw(self, call: Call) -> None:
+        """Creations are not sent to a process."""
+
     def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
         """Creations cannot be cancelled: an actor is killed."""
         return False
@@ -194,11 +197,14 @@ class ActorDirectory:
             self._runtime.calls.close(call)
 
 
-def _cause(id: bytes, death: tuple[Any, ...]) -> Callable[[], ActorDiedError]:
+def _cause(id: bytes, death: tuple[Any, ...]) -> Callable[[], MinirayError]:
     """Makes the error of a dead actor; a fresh one for each call."""
     cause, class_name, exit_code, pid, node_id, detail, creation = death
 
-    def make() -> ActorDiedError:
+    def make() -> MinirayError:
+        creation_error = pickle.loads(creation) if creation is not None else None
+        if isinstance(creation_error, ActorUnschedulableError):
+            return creation_error  # as in Ray: it never lived
         return ActorDiedError(
             DeathCause[cause],
             actor_id=id.hex(),
@@ -206,7 +212,7 @@ def _cause(id: bytes, death: tuple[Any, ...]) -> Callable[[], ActorDiedError]:
             exit_code=exit_code,
             pid=pid,
             node_id=node_id,
-            creation_error=pickle.loads(creation) if creation is not None else None,
+            creation_error=creation_error,
             detail=detail,
         )
 

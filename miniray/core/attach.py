@@ -16,7 +16,7 @@ from miniray.core.node_link import NodeLink
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.log_printer import LogPrinter
+    from miniray.core.log_thread import LogThread
 
 
 class Attachment:
@@ -40,8 +40,8 @@ class Attachment:
         self._lock = threading.Lock()
         self._runtime: ClusterRuntime | None = None
         self._on_lost = on_lost
-        #: Prints what workers print, in a driver that wants it.
-        self.log_printer: LogPrinter | None = None
+        #: Prints what workers print and the head warns of, in a driver.
+        self.log_thread: LogThread | None = None
         self.loop = IOLoop()
         self.loop.start()
         try:
@@ -111,9 +111,9 @@ class Attachment:
             self._on_lost()
 
     def drain_logs(self) -> None:
-        """Print what folded lines are still counted."""
-        if self.log_printer is not None:
-            self.log_printer.close()
+        """Print what is still to be printed."""
+        if self.log_thread is not None:
+            self.log_thread.close()
 
     def close(self) -> None:
         """Close all sockets and end the I/O thread."""

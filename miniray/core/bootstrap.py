@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
+import operator
 import os
 import platform
 import sys
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
+from miniray.core import forks
 from miniray.core.attach import Attachment
 from miniray.core.ids import new_id
+from miniray.core.node_link import NodeLostError
 
 if TYPE_CHECKING:
     import subprocess
@@ -74,12 +78,8 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
     runtime = attachment.runtime
     runtime.facts.namespace = namespace
     _prepare_job(runtime, options.runtime_env)
-    if options.log_to_driver:
-        _print_logs(attachment)
-    else:
-        runtime.on_topic["log"] = lambda *_: None
-    runtime.on_topic["pending"] = _warn_pending
-    _guard_forks(attachment)
+    _print_logs(attachment, wanted=options.log_to_driver)
+    forks.guard(attachment)
     attachment.open()
     return runtime, {
         "node_id": place.node_id,
@@ -108,6 +108,10 @@ def _find(options: InitOptions) -> _Place | None:
     wanted = None if options.address in (None, "auto") else options.address
     record = latest_cluster(wanted)
     if record is not None:
+        if wanted is None:
+            from miniray.core.init_options import refuse_node_arguments
+
+            refuse_node_arguments(options, record.address)
         return _place_of(record)
     if options.address is None:
         return None
@@ -184,64 +188,55 @@ def _prepare_job(runtime: ClusterRuntime, runtime_env: Mapping[str, Any] | None)
         runtime.facts.runtime_env = environment.upload(runtime_env)
 
 
-def _print_logs(attachment: Attachment) -> None:
-    from miniray.core.log_printer import LogBatch, LogPrinter
+def _print_logs(attachment: Attachment, *, wanted: bool) -> None:
+    """Print the warnings of the head, and what workers print if that is wanted."""
+    from miniray.core.log_printer import LogBatch
+    from miniray.core.log_thread import LogThread
 
-    printer = LogPrinter(attachment.loop.call_later)
-    own_node = attachment.runtime.node_id.hex()[:8]
+    runtime = attachment.runtime
+    thread = LogThread(os.path.join(attachment.facts.session_dir, "logs"))
+    own_node = runtime.node_id.hex()[:8]
 
     def on_log(pid: int, node: str, is_stderr: bool, lines: list[tuple[str, str]]) -> None:
-        start = 0
-        while start < len(lines):
-            name = lines[start][0]
-            end = start
-            while end < len(lines) and lines[end][0] == name:
-                end += 1
-            texts = [text for _, text in lines[start:end]]
-            shown = "" if node == own_node else node
-            printer.print_batch(LogBatch(name, pid, shown, is_stderr, texts))
-            start = end
+        shown = "" if node == own_node else node
+        for name, group in itertools.groupby(lines, operator.itemgetter(0)):
+            texts = [text for _, text in group]
+            thread.put(LogBatch(name, pid, shown, is_stderr, texts))
 
-    attachment.runtime.on_topic["log"] = on_log
-    attachment.log_printer = printer
+    def on_pending(name: str, reason: str, infeasible: bool) -> None:
+        hint = " No node of the cluster can ever serve it; one that can may still join."
+        thread.put_note(f"miniray: {name} waits: {reason}.{hint * infeasible}")
 
-
-def _warn_pending(name: str, reason: str, infeasible: bool) -> None:
-    """The head says that something has waited for a while."""
-    hint = " No node of the cluster can ever serve it; one that can may still join." * infeasible
-    print(f"miniray: {name} waits: {reason}.{hint}", file=sys.stderr, flush=True)  # noqa: T201
+    runtime.on_topic["log"] = on_log if wanted else _ignore
+    runtime.on_topic["pending"] = on_pending
+    attachment.log_thread = thread
 
 
-_attached: list[Attachment] = []
-_hook_installed = False
+def _ignore(*_: object) -> None:
+    """The driver does not want to see this."""
 
 
-def _guard_forks(attachment: Attachment) -> None:
-    """A child that user code forks does not share the parent's sockets."""
-    global _hook_installed
-    _attached[:] = [attachment]
-    if not _hook_installed:
-        _hook_installed = True
-        os.register_at_fork(after_in_child=_in_forked_child)
-
-
-def _in_forked_child() -> None:
-    from miniray.core.runtime import set_runtime
-
-    for attachment in _attached:
-        attachment.runtime.abandon()
-    _attached.clear()
-    set_runtime(None)
+def _fetch_output(attachment: Attachment) -> None:
+    """Let everything come that workers have printed up to now."""
+    if attachment.runtime.on_topic["log"] is _ignore:
+        return
+    try:
+        attachment.link.node_request("flush_output", (), config().stop_grace)
+    except (NodeLostError, TimeoutError) as error:
+        logger.debug("the last output of workers may be missing: %s", error)
 
 
 def _shut_down(attachment: Attachment, process: subprocess.Popen[bytes] | None) -> None:
     """Leave the cluster; an embedded one ends, and its last process is awaited."""
-    _attached.clear()
-    if process is not None:
-        attachment.link.node_notice("shutdown")
-        attachment.link.flush()
-    attachment.drain_logs()
-    attachment.close()
+    forks.unguard()
+    try:
+        _fetch_output(attachment)
+        if process is not None:
+            attachment.link.node_notice("shutdown")
+            attachment.link.flush()
+        attachment.drain_logs()
+    finally:  # Ctrl-C ends the wait for a paused terminal
+        attachment.close()
     if process is not None:
         import subprocess
 

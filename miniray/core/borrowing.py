@@ -35,6 +35,10 @@ def error_value(error: BaseException) -> Value:
     return (p.VALUE_ERROR, pickle.dumps(error, 5), ())
 
 
+def _cannot_recover(_id: bytes, _payload: Any) -> str | None:
+    return "its owner cannot make it again"
+
+
 class Borrowing:
     """Both sides of the borrowing protocol for one process."""
 
@@ -50,6 +54,8 @@ class Borrowing:
         self._lock = threading.RLock()
         #: Values asked for and not yet there, by owner.
         self._asked: dict[bytes, set[bytes]] = {}
+        #: Owner's side: makes a lost value again, or tells why not; see ``recovery.py``.
+        self.recover: Callable[[bytes, Any], str | None] = _cannot_recover
 
     def attach(self, peers: PeerTable) -> None:
         """Say how others are reached."""
@@ -167,6 +173,21 @@ class Borrowing:
             if peer.lost:
                 self.owner_lost(owner)
 
+    def lost(self, entry: Entry, value: Value) -> None:
+        """A value that the owner told of is gone from shared memory: ask for another one."""
+        owner = owner_of(entry.id)
+        with self._table.lock:
+            if entry.value is not value:
+                return
+            self._table.forget_value(entry.id)
+            entry.wanted = True
+        with self._lock:
+            self._asked.setdefault(owner, set()).add(entry.id)
+        peer = self._peers.get(entry.owner_node, owner)
+        peer.send((p.PEER_LOST, [(entry.id, value[1])]))
+        if peer.lost:
+            self.owner_lost(owner)
+
     def on_value(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_VALUE: values that were asked for."""
         with self._lock:
@@ -242,6 +263,16 @@ class Borrowing:
                 ready, size = [], 0
         if ready:
             peer.send((p.PEER_VALUE, ready))
+
+    def on_lost(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_LOST: values of this process are gone from shared memory."""
+        for id, payload in message[1]:
+            reason = self.recover(id, payload)
+            if reason is None:
+                self.on_want(peer, (p.PEER_WANT, [id]))
+            else:
+                error = error_value(ObjectLostError(id.hex(), reason))
+                peer.send((p.PEER_VALUE, [(id, error)]))
 
     @staticmethod
     def _send_value(peer: Peer, entry: Entry) -> None:

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
+from miniray.core.lineage import Lineage
 from miniray.core.serialization import serialize_arguments
-from miniray.exceptions import TaskCancelledError
+from miniray.exceptions import ObjectLostError, TaskCancelledError
 from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniray.core.borrowing import Borrowing
     from miniray.core.objects import Entry, ObjectTable, Value
     from miniray.core.peers import Peer
@@ -46,6 +49,9 @@ class Channel(Protocol):
     def retry(self, call: Call) -> None:
         """Send the call once more."""
 
+    def withdraw(self, call: Call) -> None:
+        """The call did not run, and waits for values of its refs again."""
+
     def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
         """Cancel; True if the call had not been sent and is withdrawn."""
 
@@ -63,6 +69,7 @@ class Call:
         "peer",
         "pins",
         "refs",
+        "repeatable",
         "retries",
         "retry_exceptions",
         "return_ids",
@@ -102,6 +109,8 @@ class Call:
         self.retry_exceptions = retry_exceptions
         self.stream = stream
         self.options = options
+        #: It is a task whose results can be made again by running it again.
+        self.repeatable = stream is None and target.__class__ is bytes and retries != 0
         #: How many top-level refs have no value yet.
         self.waiting = 0
         #: Where it was sent.
@@ -120,6 +129,10 @@ class CallTable:
         self._shared_memory = shared_memory
         self.next_number = itertools.count(1).__next__
         self.open: dict[int, Call] = {}
+        tunables = config()
+        self.lineage = Lineage(tunables.lineage_calls, tunables.lineage_bytes)
+        #: Makes a lost value again, or tells why not; see ``recovery.py``.
+        self.recover: Callable[[Entry, Value], str | None]
         self._lock = threading.Lock()
 
     # --- submitting ----------------------------------------------------------------
@@ -144,7 +157,9 @@ class CallTable:
         if serialized.refs:
             pins = [*(pins or ()), *serialized.refs]
         if serialized.size > config().inline_limit:
-            return self._shared_memory.write(serialized, self._table.process_id), refs, pins
+            table = self._table
+            value = self._shared_memory.write(serialized, table.process_id, table.node_id)
+            return value, refs, pins
         contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
         return (serialized.form, serialized.payload(), contained), refs, pins
 
@@ -156,8 +171,8 @@ class CallTable:
     def _await_dependencies(self, call: Call) -> bool:
         """Count the refs without a value; the channel hears when the last one has its."""
         pending: list[Entry] = []
-        for _, id, _, _ in call.refs:
-            entry = self._table.entry(id)
+        for _, id, _, value in call.refs:
+            entry = self._table.entry(id) if value is None else None
             if entry is not None and entry.value is None:
                 pending.append(entry)
         if not pending:
@@ -183,9 +198,9 @@ class CallTable:
     def resolved_refs(self, call: Call) -> tuple[list[RefArgument], Value | None]:
         """The refs of a call with their values, or the error that one of them has."""
         resolved: list[RefArgument] = []
-        for where, id, node, _ in call.refs:
-            entry = self._table.entry(id)
-            value = None if entry is None else entry.value
+        for where, id, node, known in call.refs:
+            entry = self._table.entry(id) if known is None else None
+            value = known if entry is None else entry.value
             if value is not None and value[0] == p.VALUE_ERROR:
                 return resolved, value
             resolved.append((where, id, node, value))
@@ -212,6 +227,8 @@ class CallTable:
             return
         if status == p.STATUS_OK:
             holds = False
+            if call.repeatable and any(value[0] == p.VALUE_SHARED for value in values):
+                self._remember(call)
             for id, value in zip(call.return_ids, values, strict=True):
                 refs = None
                 if value[2]:
@@ -224,10 +241,41 @@ class CallTable:
             self.close(call)
         elif status == p.STATUS_ERROR:
             self.fail_value(call, values[0])
+        elif status == p.STATUS_LOST:
+            self._arguments_lost(call, values)
         else:
             if call.stream is not None:
                 call.stream.end(None)
             self.close(call)
+
+    def _remember(self, call: Call) -> None:
+        """Keep what it takes to run a task again whose results are in shared memory."""
+        refs, error = self.resolved_refs(call)
+        if error is not None:
+            return
+        with self._table.lock:
+            found = [self._table.entry(id) for id in call.return_ids]
+            living = [entry for entry in found if entry is not None]
+            if living and self.lineage.keep(call, refs, len(living)):
+                for entry in living:
+                    entry.kept = True
+
+    def _arguments_lost(self, call: Call, lost: Any) -> None:
+        """A call could not begin, because values of its refs are gone: make them again."""
+        for id, payload in lost:
+            entry = self._table.entry(id)
+            value = None if entry is None else entry.value
+            if entry is None or value is None or value[1] != payload:
+                continue
+            reason = self.recover(entry, value)
+            if reason is not None:
+                self.fail(call, ObjectLostError(id.hex(), reason))
+                return
+        call.waiting = 1  # so that nothing sends it before the rest is known
+        call.channel.withdraw(call)
+        if self._await_dependencies(call):
+            call.waiting = 0
+            call.channel.dependencies_ready(call)
 
     def _retry_exception(self, call: Call, value: Value) -> bool:
         """Send a call again whose user code raised, if its options say so."""

@@ -7,6 +7,7 @@ functions, the clients of actors, and the wait for values.
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import hashlib
 import logging
@@ -25,6 +26,7 @@ from miniray.core.calls import Call, CallTable
 from miniray.core.ids import ObjectIds
 from miniray.core.objects import Entry, ObjectTable, Value
 from miniray.core.peers import Peer, PeerTable
+from miniray.core.recovery import Recovery, is_shared
 from miniray.core.runtime import (
     ActorClassInfo,
     ActorLocation,
@@ -43,6 +45,7 @@ from miniray.core.task_shape import shape_of, task_spec
 from miniray.exceptions import (
     GetTimeoutError,
     NodeDiedError,
+    NotInitializedError,
     ObjectLostError,
     TaskError,
 )
@@ -102,6 +105,11 @@ class ClusterRuntime(Runtime):
         )
         self.borrowing.attach(self.peers)
         self.tasks = TaskClient(self.calls, self.peers, link, loop)
+        self.recovery = Recovery(
+            self.table, self.borrowing, self.calls, self.calls.lineage, self.tasks
+        )
+        self.calls.recover = self.recovery.lost
+        self.borrowing.recover = self.recovery.again
         self.actors = ActorDirectory(self)
         self._exported: set[bytes] = set()
         self._code_of: weakref.WeakKeyDictionary[Any, Exported] = weakref.WeakKeyDictionary()
@@ -124,6 +132,7 @@ class ClusterRuntime(Runtime):
             p.PEER_RECALLED: lambda peer, message: self.tasks.on_recalled(peer, message[1]),
             p.PEER_WANT: self.borrowing.on_want,
             p.PEER_VALUE: self.borrowing.on_value,
+            p.PEER_LOST: self.borrowing.on_lost,
             p.PEER_BORROW: self.borrowing.on_borrow,
             p.PEER_UNBORROW: self.borrowing.on_unborrow,
             p.PEER_ACK: self.borrowing.on_ack,
@@ -137,7 +146,7 @@ class ClusterRuntime(Runtime):
         self._install_hooks()
 
     def _install_hooks(self) -> None:
-        hooks.dropped.clear()
+        hooks.dropped = collections.deque()
         hooks.woken = False
         hooks.wake = self._wake_for_drops
         hooks.serialized = self._on_serialized
@@ -203,6 +212,10 @@ class ClusterRuntime(Runtime):
         """The last ref of a borrowed object went away."""
         self.borrowing.unborrow(id, owner_node)
 
+    def origin_unused(self, id: bytes) -> None:
+        """An object whose making is remembered went away."""
+        self.calls.lineage.forget(id)
+
     def actor_unreferenced(self, id: bytes) -> None:
         """The last handle of an actor of this process went away."""
         self.actors.unreferenced(id)
@@ -213,7 +226,7 @@ class ClusterRuntime(Runtime):
             self.drain()
         serialized = serialize(value)
         if serialized.size > config().inline_limit:
-            stored = self.shared_memory.write(serialized, self.process_id)
+            stored = self.shared_memory.write(serialized, self.process_id, self.node_id)
         else:
             contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
             stored = (serialized.form, serialized.payload(), contained)
@@ -222,6 +235,7 @@ class ClusterRuntime(Runtime):
     def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
         if hooks.dropped:
             self.drain()
+        deadline = waiting.deadline_of(timeout)
         entries = [self._entry(ref) for ref in refs]
         pending = [entry for entry in entries if entry.value is None]
         if pending and not self._wait_values(pending, len(pending), timeout):
@@ -230,7 +244,29 @@ class ClusterRuntime(Runtime):
                 f"{len(missing)} of {len(entries)} values were not there within {timeout} s; "
                 f"the first is {missing[0].id.hex() if missing else pending[0].id.hex()}."
             )
-        return [self.load(entry) for entry in entries]
+        return [self._load(entry, deadline) for entry in entries]
+
+    def _load(self, entry: Entry, deadline: float | None) -> Any:
+        """The value of an entry; one that was lost is made again if that is possible."""
+        while True:
+            value = entry.value
+            if value is not None:
+                try:
+                    return self.load(entry, value)
+                except ObjectLostError as error:
+                    self._recover(entry, value, error)
+            if not self._wait_values([entry], 1, waiting.time_left(deadline)):
+                raise GetTimeoutError(
+                    f"The value of {entry.id.hex()} was lost, and not made again in time."
+                )
+
+    def _recover(self, entry: Entry, value: Value, error: ObjectLostError) -> None:
+        """See to it that a value that could not be loaded is replaced; raises if none can be."""
+        if not is_shared(value):
+            raise error
+        reason = self.recovery.lost(entry, value)
+        if reason is not None:
+            raise ObjectLostError(entry.id.hex(), f"{error.reason}; {reason}") from None
 
     def _entry(self, ref: ObjectRef[Any]) -> Entry:
         entry = self.table.entry(ref.binary())
@@ -243,10 +279,8 @@ class ClusterRuntime(Runtime):
         self.borrowing.want(pending)
         return waiting.wait_for(self.table, pending, needed, timeout, self.block)
 
-    def load(self, entry: Entry) -> Any:
-        """The Python value of an entry that has one; raises what failed."""
-        value = entry.value
-        assert value is not None
+    def load(self, entry: Entry, value: Value) -> Any:
+        """The Python value of an entry; raises what failed."""
         form = value[0]
         if form == p.VALUE_PICKLE:
             return pickle.loads(value[1])
@@ -269,9 +303,12 @@ class ClusterRuntime(Runtime):
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         if hooks.dropped:
             self.drain()
-        if any(isinstance(ref, ObjectRefGenerator) for ref in refs):
+        try:
+            found = self._split(refs, num_returns)
+        except AttributeError:
+            if not any(isinstance(ref, ObjectRefGenerator) for ref in refs):
+                raise
             return self._wait_streams(refs, num_returns, timeout, fetch_local)
-        found = self._split(refs, num_returns)
         if found is None:
             pending = [e for e in map(self._entry, refs) if e.value is None]
             needed = num_returns - (len(refs) - len(pending))
@@ -305,15 +342,17 @@ class ClusterRuntime(Runtime):
         """
         ready: list[ObjectRef[Any]] = []
         rest: list[ObjectRef[Any]] = []
+        find = self.table.entry
         for index, ref in enumerate(refs):
-            if len(ready) == wanted:
-                rest.extend(refs[index:])
-                return ready, rest
-            if self._entry(ref).value is not None:
-                ready.append(ref)
-            else:
+            entry = find(ref._id) or self._entry(ref)  # noqa: SLF001
+            if entry.value is None:
                 rest.append(ref)
-        return (ready, rest) if at_most or len(ready) == wanted else None
+                continue
+            ready.append(ref)
+            if len(ready) == wanted:
+                rest.extend(refs[index + 1 :])
+                return ready, rest
+        return (ready, rest) if at_most else None
 
     def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]:
         result: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -323,7 +362,7 @@ class ClusterRuntime(Runtime):
             if not result.set_running_or_notify_cancel():
                 return
             try:
-                value = self.load(self._entry(ref))  # the closure keeps the ref alive
+                value = self._load(self._entry(ref), None)  # the closure keeps the ref alive
             except BaseException as error:  # noqa: BLE001 - it is the future's result
                 result.set_exception(error)
             else:
@@ -350,26 +389,39 @@ class ClusterRuntime(Runtime):
     async def value_of(self, ref: ObjectRef[Any]) -> Any:
         import asyncio
 
+        loop = asyncio.get_running_loop()
         entry = self._entry(ref)
-        if entry.value is None:
-            self.loop.flush_posted()
-            loop = asyncio.get_running_loop()
-            there: asyncio.Future[None] = loop.create_future()
+        while True:
+            if entry.value is None:
+                await self._there(entry)
+            value = entry.value
+            if value is None:  # it was lost meanwhile, and is made again
+                continue
+            try:
+                if is_shared(value) and value[1][0] != self.node_id:
+                    # Moving it here takes a while; the event loop goes on meanwhile.
+                    return await loop.run_in_executor(None, self.load, entry, value)
+                return self.load(entry, value)
+            except ObjectLostError as error:
+                self._recover(entry, value, error)
 
-            def ready(_entry: Entry) -> None:
-                loop.call_soon_threadsafe(_resolve, there)
+    async def _there(self, entry: Entry) -> None:
+        """Wait until an entry has a value."""
+        import asyncio
 
-            if not self.table.when_ready(entry, ready):
-                self.borrowing.want([entry])
-                try:
-                    await there
-                finally:
-                    self.table.drop_waiter(entry, ready)
-        value = entry.value
-        if value is not None and value[0] == p.VALUE_SHARED and value[1][0] != self.node_id:
-            # Moving it here takes a while; the event loop goes on meanwhile.
-            return await asyncio.get_running_loop().run_in_executor(None, self.load, entry)
-        return self.load(entry)
+        self.loop.flush_posted()
+        loop = asyncio.get_running_loop()
+        there: asyncio.Future[None] = loop.create_future()
+
+        def ready(_entry: Entry) -> None:
+            loop.call_soon_threadsafe(_resolve, there)
+
+        if not self.table.when_ready(entry, ready):
+            self.borrowing.want([entry])
+            try:
+                await there
+            finally:
+                self.table.drop_waiter(entry, ready)
 
     # --- functions and classes -----------------------------------------------------------
     def export(self, target: Callable[..., Any] | type, name: str) -> Exported:
@@ -532,7 +584,7 @@ class ClusterRuntime(Runtime):
 
     def _on_reply(self, peer: Peer, message: tuple[Any, ...]) -> None:
         call = self.calls.open.get(message[1])
-        if call is not None and call.channel is self.tasks:
+        if call is not None and call.channel is self.tasks and message[2] != p.STATUS_LOST:
             self.tasks.observe(call, message[5])
         self.calls.on_reply(peer, message)
 
@@ -773,10 +825,17 @@ class ClusterRuntime(Runtime):
         """In a forked child: close what was inherited, tell nobody."""
         self._closed = True
         hooks.wake = hooks.serialized = hooks.deserialized = None
-        hooks.dropped.clear()
+        self.block = _refuse_wait
         self.peers.abandon()
         self.link.abandon()
         self.loop.abandon()
+
+
+def _refuse_wait(_wait: Callable[[float | None], bool], _timeout: float | None) -> bool:
+    raise NotInitializedError(
+        "This process was forked from the one that waits here for a value. What the parent "
+        "started can be waited for in the parent only."
+    )
 
 
 def _plain_wait(wait: Callable[[float | None], bool], timeout: float | None) -> bool:

@@ -99,7 +99,7 @@ def check_init(given: Mapping[str, Any], others: Mapping[str, Any]) -> InitOptio
         values["address"] = _check_address(ADDRESS_VARIABLE, from_variable)
     options = InitOptions(**values)
     if options.address not in (None, "local"):
-        _refuse_node_arguments(options)
+        refuse_node_arguments(options, options.address)
     return options
 
 
@@ -140,7 +140,8 @@ def _check_address(name: str, value: Any) -> str:
     return value
 
 
-def _refuse_node_arguments(options: InitOptions) -> None:
+def refuse_node_arguments(options: InitOptions, address: str | None) -> None:
+    """Raise ValueError for arguments that only a new cluster could heed."""
     given = [
         name
         for name in ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
@@ -149,6 +150,6 @@ def _refuse_node_arguments(options: InitOptions) -> None:
     if given:
         raise ValueError(
             f"{', '.join(given)} can't be given when attaching to a running cluster "
-            f"(address={options.address!r}): its nodes have their own. Leave them out, or give "
+            f"(address={address!r}): its nodes have their own. Leave them out, or give "
             f'address="local" to start a cluster.'
         )

@@ -66,7 +66,10 @@ class IOLoop:
     def abandon(self) -> None:
         """Close the loop's descriptors: for a forked child, which has no loop thread."""
         self._epoll.close()
-        os.close(self._wake_fd)
+        fd, self._wake_fd = self._wake_fd, -1
+        os.close(fd)
+        self._unflushed.clear()
+        self._soon.clear()
 
     # --- Poller ------------------------------------------------------------------
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:

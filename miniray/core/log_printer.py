@@ -53,7 +53,8 @@ class _Source(NamedTuple):
 class LogPrinter:
     """Prints batches of lines. Thread-safe; no method raises for a stream that fails.
 
-    Writing takes as long as the stream takes: a paused terminal holds up the caller.
+    Writing takes as long as the stream takes: a paused terminal holds up the caller
+    (see ``log_thread``).
 
     Args:
         call_later: Calls a function once, after a number of seconds, on any thread. It
@@ -108,6 +109,12 @@ class LogPrinter:
             if printed or bars_changed:
                 self._show(printed)
             self._set_timer(now)
+
+    def print_note(self, text: str) -> None:
+        """Print a line of miniray itself on stderr, above the progress bars."""
+        with self._lock:
+            if not self._closed:
+                self._show([(True, text)])
 
     def close(self) -> None:
         """Print the counts that are still held back, and forget the progress bars."""

@@ -154,7 +154,7 @@ class NodeLink:
 
     def relay(self, node_id: bytes, process_id: bytes, message: bytes) -> None:
         """Send a message to a process of another node."""
-        self._conn.send((p.NODE_RELAY, node_id, process_id, message))
+        self._conn.post((p.NODE_RELAY, node_id, process_id, message))
 
     # --- hearing -----------------------------------------------------------------
     def _on_message(self, conn: Connection, message: tuple[Any, ...]) -> None:

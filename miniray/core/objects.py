@@ -1,7 +1,7 @@
 """The objects that this process knows: their values, who waits for them, who counts on them.
 
 Pure bookkeeping: what must be told to others comes out as calls of ``Outside``.
-The rules (DESIGN: ownership): the process that created an object owns it. It keeps
+The rules: the process that created an object owns it. It keeps
 the value while a ref lives in this process, a call in flight uses it, a value that
 lives contains it, or another process has borrowed it. A borrower tells the owner
 when its last ref goes.
@@ -34,6 +34,7 @@ class Entry:
         "borrowers",
         "contained",
         "id",
+        "kept",
         "local",
         "mapping",
         "owner_node",
@@ -61,6 +62,8 @@ class Entry:
         self.registered = False
         #: Borrower's side: the owner was asked for the value.
         self.wanted = False
+        #: Owner's side: what made the value is remembered (``lineage.py``).
+        self.kept = False
         #: Shared memory of the value, once this process has mapped it.
         self.mapping: Mapping | None = None
 
@@ -77,6 +80,9 @@ class Outside(Protocol):
     def actor_unreferenced(self, id: bytes) -> None:
         """The last handle of an actor that this process created went away."""
 
+    def origin_unused(self, id: bytes) -> None:
+        """An object whose making is remembered went away."""
+
 
 class ObjectTable:
     """All entries of this process. Thread-safe; one short lock."""
@@ -90,6 +96,7 @@ class ObjectTable:
         self.lock = threading.RLock()
         #: Ids that name actors created here: their entries never get a value.
         self._actors: set[bytes] = set()
+        self._watchers: list[Callable[[Entry], None]] = []
         #: What each borrower holds, so that its death costs no walk over all objects.
         self._held_by: dict[bytes, set[bytes]] = {}
 
@@ -164,15 +171,31 @@ class ObjectTable:
             entry.contained = contained
             waiters = entry.waiters
             entry.waiters = None
+            if self._watchers:
+                waiters = [*(waiters or ()), *self._watchers]
         for waiter in waiters or ():
             _tell(waiter, entry)
         return True
+
+    def watch(self, watcher: Callable[[Entry], None]) -> None:
+        """Call ``watcher(entry)`` for every value that comes, until ``unwatch``.
+
+        For who waits for any of many objects: waiting at each would cost a turn over
+        all of them, again and again in a loop that takes them one by one.
+        """
+        with self.lock:
+            self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[Entry], None]) -> None:
+        """End ``watch``."""
+        with self.lock:
+            self._watchers.remove(watcher)
 
     def forget_value(self, id: bytes) -> Value | None:
         """Make an object pending again, because its value was lost; returns the old value."""
         with self.lock:
             entry = self._entries.get(id)
-            if entry is None:
+            if entry is None or entry.value is None:
                 return None
             value, entry.value, entry.mapping = entry.value, None, None
             entry.wanted = False
@@ -286,6 +309,8 @@ class ObjectTable:
         entry.mapping = None
         if entry.value is not None:
             self._outside.free_shared(entry.value)
+        if entry.kept:
+            self._outside.origin_unused(entry.id)
 
 
 def _tell(waiter: Callable[[Entry], None], entry: Entry) -> None:

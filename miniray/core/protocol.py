@@ -74,9 +74,12 @@ PEER_ACK = 44
 PEER_RELEASE = 45
 #: owner → worker: (kind, lease): the lease goes back to the head
 PEER_LEASE_END = 46
+#: borrower → owner: (kind, [(object_id, payload)]): these values are gone from shared memory,
+#: tell me others when they are there
+PEER_LOST = 47
 
 # --- how a call ended (PEER_REPLY status) ------------------------------------------
 STATUS_OK = 0  # values: one per return id
 STATUS_ERROR = 1  # values: one error value
 STATUS_STREAM_END = 2  # values: (); all items were sent
-STATUS_REFUSED = 3  # the executor did not run it: (reason text,); may be sent again
+STATUS_LOST = 3  # it did not run: values of its refs are gone: [(object_id, payload)]

@@ -312,12 +312,22 @@ class Runtime(abc.ABC):
 
 
 _current: Runtime | None = None
+#: Why this process may not get a runtime by merely using the API; "" if it may.
+_refusal = ""
 
 
 def set_runtime(runtime: Runtime | None) -> None:
     """Make this the runtime of the process (None: there is none)."""
-    global _current
+    global _current, _refusal
     _current = runtime
+    _refusal = ""
+
+
+def refuse_runtime(why: str) -> None:
+    """There is no runtime, and using the API fails with this reason until ``init()`` is called."""
+    global _current, _refusal
+    _current = None
+    _refusal = why
 
 
 def runtime_or_none() -> Runtime | None:
@@ -326,9 +336,17 @@ def runtime_or_none() -> Runtime | None:
 
 
 def current_runtime() -> Runtime:
-    """The runtime of this process; starts an embedded cluster if nobody called init()."""
+    """The runtime of this process; starts an embedded cluster if nobody called init().
+
+    Raises:
+        NotInitializedError: This is a forked child, which has to call init() itself.
+    """
     if _current is not None:
         return _current
+    if _refusal:
+        from miniray.exceptions import NotInitializedError
+
+        raise NotInitializedError(_refusal)
     from miniray.api import init
 
     init(ignore_reinit_error=True)  # another thread may do the same at this moment

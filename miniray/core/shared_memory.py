@@ -68,14 +68,16 @@ class SharedMemory:
         self._unmapped: collections.deque[int] = collections.deque()
 
     # --- writing -----------------------------------------------------------------
-    def write(self, value: Serialized, owner: bytes) -> Value:
-        """Store a value for ``owner``; returns what others need to read it.
+    def write(self, value: Serialized, owner: bytes, owner_node: bytes) -> Value:
+        """Store a value on this node for an owner on any; returns what others need to read it.
 
         Raises:
             ObjectStoreFullError: the store has no room for it.
         """
         self.report_unmapped()
-        segment, fd = self._link.node_request("create_segment", (value.size, value.form, owner))
+        segment, fd = self._link.node_request(
+            "create_segment", (value.size, value.form, owner, owner_node)
+        )
         try:
             _write_all(fd, value.pieces())
         except BaseException:

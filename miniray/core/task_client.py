@@ -128,6 +128,13 @@ class TaskClient:
             call.options.queue.append(call)
             self._pump(call.options)
 
+    def withdraw(self, call: Call) -> None:
+        """A task did not run, and waits for its refs again."""
+        with self._lock:
+            self._take_from_lease(call)
+            call.peer = None
+            self._pump(call.options)
+
     def finished(self, call: Call) -> None:
         """A task has its result."""
         with self._lock:

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from miniray.core.objects import Entry, ObjectTable
 
 
+#: Up to so many objects are waited for one by one, more of them through the table's arrivals.
+_FEW = 8
+
+
 class Gate:
     """Opens when ``needed`` of the watched entries have values."""
 
@@ -54,6 +58,8 @@ def wait_for(
         block: Runs the wait itself; tells the node when it takes long.
     """
     gate = Gate(needed)
+    if len(pending) > _FEW:
+        return _wait_for_many(table, pending, gate, timeout, block)
     for entry in pending:
         if table.when_ready(entry, gate.arrived):
             gate.arrived()
@@ -63,6 +69,32 @@ def wait_for(
         for entry in pending:
             if entry.value is None:
                 table.drop_waiter(entry, gate.arrived)
+
+
+def _wait_for_many(
+    table: ObjectTable,
+    pending: Sequence[Entry],
+    gate: Gate,
+    timeout: float | None,
+    block: Callable[[Callable[[float | None], bool], float | None], bool],
+) -> bool:
+    missing = {entry.id for entry in pending}
+
+    def arrived(entry: Entry) -> None:
+        try:
+            missing.remove(entry.id)  # whoever sees the value first counts it
+        except KeyError:
+            return
+        gate.arrived()
+
+    table.watch(arrived)
+    try:
+        for entry in pending:
+            if entry.value is not None:
+                arrived(entry)
+        return block(gate.wait, timeout)
+    finally:
+        table.unwatch(arrived)
 
 
 def deadline_of(timeout: float | None) -> float | None:

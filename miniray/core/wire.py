@@ -58,6 +58,7 @@ _CLOSE_BY = 50e-6
 #: ... up to this many, and not beyond a frame of this size.
 _BATCH = 16
 _LARGE = 16 * 1024
+_SEND_ROOM = 1 << 20
 _now = time.perf_counter
 
 
@@ -132,6 +133,8 @@ class Connection:
         takes_fds: bool = False,
     ) -> None:
         sock.setblocking(False)
+        # Room for a few large frames, so that their writer need not wait for the reader's turns.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_ROOM)
         self._sock = sock
         self._poller = poller
         self.on_message = on_message
@@ -500,9 +503,11 @@ class Connection:
         self.on_close(self)
 
     def abandon(self) -> None:
-        """Close the descriptor without a word: for a forked child that must not use it."""
+        """Close the descriptors without a word: for a forked child that must not use them."""
         self._closed = True
         self._sock.close()
+        _close_all(fd for fd in self._fds if fd >= 0)
+        self._fds.clear()
 
 
 class Listener:

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from miniray.head.actors import Actor
+    from miniray.head.actor import Actor
 
 
 def daemon_spec(actor: Actor) -> bytes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from miniray.exceptions import DeathCause
 
 if TYPE_CHECKING:
+    from miniray.head.actor import Actor
     from miniray.head.clients import ProcessExit
 
 PENDING = "PENDING"
@@ -57,3 +58,11 @@ def cause_of_death(exit: ProcessExit, actor: Circumstances) -> DeathCause | None
     if exit.with_node:
         return DeathCause.NODE_LOST
     return DeathCause.KILLED if actor.killed else DeathCause.EXITED
+
+
+def death_of(
+    actor: Actor, cause: DeathCause, exit_code: int | None, pid: int, creation: bytes | None
+) -> Death:
+    """What callers of an actor hear of its death."""
+    node_id = actor.node.name if actor.node is not None else ""
+    return Death(cause.name, actor.class_name, exit_code, pid, node_id, "", creation)

@@ -7,7 +7,6 @@ the scheduler's work, and running it a daemon's.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import marshal
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -16,16 +15,17 @@ from miniray._proto import head_pb2
 from miniray.core.ids import owner_of
 from miniray.core.task_shape import placement_from_data
 from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
+from miniray.head.actor import Actor
 from miniray.head.actor_spec import daemon_spec
 from miniray.head.actor_states import (
     ALIVE,
     DEAD,
-    PENDING,
     RESTARTING,
     Circumstances,
-    Death,
     cause_of_death,
+    death_of,
 )
+from miniray.head.actor_subscribers import UNKNOWN, ActorSubscribers
 from miniray.head.allocations import allocation_json
 from miniray.head.clients import ProcessExit
 from miniray.head.demands import Demand
@@ -33,70 +33,18 @@ from miniray.head.grants import Asker
 from miniray.head.reasons import ReasonKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from miniray.head.actor_states import Death
     from miniray.head.clients import ClientDirectory
     from miniray.head.grants import GrantTable, Timers
-    from miniray.head.jobs import Job, JobDirectory
+    from miniray.head.jobs import JobDirectory
     from miniray.head.nodes import Node, NodeDirectory
     from miniray.head.reasons import Reason
     from miniray.head.resources import Allocation
 
 #: So many dead actors are remembered, so that late callers learn why.
 _REMEMBERED = 10_000
-#: A handle can be quicker than the notice that its actor exists; it waits this long, in seconds.
-_EARLY_WAIT = 10.0
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class Actor:
-    """One actor that is not dead."""
-
-    id: bytes
-    spec: dict[str, Any]
-    job_id: bytes
-    job: Job | None
-    #: Name of the node that is preferred, which is its creator's.
-    near: str
-    restarts_left: int
-    state: str = PENDING
-    #: How often it was restarted.
-    restarts: int = 0
-    #: Marshalled (arguments value, refs); None until they have values.
-    arguments: bytes | None = None
-    demand: Demand | None = None
-    #: Number of its request or lease; 0: none.
-    lease: int = 0
-    #: Where its lease is; None while it waits.
-    node: Node | None = None
-    process_id: bytes = b""
-    pid: int = 0
-    exiting: bool = False
-    killed: bool = False
-    told: bool = False
-    subscribers: set[bytes] = dataclasses.field(default_factory=set)
-
-    @property
-    def owner(self) -> bytes:
-        """The process that created it."""
-        return owner_of(self.id)
-
-    @property
-    def class_name(self) -> str:
-        """Its class."""
-        return str(self.spec["class_name"])
-
-    @property
-    def name(self) -> tuple[str, str] | None:
-        """(namespace, name), if it has a name."""
-        name = self.spec["name"]
-        return None if name is None else (self.spec["namespace"], name)
-
-    @property
-    def location(self) -> tuple[bytes, bytes, bool, bytes]:
-        """What a process needs to make a handle of it."""
-        spec = self.spec
-        return self.id, spec["owner_node"], spec["detached"], spec["info"]
 
 
 class ActorDirectory:
@@ -128,7 +76,6 @@ class ActorDirectory:
         self._nodes = nodes
         self._clients = clients
         self._jobs = jobs
-        self._timers = timers
         self._epoch = epoch
         self._on_change = on_change
         self._actors: dict[bytes, Actor] = {}
@@ -138,10 +85,9 @@ class ActorDirectory:
         self._by_lease: dict[int, Actor] = {}
         #: Actors that end with the process that created them.
         self._owned: dict[bytes, set[bytes]] = {}
-        #: What each process subscribed to.
-        self._subscriptions: dict[bytes, set[bytes]] = {}
-        #: Subscribers of actors that the head has not heard of yet.
-        self._early: dict[bytes, set[bytes]] = {}
+        self._subscribers = ActorSubscribers(clients, timers)
+        #: After a restart of the head: actors by the node that is to report them.
+        self._awaited: dict[bytes, list[Actor]] = {}
         clients.on_ended.append(self._process_ended)
 
     # --- what clients ask ------------------------------------------------------------
@@ -174,7 +120,7 @@ class ActorDirectory:
                 raise ActorAlreadyExistsError(spec["name"], spec["namespace"])
         self._enter(actor)
         if client is not None:
-            self._subscribe(requester, actor)
+            self._subscribers.add(requester, id)
         elif not spec["detached"]:
             self._die(actor, DeathCause.OWNER_DIED)
         return None
@@ -185,8 +131,7 @@ class ActorDirectory:
             self._names[actor.name] = actor
         if not actor.spec["detached"]:
             self._owned.setdefault(actor.owner, set()).add(actor.id)
-        for process_id in self._early.pop(actor.id, ()):
-            self._subscribe(process_id, actor)
+        self._subscribers.came(actor.id)
 
     def start(self, id: bytes, arguments: Any, refs: Any, error: tuple[Any, ...] | None) -> None:
         """The constructor's arguments have values, or one of them failed: then nothing starts."""
@@ -205,23 +150,17 @@ class ActorDirectory:
         actor = self._actors.get(id)
         death = self._dead.get(id)
         if actor is not None:
-            self._subscribe(process_id, actor)
-            self._tell(process_id, actor)
+            self._subscribers.add(process_id, id)
+            self._subscribers.tell(process_id, actor)
         elif death is None and self._clients.get(owner_of(id)) is not None:
-            waiting = self._early.setdefault(id, set())
-            waiting.add(process_id)
-            if len(waiting) == 1:
-                self._timers.call_later(_EARLY_WAIT, lambda: self._never_came(id))
+            self._subscribers.add(process_id, id)
+            self._subscribers.wait_for(id)
         else:
-            self._tell_dead(process_id, id, death or _unknown())
+            self._subscribers.tell_dead(process_id, id, death or UNKNOWN)
 
     def unsubscribe(self, process_id: bytes, id: bytes) -> None:
         """A process has no handle of an actor left."""
-        self._subscriptions.get(process_id, set()).discard(id)
-        self._early.get(id, set()).discard(process_id)
-        actor = self._actors.get(id)
-        if actor is not None:
-            actor.subscribers.discard(process_id)
+        self._subscribers.remove(process_id, id)
 
     def kill(self, id: bytes, no_restart: bool) -> None:
         """End an actor's process; it starts again if it may and ``no_restart`` is False."""
@@ -258,46 +197,10 @@ class ActorDirectory:
             if namespace is None or where == namespace
         ]
 
-    # --- subscribers -----------------------------------------------------------------
-    def _subscribe(self, process_id: bytes, actor: Actor) -> None:
-        if self._clients.get(process_id) is not None:
-            actor.subscribers.add(process_id)
-            self._subscriptions.setdefault(process_id, set()).add(actor.id)
-
-    def _tell(self, process_id: bytes, actor: Actor) -> None:
-        node_id = actor.node.id if actor.node is not None else b""
-        self._clients.push(
-            process_id,
-            "actor",
-            actor.id,
-            actor.state,
-            node_id,
-            actor.process_id,
-            actor.restarts,
-            None,
-        )
-
-    def _tell_dead(self, process_id: bytes, id: bytes, death: Death) -> None:
-        self._clients.push(process_id, "actor", id, DEAD, b"", b"", 0, tuple(death))
-
-    def _tell_all(self, actor: Actor) -> None:
-        for process_id in actor.subscribers:
-            self._tell(process_id, actor)
-
-    def _never_came(self, id: bytes) -> None:
-        for process_id in self._early.pop(id, ()):
-            self._tell_dead(process_id, id, _unknown())
-
     # --- placing ---------------------------------------------------------------------
     def _submit(self, actor: Actor) -> None:
-        spec = actor.spec
         try:
-            actor.demand = Demand.of(
-                spec["resources"],
-                spec["placement_resources"],
-                placement_from_data(spec["placement"]),
-                spec["labels"],
-            )
+            actor.demand = demand_of(actor)
         except ValueError as error:
             self._die_unschedulable(actor, str(error))
             return
@@ -312,6 +215,7 @@ class ActorDirectory:
         assert node is not None  # the scheduler has living nodes only
         token.node = node
         token.told = False
+        self._on_change(token)
         node.send(
             start_actor=head_pb2.StartActor(
                 lease=number,
@@ -335,7 +239,8 @@ class ActorDirectory:
 
     def lost(self, token: Actor, number: int) -> None:
         """Its node is gone."""
-        self._ended(token, ProcessExit(pid=token.pid, with_node=True))
+        if token.lease == number:  # else it was dead already, and only its process was left
+            self._ended(token, ProcessExit(pid=token.pid, with_node=True))
 
     def must_end(self, token: Actor, number: int) -> None:
         """Its placement group was removed."""
@@ -379,7 +284,7 @@ class ActorDirectory:
         else:
             actor.state = ALIVE
             self._on_change(actor)
-            self._tell_all(actor)
+            self._subscribers.tell_all(actor)
 
     def _lives_in(self, actor: Actor, process_id: bytes) -> None:
         if process_id:
@@ -411,10 +316,10 @@ class ActorDirectory:
         actor = self._by_process.get(process_id)
         if actor is not None:
             self._ended(actor, how)
-        for id in self._subscriptions.pop(process_id, set()):
-            subscribed = self._actors.get(id)
-            if subscribed is not None:
-                subscribed.subscribers.discard(process_id)
+        self._subscribers.process_ended(process_id)
+        self._end_owned(process_id)
+
+    def _end_owned(self, process_id: bytes) -> None:
         for id in self._owned.pop(process_id, set()):
             owned = self._actors.get(id)
             if owned is not None:
@@ -434,7 +339,7 @@ class ActorDirectory:
             actor.restarts_left -= 1
         actor.state = RESTARTING
         self._on_change(actor)
-        self._tell_all(actor)
+        self._subscribers.tell_all(actor)
         self._submit(actor)
 
     def _leave_place(self, actor: Actor) -> None:
@@ -468,15 +373,7 @@ class ActorDirectory:
             pid: of its process.
             ended: its process ends without being asked, or never was.
         """
-        death = Death(
-            cause.name,
-            actor.class_name,
-            exit_code,
-            pid or actor.pid,
-            actor.node.name if actor.node is not None else "",
-            "",
-            creation,
-        )
+        death = death_of(actor, cause, exit_code, pid or actor.pid, creation)
         if actor.node is None and actor.lease:
             self._grants.withdraw(actor.lease)
         elif not ended:
@@ -484,9 +381,7 @@ class ActorDirectory:
         self._leave_place(actor)
         actor.state = DEAD
         self._forget(actor, death)
-        for process_id in actor.subscribers:
-            self._subscriptions.get(process_id, set()).discard(actor.id)
-            self._tell_dead(process_id, actor.id, death)
+        self._subscribers.tell_death(actor.id, death)
         self._on_change(actor)
 
     def _forget(self, actor: Actor, death: Death) -> None:
@@ -500,7 +395,48 @@ class ActorDirectory:
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
 
-    # --- listings and restarts of the head ------------------------------------------------
+    # --- restarts of the head ------------------------------------------------------------
+    def restore(self, actor: Actor, node_id: bytes) -> None:
+        """Enter an actor of before; it is placed, or its node is to report it."""
+        actor.job = self._jobs.get(actor.job_id)
+        self._enter(actor)
+        if node_id:
+            self._awaited.setdefault(node_id, []).append(actor)
+        else:
+            actor.lease = 0
+            self._submit(actor)
+
+    def node_reports(self, node: Node, processes: Mapping[int, bytes]) -> None:
+        """A node says which leases it runs, and in which processes; what it lacks has ended."""
+        for actor in self._awaited.pop(node.id, ()):
+            if actor.state == DEAD:
+                continue
+            process_id = processes.get(actor.lease)
+            if process_id is None:
+                self._ended(actor, ProcessExit(pid=actor.pid))
+                continue
+            actor.node = node
+            actor.demand = demand_of(actor)
+            self._by_lease[actor.lease] = actor
+            self._grants.restore(actor.lease, self, actor, actor.demand)
+            self._lives_in(actor, process_id)
+
+    def node_never_came(self, node_id: bytes) -> None:
+        """A node did not come back."""
+        for actor in self._awaited.pop(node_id, ()):
+            if actor.state != DEAD:
+                self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
+
+    def end_orphans(self) -> None:
+        """End the actors whose owner did not come back."""
+        for owner in [owner for owner in self._owned if self._clients.get(owner) is None]:
+            self._end_owned(owner)
+
+    def has_lease(self, number: int) -> bool:
+        """Whether a lease is that of an actor which is not dead."""
+        return number in self._by_lease
+
+    # --- listings ------------------------------------------------------------------------
     def all(self) -> list[Actor]:
         """Every actor that is not dead."""
         return list(self._actors.values())
@@ -510,5 +446,12 @@ class ActorDirectory:
         return list(self._dead.items())
 
 
-def _unknown() -> Death:
-    return Death(DeathCause.UNKNOWN.name, "", None, 0, "", "", None)
+def demand_of(actor: Actor) -> Demand:
+    """What an actor asks for; ValueError if that is malformed."""
+    spec = actor.spec
+    return Demand.of(
+        spec["resources"],
+        spec["placement_resources"],
+        placement_from_data(spec["placement"]),
+        spec["labels"],
+    )

@@ -114,6 +114,8 @@ class GrantTable:
         self._requests: dict[int, Request] = {}
         #: Those that wait, in order of arrival.
         self.waiting: dict[int, Request] = {}
+        #: Placement groups that were never placed, and since when they wait.
+        self.waiting_groups: dict[bytes, float] = {}
         #: Called when a request begins to wait, when leases are granted while some wait, and
         #: when room was set aside.
         self.on_contention: Callable[[], None] = _ignore
@@ -206,10 +208,15 @@ class GrantTable:
 
     def create_group(self, state: PlacementGroupState) -> None:
         """Ask for a placement group."""
-        self.apply(self.scheduler.create_group(state, self._timers.time()))
+        now = self._timers.time()
+        self.waiting_groups[state.group_id] = now
+        self.apply(self.scheduler.create_group(state, now))
+        if state.group_id in self.waiting_groups:
+            self.on_contention()
 
     def remove_group(self, group_id: bytes) -> None:
         """Remove a placement group."""
+        self.waiting_groups.pop(group_id, None)
         self.apply(self.scheduler.remove_group(group_id, self._timers.time()))
 
     # --- carrying out --------------------------------------------------------------
@@ -248,6 +255,7 @@ class GrantTable:
         if decisions.grants and self.waiting:
             self.on_contention()
         for placed in decisions.placed:
+            self.waiting_groups.pop(placed.group_id, None)
             self.on_placed(placed.group_id)
         for id, reason in decisions.infeasible:
             self._tell(lease_number(id), reason)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from miniray._proto import head_pb2
 from miniray.config import config
 from miniray.head.actors import ActorDirectory
-from miniray.head.allocations import allocation_from_json
 from miniray.head.clients import Client, ClientDirectory, ProcessExit
 from miniray.head.grants import GrantTable
 from miniray.head.jobs import JobDirectory
@@ -23,6 +22,7 @@ from miniray.head.kv import KeyValues
 from miniray.head.leases import TaskLeases
 from miniray.head.nodes import Node, NodeDirectory
 from miniray.head.placement_groups import PlacementGroups
+from miniray.head.recovery import Recovery
 from miniray.head.requests import Requests
 from miniray.head.revocations import Revocations
 from miniray.head.scheduler import ClusterScheduler
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from miniray.head.grants import Timers
     from miniray.head.nodes import Outbox
-    from miniray.head.storage import Storage
+    from miniray.head.storage import Saved, Storage
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class Head:
             self.grants, self.clients, timers, storage.placement_group
         )
         self._storage = storage
-        self.clients.on_ended.append(self._driver_ended)
+        self.clients.on_ended.append(lambda process_id, _how: self.driver_ended(process_id))
         self.revocations = Revocations(
             self.grants,
             self.leases,
@@ -95,10 +95,11 @@ class Head:
             timers,
             reserve_after=tunables.reserve_after,
         )
+        self.recovery = Recovery(self, timers)
         self.state = ClusterState(self)
         self._requests = Requests(self)
         self._handlers: dict[str, Callable[[Node, head_pb2.FromNode], None]] = {
-            "heartbeat": lambda _node, _message: None,
+            "heartbeat": lambda node, message: node.beat(message.heartbeat),
             "request": lambda _, message: self._requests.handle(message.request),
             "attached": lambda node, message: self._attached(node, message.attached),
             "ended": lambda _, message: self._process_ended(message.ended),
@@ -114,6 +115,10 @@ class Head:
             "quarantined": lambda node, message: self._quarantined(node, message.quarantined),
             "batch": self._batch,
         }
+
+    def restore(self, saved: Saved) -> None:
+        """Go on from what earlier heads of this cluster kept; before any node joins."""
+        self.recovery.restore(saved)
 
     # --- sessions --------------------------------------------------------------------
     def join(self, hello: head_pb2.NodeHello, outbox: Outbox) -> Node | None:
@@ -139,10 +144,6 @@ class Head:
         known = self.nodes.get(node.id)
         if known is not None:
             self.lose(known, "it opened a new session")
-        running = [
-            (lease.lease, allocation_from_json(node.name, lease.allocation))
-            for lease in hello.leases
-        ]
         others = [self.nodes.introduction(other) for other in self.nodes]
         node.send(
             welcome=head_pb2.Welcome(
@@ -153,7 +154,7 @@ class Head:
             )
         )
         self.nodes.add(node)
-        self.grants.add_node(node.pool, (), running)
+        self.recovery.add_node(node, hello.leases)
 
     def lose(self, node: Node, reason: str) -> None:
         """A node is gone, with everything that ran there."""
@@ -216,7 +217,8 @@ class Head:
         code = ended.exit_code if ended.exit_known else None
         self.clients.ended(ended.process_id, ProcessExit(code, ended.pid, ended.planned))
 
-    def _driver_ended(self, process_id: bytes, _how: ProcessExit) -> None:
+    def driver_ended(self, process_id: bytes) -> None:
+        """A process is gone; if it was a driver, its job is over."""
         job = self.jobs.driver_ended(process_id)
         if job is not None:
             self._storage.job(job)

@@ -16,6 +16,7 @@ from miniray._proto import head_pb2
 from miniray.core.task_shape import placement_from_data
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.allocations import allocation_json
+from miniray.head.clients import ProcessExit
 from miniray.head.demands import Demand
 from miniray.head.grants import Asker
 from miniray.head.reasons import ReasonKind
@@ -23,13 +24,15 @@ from miniray.head.reasons import ReasonKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.head.clients import Client, ClientDirectory, ProcessExit
+    from miniray.head.clients import Client, ClientDirectory
     from miniray.head.grants import GrantTable
     from miniray.head.jobs import JobDirectory
     from miniray.head.nodes import NodeDirectory
     from miniray.head.reasons import Reason
     from miniray.head.resources import Allocation
 
+#: Group of the leases that a restarted head learns of.
+_ADOPTED = -1
 #: Workers of a group that may fail to start, one after another, before its tasks fail.
 _MAX_START_FAILURES = 3
 
@@ -288,6 +291,24 @@ class TaskLeases:
             # The client never heard of it.
             del self.leases[number], lease.group.leases[number]
             self._balance(lease.group)
+
+    # --- restarts of the head ------------------------------------------------------------
+    def adopt(self, number: int, owner: bytes, node_id: bytes, process_id: bytes) -> None:
+        """Enter a lease that a daemon reports; its client gives it back when it is done."""
+        groups = self._groups.setdefault(owner, {})
+        group = groups.get(_ADOPTED)
+        if group is None:
+            group = groups[_ADOPTED] = LeaseGroup(owner, _ADOPTED, "", b"", "", Demand.of({}), b"")
+        lease = TaskLease(number, group, node_id, self._now(), process_id)
+        # The client knows its group under another number, so it cannot be asked for it.
+        lease.revoked = True
+        self.leases[number] = group.leases[number] = lease
+        group.total = len(group.leases)
+
+    def end_orphans(self) -> None:
+        """End the leases whose client did not come back."""
+        for client_id in [c for c in self._groups if self._clients.get(c) is None]:
+            self._client_ended(client_id, ProcessExit())
 
     # --- ending ------------------------------------------------------------------------
     def _drop(self, lease: TaskLease, *, kill: bool) -> None:

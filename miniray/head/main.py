@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import grpc
 
     from miniray.head.head_options import HeadOptions
+    from miniray.head.sqlite_storage import SqliteStorage
     from miniray.security.certificates import Authority
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def run_head(options: HeadOptions) -> None:
         asyncio.run(_run(options))
     except OSError as error:
         logger.exception("the head could not start")
-        options.ready({"error": str(error)})
+        options.ready({"error": error.strerror or str(error)})
 
 
 def _log_to(options: HeadOptions) -> None:
@@ -60,8 +61,8 @@ async def _run(options: HeadOptions) -> None:
     channels.listen_unix(server, options.unix_path)
     authority = _authority(options)
     address = _listen_tcp(options, server, authority)
-    identity = Identity(options.cluster_id, 1, address)
-    head = Head(identity, asyncio.get_running_loop(), NoStorage())
+    storage = _storage(options)
+    head = _head(options, address, storage)
     sign = authority.sign_node if authority is not None else None
     head_pb2_grpc.add_HeadServicer_to_server(HeadServicer(head, sign), server)  # type: ignore[no-untyped-call]
     await server.start()
@@ -72,6 +73,8 @@ async def _run(options: HeadOptions) -> None:
     await stop.wait()
     liveness.cancel()
     await _stop(head, server)
+    if storage is not None:
+        await storage.close()
 
 
 def _stop_on_request(options: HeadOptions, stop: asyncio.Event) -> None:
@@ -88,6 +91,26 @@ def _once(loop: asyncio.AbstractEventLoop, fd: int, stop: asyncio.Event) -> Call
         stop.set()
 
     return ended
+
+
+def _storage(options: HeadOptions) -> SqliteStorage | None:
+    """Where state is kept; None for an embedded cluster, which ends with its head."""
+    if options.tcp_host is None:
+        return None
+    from miniray.head.sqlite_storage import SqliteStorage
+
+    return SqliteStorage(options.session_dir / "head.db")
+
+
+def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> Head:
+    """A new head, or one that goes on where an earlier one of the cluster ended."""
+    loop = asyncio.get_running_loop()
+    if storage is None:
+        return Head(Identity(options.cluster_id, 1, address), loop, NoStorage())
+    saved = storage.start(options.cluster_id)
+    head = Head(Identity(saved.cluster_id, saved.epoch, address), loop, storage)
+    head.restore(saved)
+    return head
 
 
 def _authority(options: HeadOptions) -> Authority | None:

@@ -56,6 +56,9 @@ class Node:
     alive: bool = True
     #: Why it is not alive.
     reason: str = ""
+    #: Bytes of shared memory that objects take there, and that they may take at most.
+    object_store_used: int = 0
+    object_store_capacity: int = 0
 
     @classmethod
     def of(cls, hello: head_pb2.NodeHello, outbox: Outbox, now: float) -> Node:
@@ -80,6 +83,11 @@ class Node:
             pool=node_pool(name, scalars, devices, labels),
             heard=now,
         )
+
+    def beat(self, heartbeat: head_pb2.Heartbeat) -> None:
+        """Keep what a heartbeat tells."""
+        self.object_store_used = heartbeat.object_store_used
+        self.object_store_capacity = heartbeat.object_store_capacity
 
     def send(self, **kind: Any) -> None:
         """Queue a message for its daemon; the argument names its kind."""

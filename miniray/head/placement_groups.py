@@ -204,6 +204,29 @@ class PlacementGroups:
         """Every group that is not removed."""
         return list(self._groups.values())
 
+    def restore(self, group: PlacementGroup) -> None:
+        """Enter a group of before a restart of the head; its bundles await their nodes."""
+        assert group.state is not None
+        self._groups[group.id] = group
+        if group.name:
+            self._names[group.namespace, group.name] = group
+        if not group.detached:
+            self._owned.setdefault(owner_of(group.id), set()).add(group.id)
+        self._grants.create_group(group.state)
+
+    def reported(self, id: bytes) -> None:
+        """A node reported bundles of a group."""
+        group = self._groups.get(id)
+        if group is not None and group.status == GroupStatus.CREATED.value:
+            self._grants.waiting_groups.pop(id, None)
+            self._settle(group)
+
+    def end_orphans(self) -> None:
+        """Remove the groups whose creator did not come back."""
+        for creator in [c for c in self._owned if self._clients.get(c) is None]:
+            for id in self._owned.pop(creator):
+                self.remove(id)
+
     # --- what happens to them --------------------------------------------------------
     def _placed(self, id: bytes) -> None:
         """A group has all its bundles."""

@@ -144,15 +144,16 @@ class Revocations:
         return shares
 
     def _let_the_poor_go_first(self) -> None:
-        """Move groups that should give leases behind those with the fewest that wait too."""
-        waiting = [request.token for request in self._first_waiting() if _group_of(request)]
-        if len(waiting) < 2:
-            return
-        poorest = min(len(group.leases) for group in waiting)
-        last = max(index for index, group in enumerate(waiting) if len(group.leases) == poorest)
-        for group in dict.fromkeys(waiting[:last]):
-            if len(group.leases) > poorest and may_ask(len(group.leases), poorest):
-                self._leases.wait_again(group)
+        """Move groups that should give leases behind those with fewer that wait too."""
+        waiting = self._first_waiting()
+        shares = [_held_by(request) for request in waiting]
+        since = list(self._grants.waiting_groups.values())
+        poorest = min(shares, default=0) if not since else 0
+        since += [r.since for r, share in zip(waiting, shares, strict=True) if share == poorest]
+        last = max(since, default=0.0)
+        for request, share in zip(waiting, shares, strict=True):
+            if request.since <= last and share > poorest and may_ask(share, poorest):
+                self._leases.wait_again(request.token)
 
     # --- asking ------------------------------------------------------------------
     def _serve(
@@ -242,3 +243,9 @@ def _group_of(request: Request) -> LeaseGroup | None:
 def _is_held(lease: TaskLease) -> bool:
     """Whether a client has the lease and was not asked for it yet."""
     return bool(lease.process_id) and not (lease.revoked or lease.returned or lease.ended)
+
+
+def _held_by(request: Request) -> int:
+    """How many leases its asker has; an actor has none."""
+    group = _group_of(request)
+    return 0 if group is None else len(group.leases)

@@ -22,7 +22,7 @@ from miniray.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from miniray.head.actors import Actor
+    from miniray.head.actor import Actor
     from miniray.head.grants import Request
     from miniray.head.head import Head
     from miniray.head.nodes import Node
@@ -173,6 +173,8 @@ class ClusterState:
             total=node.totals,
             used=_pool_used(pool) if pool is not None else {},
             labels=node.labels,
+            object_store_used=node.object_store_used,
+            object_store_capacity=node.object_store_capacity,
             reason=node.reason,
         )
 
@@ -252,6 +254,8 @@ def _ray_node(node: Node) -> dict[str, Any]:
         "alive": node.alive,
         "Resources": _positive(node.totals) if node.alive else {},
         "Labels": node.labels,
+        "ObjectStoreUsed": node.object_store_used,
+        "ObjectStoreCapacity": node.object_store_capacity,
     }
 
 

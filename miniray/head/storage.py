@@ -1,11 +1,12 @@
-"""What of the head's state survives its restart, in SQLite."""
+"""What a head tells its storage, and finds there when it starts again."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from miniray.head.actors import Actor
+    from miniray.head.actor import Actor
     from miniray.head.jobs import Job
     from miniray.head.kv import Key
     from miniray.head.placement_groups import PlacementGroup
@@ -41,3 +42,17 @@ class NoStorage:
 
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
         """Nothing is kept."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What was kept by the heads of this cluster before."""
+
+    cluster_id: str
+    #: Of this start; the first one is 1.
+    epoch: int
+    actors: list[bytes]
+    groups: list[bytes]
+    jobs: list[bytes]
+    #: (namespace, key, value)
+    values: list[tuple[str, Key, bytes]]

@@ -24,7 +24,7 @@ class DaemonAddress:
     @classmethod
     def parse(cls, text: str) -> DaemonAddress:
         """The inverse of ``str``."""
-        machine, socket_path, host_port = text.split("|")
+        machine, socket_path, host_port = text.rsplit("|", 2)
         return cls(machine, socket_path, host_port)
 
     def target_from(self, machine: str) -> str:

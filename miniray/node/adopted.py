@@ -73,6 +73,8 @@ class AdoptedObjects:
         kind = message[0]
         if kind == p.PEER_WANT:
             return [(p.PEER_VALUE, [(id, self._value(id)) for id in message[1]])], []
+        if kind == p.PEER_LOST:
+            return [(p.PEER_VALUE, [(id, _lost(id)) for id, _ in message[1]])], []
         if kind == p.PEER_BORROW:
             for id, process, _node in message[2]:
                 self._count(id, process, 1)
@@ -135,3 +137,8 @@ class AdoptedObjects:
             else:
                 borrowed.append((inner, node))
         return [Freed(adopted.value, tuple(borrowed)), *freed]
+
+
+def _lost(id: bytes) -> Any:
+    error = ObjectLostError(id.hex(), "its owner, which could have made it again, has ended")
+    return (p.VALUE_ERROR, pickle.dumps(error, 5), ())

@@ -60,9 +60,30 @@ def start_node(options: BootOptions) -> BootResult:
 
 def launch(options: BootOptions) -> StartedNode:
     """``start_node`` that also gives the process, so that its end can be awaited."""
-    from miniray.session import SESSION_VARIABLE, create_session, remove_session
+    from miniray.session import create_session, remove_session
 
     session = create_session(options.temp_dir)
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        process, answers = _spawn(options, session)
+        # Longer than the node itself waits for its head: it knows better what is wrong.
+        answer = _read_answer(answers, config().start_timeout + config().stop_grace, process)
+        if "error" in answer:
+            process.wait()
+            raise pickle.loads(bytes.fromhex(answer["error"]))
+    except BaseException:
+        if process is not None:
+            process.kill()
+            process.wait()
+        remove_session(session)
+        raise
+    return StartedNode(process, BootResult(**answer))
+
+
+def _spawn(options: BootOptions, session: Session) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the new process; returns it and the descriptor of its answer."""
+    from miniray.session import SESSION_VARIABLE
+
     read, write = os.pipe()
     log = session.logs / "node.log"
     request = json.dumps(
@@ -88,18 +109,7 @@ def launch(options: BootOptions) -> StartedNode:
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(request.encode())
-    try:
-        answer = _read_answer(read, config().start_timeout, process)
-    except BaseException:
-        process.kill()
-        process.wait()
-        remove_session(session)
-        raise
-    if "error" in answer:
-        process.wait()
-        remove_session(session)
-        raise pickle.loads(bytes.fromhex(answer["error"]))
-    return StartedNode(process, BootResult(**answer))
+    return process, read
 
 
 def _read_answer(fd: int, timeout: float, process: subprocess.Popen[bytes]) -> dict[str, Any]:
@@ -168,13 +178,14 @@ def _answer_error(answer: Any, error: BaseException) -> None:
 def _fork_template(session: Session, answer: Any) -> tuple[socket.socket, int]:
     """Fork the template before anything heavy is imported and any thread runs."""
     from miniray.node.template import control_pair, run_template
+    from miniray.session import remove_session
 
     ours, theirs = control_pair()
     pid = os.fork()
     if pid == 0:
         ours.close()
         os.close(answer.fileno())
-        run_template(theirs, ["miniray.worker.main"], str(session.socket_dir))
+        run_template(theirs, ["miniray.worker.main"], lambda: remove_session(session))
     theirs.close()
     return ours, pid
 

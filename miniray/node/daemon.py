@@ -31,7 +31,9 @@ from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
 from miniray.node.head_session import HeadSession
 from miniray.node.objects import NodeObjects
+from miniray.node.output_router import OutputRouter
 from miniray.node.relay import RelayHub
+from miniray.node.relayed import Relayed
 from miniray.node.segments import SegmentStore
 from miniray.node.template_client import TemplateClient
 from miniray.node.watches import Watches
@@ -76,6 +78,7 @@ class NodeDaemon:
         self._objects = NodeObjects(self.node_id, self.store, self._relay)
         self._environments = EnvironmentManager(node.environments_folder)
         self._clients = ClientServer(node.socket_path, self._poller, node.socket_key, self)
+        self._outputs = OutputRouter(self.node_id, self._clients, self._relay)
         self._install_handlers()
         self._session: HeadSession
         self._head_epoch = 0
@@ -96,7 +99,11 @@ class NodeDaemon:
 
     def _install_handlers(self) -> None:
         self._clients.requests.update(
-            {"map_segment": self._map_segment, "get_code": self._get_code}
+            {
+                "map_segment": self._map_segment,
+                "get_code": self._get_code,
+                "flush_output": lambda client: self._outputs.flush(client, self._pool),
+            }
         )
         self._clients.quick.update(
             {
@@ -127,7 +134,7 @@ class NodeDaemon:
     # --- the head ----------------------------------------------------------------
     async def join(self, channel: grpc.aio.Channel, timeout: float) -> head_pb2.Welcome:
         """Open the session with the head."""
-        self._session = HeadSession(channel, self._hello, self._from_head)
+        self._session = HeadSession(channel, self._hello, self._from_head, self._usage)
         welcome = await self._session.open(timeout)
         self._head_epoch = welcome.epoch
         for node in welcome.nodes:
@@ -175,6 +182,11 @@ class NodeDaemon:
             session_dir=str(node.session_dir),
             socket_path=node.socket_path,
             is_head_node=node.is_head,
+        )
+
+    def _usage(self) -> head_pb2.Heartbeat:
+        return head_pb2.Heartbeat(
+            object_store_used=self.store.used, object_store_capacity=self.store.capacity
         )
 
     def _from_head(self, message: head_pb2.ToNode) -> None:
@@ -315,7 +327,7 @@ class NodeDaemon:
             if node == self.node_id:
                 self._clients.push(watcher, "process_died", (process_id,))
             else:
-                self._relay.send(node, node_pb2.Relayed(to=watcher, sender=process_id, gone=True))
+                self._relay.send(node, Relayed(to=watcher, sender=process_id, gone=True))
         self._tell_head(
             ended=head_pb2.ProcessEnded(
                 process_id=process_id,
@@ -327,10 +339,16 @@ class NodeDaemon:
         )
 
     def _create_segment(
-        self, client: Client, size: int, form: int, owner: bytes
+        self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
     ) -> tuple[int, int]:
-        segment = self.store.create(size, form, owner, client.process_id)
+        segment = self._objects.create(size, form, owner, owner_node, client.process_id)
+        if owner_node == self.node_id and not self._runs(owner):
+            self.store.free(segment.number)  # nobody will: its owner has ended
         return segment.number, segment.fd
+
+    def _runs(self, process_id: bytes) -> bool:
+        """Whether a process of this node has not ended."""
+        return process_id in self._clients.clients or process_id in self._pool.workers
 
     def _map_local_segment(
         self, client: Client, node_id: bytes, number: int, _size: int
@@ -348,6 +366,8 @@ class NodeDaemon:
         self, client: Client, node_id: bytes, number: int, size: int
     ) -> tuple[tuple[int, int], int]:
         segment = await self._objects.map(node_id, number, size, client.process_id)
+        if not self._runs(client.process_id):  # it ended while it waited
+            self.store.unmap([segment.number], client.process_id)
         return (segment.number, segment.form), segment.fd
 
     def _put_code(self, _client: Client, key: bytes, blob: bytes) -> None:
@@ -451,21 +471,7 @@ class NodeDaemon:
 
     def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
         """A worker printed lines: they go to the driver of its job."""
-        job_id = worker.pool_key[0]
-        body = (
-            worker.pid,
-            self.node_id.hex()[:8],
-            is_stderr,
-            [(line.name, line.text) for line in lines],
-        )
-        if self._clients.push(job_id, "log", body):
-            return
-        job = (worker.lease.spec.get("job") or {}) if worker.lease is not None else {}
-        node = bytes.fromhex(job.get("driver_node", ""))
-        if node and node != self.node_id:
-            self._relay.send(
-                node, node_pb2.Relayed(to=job_id, topic="log", body=marshal.dumps(body))
-            )
+        self._outputs.send(worker, is_stderr, lines)
 
     def _worker_exited(self, pid: int, status: int) -> None:
         self._pool.on_exited(pid, status)
@@ -482,15 +488,15 @@ class NodeDaemon:
         if node_id == self.node_id:
             self._deliver(self.node_id, client.process_id, process_id, body)
             return
-        message = node_pb2.Relayed(to=process_id, sender=client.process_id, body=body)
+        message = Relayed(to=process_id, sender=client.process_id, body=body)
         if not self._relay.send(node_id, message):
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
     def _adopt(self, client: Client, legacy: list[Any]) -> tuple[None, int]:
         """A process that ends by rule leaves what others hold of its objects."""
         for _id, value, borrowers, _contained in legacy:
-            if value[0] == p.VALUE_SHARED and value[1][0] == self.node_id:
-                self.store.change_owner(value[1][1], self.node_id)
+            if value[0] == p.VALUE_SHARED:
+                self._objects.left_to(value[1][0], value[1][1])
             for process, node, _count in borrowers:
                 self._watch_for_adopted(process, node)
         self._adopted.add(client.process_id, legacy)
@@ -498,7 +504,7 @@ class NodeDaemon:
 
     def _watch_for_adopted(self, process_id: bytes, node: bytes) -> None:
         if node != self.node_id:
-            self._relay.send(node, node_pb2.Relayed(to=process_id, sender=self.node_id, watch=True))
+            self._relay.send(node, Relayed(to=process_id, sender=self.node_id, watch=True))
 
     def _answer_for_adopted(
         self, from_node: bytes, sender: bytes, owner: bytes, body: bytes
@@ -519,7 +525,7 @@ class NodeDaemon:
             if client is not None:
                 client.conn.send((p.NODE_RELAYED, self.node_id, sender, body))
         else:
-            self._relay.send(node, node_pb2.Relayed(to=to, sender=sender, body=body))
+            self._relay.send(node, Relayed(to=to, sender=sender, body=body))
 
     def _free_adopted(self, freed: list[Freed]) -> None:
         for item in freed:
@@ -533,7 +539,7 @@ class NodeDaemon:
     def _deliver(self, from_node: bytes, sender: bytes, to: bytes, body: bytes) -> bool:
         client = self._clients.clients.get(to)
         if client is not None:
-            client.conn.send((p.NODE_RELAYED, from_node, sender, body))
+            client.conn.post((p.NODE_RELAYED, from_node, sender, body))
             return True
         if self._adopted.speaks_for(to):
             self._answer_for_adopted(from_node, sender, to, body)
@@ -543,12 +549,15 @@ class NodeDaemon:
         if from_node == self.node_id:
             self._clients.push(sender, "process_died", (to,))
         else:
-            self._relay.send(from_node, node_pb2.Relayed(to=sender, sender=to, gone=True))
+            self._relay.send(from_node, Relayed(to=sender, sender=to, gone=True))
         return False
 
-    def _relayed(self, node_id: bytes, message: node_pb2.Relayed) -> None:
+    def _relayed(self, node_id: bytes, message: Relayed) -> None:
         """A message from another daemon."""
-        if message.topic:
+        if message.topic and message.to == self.node_id:
+            body = marshal.loads(message.body)
+            self._outputs.relayed(node_id, message.topic, body, self._pool)
+        elif message.topic:
             self._clients.push(message.to, message.topic, marshal.loads(message.body))
         elif message.body:
             self._deliver(node_id, message.sender, message.to, message.body)
@@ -556,37 +565,39 @@ class NodeDaemon:
             self._add_watch(message.to, node_id, message.sender)
         elif message.gone:
             if message.to == self.node_id:
+                self._objects.process_died(message.sender)
                 self._free_adopted(self._adopted.process_died(message.sender))
             for watcher in self._watches.ended_there(node_id, message.sender) | {message.to}:
                 self._clients.push(watcher, "process_died", (message.sender,))
         elif message.freed:
-            self._objects.free_here(list(message.freed))
+            self._objects.free_here(message.freed)
         elif message.freed_copies:
-            self._objects.free_copies(node_id, list(message.freed_copies))
+            self._objects.free_copies(node_id, message.freed_copies)
+        elif message.adopted:
+            for number in message.adopted:
+                self._objects.adopt(number, node_id)
 
     def _watch(self, client: Client, process_id: bytes, node_id: bytes) -> None:
         if node_id == self.node_id:
             self._add_watch(process_id, self.node_id, client.process_id)
             return
-        message = node_pb2.Relayed(to=process_id, sender=client.process_id, watch=True)
+        message = Relayed(to=process_id, sender=client.process_id, watch=True)
         if self._relay.send(node_id, message):
             self._watches.add_there(node_id, process_id, client.process_id)
         else:
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
     def _add_watch(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
-        if (
-            process_id in self._clients.clients
-            or process_id in self._pool.workers
-            or process_id == self.node_id
-            or self._adopted.speaks_for(process_id)
-        ):
+        # Daemons watch processes; processes watch whoever answers under a process's id.
+        by_daemon = watcher == watcher_node
+        answered = process_id == self.node_id or self._adopted.speaks_for(process_id)
+        if self._runs(process_id) or (answered and not by_daemon):
             self._watches.add_here(process_id, watcher_node, watcher)
         elif watcher_node == self.node_id:
             self._clients.push(watcher, "process_died", (process_id,))
         else:
             self._relay.send(
-                watcher_node, node_pb2.Relayed(to=watcher, sender=process_id, gone=True)
+                watcher_node, Relayed(to=watcher, sender=process_id, gone=True)
             )
 
     def _node_died(self, node_id: bytes) -> None:

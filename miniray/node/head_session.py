@@ -29,8 +29,10 @@ class HeadSession:
         channel: grpc.aio.Channel,
         hello: Callable[[], head_pb2.NodeHello],
         on_message: Callable[[head_pb2.ToNode], None],
+        usage: Callable[[], head_pb2.Heartbeat],
     ) -> None:
         self._channel = channel
+        self._usage = usage
         self._hello = hello
         self._on_message = on_message
         self._queue: asyncio.Queue[head_pb2.FromNode] = asyncio.Queue()
@@ -114,7 +116,7 @@ class HeadSession:
         """Heartbeats: their absence, not a broken stream alone, tells a dead machine."""
         while True:
             await asyncio.sleep(config().heartbeat_interval)
-            self.send(head_pb2.FromNode(heartbeat=head_pb2.Heartbeat()))
+            self.send(head_pb2.FromNode(heartbeat=self._usage()))
 
     async def close(self) -> None:
         """End the session."""

@@ -77,6 +77,7 @@ class NodeStart:
         read, write = os.pipe2(os.O_CLOEXEC)
         parent = os.pidfd_open(os.getpid())
         tcp = not self.options.embedded
+        told = advertised_host(self.options) if tcp else None
         pid = os.fork()
         if pid == 0:
             self._control.close()
@@ -92,6 +93,7 @@ class NodeStart:
                     unix_path=self._head_path,
                     tcp_host=bind_host(self.options) if tcp else None,
                     tcp_port=self.options.port if tcp else None,
+                    advertised_host=told,
                     secret=self._token.secret,
                     session_dir=self.session.folder,
                     cluster_id=self.session.id,
@@ -332,9 +334,12 @@ class NodeStart:
 
 
 def _machine() -> str:
-    """Tells machines and containers apart."""
+    """Equal for nodes that can use each other's sockets: of one machine, container and user."""
+    if config().machine_id:
+        return config().machine_id
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{socket.gethostname()}:{boot_id}"
+    files = os.readlink("/proc/self/ns/mnt")
+    return f"{socket.gethostname()}:{boot_id}:{files}:{os.geteuid()}"
 
 
 def _dial(target: str, secret: str, authority: bytes | None) -> grpc.aio.Channel:

@@ -66,6 +66,14 @@ class OutputPipe:
                 file.write(finished)
         self._on_lines(lines)
 
+    def flush(self) -> None:
+        """Pass on what was written up to now, an unfinished line as if it were finished."""
+        if self._closed:
+            return
+        self._on_readable()  # one read takes all that a pipe holds
+        if not self._closed:
+            self._pass_on(self._splitter.close())
+
     def drain(self) -> None:
         """Read what is in the pipe: its worker has ended."""
         while not self._closed:

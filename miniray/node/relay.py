@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 
 from miniray._proto import node_pb2
+from miniray.node.relayed import Relayed, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -36,11 +37,11 @@ class Outbox:
 
     def __init__(self, node_id: bytes) -> None:
         self.node_id = node_id
-        self._queue: collections.deque[node_pb2.Relayed] = collections.deque()
+        self._queue: collections.deque[Relayed] = collections.deque()
         self._filled = asyncio.Event()
         self.closed = False
 
-    def put(self, message: node_pb2.Relayed) -> None:
+    def put(self, message: Relayed) -> None:
         """Queue a message."""
         self._queue.append(message)
         self._filled.set()
@@ -51,13 +52,13 @@ class Outbox:
             while not self._queue:
                 self._filled.clear()
                 await self._filled.wait()
-            batch = node_pb2.RelayBatch()
+            batch: list[Relayed] = []
             size = 0
             while self._queue and size < _BATCH_BYTES:
                 message = self._queue.popleft()
                 size += len(message.body) + 32
-                batch.messages.append(message)
-            await write(batch)  # type: ignore[misc]
+                batch.append(message)
+            await write(node_pb2.RelayBatch(messages=pack(batch)))  # type: ignore[misc]
 
 
 class RelayHub:
@@ -67,7 +68,7 @@ class RelayHub:
         self,
         node_id: bytes,
         dial: Callable[[str], grpc.aio.Channel],
-        on_message: Callable[[bytes, node_pb2.Relayed], None],
+        on_message: Callable[[bytes, Relayed], None],
         on_lost: Callable[[bytes], None],
     ) -> None:
         self._node_id = node_id
@@ -79,6 +80,12 @@ class RelayHub:
         self._outboxes: dict[bytes, Outbox] = {}
         self._channels: dict[bytes, grpc.aio.Channel] = {}
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
+        #: Nodes with a stream to this one.
+        self._incoming: set[bytes] = set()
+
+    def connected(self) -> set[bytes]:
+        """Nodes to which or from which there is a stream."""
+        return self._incoming | self._outboxes.keys()
 
     def knows(self, node_id: bytes) -> bool:
         """Whether a node lives, as far as the head said."""
@@ -100,7 +107,7 @@ class RelayHub:
             task.cancel()
         self._channels.pop(node_id, None)
 
-    def send(self, node_id: bytes, message: node_pb2.Relayed) -> bool:
+    def send(self, node_id: bytes, message: Relayed) -> bool:
         """Send a message; False if there is no such node."""
         outbox = self._outboxes.get(node_id)
         if outbox is None:
@@ -152,7 +159,7 @@ class RelayHub:
             self._handle(node_id, batch)
 
     def _handle(self, node_id: bytes, batch: node_pb2.RelayBatch) -> None:
-        for message in batch.messages:
+        for message in unpack(batch.messages) if batch.messages else ():
             self._on_message(node_id, message)
 
     async def serve(
@@ -167,6 +174,7 @@ class RelayHub:
             async for batch in incoming:
                 if batch.node_id:
                     node_id = batch.node_id
+                    self._incoming.add(node_id)
                     if not self._addresses.get(node_id) and node_id not in self._outboxes:
                         outbox = self._outboxes[node_id] = Outbox(node_id)
                         self._addresses.setdefault(node_id, "")
@@ -175,6 +183,7 @@ class RelayHub:
                         )
                 self._handle(node_id, batch)
         finally:
+            self._incoming.discard(node_id)
             if writer is not None:
                 writer.cancel()
                 self._outboxes.pop(node_id, None)

@@ -4,7 +4,7 @@ It has the worker's code imported and nothing of miniray running: no thread, no
 socket but the one to its daemon. Being the parent of all workers it can kill them
 without a race and knows how each one ended. It is a subreaper: children of user
 code fall to it when their worker ends, and end with it. If the daemon dies, by
-SIGKILL too, the template ends every worker and removes the session's sockets.
+SIGKILL too, the template ends every worker and removes what the session has on disk.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import marshal
 import os
 import random
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -56,11 +55,13 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 class Template:
     """Serves one daemon until it is gone."""
 
-    def __init__(self, control: socket.socket, preload: list[str], cleanup: str) -> None:
+    def __init__(
+        self, control: socket.socket, preload: list[str], clean_up: Callable[[], None] | None
+    ) -> None:
         self._control = control
         self._preload = preload
-        #: Folder of sockets that nobody removes if the daemon is killed.
-        self._cleanup = cleanup
+        #: Removes what nobody else does if the daemon is killed.
+        self._clean_up = clean_up
         #: Living workers: pid to the id they carry in their environment.
         self._workers: dict[int, str] = {}
         #: Templates with more modules that were forked from this one.
@@ -120,6 +121,8 @@ class Template:
             _, pid, number = message
             if pid in self._workers:
                 os.kill(pid, number)
+        elif message[0] == "end":  # the daemon hangs up next, and goes on itself
+            self._clean_up = None
         return None
 
     def _fork(self, token: int, fds: list[int]) -> Callable[[], NoReturn] | None:
@@ -159,7 +162,7 @@ class Template:
         os.close(self._wake_read)
         os.close(self._wake_write)
         own = socket.socket(fileno=fds[0])
-        return lambda: run_template(own, preload, "")
+        return lambda: run_template(own, preload, None)
 
     def _become_worker(self, spec: dict[str, Any], fds: list[int]) -> Callable[[], NoReturn]:
         try:
@@ -246,8 +249,8 @@ class Template:
                     self._workers.pop(ended, None)
                     self._templates.discard(ended)
                 signal.sigtimedwait({signal.SIGCHLD}, _KILL_AGAIN)
-        if self._cleanup:
-            shutil.rmtree(self._cleanup, ignore_errors=True)
+        if self._clean_up is not None:
+            self._clean_up()
         os._exit(0)
 
     def _send(self, message: tuple[Any, ...]) -> None:
@@ -299,10 +302,18 @@ def _fresh_random_state() -> None:
         torch.seed()
 
 
-def run_template(control: socket.socket, preload: list[str], cleanup: str) -> NoReturn:
-    """Serve in this process and never return, to the code of its parent least of all."""
+def run_template(
+    control: socket.socket, preload: list[str], clean_up: Callable[[], None] | None
+) -> NoReturn:
+    """Serve in this process and never return, to the code of its parent least of all.
+
+    Args:
+        control: the socket to the daemon.
+        preload: modules that every worker has imported.
+        clean_up: called at the end if the daemon died instead of hanging up.
+    """
     try:
-        worker = Template(control, preload, cleanup).serve()
+        worker = Template(control, preload, clean_up).serve()
         worker()
     except BaseException:  # noqa: BLE001 - it ends the process
         traceback.print_exc()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import itertools
 import logging
 import marshal
@@ -145,6 +146,8 @@ class TemplateClient:
         if self._gone:
             return
         self._gone = True
+        with contextlib.suppress(OSError):  # it is gone already, or so busy that it cleans up too
+            self._control.send(marshal.dumps(("end",)))
         self._loop.remove_reader(self._control.fileno())
         self._loop.remove_writer(self._control.fileno())
         self._control.close()

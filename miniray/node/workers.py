@@ -58,6 +58,12 @@ class NodeLease:
         devices: dict[str, list[str]] = self.allocation["devices"]
         return devices
 
+    @property
+    def reusable(self) -> bool:
+        """Whether its worker may run tasks of other leases of the same shape afterwards."""
+        # Without a limit of calls, a task with a device says that others may use it with it.
+        return self.actor_id is None and (not self.devices or not self.spec.get("max_calls", 0))
+
 
 @dataclasses.dataclass
 class Worker:
@@ -67,6 +73,10 @@ class Worker:
     pool_key: tuple[Any, ...]
     pid: int = 0
     lease: NodeLease | None = None
+    #: Node of its job's driver, which is shown what it prints.
+    driver_node: bytes = b""
+    #: (resource, device) of what it sees, for as long as it lives.
+    devices: frozenset[tuple[str, str]] = frozenset()
     #: Its connection is up and it takes work.
     ready: bool = False
     #: It ends by rule ("exit_actor", "rule", ...); None: it should live.
@@ -79,6 +89,8 @@ class Worker:
     #: The constructor's error, reported before the process ends.
     failed: bool = False
     kill_timer: asyncio.TimerHandle | None = None
+    #: Set when the process and its children are gone.
+    gone: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
 
 
 class WorkerEvents(Protocol):
@@ -163,7 +175,7 @@ class WorkerPool:
             return  # its start sees that it is over
         if kill:
             self.kill(worker)
-        elif lease.actor_id is None and not lease.devices and worker.exiting is None:
+        elif lease.reusable and worker.exiting is None:
             self._free(lease)
             self._make_idle(worker)
         else:
@@ -176,7 +188,11 @@ class WorkerPool:
         self._events.lease_ended(lease)
 
     def _pool_key(self, lease: NodeLease) -> tuple[Any, ...]:
-        return (lease.job_id, lease.spec["runtime_env"])
+        devices = tuple(
+            (name, lease.allocation["resources"].get(name), tuple(ids))
+            for name, ids in sorted(lease.devices.items())
+        )
+        return (lease.job_id, lease.spec["runtime_env"], devices)
 
     def _assignment(self, lease: NodeLease) -> dict[str, Any]:
         spec = lease.spec
@@ -209,8 +225,18 @@ class WorkerPool:
 
     # --- starting ------------------------------------------------------------------
     async def _start_process(self, lease: NodeLease) -> None:
-        worker = Worker(new_id(), self._pool_key(lease), lease=lease, started=time.monotonic())
+        job = lease.spec.get("job") or {}
+        worker = Worker(
+            new_id(),
+            self._pool_key(lease),
+            lease=lease,
+            driver_node=bytes.fromhex(job.get("driver_node", "")),
+            devices=frozenset((name, id) for name, ids in lease.devices.items() for id in ids),
+            started=time.monotonic(),
+        )
         try:
+            if worker.devices:
+                await self._vacate(worker.devices)
             if lease.spec["runtime_env"]:
                 worker.environment = await self._environments.prepare(
                     json.loads(lease.spec["runtime_env"]), self._events.fetch_blob
@@ -241,6 +267,17 @@ class WorkerPool:
             self.on_exited(worker.pid, status)
         elif self._is_over(lease):
             self.kill(worker)
+
+    async def _vacate(self, devices: frozenset[tuple[str, str]]) -> None:
+        """End idle workers that still have devices which others hold now."""
+        idle = [worker for workers in self._idle.values() for worker in workers]
+        for worker in idle:
+            if worker.devices & devices:
+                self._remove_idle(worker)
+                self._ask_to_end(worker)
+        for worker in list(self.workers.values()):
+            if worker.lease is None and worker.devices & devices:
+                await worker.gone.wait()
 
     @staticmethod
     def _is_over(lease: NodeLease) -> bool:
@@ -275,6 +312,13 @@ class WorkerPool:
         )
         worker.outputs.append(pipe)
         return pipe
+
+    def read_output(self, job_id: bytes) -> None:
+        """Pass on all that the workers of a job have written, unfinished lines too."""
+        for worker in list(self.workers.values()):
+            if worker.pool_key[0] == job_id:
+                for output in worker.outputs:
+                    output.flush()
 
     def _process_spec(self, lease: NodeLease, worker: Worker) -> dict[str, Any]:
         """What the process is told: everything as plain data."""
@@ -315,7 +359,7 @@ class WorkerPool:
 
     # --- reuse -------------------------------------------------------------------
     def _take_idle(self, lease: NodeLease) -> Worker | None:
-        if lease.actor_id is not None or lease.devices:
+        if lease.actor_id is not None:
             return None
         idle = self._idle.get(self._pool_key(lease))
         return idle.pop() if idle else None
@@ -413,6 +457,7 @@ class WorkerPool:
         self.workers.pop(worker.process_id, None)
         self._remove_idle(worker)
         self._release_environment(worker)
+        worker.gone.set()
         code = os.waitstatus_to_exitcode(status)
         lease = worker.lease
         if lease is not None and lease.actor_id is None and not worker.ready and not lease.ending:

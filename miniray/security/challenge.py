@@ -1,8 +1,8 @@
 """The handshake on Unix sockets: both ends prove that they hold the cluster's socket key.
 
 The state machines here do no I/O, so that the one I/O thread of a process can run any
-number of them; `answer_blocking` is the same thing for a client that connects. Deadlines
-on the server's side and closing the socket are the caller's.
+number of them; `answer_blocking` and `demand_blocking` are the same thing for a thread that
+waits. Other deadlines, and closing the socket, are the caller's.
 
 The messages, each of a fixed size::
 
@@ -162,6 +162,40 @@ def answer_blocking(sock: socket.socket, key: bytes, deadline: float) -> None:
         ) from None
     except (BrokenPipeError, ConnectionResetError):
         raise _closed(challenge) from None
+    finally:
+        sock.settimeout(timeout_before)
+
+
+def demand_blocking(sock: socket.socket, key: bytes, deadline: float) -> None:
+    """Run the server's end of the handshake on an accepted socket.
+
+    The socket's timeout is as before afterwards.
+
+    Args:
+        sock: A connected stream socket.
+        key: The cluster's socket key.
+        deadline: When to give up, on the clock of ``time.monotonic()``.
+
+    Raises:
+        AuthenticationError: The peer does not hold the key, or said more than its answer.
+        TimeoutError: The deadline passed.
+        ConnectionError: The peer went away.
+    """
+    challenge = ServerChallenge(key)
+    timeout_before = sock.gettimeout()
+    done = False
+    try:
+        _set_timeout(sock, deadline)
+        sock.sendall(challenge.greeting)
+        while not done:
+            _set_timeout(sock, deadline)
+            data = sock.recv(_CLIENT_ANSWER_SIZE)
+            if not data:
+                raise ConnectionResetError("The peer went away during the handshake.")
+            to_send, done = challenge.feed(data)
+        if challenge.surplus:
+            raise AuthenticationError("A process went on before it had this end's proof.")
+        sock.sendall(to_send)
     finally:
         sock.settimeout(timeout_before)
 

@@ -22,6 +22,9 @@ class NodeStatus(TypedDict):
     total: dict[str, float]
     used: dict[str, float]
     labels: dict[str, str]
+    #: Bytes of shared memory that objects take, as of the last heartbeat, and may take at most.
+    object_store_used: int
+    object_store_capacity: int
     #: Why it is not ALIVE, or "".
     reason: str
 

@@ -22,9 +22,10 @@ from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
 from miniray.exceptions import TaskCancelledError
 from miniray.object_ref import hooks
-from miniray.worker.exits import ActorExit
+from miniray.worker import stdio
+from miniray.worker.exits import ActorExit, end_child
 from miniray.worker.results import Results
-from miniray.worker.work import Work, load_arguments
+from miniray.worker.work import ArgumentLostError, Work, load_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,7 +82,7 @@ class Executor:
         work = Work(peer, number, key, name, arguments, refs, return_ids, None, stream)
         self._open[(peer.process_id, number)] = work
         self._queue.put(work)
-        if not self._recall_timer and (self._running is not None or self._queue.qsize() > 1):
+        if not self._recall_timer and len(self._open) > 1:
             self._recall_timer = True
             self._runtime.loop.call_later(config().recall_after, self._recall_if_long)
 
@@ -278,6 +279,14 @@ class Executor:
             )
         return pickle.loads(blob)
 
+    def in_forked_child(self) -> None:
+        """User code forked: where its child would answer the caller, the child ends instead."""
+        self.__dict__.update(
+            answer=lambda _work, _result: end_child(None),
+            answer_error=lambda _work, error: end_child(error),
+            _end=end_child,
+        )
+
     # --- answering -----------------------------------------------------------------
     def answer(self, work: Work, result: Any) -> None:
         """Send a result; what cannot be sent becomes the call's error."""
@@ -291,6 +300,7 @@ class Executor:
             self.answer_error(work, error)
             return
         del result
+        self._flush_output()
         self._open.pop((work.caller.process_id, work.number), None)
         held = self._still_held(work)
         status = p.STATUS_STREAM_END if work.stream is not None else p.STATUS_OK
@@ -299,15 +309,25 @@ class Executor:
 
     def answer_error(self, work: Work, error: BaseException) -> None:
         """Send an error."""
-        if work.cancelled and isinstance(error, (TaskCancelledError, KeyboardInterrupt)):
-            value = error_value(TaskCancelledError(work.name))
-        else:
-            value = self._results.error(error, work.name)
+        status, values = p.STATUS_ERROR, self._error_values(work, error)
+        if isinstance(error, ArgumentLostError) and not work.cancelled:
+            status, values = p.STATUS_LOST, ((error.id, error.payload),)
         error.__traceback__ = None  # its frames hold the arguments
+        self._flush_output()
         self._open.pop((work.caller.process_id, work.number), None)
         held = self._still_held(work)
         seconds = time.perf_counter() - work.started if work.started else 0.0
-        work.caller.post((p.PEER_REPLY, work.number, p.STATUS_ERROR, (value,), held, seconds))
+        work.caller.post((p.PEER_REPLY, work.number, status, values, held, seconds))
+
+    def _error_values(self, work: Work, error: BaseException) -> tuple[Any, ...]:
+        if work.cancelled and isinstance(error, (TaskCancelledError, KeyboardInterrupt)):
+            return (error_value(TaskCancelledError(work.name)),)
+        return (self._results.error(error, work.name),)
+
+    def _flush_output(self) -> None:
+        """Who has the answer may end this process: an unfinished line must not be lost then."""
+        if self._queue.empty():
+            stdio.flush_all()
 
     def _still_held(self, work: Work) -> list[tuple[bytes, bytes]] | None:
         if work.held is None:

@@ -21,7 +21,7 @@ import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.config import config
-from miniray.core import context
+from miniray.core import context, forks
 from miniray.core.attach import Attachment
 from miniray.core.handover import hand_over
 from miniray.core.job_environment import JobEnvironment
@@ -31,7 +31,7 @@ from miniray.worker import stdio
 from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, ThreadedExecutor
 from miniray.worker.executor import CANCEL_SIGNAL, Executor
 from miniray.worker.exits import ActorExit
-from miniray.worker.work import Work, load_arguments
+from miniray.worker.work import ArgumentLostError, Work, load_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +64,20 @@ class Worker:
         self.runtime.on_topic["exit"] = self._on_exit
         self._apply(spec["assignment"])
         set_runtime(self.runtime)
+        sys.breakpointhook = self._on_breakpoint
+        forks.guard(self._attachment, self._in_forked_child)
+
+    def _on_breakpoint(self, *args: Any, **kwargs: Any) -> Any:
+        """``breakpoint()`` in user code: there is no terminal here, so it waits for one."""
+        if os.environ.get("PYTHONBREAKPOINT"):
+            return sys.__breakpointhook__(*args, **kwargs)  # the user has another debugger
+        from miniray.worker.debugger import debug
+
+        debug(sys._getframe(1), os.path.dirname(self.spec["node_socket"]), self.spec["key"])
+        return None
+
+    def _in_forked_child(self) -> None:
+        self.executor.in_forked_child()
 
     def _apply(self, assignment: dict[str, Any]) -> None:
         """What the lease says about this process."""
@@ -166,6 +180,8 @@ class Worker:
             self.end(error)
             return False
         except BaseException as error:  # noqa: BLE001 - it reaches the first call
+            if isinstance(error, ArgumentLostError) and error.__cause__ is not None:
+                error = error.__cause__
             failure = TaskError.from_exception(
                 error, name, pid=os.getpid(), actor_id=actor["actor_id"].hex()
             )
@@ -246,6 +262,7 @@ def run_worker(spec: dict[str, Any]) -> NoReturn:
         logger.exception("the worker failed")
         code = 1
     stdio.flush_all()
+    stdio.flush_c()
     os._exit(code)
 
 

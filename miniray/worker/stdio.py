@@ -12,12 +12,11 @@ never runs again. A write of one line is one ``write(2)``, which the kernel keep
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import select
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from miniray.node.log_lines import mark
 
@@ -100,11 +99,24 @@ def install() -> None:
 
 def flush_all() -> None:
     """Write what is left of unfinished lines; for exits that skip the interpreter's own."""
-    for stream in (sys.stdout, sys.stderr):
-        # User code may have put None or a closed stream here, or nobody reads any more.
+    _flush(sys.stdout)
+    _flush(sys.stderr)
+
+
+def flush_c() -> None:
+    """Write what C code has left in its own buffers; for exits that skip the C library's."""
+    import ctypes
+
+    ctypes.CDLL(None).fflush(None)
+
+
+def _flush(stream: TextIO) -> None:
+    try:
+        stream.flush()
+    except (AttributeError, ValueError, OSError):
+        # User code has put None or a closed stream here, or nobody reads any more.
         # Nothing can be told to anyone then, so there is nothing to do.
-        with contextlib.suppress(AttributeError, ValueError, OSError):
-            stream.flush()
+        return
 
 
 def _text_stream(descriptor: int, name: str) -> io.TextIOWrapper:

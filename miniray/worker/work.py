@@ -7,12 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.serialization import deserialize
+from miniray.exceptions import ObjectLostError
 
 if TYPE_CHECKING:
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.objects import Value
     from miniray.core.peers import Peer
     from miniray.object_ref import ObjectRef
+
+
+class ArgumentLostError(Exception):
+    """The value of a ref among the arguments is gone; the caller may have it made again."""
+
+    def __init__(self, id: bytes, payload: Any) -> None:
+        super().__init__(f"the value of ObjectRef({id.hex()}) is gone")
+        self.id = id
+        self.payload = payload
 
 
 class Work:
@@ -89,8 +99,13 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...]
     args, kwargs = load_value(runtime, work.arguments)
     if work.refs:
         positional = list(args)
-        for where, _id, _node, value in work.refs:
-            item = load_value(runtime, value)
+        for where, id, _node, value in work.refs:
+            try:
+                item = load_value(runtime, value)
+            except ObjectLostError as error:
+                if value[0] != p.VALUE_SHARED:
+                    raise
+                raise ArgumentLostError(id, value[1]) from error
             if isinstance(where, int):
                 positional[where] = item
             else:

@@ -8,12 +8,13 @@ import itertools
 import os
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.borrowing import Borrowing
 from miniray.core.calls import Call, CallTable
-from miniray.core.ids import ObjectIds
+from miniray.core.ids import ObjectIds, new_id
 from miniray.core.objects import ObjectTable
 from miniray.core.serialization import serialize
 from miniray.core.shared_memory import SharedMemory
@@ -38,7 +39,7 @@ def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
 
 def open_descriptors() -> int:
     gc.collect()  # sockets that earlier tests left
-    return len(os.listdir("/proc/self/fd"))
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class FakePeer:
@@ -90,7 +91,7 @@ class FakeLink:
 
     def node_request(self, method: str, args: tuple[Any, ...]) -> tuple[Any, int]:
         if method == "create_segment":
-            size, form, _owner = args
+            size, form, _owner, _owner_node = args
             number = next(self._numbers)
             fd = os.memfd_create("test")
             os.ftruncate(fd, size)
@@ -165,8 +166,10 @@ class Outside:
 class Caller:
     """The caller's side of one process without sockets: table, borrowing and calls."""
 
-    def __init__(self, process_id: bytes = b"caller00") -> None:
-        self.process_id = process_id
+    def __init__(self) -> None:
+        hooks.dropped.clear()
+        # An id of its own: refs of earlier tests may still be on their way out.
+        self.process_id = process_id = new_id()
         self.ids = ObjectIds(process_id)
         self.outside = Outside()
         self.table = ObjectTable(process_id, NODE, self.outside)

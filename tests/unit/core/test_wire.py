@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import marshal
 import os
@@ -276,7 +277,7 @@ def test_a_handler_can_send_and_close_from_within(loop: IOLoop) -> None:
         if message[0] == 5:
             conn.close()
 
-    server, client = make_pair(loop, on_message=answer)
+    _server, client = make_pair(loop, on_message=answer)
     for number in range(10):
         client.conn.send((number,))
     assert client.closed.wait(10)
@@ -418,11 +419,9 @@ def test_a_process_out_of_descriptors_hears_so_and_the_next_one_is_right(loop: I
     fillers = []
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(first, second, lowest) + 1, hard))
     try:
-        while True:
-            try:
+        with contextlib.suppress(OSError):
+            while True:
                 fillers.append(os.dup(0))
-            except OSError:
-                break
         server.conn.send((0,))  # handled like the others: says that it has none
         data = encode((1,))
         with server.conn._lock:
@@ -557,7 +556,8 @@ def test_a_connection_is_forgotten_once_it_is_closed(loop: IOLoop) -> None:
 def test_a_listener_accepts_and_removes_its_socket_at_the_end(
     loop: IOLoop, tmp_path: Path
 ) -> None:
-    path = str(tmp_path / "s")
+    file = tmp_path / "s"
+    path = str(file)
     ends: list[End] = []
     listener = Listener(path, loop, lambda sock: ends.append(End(sock, loop, server=True)))
     clients = [End(connect(path), loop, server=False) for _ in range(5)]
@@ -567,7 +567,7 @@ def test_a_listener_accepts_and_removes_its_socket_at_the_end(
     done = threading.Event()
     loop.call_soon(lambda: (listener.close(), done.set()))
     assert done.wait(10)
-    assert not os.path.exists(path)
+    assert not file.exists()
     with pytest.raises(OSError, match="No such file"):
         connect(path)
 

@@ -345,3 +345,19 @@ def test_a_driver_hears_at_once_what_no_node_could_ever_serve(daemon: FakeDaemon
     id = create(daemon, owner, resources={"GPU": 1}, placement_resources={"GPU": 1})
     daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
     assert [body[2] for body in daemon.pushes(owner, "pending")] == [True]
+
+
+def test_an_actor_that_was_killed_does_not_die_again_with_its_node(cluster: FakeCluster) -> None:
+    here, there = cluster.node({"CPU": 2}), cluster.node({"far": 1})
+    owner = here.driver()
+    id = create(here, owner, max_restarts=-1, placement_resources={"far": 1})
+    here.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+    ready(there, there.one("start_actor"))
+    here.ask(owner, "kill_actor", id, True)
+    assert deaths(here, owner) == ["KILLED"]
+    assert there.node is not None
+    # Its process is still on its way out, so its lease is still known.
+    cluster.head.lose(there.node, "it was silent")
+    assert deaths(here, owner) == []
+    cluster.node({"far": 1})
+    assert cluster.head.actors.all() == []

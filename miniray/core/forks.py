@@ -1,0 +1,65 @@
+"""What miniray is to a process that user code forks: nothing.
+
+The child of a driver or a worker closes the sockets that it inherited, counts no refs,
+runs none of our exit functions, and is refused the API until it calls ``init()`` itself.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from typing import TYPE_CHECKING
+
+from miniray.object_ref import hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.core.attach import Attachment
+
+_guarded: Attachment | None = None
+_in_child: Callable[[], None] | None = None
+_hook_installed = False
+
+
+def guard(attachment: Attachment, in_child: Callable[[], None] | None = None) -> None:
+    """Keep the children that this process forks from now on away from its attachment.
+
+    Args:
+        attachment: What this process has open.
+        in_child: Called in each child, after the rest.
+    """
+    global _guarded, _in_child, _hook_installed
+    _guarded, _in_child = attachment, in_child
+    if not _hook_installed:
+        _hook_installed = True
+        os.register_at_fork(after_in_child=_leave_parent)
+
+
+def unguard() -> None:
+    """This process is not attached any more."""
+    global _guarded, _in_child
+    _guarded = _in_child = None
+
+
+def _leave_parent() -> None:
+    """Runs in the child before anything else: takes no lock, another thread may have held it."""
+    if _guarded is None:
+        return
+    from miniray import api
+    from miniray.core.runtime import refuse_runtime
+
+    parent = os.getppid()
+    in_child = _in_child
+    _guarded.runtime.abandon()
+    hooks.dropped = collections.deque(maxlen=0)  # refs of the parent go without being counted
+    unguard()
+    api.forget()
+    refuse_runtime(
+        f"This process ({os.getpid()}) was forked from process {parent}, which is attached to a "
+        f"cluster, and shares nothing with it. Use miniray in the parent, and pass plain values "
+        f"to the child; or call miniray.init() here, to attach this process as a driver of its "
+        f"own."
+    )
+    if in_child is not None:
+        in_child()

@@ -1,0 +1,144 @@
+"""Making lost values again: which task runs once more, and who is told when none can.
+
+The owner of a value decides. Readers, here and in other processes, come with the value
+that they could not load; one that was replaced meanwhile is simply read again.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import protocol as p
+from miniray.core.calls import Call
+
+if TYPE_CHECKING:
+    from miniray.core.borrowing import Borrowing
+    from miniray.core.calls import CallTable
+    from miniray.core.lineage import Lineage, Origin
+    from miniray.core.objects import Entry, ObjectTable, Value
+    from miniray.core.task_client import TaskClient
+    from miniray.object_ref import ObjectRef
+
+_NO_ORIGIN = (
+    "only results of tasks that may run again (max_retries) can be made again, "
+    "not values of put(), results of actors or items of generators"
+)
+
+
+class Recovery:
+    """Runs tasks again whose results were lost. Thread-safe."""
+
+    def __init__(
+        self,
+        table: ObjectTable,
+        borrowing: Borrowing,
+        calls: CallTable,
+        lineage: Lineage,
+        tasks: TaskClient,
+    ) -> None:
+        self._table = table
+        self._borrowing = borrowing
+        self._calls = calls
+        self._lineage = lineage
+        self._tasks = tasks
+        # Reentrant: a garbage collection may run user code, which may drop refs, anywhere.
+        self._lock = threading.RLock()
+
+    def lost(self, entry: Entry, value: Value) -> str | None:
+        """A value cannot be loaded: get another one.
+
+        Returns:
+            None if another one is there or will come, maybe an error; else why none will.
+        """
+        if not self._table.is_owned(entry.id):
+            self._borrowing.lost(entry, value)
+            return None
+        return self.again(entry.id, value[1])
+
+    def again(self, id: bytes, payload: Any) -> str | None:
+        """The owner's side of ``lost``.
+
+        Args:
+            id: of an object of this process.
+            payload: of the value in shared memory that could not be loaded.
+        """
+        with self._lock:
+            entry = self._table.entry(id)
+            if entry is None:
+                return "its owner had freed it already"
+            value = entry.value
+            if value is None or value[1] != payload:
+                return None
+            plan, reason = self._plan(id)
+            if reason is not None:
+                return reason
+            old = self._table.forget_value(id)
+            if old is not None:
+                self._calls.free_value(old)  # its node may live, with the segment gone
+            self._carry_out(plan)
+        return None
+
+    def _plan(self, id: bytes) -> tuple[list[Origin], str | None]:
+        """All tasks that have to run for a result, or why they cannot."""
+        plan: dict[int, Origin] = {}
+        pending = [id]
+        while pending:
+            needed = pending.pop()
+            origin = self._lineage.find(needed)
+            if origin is None:
+                return [], _NO_ORIGIN
+            if origin.number in plan:
+                continue
+            if origin.retries == 0:
+                return [], f"{origin.name} ran as often as its max_retries allows"
+            plan[origin.number] = origin
+            for source, _ in origin.needs:
+                if self._table.entry(source) is not None:
+                    continue
+                if self._lineage.find(source) is None:
+                    return [], (
+                        f"{origin.name} cannot run again, because ObjectRef({source.hex()}), "
+                        f"which is one of its arguments, was freed; {_NO_ORIGIN}"
+                    )
+                pending.append(source)
+        return list(plan.values()), None
+
+    def _carry_out(self, plan: list[Origin]) -> None:
+        pins = [self._pins(origin) for origin in plan]  # all of them before anything runs
+        for origin, held in zip(plan, pins, strict=True):
+            self._lineage.spend(origin)
+            self._tasks.submit(
+                Call(
+                    self._calls.next_number(),
+                    origin.target,
+                    origin.name,
+                    origin.return_ids,
+                    origin.arguments,
+                    origin.refs,
+                    held,
+                    self._tasks,
+                    origin.retries,
+                    origin.retry_exceptions,
+                    None,
+                    origin.options,
+                )
+            )
+
+    def _pins(self, origin: Origin) -> list[ObjectRef[Any]]:
+        """What a task needs, held for its call; what is gone is an object to be made."""
+        pins = []
+        for id, node in origin.needs:
+            ref, entry = self._table.adopt(id, node)
+            pins.append(ref)
+            if self._table.is_owned(id) and not entry.kept and entry.value is None:
+                origin_of = self._lineage.find(id)
+                if origin_of is not None:
+                    entry.kept = True
+                    self._lineage.use(id)
+        return pins
+
+
+def is_shared(value: Value | None) -> bool:
+    """Whether a value is in the shared memory of some node, and so can be lost."""
+    return value is not None and value[0] == p.VALUE_SHARED

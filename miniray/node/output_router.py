@@ -1,0 +1,91 @@
+"""Where the output of this node's workers goes: to the driver of their job, on any node.
+
+Responsible for the way, and for bringing everything up to a moment to a driver that
+leaves; reading and splitting is ``outputs.py``'s work. Output whose driver is gone is
+in the log files only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.node.relayed import Relayed
+
+if TYPE_CHECKING:
+    from miniray.node.clients import Client, ClientServer
+    from miniray.node.log_lines import LogLine
+    from miniray.node.relay import RelayHub
+    from miniray.node.workers import Worker
+
+_FLUSH = "flush_output"
+_FLUSHED = "output_flushed"
+#: Seconds that other nodes have to send what their workers wrote.
+_FLUSH_TIMEOUT = 1.0
+
+
+class Pipes(Protocol):
+    """The part of a worker pool that is needed here."""
+
+    def read_output(self, job_id: bytes) -> None:
+        """Pass on all that the workers of a job have written."""
+
+
+class OutputRouter:
+    """The way of output to drivers, here and on other nodes."""
+
+    def __init__(self, node_id: bytes, clients: ClientServer, relay: RelayHub) -> None:
+        self._node_id = node_id
+        self._clients = clients
+        self._relay = relay
+        self._numbers = 0
+        #: Flushes under way: the nodes that have not answered, and what is set when all have.
+        self._flushes: dict[int, tuple[set[bytes], asyncio.Event]] = {}
+
+    def send(self, worker: Worker, is_stderr: bool, lines: list[LogLine]) -> None:
+        """A worker printed lines: they go to the driver of its job, if that is still there."""
+        job_id = worker.pool_key[0]
+        body = (worker.pid, self._node_id.hex()[:8], is_stderr, [tuple(line) for line in lines])
+        if self._clients.push(job_id, "log", body):
+            return
+        node = worker.driver_node
+        if node and node != self._node_id:
+            self._send(node, job_id, "log", body)
+
+    def _send(self, node: bytes, to: bytes, topic: str, body: Any) -> bool:
+        message = Relayed(to=to, topic=topic, body=marshal.dumps(body))
+        return self._relay.send(node, message)
+
+    async def flush(self, client: Client, pipes: Pipes) -> tuple[None, int]:
+        """Answer a driver when all that its workers wrote so far is on its way to it."""
+        pipes.read_output(client.job_id)
+        self._numbers += 1
+        number = self._numbers
+        missing = {
+            node
+            for node in self._relay.connected()
+            if self._send(node, node, _FLUSH, (client.job_id, number))
+        }
+        if missing:
+            done = asyncio.Event()
+            self._flushes[number] = (missing, done)
+            try:
+                await asyncio.wait_for(done.wait(), _FLUSH_TIMEOUT)
+            except asyncio.TimeoutError:
+                pass  # such a node is on its way out or overloaded; the log files have it all
+            finally:
+                del self._flushes[number]
+        return None, -1
+
+    def relayed(self, node: bytes, topic: str, body: Any, pipes: Pipes) -> None:
+        """Another daemon flushes, or has flushed."""
+        if topic == _FLUSH:
+            job_id, number = body
+            pipes.read_output(job_id)
+            self._send(node, node, _FLUSHED, number)
+        elif topic == _FLUSHED and body in self._flushes:
+            missing, done = self._flushes[body]
+            missing.discard(node)
+            if not missing:
+                done.set()

@@ -1,0 +1,188 @@
+"""The `miniray` command and driver programs as a user runs them, in a folder of their own.
+
+Nothing here runs miniray in the process of the tests, so that what a cluster leaves
+behind can be told apart from what the tests hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster_helpers import processes_with, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Seconds that a command or a driver program may take on a busy machine.
+PATIENCE = 45.0
+_OWN_VARIABLES = ("MINIRAY_ADDRESS", "MINIRAY_TOKEN", "MINIRAY_SESSION", "MINIRAY_WORKER_ID")
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """What `miniray start` printed."""
+
+    output: str
+    #: ``HOST:PORT`` of the cluster's head.
+    address: str
+    #: Empty for a node that joined.
+    token: str
+
+    @property
+    def port(self) -> int:
+        """Where the head listens."""
+        return int(self.address.rpartition(":")[2])
+
+
+class CommandLine:
+    """The command line of a user whose session files are all under one folder.
+
+    Args:
+        root: the folder, with a short path: sockets go there.
+        variables: variables of the environment of everything that is run.
+    """
+
+    def __init__(self, root: Path, **variables: str) -> None:
+        self.root = root
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES
+        }
+        scripts = sysconfig.get_path("scripts")
+        self.environment = {
+            **inherited,
+            "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
+            "MINIRAY_TMPDIR": str(root),
+            **variables,
+        }
+
+    # --- running -----------------------------------------------------------------
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run ``miniray`` with these arguments to its end."""
+        return self._run(["miniray", *arguments], variables)
+
+    def shell(self, line: str) -> subprocess.CompletedProcess[str]:
+        """Run a line as a user pastes it into a terminal."""
+        return self._run(["sh", "-c", line], {})
+
+    def python(self, source: str, *arguments: str, **variables: str) -> Any:
+        """Run a driver program to its end, and return what it printed last, as JSON."""
+        done = self._run([sys.executable, "-c", source, *arguments], variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def failing_python(self, source: str, **variables: str) -> str:
+        """Run a driver program that ends with an error, and return the error's line."""
+        done = self._run([sys.executable, "-c", source], variables)
+        assert done.returncode != 0, done.stdout
+        return done.stderr.strip().splitlines()[-1]
+
+    def _run(
+        self, command: list[str], variables: dict[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env={**self.environment, **variables},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+
+    def popen(self, *command: str, **options: Any) -> subprocess.Popen[str]:
+        """Start a program that goes on; its output comes in one pipe, as text."""
+        return subprocess.Popen(
+            command,
+            env={**self.environment, **options.pop("variables", {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            **options,
+        )
+
+    # --- nodes -------------------------------------------------------------------
+    def start_head(self, *arguments: str, **variables: str) -> Started:
+        """``miniray start --head`` at a free port."""
+        done = self.run("start", "--head", "--port", "0", *arguments, **variables)
+        assert done.returncode == 0, done.stderr
+        token = re.search(r"--token (\S+)", done.stdout)
+        assert token is not None, done.stdout
+        return Started(done.stdout, _address_in(done.stdout), token[1])
+
+    def join(self, head: Started, *arguments: str, **variables: str) -> Started:
+        """``miniray start`` of one more node."""
+        done = self.run(
+            "start", "--address", head.address, "--token", head.token, *arguments, **variables
+        )
+        assert done.returncode == 0, done.stderr
+        return Started(done.stdout, _address_in(done.stdout), "")
+
+    # --- traces --------------------------------------------------------------------
+    def records(self) -> list[dict[str, Any]]:
+        """The records of this user's nodes, in the order of their starts."""
+        folder = self.root / f"miniray-{os.geteuid()}" / "clusters"
+        records = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+        return sorted(records, key=lambda record: record["started"])
+
+    def pids(self) -> set[int]:
+        """Every living process that was started for this folder."""
+        return processes_with("MINIRAY_TMPDIR", str(self.root))
+
+    def files(self) -> list[Path]:
+        """What is on disk and should not outlive a cluster: everything but logs."""
+        return sorted(self._lasting(self.root))
+
+    def _lasting(self, folder: Path) -> Iterator[Path]:
+        for path in folder.iterdir():
+            kept = path.name in ("logs", "clusters", "environments") or (
+                path.name.startswith(("miniray-", "session_"))
+            )
+            if not kept:
+                yield path
+            elif path.name not in ("logs", "environments"):
+                yield from self._lasting(path)
+
+    def leaves_nothing(self, timeout: float = 20.0) -> None:
+        """Wait until no process and no file is left; fail with what is."""
+
+        def nothing_is_left() -> bool:
+            return not self.pids() and not self.files()
+
+        try:
+            wait_until(nothing_is_left, timeout)
+        except AssertionError:
+            raise AssertionError(f"left: {self.describe_rest()}") from None
+
+    def describe_rest(self) -> str:
+        """What is left, for the message of a failure."""
+        commands = []
+        for pid in self.pids():
+            try:
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:  # it has ended meanwhile
+                continue
+            commands.append(f"{pid}: {command[:120]}")
+        return f"{commands} {[str(path) for path in self.files()]}"
+
+
+def _address_in(output: str) -> str:
+    address = re.search(r" at (\S+:\d+) \(", output)
+    assert address is not None, output
+    return address[1]
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    """The single line of a command that failed; nothing may be on its stdout."""
+    assert done.returncode != 0, done.stdout
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr.strip()

@@ -1,0 +1,593 @@
+"""Everywhere that Python runs: scripts, the prompt, pipes, notebooks, threads, event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import processes_with, wait_until
+
+import miniray
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(session_root: Path) -> Iterator[None]:
+    """Each test has clusters of its own, and the last of their processes ends with it."""
+    yield
+    miniray.shutdown()
+    wait_until(lambda: not processes_with("MINIRAY_TMPDIR", str(session_root)), timeout=10)
+
+
+def run_python(*arguments: str, typed: str | None = None, folder: Path | None = None) -> str:
+    """Run a program to its end and return what it printed; fails if it fails."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        cwd=folder,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+PROGRAM = """
+import miniray
+
+OFFSET = 100
+
+def helper(number):
+    return number + OFFSET
+
+@miniray.remote
+def task(number):
+    return helper(number)
+
+class Base:
+    def __init__(self, start):
+        self.value = start
+
+@miniray.remote
+class Counter(Base):
+    def add(self, amount=1):
+        self.value += helper(amount)
+        return self.value
+
+print("sum:", sum(miniray.get([task.remote(i) for i in range(5)])))
+counter = Counter.remote(1000)
+print("count:", miniray.get(counter.add.remote(2)))
+"""
+PRINTED = ["sum: 510", "count: 1102"]
+
+
+# --- where the program comes from -------------------------------------------------------------
+
+
+def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM)
+    assert run_python(str(script)).splitlines() == PRINTED
+
+
+def test_python_c() -> None:
+    assert run_python("-c", PROGRAM).splitlines() == PRINTED
+
+
+def test_a_program_on_standard_input() -> None:
+    assert run_python("-", typed=PROGRAM).splitlines() == PRINTED
+
+
+def test_a_module_run_with_m(tmp_path: Path) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "other.py").write_text("def double(x):\n    return 2 * x\n")
+    (package / "__main__.py").write_text(
+        "import miniray\nfrom pack.other import double\nfrom . import other\n"
+        "f = miniray.remote(lambda x: double(x) + other.double(x))\n"
+        "print(miniray.get(f.remote(3)))\n"
+    )
+    assert run_python("-m", "pack", folder=tmp_path).splitlines() == ["12"]
+
+
+def test_modules_beside_the_script_are_imported_by_workers(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text(
+        "import miniray\n"
+        "LOADED = []\n"
+        "def triple(x):\n    return 3 * x\n"
+        "@miniray.remote\ndef remote_triple(x):\n    return triple(x)\n"
+        "class Box:\n    def __init__(self, x):\n        self.x = x\n"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import miniray, beside\n"
+        "print(miniray.get(beside.remote_triple.remote(4)))\n"
+        "print(miniray.get(miniray.remote(beside.triple).remote(5)))\n"
+        "box = miniray.get(miniray.remote(beside.Box).remote.__self__ and "
+        "miniray.remote(lambda: beside.Box(6)).remote())\n"
+        "print(type(box) is beside.Box, box.x)\n"
+    )
+    # Not in the script's folder: what counts is sys.path, not the working directory.
+    assert run_python(str(script)).splitlines() == ["12", "15", "True 6"]
+
+
+def test_pytest_inside_of_pytest(tmp_path: Path) -> None:
+    (tmp_path / "test_inner.py").write_text(
+        textwrap.dedent("""
+            import miniray, pytest
+
+            class Point:
+                def __init__(self, x): self.x = x
+                def __eq__(self, other): return type(other) is Point and other.x == self.x
+
+            @pytest.fixture
+            def cluster():
+                with miniray.init(num_cpus=1) as context:
+                    yield context
+
+            @miniray.remote
+            def make(x): return Point(x)
+
+            def test_classes_of_a_test_module(cluster):
+                assert miniray.get(make.remote(3)) == Point(3)
+
+            def test_functions_of_a_test(cluster):
+                @miniray.remote
+                def local(point): return point.x
+                assert miniray.get(local.remote(Point(4))) == 4
+        """)
+    )
+    text = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path))
+    assert "2 passed" in text
+
+
+# --- the prompt -----------------------------------------------------------------------------
+
+
+class Prompt:
+    """`python -i` on a terminal."""
+
+    def __init__(self) -> None:
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="dumb", PYTHON_BASIC_REPL="1")
+            os.execv(sys.executable, [sys.executable, "-q", "-i", "-c", "import sys"])
+        self._screen = ""
+
+    def expect(self, text: str, timeout: float = 30.0) -> str:
+        deadline = time.monotonic() + timeout
+        while text not in self._screen:
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._terminal], [], [], max(0.0, left))
+            assert ready, f"{text!r} did not come, but: {self._screen}"
+            self._screen += os.read(self._terminal, 65536).decode()
+        before, found, self._screen = self._screen.partition(text)
+        return before + found
+
+    def run(self, code: str) -> str:
+        """Type lines and return what they print."""
+        for line in code.splitlines():
+            os.write(self._terminal, line.encode() + b"\r")
+        os.write(b"print('do' + 'ne')\r" and self._terminal, b"print('do' + 'ne')\r")
+        return self.expect("\r\ndone")
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._terminal, keys)
+
+    def close(self) -> int:
+        os.write(self._terminal, b"exit()\r")
+        try:
+            while os.read(self._terminal, 65536):
+                pass
+        except OSError:  # the terminal's other end is closed
+            pass
+        os.close(self._terminal)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def test_the_prompt() -> None:
+    prompt = Prompt()
+    prompt.run("import miniray, time")
+    prompt.run("@miniray.remote\ndef f(x):\n    return x + 1\n")
+    assert "\r\n42" in prompt.run("miniray.get(f.remote(41))")
+    prompt.run("class Plain:\n    value = 7\n")
+    prompt.run("@miniray.remote\nclass A:\n    def m(self): return Plain().value\n")
+    assert "\r\n7" in prompt.run("miniray.get(A.remote().m.remote())")
+    assert prompt.close() == 0
+
+
+def test_ctrl_c_at_the_prompt_interrupts_get_and_the_cluster_lives_on() -> None:
+    prompt = Prompt()
+    prompt.run("import miniray, time")
+    prompt.run("slow = miniray.remote(lambda: time.sleep(1000))")
+    prompt.run("a = miniray.remote(type('A', (), {'m': lambda self: 5})).remote()")
+    assert "\r\n5" in prompt.run("miniray.get(a.m.remote())")
+    for _ in range(2):
+        prompt.type(b"print('wai' + 'ting'); miniray.get(slow.remote())\r")
+        prompt.expect("\r\nwaiting")
+        prompt.type(b"\x03")
+        prompt.expect("KeyboardInterrupt")
+    assert "\r\n5" in prompt.run("miniray.get(a.m.remote())")
+    assert prompt.close() == 0
+
+
+# --- notebooks ------------------------------------------------------------------------------
+
+
+class Notebook:
+    """A real Jupyter kernel."""
+
+    def __init__(self, folder: Path) -> None:
+        from jupyter_client.manager import KernelManager
+
+        self._manager = KernelManager()
+        self._manager.start_kernel(
+            cwd=str(folder),
+            env={**os.environ, "IPYTHONDIR": str(folder), "PYDEVD_DISABLE_FILE_VALIDATION": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self._client = self._manager.blocking_client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=40)
+
+    def start(self, code: str) -> str:
+        return str(self._client.execute(code))
+
+    def outputs(self, cell: str, until: str | None = None, timeout: float = 40.0) -> str:
+        """What a cell shows: all of it, or up to a text that may come after its end."""
+        text = ""
+        deadline = time.monotonic() + timeout
+        while True:
+            message = self._client.get_iopub_msg(timeout=max(0.1, deadline - time.monotonic()))
+            if message["parent_header"].get("msg_id") != cell:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "stream":
+                text += content["text"]
+            elif kind == "execute_result":
+                text += content["data"]["text/plain"]
+            elif kind == "error":
+                text += "\n".join(content["traceback"])
+            elif kind == "status" and content["execution_state"] == "idle" and until is None:
+                return text
+            if until is not None and until in text:
+                return text
+
+    def run(self, code: str) -> str:
+        return self.outputs(self.start(textwrap.dedent(code)))
+
+    def interrupt(self) -> None:
+        self._manager.interrupt_kernel()
+
+    def close(self) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel()
+
+
+@pytest.fixture
+def notebook(
+    tmp_path: Path, session_root: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Notebook]:
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    one = Notebook(tmp_path)
+    yield one
+    one.close()
+
+
+def test_functions_and_classes_of_cells_work_in_a_notebook(notebook: Notebook) -> None:
+    notebook.run("import miniray; miniray.init(num_cpus=2)")
+    notebook.run(
+        """
+        import dataclasses
+        @dataclasses.dataclass
+        class Point:
+            x: int
+        def double(point):
+            return Point(point.x * 2)
+        @miniray.remote
+        def task(point):
+            return double(point)
+        @miniray.remote
+        class Actor:
+            def method(self, point):
+                return double(point)
+        """
+    )
+    assert notebook.run("miniray.get(task.remote(Point(4)))") == "Point(x=8)"
+    notebook.run("def double(point): return Point(point.x * 3)")  # a cell that is run again
+    assert notebook.run("miniray.get(Actor.remote().method.remote(Point(4)))") == "Point(x=12)"
+    assert notebook.run("isinstance(miniray.get(task.remote(Point(4))), Point)") == "True"
+
+
+def test_what_workers_print_appears_in_the_cell(notebook: Notebook) -> None:
+    notebook.run("import miniray; miniray.init(num_cpus=2)")
+    for number in range(2):
+        code = f"miniray.get(miniray.remote(lambda: print('printed in cell {number}')).remote())"
+        notebook.outputs(notebook.start(code), until=f"printed in cell {number}")
+
+
+def test_an_interrupted_cell_leaves_the_cluster_usable(notebook: Notebook) -> None:
+    notebook.run("import miniray, time; miniray.init(num_cpus=2)")
+    cell = notebook.start(
+        "print('waiting', flush=True)\n"
+        "miniray.get(miniray.remote(lambda: time.sleep(1000)).remote())"
+    )
+    notebook.outputs(cell, until="waiting")
+    notebook.interrupt()
+    assert "KeyboardInterrupt" in notebook.outputs(cell)
+    assert notebook.run("miniray.get(miniray.remote(lambda: 5).remote())") == "5"
+
+
+def test_await_works_in_a_cell(notebook: Notebook) -> None:
+    notebook.run("import miniray; miniray.init(num_cpus=2)")
+    assert notebook.run("await miniray.remote(lambda: 6).remote()") == "6"
+
+
+def test_the_end_of_a_kernel_leaves_nothing(
+    notebook: Notebook, session_root: Path, tmp_path: Path
+) -> None:
+    notebook.run("import miniray; miniray.init(num_cpus=2)")
+    notebook.run("miniray.get(miniray.remote(lambda: 1).remote())")
+    assert processes_with("MINIRAY_TMPDIR", str(session_root))
+    notebook.close()
+    wait_until(lambda: not processes_with("MINIRAY_TMPDIR", str(session_root)), timeout=10)
+    assert not list(session_root.glob("mr-*"))
+
+
+# --- one process, many clusters ----------------------------------------------------------------
+
+
+def open_descriptors() -> dict[str, str]:
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found[entry.name] = str(entry.readlink())
+        except OSError:  # that of the listing itself
+            continue
+    return found
+
+
+def test_many_clusters_one_after_another_leak_nothing() -> None:
+    @miniray.remote
+    class Echo:
+        def echo(self, value: Any) -> Any:
+            return value
+
+    add = miniray.remote(lambda a, b: a + b)
+
+    def use_a_cluster() -> None:
+        miniray.init(num_cpus=1)
+        assert miniray.get(Echo.remote().echo.remote(miniray.put(bytes(300_000)))) is not None
+        assert miniray.get(add.remote(1, 2)) == 3
+        miniray.shutdown()
+
+    use_a_cluster()
+    descriptors, threads = open_descriptors(), set(threading.enumerate())
+    for _ in range(20):
+        use_a_cluster()
+    assert set(threading.enumerate()) == threads
+    after = open_descriptors()
+    assert len(after) <= len(descriptors), set(after.items()) - set(descriptors.items())
+
+
+# --- threads -----------------------------------------------------------------------------------
+
+
+def test_threads_that_start_a_cluster_at_the_same_time_share_one() -> None:
+    start = threading.Barrier(4)
+    found = []
+
+    def use() -> None:
+        start.wait()
+        ref = miniray.put(threading.get_ident())
+        found.append((miniray.get_runtime_context().get_job_id(), miniray.get(ref)))
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 4
+    assert len({job for job, _ in found}) == 1
+
+
+def test_threads_of_the_driver_may_call_at_once() -> None:
+    miniray.init(num_cpus=2)
+    counter = miniray.remote(type("Adder", (), {"add": lambda self, a, b: a + b})).remote()
+    add = miniray.remote(lambda a, b: a + b)
+    wrong: list[Any] = []
+
+    def use(number: int) -> None:
+        for step in range(30):
+            refs = [counter.add.remote(number, step), add.remote(number, miniray.put(step))]
+            values = miniray.get(refs)
+            if values != [number + step] * 2:
+                wrong.append(values)
+
+    threads = [threading.Thread(target=use, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_a_driver_that_works_in_a_thread_ends_with_its_main_thread() -> None:
+    text = run_python(
+        "-c",
+        "import miniray, threading\n"
+        "def work():\n"
+        "    print(miniray.get(miniray.remote(lambda: 3).remote()))\n"
+        "thread = threading.Thread(target=work)\n"
+        "thread.start(); thread.join()\n",
+    )
+    assert text.splitlines() == ["3"]
+
+
+# --- event loops -------------------------------------------------------------------------------
+
+
+def test_a_driver_with_an_event_loop() -> None:
+    miniray.init(num_cpus=2)
+    add = miniray.remote(lambda a, b: a + b)
+
+    @miniray.remote
+    def count(number: int) -> Any:
+        yield from range(number)
+
+    @miniray.remote
+    class Asker:
+        async def ask(self, value: int) -> int:
+            await asyncio.sleep(0)
+            return value
+
+        async def stream(self, number: int) -> Any:
+            for item in range(number):
+                yield item
+
+    async def main() -> None:
+        assert await add.remote(1, 2) == 3
+        assert await asyncio.gather(*[add.remote(n, n) for n in range(5)]) == [0, 2, 4, 6, 8]
+        asker = Asker.remote()
+        assert await asyncio.wait_for(asker.ask.remote(9), timeout=20) == 9
+        assert [await ref async for ref in count.remote(4)] == [0, 1, 2, 3]
+        assert [await ref async for ref in asker.stream.remote(3)] == [0, 1, 2]
+        tasks = [asyncio.ensure_future(wrap(add.remote(n, 1))) for n in range(3)]
+        done, pending = await asyncio.wait(tasks)
+        assert not pending
+        assert sorted(task.result() for task in done) == [1, 2, 3]
+
+    async def wrap(ref: Any) -> Any:
+        return await ref
+
+    asyncio.run(main())
+    asyncio.run(main())  # another loop, the same cluster
+
+
+# --- what is carried to workers ------------------------------------------------------------------
+
+
+def test_lambdas_closures_and_nested_classes() -> None:
+    factor = 3
+
+    class Outer:
+        class Inner:
+            def value(self) -> int:
+                return 10 * factor
+
+        def inner(self) -> Outer.Inner:
+            return Outer.Inner()
+
+    def make_adder(amount: int) -> Any:
+        return lambda value: value + amount
+
+    @miniray.remote
+    def apply(function: Any, *args: Any) -> Any:
+        return function(*args)
+
+    assert miniray.get(apply.remote(make_adder(5), 1)) == 6
+    assert miniray.get(apply.remote(lambda: Outer().inner().value())) == 30
+    inner = miniray.get(apply.remote(Outer.Inner))
+    assert isinstance(inner, Outer.Inner)
+    assert miniray.get(miniray.remote(Outer.Inner).remote().value.remote()) == 30
+
+
+def test_decorated_functions_and_classes_of_a_module_may_use_globals_that_cannot_be_pickled(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "locked.py").write_text(
+        textwrap.dedent("""
+            import functools, threading
+            import miniray
+
+            LOCK = threading.Lock()
+
+            def logged(function):
+                @functools.wraps(function)
+                def inner(*args):
+                    with LOCK:
+                        return function(*args)
+                return inner
+
+            @miniray.remote
+            def with_lock(x):
+                with LOCK:
+                    return x + 1
+
+            @miniray.remote
+            @logged
+            def decorated(x):
+                return x + 2
+
+            @miniray.remote
+            class Locked:
+                def add(self, x):
+                    with LOCK:
+                        return x + 3
+        """)
+    )
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import locked, miniray\n"
+        "print(miniray.get(locked.with_lock.remote(1)))\n"
+        "print(miniray.get(locked.decorated.remote(1)))\n"
+        "print(miniray.get(locked.Locked.remote().add.remote(1)))\n"
+    )
+    assert run_python(str(script)).splitlines() == ["2", "3", "4"]
+
+
+def test_a_function_of_main_that_uses_a_global_that_cannot_be_pickled_is_refused_by_name() -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import miniray, threading\n"
+            "LOCK = threading.Lock()\n"
+            "@miniray.remote\n"
+            "def f():\n"
+            "    with LOCK: pass\n"
+            "f.remote()\n",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert re.search(r"TypeError: function f cannot be pickled: .*'LOCK' is a lock", done.stderr)
+
+
+def test_ctrl_c_in_a_script_ends_it_and_its_cluster(session_root: Path) -> None:
+    program = (
+        "import miniray, time\n"
+        "ref = miniray.remote(lambda: time.sleep(1000)).remote()\n"
+        "print('waiting', flush=True)\n"
+        "miniray.get(ref)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")

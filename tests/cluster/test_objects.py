@@ -1,0 +1,445 @@
+"""Values in the object store of one node: no copies, no changes, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cluster_helpers import wait_until
+
+import miniray
+from miniray.core.runtime import current_runtime
+from miniray.exceptions import ObjectStoreFullError, OwnerDiedError, RayActorError, RayTaskError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 1024 * 1024
+CAPACITY = 192 * MIB
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(session_root: Path) -> Iterator[None]:
+    """A small store, of which the head hears often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIRAY_HEARTBEAT_INTERVAL", "0.05")
+        miniray.init(num_cpus=4, object_store_memory=CAPACITY)
+        yield
+        miniray.shutdown()
+
+
+def used_bytes() -> int:
+    """Bytes in the object stores of all nodes, as of their last heartbeats."""
+    return sum(node["ObjectStoreUsed"] for node in miniray.nodes() if node["Alive"])
+
+
+def store_is_empty() -> bool:
+    return used_bytes() == 0
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Whatever a test does, the store is empty after it."""
+    yield
+    wait_until(store_is_empty, timeout=10)
+
+
+def where(array: Any) -> tuple[str, int]:
+    """The file that an array is mapped from, and its place in there."""
+    address = array.ctypes.data
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, offset, device, inode = line.split(maxsplit=5)[:5]
+        begin, end = (int(part, 16) for part in span.split("-"))
+        if begin <= address < end:
+            return f"{device}:{inode}", int(offset, 16) + address - begin
+    raise AssertionError("the array is nowhere")
+
+
+@miniray.remote(num_cpus=0)
+class Keeper:
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+    def where(self, array: Any) -> tuple[str, int]:
+        return where(array)
+
+    def keep(self, value: Any) -> None:
+        self.kept = value
+
+    def kept_sum(self) -> int:
+        value = miniray.get(self.kept[0]) if isinstance(self.kept, list) else self.kept
+        return int(value.sum())
+
+    def change(self, array: Any) -> None:
+        array[0] = 9
+
+    def unlock(self, array: Any) -> None:
+        array.setflags(write=True)
+
+    def make(self, size: int) -> Any:
+        return np.ones(size, dtype=np.uint8)
+
+    def put_for_me(self, size: int) -> list[Any]:
+        return [miniray.put(np.ones(size, dtype=np.uint8))]
+
+    def die_while_writing(self) -> None:
+        from miniray.core import shared_memory
+
+        def die(_fd: int, _pieces: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        shared_memory._write_all = die
+        miniray.put(np.ones(MIB, dtype=np.uint8))
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def entries(self) -> int:
+        return len(current_runtime().table)  # type: ignore[attr-defined]
+
+
+# --- how values are read ---------------------------------------------------------------
+def test_two_actors_and_the_driver_read_the_same_memory() -> None:
+    ref = miniray.put(np.arange(MIB, dtype=np.uint8))
+    actors = [Keeper.remote() for _ in range(2)]
+    places = miniray.get([actor.where.remote(ref) for actor in actors])
+    assert places[0] == places[1] == where(miniray.get(ref))
+
+
+def test_an_array_cannot_be_changed_in_place_by_any_reader() -> None:
+    ref = miniray.put(np.zeros(MIB, dtype=np.uint8))
+    actor = Keeper.remote()
+    for attempt in (actor.change, actor.unlock):
+        with pytest.raises(ValueError, match=r"read-only|WRITEABLE"):
+            miniray.get(attempt.remote(ref))
+    mine = miniray.get(ref)
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        mine.setflags(write=True)
+    assert not mine.any()
+
+
+def test_the_writer_may_go_on_with_its_own_array() -> None:
+    array = np.zeros(MIB, dtype=np.uint8)
+    ref = miniray.put(array)
+    array[:] = 1
+    assert not miniray.get(ref).any()
+
+
+def test_a_structure_keeps_its_shape_and_shares_its_arrays() -> None:
+    shared = np.arange(MIB, dtype=np.int64)
+    value = {"a": [shared, shared[::2].copy()], "b": (b"x" * MIB, "y" * MIB), "c": {1, 2}}
+    ref = miniray.put(value)
+    back = miniray.get(ref)
+    assert back["b"] == value["b"]
+    assert back["c"] == {1, 2}
+    np.testing.assert_array_equal(back["a"][0], shared)
+    np.testing.assert_array_equal(back["a"][1], shared[::2])
+    assert not back["a"][0].flags.writeable
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_arrays_of_either_order_and_of_slices_come_back_equal(order: Any) -> None:
+    array = np.asarray(np.arange(512 * 1024, dtype=np.float64).reshape(512, 1024), order=order)
+    np.testing.assert_array_equal(miniray.get(miniray.put(array)), array)
+    np.testing.assert_array_equal(miniray.get(miniray.put(array[::3, 1::2])), array[::3, 1::2])
+
+
+def test_ten_megabytes_of_bytes_come_back_equal() -> None:
+    value = os.urandom(10_000_000)
+
+    @miniray.remote
+    def swap(data: bytes) -> bytes:
+        return data[::-1]
+
+    assert miniray.get(miniray.put(value)) == value
+    assert miniray.get(swap.remote(value)) == value[::-1]
+    assert miniray.get(miniray.put(bytearray(value))) == value
+
+
+def test_torch_tensors_come_back_equal() -> None:
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(MIB, dtype=torch.float32)
+
+    @miniray.remote
+    def double(given: Any) -> Any:
+        return given * 2
+
+    assert torch.equal(miniray.get(double.remote(miniray.put(tensor))), tensor * 2)
+
+
+# --- when memory is given back ---------------------------------------------------------
+def test_memory_comes_back_when_the_last_ref_goes() -> None:
+    ref = miniray.put(np.ones(4 * MIB, dtype=np.uint8))
+    wait_until(lambda: used_bytes() >= 4 * MIB)
+    other = ref
+    del ref
+    assert miniray.get(other)[0] == 1
+    del other
+    wait_until(store_is_empty)
+
+
+def test_a_view_keeps_its_bytes_after_its_ref_is_gone() -> None:
+    expected = np.arange(4 * MIB, dtype=np.uint8)
+    ref = miniray.put(expected)
+    view = miniray.get(ref)
+    part = view[MIB : MIB + 100]
+    del ref, view
+    for fill in range(30):
+        miniray.put(np.full(4 * MIB, fill, dtype=np.uint8))
+    np.testing.assert_array_equal(part, expected[MIB : MIB + 100])
+    assert used_bytes() >= 4 * MIB
+
+
+def test_a_view_in_an_actor_keeps_its_bytes_when_the_driver_drops_its_ref() -> None:
+    actor = Keeper.remote()
+    ref = miniray.put(np.ones(4 * MIB, dtype=np.uint8))
+    miniray.get(actor.keep.remote(ref))
+    del ref
+    for _ in range(10):
+        miniray.put(np.full(4 * MIB, 7, dtype=np.uint8))
+    assert miniray.get(actor.kept_sum.remote()) == 4 * MIB
+    miniray.get(actor.keep.remote(None))
+
+
+def test_a_ref_in_an_actors_state_keeps_the_value() -> None:
+    actor = Keeper.remote()
+    ref = miniray.put(np.ones(MIB, dtype=np.uint8))
+    miniray.get(actor.keep.remote([ref]))
+    del ref
+    assert miniray.get(actor.kept_sum.remote()) == MIB
+    wait_until(lambda: used_bytes() >= MIB)
+    miniray.get(actor.keep.remote(None))
+    wait_until(store_is_empty)
+
+
+def test_a_ref_passes_through_three_processes() -> None:
+    first, second, third = (Keeper.remote() for _ in range(3))
+
+    @miniray.remote(num_cpus=0)
+    def hand(refs: list[Any], chain: list[Any]) -> None:
+        if len(chain) > 1:
+            miniray.get(hand.remote(refs, chain[1:]))
+        miniray.get(chain[0].keep.remote(refs))
+
+    ref = miniray.put(np.ones(MIB, dtype=np.uint8))
+    miniray.get(hand.remote([ref], [first, second, third]))
+    del ref
+    for actor in (first, second, third):
+        assert miniray.get(actor.kept_sum.remote()) == MIB
+        miniray.get(actor.keep.remote(None))
+
+
+def test_refs_inside_values_inside_values_keep_everything() -> None:
+    value: Any = np.ones(MIB, dtype=np.uint8)
+    for _ in range(5):
+        value = [miniray.put(value)]
+    actor = Keeper.remote()
+    miniray.get(actor.keep.remote(value))
+    for _ in range(5):
+        value = miniray.get(value[0])
+    assert value.sum() == MIB
+    miniray.get(actor.keep.remote(None))
+
+
+def test_a_value_of_a_dead_actor_is_freed() -> None:
+    actor = Keeper.remote()
+    refs = miniray.get(actor.put_for_me.remote(4 * MIB))
+    pid = miniray.get(actor.pid.remote())
+    wait_until(lambda: used_bytes() >= 4 * MIB)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(RayActorError):
+        miniray.get(actor.pid.remote())
+    wait_until(store_is_empty)
+    with pytest.raises(OwnerDiedError):
+        miniray.get(refs)
+
+
+def test_what_an_actor_has_mapped_is_given_back_when_it_is_killed() -> None:
+    actor = Keeper.remote()
+    ref = miniray.put(np.ones(4 * MIB, dtype=np.uint8))
+    miniray.get(actor.keep.remote(ref))
+    miniray.kill(actor)
+    del ref
+    wait_until(store_is_empty)
+
+
+def test_a_writer_killed_half_way_leaves_nothing() -> None:
+    with pytest.raises(RayActorError):
+        miniray.get(Keeper.remote().die_while_writing.remote())
+    wait_until(store_is_empty)
+
+
+def test_large_arguments_are_freed_after_their_calls() -> None:
+    actor = Keeper.remote()
+    array = np.ones(4 * MIB, dtype=np.uint8)
+    miniray.get([actor.where.remote(array) for _ in range(10)])
+    wait_until(store_is_empty)
+
+
+def test_results_nobody_reads_are_freed() -> None:
+    actor = Keeper.remote()
+    for _ in range(10):
+        actor.make.remote(4 * MIB)
+    miniray.get(actor.pid.remote())
+    wait_until(store_is_empty)
+
+
+def test_a_loop_that_feeds_a_result_back_keeps_only_the_last() -> None:
+    @miniray.remote
+    def step(array: Any) -> Any:
+        return array + 1
+
+    state = miniray.put(np.zeros(4 * MIB, dtype=np.uint8))
+    for _ in range(100):  # more than twice what the store has
+        state = step.remote(state)
+        miniray.wait([state])
+    assert miniray.get(state)[0] == 100
+
+
+# --- refs from workers that end by rule --------------------------------------------------
+@pytest.mark.parametrize("size", [10, 4 * MIB], ids=["small", "big"])
+def test_refs_from_a_worker_that_ended_by_rule_stay_good(size: int) -> None:
+    @miniray.remote(max_calls=1)
+    def make() -> Any:
+        inner = miniray.put(np.ones(size, dtype=np.uint8))
+        return os.getpid(), [inner, miniray.put([inner, "nested"])]
+
+    pid, refs = miniray.get(make.remote())
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    assert miniray.get(refs[0]).sum() == size
+    nested, name = miniray.get(refs[1])
+    assert name == "nested"
+    assert miniray.get(nested).sum() == size
+    actor = Keeper.remote()
+    miniray.get(actor.keep.remote([refs[0]]))
+    del refs, nested
+    assert miniray.get(actor.kept_sum.remote()) == size
+    miniray.get(actor.keep.remote(None))
+
+
+# --- a full store ------------------------------------------------------------------------
+def test_a_full_store_says_so_with_numbers_and_works_again() -> None:
+    size = 40 * MIB
+    kept = [miniray.put(np.ones(size, dtype=np.uint8)) for _ in range(4)]
+    with pytest.raises(ObjectStoreFullError) as info:
+        miniray.put(np.ones(size, dtype=np.uint8))
+    assert info.value.needed >= size
+    assert 4 * size <= info.value.used <= info.value.capacity == CAPACITY
+    assert str(CAPACITY) in str(info.value)
+    assert miniray.get(kept[3]).sum() == size
+    kept.pop()
+    assert miniray.get(miniray.put(np.ones(size, dtype=np.uint8))).sum() == size
+    kept.clear()  # the error's traceback holds this frame
+
+
+def test_a_full_store_fails_a_result_and_its_worker_lives_on() -> None:
+    actor = Keeper.remote()
+    kept = [miniray.put(np.ones(40 * MIB, dtype=np.uint8)) for _ in range(4)]
+    with pytest.raises(ObjectStoreFullError):
+        miniray.get(actor.make.remote(40 * MIB))
+    with pytest.raises(ObjectStoreFullError):
+        actor.where.remote(np.ones(40 * MIB, dtype=np.uint8))
+    kept.clear()
+    assert miniray.get(actor.make.remote(40 * MIB)).sum() == 40 * MIB
+
+
+def test_a_value_larger_than_the_store_fails_at_once() -> None:
+    begin = time.monotonic()
+    with pytest.raises(ObjectStoreFullError, match=str(CAPACITY)):
+        miniray.put(np.zeros(2 * CAPACITY, dtype=np.uint8))
+    assert time.monotonic() - begin < 2
+
+
+def test_values_pass_through_a_small_store_for_ever() -> None:
+    for fill in range(50):
+        assert miniray.get(miniray.put(np.full(40 * MIB, fill, dtype=np.uint8)))[0] == fill
+
+
+# --- many --------------------------------------------------------------------------------
+def test_ten_thousand_refs_can_be_got_at_once() -> None:
+    @miniray.remote
+    def number(n: int) -> int:
+        return n
+
+    assert miniray.get([miniray.put(n) for n in range(10_000)]) == list(range(10_000))
+    assert miniray.get([number.remote(n) for n in range(10_000)]) == list(range(10_000))
+
+
+def test_a_value_may_hold_ten_thousand_refs() -> None:
+    @miniray.remote
+    def total(refs: list[Any]) -> tuple[int, list[Any]]:
+        return sum(miniray.get(refs)), refs
+
+    refs = [miniray.put(n) for n in range(10_000)]
+    held = miniray.put(refs)
+    found, back = miniray.get(total.remote(held))
+    assert found == sum(range(10_000))
+    assert back == refs
+    del refs
+    assert miniray.get(miniray.get(held)) == list(range(10_000))
+
+
+# --- what cannot be unpickled ---------------------------------------------------------------
+def explode() -> Any:
+    raise RuntimeError("cannot be unpickled")
+
+
+class Bomb:
+    def __init__(self, payload: bytes = b"") -> None:
+        self.payload = payload
+
+    def __reduce__(self) -> Any:
+        return explode, ()
+
+
+@pytest.mark.parametrize("size", [10, MIB], ids=["small", "big"])
+def test_a_value_that_cannot_be_unpickled_raises_where_it_is_read(size: int) -> None:
+    @miniray.remote
+    class Maker:
+        def make(self) -> Any:
+            return [Bomb(), np.ones(size, dtype=np.uint8)]
+
+        def take(self, value: Any) -> str:
+            return type(value).__name__
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    maker = Maker.remote()
+    pid = miniray.get(maker.pid.remote())
+    ref = maker.make.remote()
+    with pytest.raises(RuntimeError, match="cannot be unpickled"):
+        miniray.get(ref)
+    with pytest.raises(RayTaskError, match="cannot be unpickled"):
+        miniray.get(maker.take.remote(ref))
+    with pytest.raises(RayTaskError, match="cannot be unpickled"):
+        miniray.get(maker.take.remote([Bomb(), np.ones(size, dtype=np.uint8)]))
+    assert miniray.get(maker.pid.remote()) == pid
+
+
+def test_a_result_that_cannot_be_pickled_is_its_calls_error() -> None:
+    import threading
+
+    @miniray.remote
+    def make() -> Any:
+        return [np.ones(MIB), threading.Lock()]
+
+    with pytest.raises(TypeError, match="lock"):
+        miniray.get(make.remote())
+
+
+def test_no_process_remembers_objects_that_are_gone() -> None:
+    actor = Keeper.remote()
+    before = miniray.get(actor.entries.remote())
+    for _ in range(20):
+        refs = miniray.get(actor.put_for_me.remote(MIB))
+        miniray.get(actor.keep.remote(refs))
+        miniray.get(actor.keep.remote([miniray.put([refs, np.ones(MIB, dtype=np.uint8)])]))
+    miniray.get(actor.keep.remote(None))
+    del refs
+    wait_until(lambda: miniray.get(actor.entries.remote()) == before)

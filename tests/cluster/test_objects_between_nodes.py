@@ -1,0 +1,515 @@
+"""Values that move between nodes, and that are made again when a node takes them with it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cluster_helpers import count_up, wait_until
+
+import miniray
+from miniray.cluster_utils import Cluster
+from miniray.core.runtime import current_runtime
+from miniray.exceptions import ObjectLostError, OwnerDiedError, RayActorError
+from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from miniray.cluster_utils import Node
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def nodes(session_root: Path) -> Iterator[Cluster]:
+    """A head node, and one with the resource ``far``, that tell often what they store."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIRAY_HEARTBEAT_INTERVAL", "0.05")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
+        cluster.add_node(num_cpus=4, resources={"far": 100})
+        miniray.init(address=cluster.address)
+        cluster.wait_for_nodes()
+        yield cluster
+        miniray.shutdown()
+        cluster.shutdown()
+
+
+def used_bytes() -> dict[str, int]:
+    """Bytes in the object store of each living node, as of its last heartbeat."""
+    return {n["NodeID"]: n["ObjectStoreUsed"] for n in miniray.nodes() if n["Alive"]}
+
+
+def stores_are_empty() -> bool:
+    return not any(used_bytes().values())
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(nodes: Cluster) -> Iterator[None]:
+    """Whatever a test does, all stores are empty after it."""
+    yield
+    wait_until(stores_are_empty, timeout=10)
+
+
+@pytest.fixture
+def third(nodes: Cluster) -> Iterator[Node]:
+    """A node for one test, with the resource ``third``, that it may kill."""
+    node = nodes.add_node(num_cpus=2, resources={"third": 100})
+    wait_until(lambda: miniray.cluster_resources().get("third") == 100)
+    yield node
+    nodes.remove_node(node)
+    wait_until(lambda: "third" not in miniray.cluster_resources())
+
+
+def kill(node: Node) -> None:
+    """The machine loses power."""
+    os.kill(node.pids["node"], signal.SIGKILL)
+    node.stop(graceful=False)
+
+
+def softly_on(node: Node) -> dict[str, Any]:
+    """Options of a task that runs there as long as that node lives."""
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=True)}
+
+
+@miniray.remote(num_cpus=0)
+class Holder:
+    """Holds refs and values under names."""
+
+    def __init__(self) -> None:
+        self.held: dict[Any, Any] = {}
+
+    def hold(self, name: Any, value: Any) -> None:
+        self.held[name] = value
+
+    def give(self, name: Any) -> Any:
+        return self.held[name]
+
+    def drop(self, name: Any = None) -> None:
+        if name is None:
+            self.held.clear()
+        else:
+            self.held.pop(name, None)
+
+    def sum(self, array: Any) -> int:
+        return int(array.sum())
+
+    def sum_of(self, refs: list[Any]) -> int:
+        return sum(int(miniray.get(ref).sum()) for ref in refs)
+
+    def make(self, size: int) -> Any:
+        return np.ones(size, dtype=np.uint8)
+
+    def put(self, size: int) -> list[Any]:
+        return [miniray.put(np.ones(size, dtype=np.uint8))]
+
+    def run(self, function: Any, *args: Any) -> Any:
+        return function(self, *args)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def entries(self) -> int:
+        table = current_runtime().table  # type: ignore[attr-defined]
+        return sum(not table.is_actor(entry.id) for entry in table.snapshot())
+
+
+FarHolder = Holder.options(resources={"far": 1})
+ThirdHolder = Holder.options(resources={"third": 1})
+
+
+@miniray.remote(num_cpus=0)
+def ones(size: int) -> Any:
+    return np.ones(size, dtype=np.uint8)
+
+
+# --- moving ----------------------------------------------------------------------------
+def test_many_readers_share_one_transfer_and_one_copy(nodes: Cluster) -> None:
+    size = 32 * MIB
+    holders = [FarHolder.remote() for _ in range(6)]
+    miniray.get([holder.pid.remote() for holder in holders])
+    ref = miniray.put(np.ones(size, dtype=np.uint8))
+    assert miniray.get([holder.sum.remote(ref) for holder in holders]) == [size] * 6
+    far = nodes.worker_nodes[0].node_id
+    wait_until(lambda: used_bytes()[far] > 0)
+    assert used_bytes()[far] < 2 * size
+
+
+def test_a_value_owned_by_one_node_and_stored_on_another_is_freed_on_both() -> None:
+    ref = FarHolder.remote().make.remote(4 * MIB)
+    assert miniray.get(ref).sum() == 4 * MIB
+    wait_until(lambda: sum(value > 0 for value in used_bytes().values()) == 2)
+    del ref
+    wait_until(stores_are_empty)
+
+
+def test_a_ref_passes_through_processes_of_three_nodes(third: Node) -> None:
+    holders = [Holder.remote(), FarHolder.remote(), ThirdHolder.remote()]
+
+    @miniray.remote(num_cpus=0)
+    def hand(refs: list[Any], chain: list[Any]) -> None:
+        miniray.get(chain[0].hold.remote("it", refs))
+        if len(chain) > 1:
+            miniray.get(hand.options(**softly_on(third)).remote(refs, chain[1:]))
+
+    ref = miniray.put(np.ones(MIB, dtype=np.uint8))
+    miniray.get(hand.remote([ref], holders))
+    del ref
+    for holder in holders:
+        [found] = miniray.get(holder.give.remote("it"))
+        assert miniray.get(found).sum() == MIB
+        del found
+    miniray.get([holder.drop.remote() for holder in holders])
+    wait_until(stores_are_empty)
+
+
+def test_a_value_dropped_while_it_moves_leaves_no_copy() -> None:
+    holder = FarHolder.remote()
+    for _ in range(10):
+        holder.sum.remote(np.ones(8 * MIB, dtype=np.uint8))
+        holder.sum.remote(miniray.put(np.ones(8 * MIB, dtype=np.uint8)))
+    assert miniray.get(holder.sum.remote(np.ones(1))) == 1
+    wait_until(stores_are_empty)
+
+
+# --- owners that end -----------------------------------------------------------------------
+def test_values_stored_elsewhere_are_freed_when_their_owner_is_killed() -> None:
+    owner = Holder.remote()
+
+    def keep_results(self: Any) -> int:
+        self.held["refs"] = [ones.options(resources={"far": 1}).remote(MIB) for _ in range(3)]
+        return len(miniray.wait(self.held["refs"], num_returns=3)[0])
+
+    assert miniray.get(owner.run.remote(keep_results)) == 3
+    wait_until(lambda: sum(used_bytes().values()) >= 3 * MIB)
+    os.kill(miniray.get(owner.pid.remote()), signal.SIGKILL)
+    wait_until(stores_are_empty)
+
+
+def test_values_stored_elsewhere_are_freed_when_their_owners_node_dies(third: Node) -> None:
+    owner = ThirdHolder.remote()
+
+    def keep_results(self: Any) -> int:
+        self.held["refs"] = [ones.options(resources={"far": 1}).remote(MIB) for _ in range(3)]
+        return len(miniray.wait(self.held["refs"], num_returns=3)[0])
+
+    assert miniray.get(owner.run.remote(keep_results)) == 3
+    wait_until(lambda: sum(used_bytes().values()) >= 3 * MIB)
+    kill(third)
+    wait_until(stores_are_empty)
+
+
+@pytest.mark.parametrize("size", [10, 4 * MIB], ids=["small", "big"])
+def test_what_a_worker_that_ended_by_rule_owned_elsewhere_stays_good(size: int) -> None:
+    @miniray.remote(max_calls=1, num_cpus=0)
+    def make() -> Any:
+        ref = ones.options(resources={"far": 1}).remote(size)
+        return os.getpid(), [ref, miniray.put([ref])]
+
+    pid, refs = miniray.get(make.remote())
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+    holder = FarHolder.remote()
+    assert miniray.get(holder.sum_of.remote([refs[0]])) == size
+    miniray.get(holder.hold.remote("it", refs))
+    assert miniray.get(refs[0]).sum() == size
+    [nested] = miniray.get(refs[1])
+    assert miniray.get(nested).sum() == size
+    del refs, nested
+    assert miniray.get(holder.sum_of.remote(miniray.get(holder.give.remote("it"))[:1])) == size
+    miniray.get(holder.drop.remote())
+
+
+def test_what_was_left_to_a_daemon_is_freed_when_its_node_dies(third: Node) -> None:
+    @miniray.remote(max_calls=1, num_cpus=0, resources={"third": 1})
+    def make() -> Any:
+        return os.getpid(), [ones.options(resources={"far": 1}).remote(MIB)]
+
+    pid, refs = miniray.get(make.remote())
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
+    miniray.wait(refs)
+    wait_until(lambda: sum(used_bytes().values()) >= MIB)
+    kill(third)
+    wait_until(stores_are_empty)
+    with pytest.raises((OwnerDiedError, ObjectLostError)):
+        miniray.get(refs[0])
+
+
+# --- values that are made again ---------------------------------------------------------------
+def test_a_source_that_dies_during_a_transfer_costs_a_retry_only(third: Node) -> None:
+    ref = ones.options(max_retries=1, **softly_on(third)).remote(64 * MIB)
+    miniray.wait([ref], fetch_local=False)
+    os.kill(third.pids["node"], signal.SIGSTOP)  # the transfer begins and stands still
+    results: list[int] = []
+    reader = threading.Thread(target=lambda: results.append(int(miniray.get(ref).sum())))
+    reader.start()
+    reader.join(0.3)
+    assert reader.is_alive()
+    kill(third)
+    reader.join(30)
+    assert results == [64 * MIB]
+
+
+def test_a_chain_of_results_is_made_again(third: Node, tmp_path: Path) -> None:
+    @miniray.remote(num_cpus=0, max_retries=1)
+    def first() -> Any:
+        count_up(tmp_path / "first")
+        return np.ones(MIB, dtype=np.uint8)
+
+    @miniray.remote(num_cpus=0, max_retries=1)
+    def add(array: Any, more: list[Any]) -> Any:
+        count_up(tmp_path / "add")
+        return array + miniray.get(more[0])
+
+    there = softly_on(third)
+    begin = first.options(**there).remote()
+    middle = add.options(**there).remote(begin, [begin])
+    end = add.options(**there).remote(middle, [middle])
+    miniray.wait([end], fetch_local=False)
+    del begin, middle  # their values are freed, what made them is remembered
+    kill(third)
+    assert miniray.get(end, timeout=30)[0] == 4
+    assert (tmp_path / "first").stat().st_size == 2
+    assert (tmp_path / "add").stat().st_size == 4
+
+
+def test_a_lost_argument_is_made_again_for_tasks_and_actors(third: Node) -> None:
+    ref = ones.options(max_retries=3, **softly_on(third)).remote(MIB)
+    holder = FarHolder.remote()
+    assert miniray.get(holder.pid.remote())
+    miniray.wait([ref], fetch_local=False)
+    kill(third)
+    calls = [holder.sum.remote(ref), holder.sum_of.remote([ref])]
+    assert miniray.get(calls, timeout=30) == [MIB, MIB]
+
+    @miniray.remote(num_cpus=0)
+    def total(array: Any) -> int:
+        return int(array.sum())
+
+    assert miniray.get(total.remote(ref), timeout=30) == MIB
+
+
+def test_a_borrower_gets_the_value_that_the_owner_made_again(third: Node) -> None:
+    ref = ones.options(max_retries=1, **softly_on(third)).remote(MIB)
+    holder = FarHolder.remote()
+    miniray.get(holder.hold.remote("it", [ref]))
+    miniray.wait([ref], fetch_local=False)
+    kill(third)
+
+    def total(self: Any) -> int:
+        return int(miniray.get(self.held["it"][0]).sum())
+
+    assert miniray.get(holder.run.remote(total), timeout=30) == MIB
+    miniray.get(holder.drop.remote())
+
+
+def test_a_lost_value_can_be_awaited(third: Node) -> None:
+    import asyncio
+
+    ref = ones.options(max_retries=1, **softly_on(third)).remote(MIB)
+    future_ref = ones.options(max_retries=1, **softly_on(third)).remote(MIB)
+    miniray.wait([ref, future_ref], num_returns=2, fetch_local=False)
+    kill(third)
+
+    async def read() -> int:
+        return int((await ref).sum())
+
+    assert asyncio.run(asyncio.wait_for(read(), 30)) == MIB
+    assert future_ref.future().result(30).sum() == MIB
+
+
+def test_several_results_of_one_task_are_made_again(third: Node) -> None:
+    @miniray.remote(num_cpus=0, max_retries=1, num_returns=3)
+    def three() -> Any:
+        return [np.full(MIB, n, dtype=np.uint8) for n in range(3)]
+
+    refs = three.options(**softly_on(third)).remote()
+    miniray.wait(refs, num_returns=3, fetch_local=False)
+    kill(third)
+    assert [int(array[0]) for array in miniray.get(refs, timeout=30)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("reader", ["owner", "borrower"])
+def test_what_cannot_be_made_again_says_why(third: Node, reader: str) -> None:
+    lost: dict[str, Any] = {
+        "max_retries": ones.options(max_retries=0, **softly_on(third)).remote(MIB),
+        "results of actors": ThirdHolder.remote().make.remote(MIB),
+    }
+    miniray.wait(list(lost.values()), num_returns=2, fetch_local=False)
+    holder = FarHolder.remote()
+    assert miniray.get(holder.pid.remote())
+    kill(third)
+    for reason, ref in lost.items():
+        with pytest.raises(ObjectLostError, match=reason):
+            miniray.get(ref if reader == "owner" else holder.sum_of.remote([ref]), timeout=30)
+        with pytest.raises(ObjectLostError, match=reason):
+            miniray.get(holder.sum.remote(ref), timeout=30)
+
+
+def test_a_put_value_of_a_dead_node_is_lost_with_its_owner(third: Node) -> None:
+    [ref] = miniray.get(ThirdHolder.remote().put.remote(MIB))
+    kill(third)
+    with pytest.raises(OwnerDiedError):
+        miniray.get(ref, timeout=30)
+
+
+def test_a_task_runs_again_as_often_as_it_may_and_no_more(nodes: Cluster) -> None:
+    ref = None
+    for round in range(3):
+        node = nodes.add_node(num_cpus=1, resources={"third": 100})
+        wait_until(lambda: miniray.cluster_resources().get("third") == 100)
+        if ref is None:
+            ref = ones.options(max_retries=1, resources={"third": 1}).remote(MIB)
+            miniray.wait([ref], fetch_local=False)
+        kill(node)
+        nodes.remove_node(node)
+        wait_until(lambda: "third" not in miniray.cluster_resources())
+        if round == 0:
+            node = nodes.add_node(num_cpus=1, resources={"third": 100})
+            holder = FarHolder.remote()
+            assert miniray.get(holder.sum.remote(ref), timeout=30) == MIB
+            kill(node)
+            nodes.remove_node(node)
+            wait_until(lambda: "third" not in miniray.cluster_resources())
+            with pytest.raises(ObjectLostError, match="max_retries"):
+                miniray.get(ref, timeout=30)
+            return
+
+
+def test_a_result_stays_readable_where_it_was_read_before(third: Node) -> None:
+    ref = ThirdHolder.remote().make.remote(MIB)
+    array = miniray.get(ref)
+    kill(third)
+    wait_until(lambda: "third" not in miniray.cluster_resources())
+    assert array.sum() == MIB
+    assert miniray.get(ref).sum() == MIB
+
+
+# --- everything at once ------------------------------------------------------------------------
+def test_a_random_history_leaves_no_object_anywhere() -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    actors = [Holder.remote(), Holder.remote(), FarHolder.remote(), FarHolder.remote()]
+    baseline = miniray.get([actor.entries.remote() for actor in actors])
+    table = current_runtime().table  # type: ignore[attr-defined]
+    mine: list[Any] = []  # pairs of a ref and the sum of its array
+    held: dict[tuple[int, int], int] = {}  # what each actor holds: name → sum
+
+    def size() -> int:
+        return rng.choice([10, 1000, MIB // 4, MIB])
+
+    def make_here() -> None:
+        n = size()
+        mine.append(([miniray.put(np.ones(n, dtype=np.uint8))], n))
+
+    def make_there() -> None:
+        n = size()
+        mine.append((miniray.get(rng.choice(actors).put.remote(n)), n))
+
+    def result_of_an_actor() -> None:
+        n = size()
+        mine.append(([rng.choice(actors).make.remote(n)], n))
+
+    def result_of_a_task() -> None:
+        n = size()
+        where = {"resources": {"far": 1}} if rng.random() < 0.5 else {}
+        mine.append(([ones.options(**where).remote(n)], n))
+
+    def join() -> None:
+        some = rng.sample(mine, min(len(mine), 3))
+        mine.append(
+            ([ref for refs, _ in some for ref in refs], sum(total for _, total in some))
+        )
+
+    def nest() -> None:
+        refs, total = rng.choice(mine)
+        outer = miniray.put([refs, np.ones(size(), dtype=np.uint8)])
+        mine.append((miniray.get(outer)[0], total))
+
+    def hand_over() -> None:
+        actor, name = rng.randrange(4), rng.randrange(5)
+        refs, total = rng.choice(mine)
+        actors[actor].hold.remote(name, refs)
+        held[actor, name] = total
+
+    def hand_on() -> None:
+        if held:
+            (actor, name), total = rng.choice(list(held.items()))
+            other = rng.randrange(4)
+
+            def pass_on(self: Any, name: Any, other: Any) -> None:
+                miniray.get(other.hold.remote("passed", self.held[name]))
+
+            if other != actor:
+                miniray.get(actors[actor].run.remote(pass_on, name, actors[other]))
+                held[other, "passed"] = total  # type: ignore[index]
+
+    def take_back() -> None:
+        if held:
+            (actor, name), total = rng.choice(list(held.items()))
+            mine.append((miniray.get(actors[actor].give.remote(name)), total))
+
+    def drop_there() -> None:
+        if held:
+            actor, name = rng.choice(list(held))
+            del held[actor, name]
+            actors[actor].drop.remote(name)
+
+    def drop_here() -> None:
+        mine.pop(rng.randrange(len(mine)))
+
+    def read_here() -> None:
+        refs, total = rng.choice(mine)
+        assert sum(int(array.sum()) for array in miniray.get(refs)) == total
+
+    def read_there() -> None:
+        refs, total = rng.choice(mine)
+        assert miniray.get(rng.choice(actors).sum_of.remote(refs)) == total
+
+    steps = [
+        make_here, make_there, result_of_an_actor, result_of_a_task, join, nest, hand_over,
+        hand_over, hand_on, take_back, drop_there, drop_here, drop_here, read_here, read_there,
+    ]  # fmt: skip
+    make_here()
+    for _ in range(400):
+        rng.choice(steps)()
+        if not mine:
+            make_here()
+        while len(mine) > 20:
+            drop_here()
+
+    mine.clear()
+    miniray.get([actor.drop.remote() for actor in actors])
+    wait_until(stores_are_empty)
+    wait_until(
+        lambda: miniray.get([actor.entries.remote() for actor in actors]) == baseline, timeout=10
+    )
+
+    def left() -> list[Any]:
+        current_runtime().drain()  # type: ignore[attr-defined]
+        return [entry for entry in table.snapshot() if not table.is_actor(entry.id)]
+
+    wait_until(lambda: not left(), timeout=10)
+
+
+def test_an_actor_that_dies_while_others_read_from_it_leaves_nothing() -> None:
+    source = FarHolder.remote()
+    refs = [miniray.get(source.put.remote(MIB))[0] for _ in range(5)]
+    holder = Holder.remote()
+    pid = miniray.get(source.pid.remote())
+    reads = [holder.sum_of.remote([ref]) for ref in refs]
+    os.kill(pid, signal.SIGKILL)
+    for read in reads:
+        try:
+            assert miniray.get(read, timeout=30) == MIB
+        except OwnerDiedError:
+            pass
+    with pytest.raises(RayActorError):
+        miniray.get(source.pid.remote())
+    wait_until(stores_are_empty)

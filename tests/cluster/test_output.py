@@ -1,0 +1,486 @@
+"""What workers print, as drivers see it: each driver is a program of its own, read through a pipe
+or a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from cluster_helpers import wait_until
+
+import miniray
+from miniray.cluster_utils import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PRELUDE = """
+import os, sys, time
+from pathlib import Path
+import miniray
+"""
+
+
+class Output(NamedTuple):
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+@pytest.fixture(scope="module")
+def nodes(session_root: Path) -> Iterator[Cluster]:
+    """Two nodes; the second one, which has the resource "far", is not the drivers'."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 8})
+    cluster.add_node(num_cpus=2, resources={"far": 2})
+    yield cluster
+    cluster.shutdown()
+
+
+def start(code: str, init: str = "address='auto'", **variables: str) -> subprocess.Popen[str]:
+    program = f"{PRELUDE}\nminiray.init({init})\n{textwrap.dedent(code)}"
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=os.environ | variables,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def drive(code: str, init: str = "address='auto'", **variables: str) -> Output:
+    """Run a driver that attaches to the cluster, to its end."""
+    with start(code, init, **variables) as driver:
+        try:
+            out, err = driver.communicate(timeout=50)
+        finally:
+            driver.kill()
+    assert driver.returncode == 0, err
+    return Output(out, err)
+
+
+def drive_on_terminal(code: str, **variables: str) -> str:
+    """The same with a terminal; returns all that was written to it."""
+    leader, follower = pty.openpty()
+    program = f"{PRELUDE}\nminiray.init(address='auto')\n{textwrap.dedent(code)}"
+    environment = {**os.environ, **variables}
+    environment.pop("NO_COLOR", None)
+    driver = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    written = b""
+    with contextlib.suppress(OSError):  # the terminal is gone when nobody has it open
+        while data := os.read(leader, 65536):
+            written += data
+    os.close(leader)
+    assert driver.wait(30) == 0, written.decode()
+    return written.decode()
+
+
+def screen(written: str) -> list[str]:
+    """The lines that a terminal shows after this, without colours; for the sequences in use."""
+    lines, row, column = [""], 0, 0
+    for token in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
+        if token == "\n":
+            row += 1
+            lines += [""] * (row - len(lines) + 1)
+        elif token == "\r":
+            column = 0
+        elif token == "\x1b[2K":
+            lines[row] = ""
+        elif token == "\x1b[1A":
+            row -= 1
+        elif not token.startswith("\x1b"):
+            rest = lines[row][column + len(token) :]
+            lines[row] = lines[row][:column].ljust(column) + token + rest
+            column += len(token)
+    return [line for line in lines if line]
+
+
+def logged(cluster: Cluster, suffix: str = "out") -> bytes:
+    """All that is in the log files of all workers."""
+    files = [
+        path
+        for node in cluster.list_all_nodes()
+        for path in (Path(node.session_dir) / "logs").glob(f"worker-*.{suffix}")
+    ]
+    return b"".join(path.read_bytes() for path in files)
+
+
+def body_of(line: str) -> str:
+    """A line without its prefix."""
+    return re.sub(r"^\([^)]*pid=\d+[^)]*\) ", "", line)
+
+
+# --- when and how it appears ------------------------------------------------------------------
+
+
+def test_a_line_appears_while_its_task_still_runs(nodes: Cluster, tmp_path: Path) -> None:
+    with start(f"""
+        @miniray.remote
+        def work():
+            print("begun")
+            while not Path({str(tmp_path / "go")!r}).exists():
+                time.sleep(0.01)
+
+        miniray.get(work.remote())
+        """) as driver:
+        assert driver.stdout is not None
+        line = driver.stdout.readline()
+        assert re.fullmatch(r"\(work pid=\d+\) begun\n", line)
+        assert driver.poll() is None
+        (tmp_path / "go").touch()
+        assert driver.wait(30) == 0
+
+
+def test_lines_name_the_task_or_the_actor_that_printed_them(nodes: Cluster) -> None:
+    output = drive("""
+        @miniray.remote
+        def plain():
+            print("by a task")
+
+        class Shard:
+            def __init__(self, number=None):
+                self.number = number
+                print("by a constructor")
+
+            def speak(self):
+                print("by a method")
+
+        class Named(Shard):
+            def __repr__(self):
+                return f"Shard-{self.number}"
+
+        miniray.get([plain.remote(), plain.options(name="renamed").remote()])
+        for cls in (Shard, Named):
+            miniray.get(miniray.remote(cls).remote(7).speak.remote())
+        """)
+    found = {re.sub(r"pid=\d+", "pid=", line) for line in output.lines}
+    assert found == {
+        "(plain pid=) by a task",
+        "(renamed pid=) by a task",
+        "(Shard pid=) by a constructor",
+        "(Shard pid=) by a method",
+        "(Named pid=) by a constructor",
+        "(Shard-7 pid=) by a method",
+    }
+
+
+def test_prefixes_are_coloured_on_a_terminal_and_plain_elsewhere(nodes: Cluster) -> None:
+    code = """
+        @miniray.remote
+        def work():
+            print("seen")
+
+        miniray.get(work.remote())
+        """
+    assert re.search(r"\x1b\[\d+m\(work pid=\d+\)\x1b\[0m seen", drive_on_terminal(code))
+    assert "\x1b" not in drive(code).out
+
+
+def test_output_of_another_node_is_shown_with_that_node(nodes: Cluster) -> None:
+    output = drive("""
+        @miniray.remote(resources={"far": 1})
+        class Far:
+            def speak(self):
+                print("from afar")
+                print("complaint", file=sys.stderr)
+
+        miniray.get(Far.remote().speak.remote())
+        """)
+    far = nodes.worker_nodes[0].node_id[:8]
+    assert re.fullmatch(rf"\(Far pid=\d+, node={far}\) from afar\n", output.out)
+    assert re.search(rf"\(Far pid=\d+, node={far}\) complaint\n", output.err)
+
+
+def test_stderr_and_logging_go_to_stderr(nodes: Cluster) -> None:
+    output = drive("""
+        import logging
+
+        @miniray.remote
+        def work():
+            print("to stdout")
+            print("to stderr", file=sys.stderr)
+            logging.getLogger("user").warning("a warning")
+
+        miniray.get(work.remote())
+        """)
+    assert [body_of(line) for line in output.lines] == ["to stdout"]
+    assert [body_of(line) for line in output.err.splitlines()] == [
+        "to stderr",
+        "WARNING user: a warning",
+    ]
+
+
+def test_output_is_not_shown_to_a_driver_that_does_not_want_it(nodes: Cluster) -> None:
+    output = drive(
+        """
+        @miniray.remote
+        def work():
+            print("unwanted but kept")
+            print("unwanted but kept", file=sys.stderr)
+
+        miniray.get(work.remote())
+        """,
+        init="address='auto', log_to_driver=False",
+    )
+    assert output == ("", "")
+    wait_until(lambda: b"unwanted but kept\n" in logged(nodes))
+
+
+# --- many lines ---------------------------------------------------------------------------------
+
+
+SAME_LINE = """
+    @miniray.remote(num_cpus=0)
+    class Rank:
+        def load(self):
+            print("loaded the model")
+
+    ranks = [Rank.remote() for _ in range(6)]
+    for rank in ranks:
+        miniray.get(rank.load.remote())
+    """
+
+
+def test_a_line_that_many_workers_print_is_folded_into_one_with_a_count(nodes: Cluster) -> None:
+    first, count = drive(SAME_LINE).lines
+    assert body_of(first) == "loaded the model"
+    assert body_of(count).startswith("loaded the model [repeated 5x across cluster]")
+
+
+def test_folding_can_be_turned_off(nodes: Cluster) -> None:
+    lines = drive(SAME_LINE, MINIRAY_DEDUP_LOGS="0").lines
+    assert [body_of(line) for line in lines] == ["loaded the model"] * 6
+
+
+def test_a_hundred_thousand_lines_arrive_whole_and_in_order(nodes: Cluster) -> None:
+    lines = drive("""
+        @miniray.remote
+        def chatter():
+            for number in range(100_000):
+                print("line", number)
+
+        miniray.get(chatter.remote())
+        """).lines
+    assert [body_of(line) for line in lines] == [f"line {number}" for number in range(100_000)]
+
+
+def test_a_driver_whose_output_nobody_reads_goes_on(nodes: Cluster, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    with start(f"""
+        @miniray.remote
+        def chatter():
+            print("x" * 200_000)
+
+        for _ in range(20):
+            miniray.get(chatter.remote())
+        Path({str(done)!r}).touch()
+        """) as driver:
+        wait_until(done.exists)  # a pipe holds 64 KiB, which is a third of the first call's
+        assert driver.poll() is None  # it waits until its output is read
+        out, err = driver.communicate(timeout=30)
+    assert driver.returncode == 0, err
+    assert out.count("x") == 20 * 200_000
+
+
+# --- progress bars ------------------------------------------------------------------------------
+
+
+BAR = """
+    @miniray.remote
+    def train():
+        from tqdm import tqdm
+
+        for _ in tqdm(range(40), desc="epoch", mininterval=0, file=sys.stderr):
+            time.sleep(0.005)
+
+    miniray.get(train.remote())
+    """
+
+
+def test_a_progress_bar_stays_one_line_on_a_terminal(nodes: Cluster) -> None:
+    pytest.importorskip("tqdm")
+    written = drive_on_terminal(BAR)
+    [line] = screen(written)
+    assert re.match(r"\(train pid=\d+\) epoch: 100%.* 40/40 ", line)
+    assert written.count("epoch:") > 2  # it moved
+
+
+def test_a_progress_bar_leaves_its_last_state_where_there_is_no_terminal(nodes: Cluster) -> None:
+    pytest.importorskip("tqdm")
+    [line] = drive(BAR).err.splitlines()
+    assert re.match(r"\(train pid=\d+\) epoch: 100%.* 40/40 ", line)
+    wait_until(lambda: b"epoch: 100%" in logged(nodes, "err"))
+    assert b"\r" not in logged(nodes, "err")
+
+
+# --- nothing is lost --------------------------------------------------------------------------
+
+
+def test_every_way_to_write_reaches_the_driver(nodes: Cluster) -> None:
+    lines = drive("""
+        @miniray.remote
+        def write():
+            import ctypes, subprocess
+
+            sys.stdout.buffer.write("bytes: é\\n".encode())
+            sys.stdout.flush()
+            os.write(1, b"descriptor\\n")
+            subprocess.run(["sh", "-c", "echo child"], check=True)
+            libc = ctypes.CDLL(None)
+            libc.printf(b"C code\\n")
+            libc.fflush(None)
+            print("no newline", end="")
+
+        miniray.get(write.remote())
+        """).lines
+    assert [body_of(line) for line in lines] == [
+        "bytes: é",
+        "descriptor",
+        "child",
+        "C code",
+        "no newline",
+    ]
+
+
+def test_what_is_not_flushed_is_not_lost_when_a_worker_ends(nodes: Cluster) -> None:
+    lines = drive("""
+        @miniray.remote(max_calls=1)
+        def write():
+            import ctypes
+
+            ctypes.CDLL(None).printf(b"left in C's buffer")
+            print("left in Python's buffer", end="")
+            return os.getpid()
+
+        pid = miniray.get(write.remote())
+        while os.path.exists(f"/proc/{pid}"):
+            time.sleep(0.01)
+        """).lines
+    written = "".join(body_of(line) for line in lines)
+    assert "left in Python's buffer" in written
+    assert "left in C's buffer" in written
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["miniray.kill(actor)", "actor.crash.remote(9)", "actor.crash.remote(11)"],
+    ids=["kill", "SIGKILL", "SIGSEGV"],
+)
+def test_what_was_printed_before_a_violent_end_is_shown(nodes: Cluster, end: str) -> None:
+    lines = drive(f"""
+        @miniray.remote
+        class Mortal:
+            def speak(self):
+                print("unfinished", end="")
+
+            def crash(self, number):
+                print("")
+                print("last words")
+                os.kill(os.getpid(), number)
+
+            def pid(self):
+                return os.getpid()
+
+        actor = Mortal.remote()
+        pid = miniray.get(actor.pid.remote())
+        miniray.get(actor.speak.remote())
+        {end}
+        while os.path.exists(f"/proc/{{pid}}"):
+            time.sleep(0.01)
+        """).lines
+    expected = ["unfinished"] if "kill" in end else ["unfinished", "last words"]
+    assert [body_of(line) for line in lines] == expected
+
+
+@pytest.mark.parametrize("resource", ["CPU", "far"])
+def test_output_right_before_shutdown_appears(nodes: Cluster, resource: str) -> None:
+    lines = drive(
+        f"""
+        @miniray.remote(resources={{"far": 1}} if {resource!r} == "far" else {{}})
+        class Writer:
+            def write(self, number):
+                print("line", number)
+                print("unfinished", number, end="")
+
+        writers = [Writer.remote() for _ in range(2)]
+        miniray.get([writer.write.remote(n) for n, writer in enumerate(writers)])
+        miniray.shutdown()
+        """,
+        MINIRAY_DEDUP_LOGS="0",
+    ).lines
+    expected = [f"{kind} {number}" for kind in ("line", "unfinished") for number in range(2)]
+    assert sorted(body_of(line) for line in lines) == expected
+
+
+def test_output_right_before_the_end_of_an_embedded_cluster_appears(session_root: Path) -> None:
+    lines = drive(
+        """
+        @miniray.remote
+        def write(number):
+            print("line", number)
+
+        miniray.get([write.remote(number) for number in range(50)])
+        """,
+        init="address='local', num_cpus=2",
+        MINIRAY_DEDUP_LOGS="0",
+    ).lines
+    assert sorted(body_of(line) for line in lines) == sorted(f"line {n}" for n in range(50))
+
+
+def test_the_output_of_a_detached_actor_whose_driver_is_gone_is_logged(nodes: Cluster) -> None:
+    first = drive("""
+        @miniray.remote
+        class Keeper:
+            def speak(self, text):
+                for number in range(1000):
+                    print(text, number)
+
+        keeper = Keeper.options(name="keeper", namespace="n", lifetime="detached").remote()
+        miniray.get(keeper.speak.remote("early"))
+        """)
+    assert len(first.lines) == 1000
+    second = drive("""
+        keeper = miniray.get_actor("keeper", namespace="n")
+        miniray.get(keeper.speak.remote("late"))
+        miniray.kill(keeper)
+        """)
+    assert second == ("", "")
+    wait_until(lambda: b"late 999\n" in logged(nodes))
+
+
+def test_the_log_files_hold_all_output_and_nothing_else(nodes: Cluster) -> None:
+    drive("""
+        @miniray.remote
+        def write(text):
+            print(text)
+            print("error of", text, file=sys.stderr)
+
+        miniray.get([write.options(name=text).remote(text) for text in ("apple", "pear")])
+        """)
+    wait_until(lambda: b"apple\n" in logged(nodes) and b"pear\n" in logged(nodes))
+    wait_until(lambda: b"error of pear\n" in logged(nodes, "err"))
+    for suffix in ("out", "err"):
+        assert b"\0" not in logged(nodes, suffix)
+        assert b"miniray:name" not in logged(nodes, suffix)
+
+
+def test_this_process_is_not_attached() -> None:
+    assert not miniray.is_initialized()

@@ -1,0 +1,289 @@
+"""The head behind real sockets: sessions, batches, secrets, the process itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from miniray._proto import common_pb2, head_pb2, head_pb2_grpc
+from miniray.head.head import Head, Identity
+from miniray.head.server import HeadServicer
+from miniray.head.storage import NoStorage
+from miniray.security import channels
+from miniray.security.token import JoinToken
+from miniray.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+SECRET = b"s" * 32
+TOKEN = JoinToken(bytes(32), SECRET)
+EOF: Any = grpc.aio.EOF
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path is short enough for a socket."""
+    path = Path(tempfile.mkdtemp(prefix="mr-"))
+    yield path
+    shutil.rmtree(path)
+
+
+def hello(**facts: Any) -> head_pb2.FromNode:
+    return head_pb2.FromNode(
+        hello=head_pb2.NodeHello(
+            **{
+                "node_id": b"12345678",
+                "version": VERSION,
+                "python": platform.python_version(),
+                "address": "m|/s|",
+                "resources": json.dumps({"scalars": {"CPU": 4}}).encode(),
+                **facts,
+            }
+        )
+    )
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path) -> AsyncIterator[Head]:
+    server = channels.server(TOKEN.grpc_secret)
+    channels.listen_unix(server, str(folder / "head.sock"))
+    loop = asyncio.get_running_loop()
+    head = Head(Identity("test", 1, "here"), loop, NoStorage())
+    head_pb2_grpc.add_HeadServicer_to_server(HeadServicer(head, None), server)
+    await server.start()
+    try:
+        yield head
+    finally:
+        await server.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def calling(folder: Path, secret: str = TOKEN.grpc_secret) -> AsyncIterator[Any]:
+    channel = channels.channel(f"unix:{folder / 'head.sock'}", secret)
+    try:
+        yield head_pb2_grpc.HeadStub(channel)
+    finally:
+        await channel.close()
+
+
+async def greet(session: Any) -> Any:
+    await session.write(hello())
+    return (await session.read()).welcome
+
+
+async def until(condition: Any) -> None:
+    for _ in range(5000):
+        if condition():
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError("it did not happen within 10 s")
+
+
+def test_a_session_begins_with_a_welcome_and_ends_with_the_stream(folder: Path) -> None:
+    async def scenario() -> None:
+        async with serving(folder) as head, calling(folder) as stub:
+            session = stub.Session()
+            welcome = await greet(session)
+            assert (welcome.error_kind, welcome.cluster_id) == ("", "test")
+            assert [node.id for node in head.nodes] == [b"12345678"]
+            session.cancel()
+            await until(lambda: not list(head.nodes))
+
+    asyncio.run(scenario())
+
+
+def test_a_refused_session_is_closed(folder: Path) -> None:
+    async def scenario() -> None:
+        async with serving(folder), calling(folder) as stub:
+            session = stub.Session()
+            await session.write(hello(version="0"))
+            assert (await session.read()).welcome.error_kind == "VersionMismatchError"
+            assert await session.read() is EOF
+            session = stub.Session()
+            await session.write(head_pb2.FromNode(heartbeat=head_pb2.Heartbeat()))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await session.read()
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(scenario())
+
+
+def test_without_the_secret_nothing_is_answered(folder: Path) -> None:
+    async def scenario() -> None:
+        async with serving(folder) as head, calling(folder, "guess") as stub:
+            session = stub.Session()
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await greet(session)
+            assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert list(head.nodes) == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("takes_batches", [True, False])
+def test_what_waits_is_sent_together_to_daemons_that_take_it(
+    folder: Path, takes_batches: bool
+) -> None:
+    count = 20
+    requests = head_pb2.FromNodeBatch(
+        messages=[
+            head_pb2.FromNode(
+                request=common_pb2.ClientRequest(
+                    process_id=b"12345678", request=number, method="nodes", body=b"\x29\x00"
+                )
+            )
+            for number in range(1, count + 1)
+        ]
+    )
+
+    async def scenario() -> tuple[int, list[int]]:
+        async with serving(folder), calling(folder) as stub:
+            session = stub.Session()
+            await session.write(hello(takes_batches=takes_batches))
+            await session.read()
+            await session.write(head_pb2.FromNode(batch=requests))
+            answered: list[int] = []
+            messages = 0
+            while len(answered) < count:
+                message = await session.read()
+                messages += 1
+                batched = message.WhichOneof("kind") == "batch"
+                parts = message.batch.messages if batched else [message]
+                answered.extend(part.reply.request for part in parts)
+            session.cancel()
+            return messages, answered
+
+    messages, answered = asyncio.run(scenario())
+    assert answered == list(range(1, count + 1))
+    assert messages == (1 if takes_batches else count)
+
+
+def test_the_status_is_told_to_those_who_attach_to_no_node(folder: Path) -> None:
+    async def scenario() -> None:
+        async with serving(folder), calling(folder) as stub:
+            status = json.loads((await stub.Status(head_pb2.StatusRequest())).json)
+            assert (status["address"], status["nodes"]) == ("here", [])
+            assert (await stub.Sign(head_pb2.SignRequest(node_id=b"1"))).certificate == b""
+
+    asyncio.run(scenario())
+
+
+# --- the process ---------------------------------------------------------------------
+
+
+_PROCESS = """
+import json, os, sys
+from pathlib import Path
+from miniray.head.head_options import HeadOptions
+from miniray.head.main import run_head
+
+told = json.loads(sys.argv[1])
+write = told.pop("write")
+told["secret"] = bytes.fromhex(told["secret"])
+told["session_dir"] = Path(told["session_dir"])
+run_head(HeadOptions(ready=lambda facts: os.write(write, json.dumps(facts).encode()), **told))
+"""
+
+
+class HeadProcess:
+    """A head in a process of its own."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        read, write = os.pipe()
+        inherited = [write, *(fd for fd in (options.get("parent_pidfd"),) if fd is not None)]
+        told = {
+            "unix_path": str(folder / "head.sock"),
+            "secret": SECRET.hex(),
+            "session_dir": str(folder),
+            "cluster_id": "test",
+            "write": write,
+            **options,
+        }
+        command = [sys.executable, "-c", _PROCESS, json.dumps(told)]
+        self.process = subprocess.Popen(command, pass_fds=inherited)
+        self.pid = self.process.pid
+        os.close(write)
+        readable, _, _ = select.select([read], [], [], 20)
+        assert readable
+        self.facts = json.loads(os.read(read, 1 << 16))
+        os.close(read)
+
+    def wait(self) -> None:
+        try:
+            self.process.wait(20)
+        finally:
+            self.process.kill()
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.wait()
+
+
+def test_the_process_stops_its_daemons_when_it_is_asked_to_end(folder: Path) -> None:
+    process = HeadProcess(folder)
+    assert process.facts["address"] == f"unix:{folder / 'head.sock'}"
+
+    async def scenario() -> str:
+        async with calling(folder) as stub:
+            session = stub.Session()
+            await greet(session)
+            os.kill(process.pid, signal.SIGTERM)
+            return str((await session.read()).stop.reason)
+
+    assert "stopped" in asyncio.run(scenario())
+    process.wait()
+    assert "the head stops" in (folder / "logs" / "head.log").read_text()
+
+
+def test_the_process_ends_with_the_one_it_belongs_to(folder: Path) -> None:
+    parent = subprocess.Popen(["sleep", "60"])
+    fd = os.pidfd_open(parent.pid)
+    process = HeadProcess(folder, parent_pidfd=fd)
+    parent.kill()
+    parent.wait()
+    process.wait()
+    os.close(fd)
+
+
+def test_a_port_that_is_taken_is_told(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = HeadProcess(folder, tcp_host="127.0.0.1", tcp_port=port)
+        assert str(port) in process.facts["error"]
+        process.wait()
+
+
+def test_the_network_side_is_pinned_by_the_fingerprint(folder: Path) -> None:
+    from miniray.security.certificates import fetch_and_pin, make_node_key
+
+    process = HeadProcess(folder, tcp_host="127.0.0.1", tcp_port=0)
+    host, _, port = process.facts["address"].partition(":")
+    expected = bytes.fromhex(process.facts["fingerprint"])
+    authority = fetch_and_pin(host, int(port), expected, 10)
+
+    async def scenario() -> bytes:
+        channel = channels.channel(process.facts["address"], TOKEN.grpc_secret, authority)
+        stub = head_pb2_grpc.HeadStub(channel)
+        request = head_pb2.SignRequest(node_id=b"12345678", public_key=make_node_key()[1])
+        reply = await stub.Sign(request)
+        await channel.close()
+        return bytes(reply.certificate)
+
+    assert asyncio.run(scenario()).startswith(b"-----BEGIN CERTIFICATE-----")
+    process.stop()

@@ -1,0 +1,330 @@
+"""A head that starts again goes on with what was kept and what its daemons report."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
+
+from miniray._proto import head_pb2
+from miniray.head.sqlite_storage import SqliteStorage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from miniray.head.storage import Saved
+
+ARGUMENTS = (0, b"args", ())
+
+
+class Restarts:
+    """Heads of one cluster, one after another, over one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.saved: Saved
+
+    def run(self, use: Callable[[FakeCluster], None]) -> None:
+        """What one head does until it ends without a word."""
+
+        async def life() -> None:
+            storage = SqliteStorage(self._path)
+            self.saved = storage.start("first")
+            cluster = FakeCluster(storage, self.saved.epoch)
+            cluster.head.restore(self.saved)
+            use(cluster)
+            await storage.close()
+
+        asyncio.run(life())
+
+
+@pytest.fixture
+def restarts(tmp_path: Path) -> Restarts:
+    return Restarts(tmp_path / "head.db")
+
+
+class Running:
+    """What a daemon has running, as it tells a new head."""
+
+    def __init__(self, start: Any, owner: bytes, process_id: bytes = b"") -> None:
+        self.report = head_pb2.RunningLease(
+            lease=start.lease,
+            epoch=start.epoch,
+            process_id=process_id,
+            owner=owner,
+            actor_id=getattr(start, "actor_id", b""),
+            allocation=start.allocation,
+        )
+
+
+def make_actor(daemon: FakeDaemon, owner: bytes, **spec: Any) -> tuple[bytes, Running]:
+    """An actor that lives; what its daemon would report of it."""
+    id = owner + new_id()
+    daemon.notice(owner, "create_actor", id, actor_spec(**spec), False)
+    daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+    start = daemon.one("start_actor")
+    process_id = daemon.worker(owner)
+    daemon.tell(actor=head_pb2.ActorReported(actor_id=id, lease=start.lease, process_id=process_id))
+    return id, Running(start, owner, process_id)
+
+
+def attach(daemon: FakeDaemon, process_id: bytes) -> None:
+    daemon.tell(
+        attached=head_pb2.ProcessAttached(process_id=process_id, driver=True, job_id=process_id)
+    )
+
+
+GPU = {"resources": {"GPU": 1}, "placement_resources": {"GPU": 1, "CPU": 1}}
+
+
+def test_each_start_has_an_epoch_of_its_own_and_the_clusters_id(restarts: Restarts) -> None:
+    seen = []
+    for _ in range(3):
+        restarts.run(lambda _: None)
+        seen.append((restarts.saved.cluster_id, restarts.saved.epoch))
+    assert seen == [("first", 1), ("first", 2), ("first", 3)]
+
+
+def test_key_values_survive(restarts: Restarts) -> None:
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        daemon.notice(daemon.node_id, "put_code", b"key", b"code")
+        daemon.ask(daemon.node_id, "kv_put", "space", "text", b"1", True)
+        daemon.ask(daemon.node_id, "kv_put", "space", "gone", b"1", True)
+        daemon.ask(daemon.node_id, "kv_del", "space", "gone")
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        assert daemon.ask(daemon.node_id, "get_code", b"key") == b"code"
+        assert daemon.ask(daemon.node_id, "kv_keys", "space", "") == ["text"]
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_a_living_actor_is_taken_over_with_what_it_holds(restarts: Restarts) -> None:
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node({"CPU": 1}, {"GPU": ["0", "1"]})
+        kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
+        kept["id"], kept["running"] = make_actor(
+            daemon, kept["owner"], name="one", detached=True, max_restarts=1, **GPU
+        )
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node(
+            {"CPU": 1},
+            {"GPU": ["0", "1"]},
+            node_id=kept["node"],
+            leases=[kept["running"].report],
+        )
+        driver = daemon.driver()
+        assert daemon.ask(driver, "get_actor", "one", "tests")[0] == kept["id"]
+        assert daemon.ask(driver, "available_resources")["GPU"] == 1.0
+        daemon.notice(driver, "subscribe_actor", kept["id"])
+        ((_, state, _, process_id, *_),) = daemon.pushes(driver, "actor")
+        assert (state, process_id) == ("ALIVE", kept["running"].report.process_id)
+        daemon.end_process(process_id, -9)
+        daemon.lease_ended(kept["running"].report.lease)
+        assert daemon.one("start_actor").restarts == 1
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_an_actor_that_its_node_does_not_report_has_ended(restarts: Restarts) -> None:
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        kept["node"], owner = daemon.node_id, daemon.driver()
+        kept["dead"], _ = make_actor(daemon, owner, detached=True)
+        kept["again"], _ = make_actor(daemon, owner, detached=True, max_restarts=1)
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node(node_id=kept["node"])
+        start = daemon.one("start_actor")
+        assert (start.actor_id, start.restarts, start.epoch) == (kept["again"], 1, 2)
+        driver = daemon.driver()
+        daemon.notice(driver, "subscribe_actor", kept["dead"])
+        ((_, state, *_, death),) = daemon.pushes(driver, "actor")
+        assert (state, death[0]) == ("DEAD", "EXITED")
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_nothing_is_granted_twice_before_a_node_has_reported(restarts: Restarts) -> None:
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node({"CPU": 1}, {"GPU": ["0"]})
+        kept["node"], owner = daemon.node_id, daemon.driver()
+        _, kept["running"] = make_actor(daemon, owner, detached=True, **GPU)
+        id = owner + new_id()
+        daemon.notice(owner, "create_actor", id, actor_spec(detached=True, **GPU), False)
+        daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+        assert daemon.take("start_actor") == []
+        kept["waiting"] = id
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node(
+            {"CPU": 1}, {"GPU": ["0"]}, node_id=kept["node"], leases=[kept["running"].report]
+        )
+        assert daemon.take("start_actor") == []
+        daemon.end_process(kept["running"].report.process_id, 0)
+        daemon.lease_ended(kept["running"].report.lease)
+        assert daemon.one("start_actor").actor_id == kept["waiting"]
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_dead_actors_and_removed_groups_are_forgotten(restarts: Restarts) -> None:
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        owner = daemon.driver()
+        actor, _ = make_actor(daemon, owner)
+        daemon.ask(owner, "kill_actor", actor, True)
+        group = owner + new_id()
+        daemon.notice(
+            owner, "create_placement_group", group, [{"CPU": 1}], "PACK", "", "", False, None
+        )
+        daemon.ask(owner, "remove_placement_group", group)
+
+    def after(_cluster: FakeCluster) -> None:
+        assert (restarts.saved.actors, restarts.saved.groups) == ([], [])
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_a_node_that_never_comes_back_loses_its_actors_and_bundles(restarts: Restarts) -> None:
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        owner = daemon.driver()
+        kept["actor"], _ = make_actor(daemon, owner, detached=True, max_restarts=1)
+        kept["group"] = owner + new_id()
+        arguments = (kept["group"], [{"CPU": 2}], "PACK", "kept", "tests", True, None)
+        daemon.notice(owner, "create_placement_group", *arguments)
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        driver = daemon.driver()
+        number = daemon.begin(driver, "await_placement_group", kept["group"])
+        cluster.timers.pass_time(14)
+        assert daemon.take("start_actor") == []
+        assert daemon.answer(driver, number) == []
+        cluster.timers.pass_time(2)
+        assert daemon.one("start_actor").actor_id == kept["actor"]
+        assert daemon.answer(driver, number) == [True]
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_a_placement_group_keeps_its_devices(restarts: Restarts) -> None:
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node({"CPU": 2}, {"GPU": ["0", "1"]})
+        kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
+        kept["group"] = kept["owner"] + new_id()
+        arguments = (kept["group"], [{"GPU": 1, "CPU": 1}], "PACK", "mine", "tests", False, None)
+        daemon.notice(kept["owner"], "create_placement_group", *arguments)
+        inside = {**GPU, "placement": ("bundle", kept["group"], 0, False)}
+        _, kept["running"] = make_actor(daemon, kept["owner"], detached=True, **inside)
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node(
+            {"CPU": 2},
+            {"GPU": ["0", "1"]},
+            node_id=kept["node"],
+            leases=[kept["running"].report],
+        )
+        attach(daemon, kept["owner"])
+        owner = kept["owner"]
+        assert daemon.ask(owner, "find_placement_group", "mine", "tests") == kept["group"]
+        assert daemon.ask(owner, "placement_group_table", kept["group"])["state"] == "CREATED"
+        assert daemon.ask(owner, "available_resources") == {"CPU": 1.0, "GPU": 1.0}
+        cluster.timers.pass_time(20)
+        daemon.ask(owner, "remove_placement_group", kept["group"])
+        assert daemon.one("end_actor").lease == kept["running"].report.lease
+        daemon.lease_ended(kept["running"].report.lease)
+        assert daemon.ask(owner, "available_resources") == {"CPU": 2.0, "GPU": 2.0}
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_what_belongs_to_a_driver_that_does_not_come_back_ends(restarts: Restarts) -> None:
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
+        kept["stays"] = daemon.driver()
+        _, gone = make_actor(daemon, kept["owner"])
+        _, stays = make_actor(daemon, kept["stays"])
+        daemon.notice(kept["owner"], "want_leases", 1, task_spec(), 1)
+        task = Running(daemon.one("start_lease"), kept["owner"], new_id())
+        kept["gone"] = {gone.report.lease, task.report.lease}
+        kept["leases"] = [gone.report, stays.report, task.report]
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node(node_id=kept["node"], leases=kept["leases"])
+        attach(daemon, kept["stays"])
+        cluster.timers.pass_time(14)
+        assert daemon.take("end_actor") + daemon.take("end_lease") == []
+        cluster.timers.pass_time(2)
+        ended = [*daemon.take("end_actor"), *daemon.take("end_lease")]
+        assert {end.lease for end in ended} == kept["gone"]
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_a_task_lease_can_be_given_back_to_a_new_head(restarts: Restarts) -> None:
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
+        daemon.notice(kept["owner"], "want_leases", 1, task_spec(), 1)
+        kept["running"] = Running(daemon.one("start_lease"), kept["owner"], new_id())
+
+    def after(cluster: FakeCluster) -> None:
+        number = kept["running"].report.lease
+        daemon = cluster.node(node_id=kept["node"], leases=[kept["running"].report])
+        attach(daemon, kept["owner"])
+        assert daemon.ask(kept["owner"], "available_resources") == {"CPU": 3.0}
+        daemon.notice(kept["owner"], "return_lease", number)
+        assert daemon.one("end_lease").lease == number
+        daemon.lease_ended(number)
+        assert daemon.ask(kept["owner"], "available_resources") == {"CPU": 4.0}
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_what_ran_in_a_session_that_broke_is_ended_when_the_daemon_is_back() -> None:
+    cluster = FakeCluster()
+    daemon, home = cluster.node(), cluster.node()
+    driver = home.driver()
+    there = ("node", daemon.node_id, True)
+    home.notice(driver, "want_leases", 1, task_spec(placement=there), 1)
+    running = Running(daemon.one("start_lease"), driver, new_id())
+    assert daemon.node is not None
+    cluster.head.lose(daemon.node, "its session broke")
+    back = cluster.node(node_id=daemon.node_id, leases=[running.report])
+    end = back.one("end_lease")
+    assert (end.lease, end.kill) == (running.report.lease, True)
+    back.lease_ended(running.report.lease)
+    assert home.one("start_lease").owner == driver  # nobody had heard of the first one
+    assert home.ask(driver, "available_resources") == {"CPU": 7.0}
