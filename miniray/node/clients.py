@@ -24,20 +24,22 @@ logger = logging.getLogger(__name__)
 class Client:
     """One connected process."""
 
-    __slots__ = ("conn", "details", "is_driver", "job_id", "pid", "process_id")
+    __slots__ = ("conn", "details", "is_command", "is_driver", "job_id", "pid", "process_id")
 
     def __init__(
         self,
         process_id: bytes,
         *,
-        is_driver: bool,
+        role: str,
         pid: int,
         job_id: bytes,
         details: dict[str, Any],
         conn: Connection,
     ) -> None:
         self.process_id = process_id
-        self.is_driver = is_driver
+        #: A driver, a command such as `miniray status`, or else a worker.
+        self.is_driver = role == "driver"
+        self.is_command = role == "command"
         self.pid = pid
         self.job_id = job_id
         self.details = details
@@ -119,7 +121,7 @@ class ClientServer:
         self._unnamed.discard(conn)
         client = Client(
             process_id,
-            is_driver=role == "driver",
+            role=role,
             pid=pid,
             job_id=job_id,
             details=details,

@@ -182,6 +182,7 @@ class NodeDaemon:
             session_dir=str(node.session_dir),
             socket_path=node.socket_path,
             is_head_node=node.is_head,
+            takes_batches=True,
         )
 
     def _usage(self) -> head_pb2.Heartbeat:
@@ -311,13 +312,16 @@ class NodeDaemon:
             self._pool.end_job(client.job_id)
             self._process_ended(client.process_id, client.pid, None, planned=True)
             return
+        if client.is_command:
+            self._process_ended(client.process_id, client.pid, None, planned=True)
+            return
         worker = self._pool.workers.get(client.process_id)
         if worker is not None and worker.exiting is None:
             # It usually is ending; if only its socket broke, it is of no use any more.
             self._pool.kill(worker)
 
     def _process_ended(
-        self, process_id: bytes, pid: int, code: int | None, *, planned: bool
+        self, process_id: bytes, pid: int, code: int | None, *, planned: bool, lease: int = 0
     ) -> None:
         self._objects.process_died(process_id)
         self._free_adopted(self._adopted.process_died(process_id))
@@ -335,6 +339,7 @@ class NodeDaemon:
                 exit_code=code or 0,
                 exit_known=code is not None,
                 planned=planned,
+                lease=lease,
             )
         )
 
@@ -462,8 +467,13 @@ class NodeDaemon:
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
         """A worker process is gone."""
-        planned = worker.exiting is not None
-        self._process_ended(worker.process_id, worker.pid, exit_code, planned=planned)
+        self._process_ended(
+            worker.process_id,
+            worker.pid,
+            exit_code,
+            planned=worker.exiting is not None,
+            lease=worker.lease.number if worker.lease is not None else 0,
+        )
 
     def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
         """Tell a connected process something."""

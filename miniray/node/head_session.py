@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Messages that are written together at most.
+_BATCH = 256
 #: What reading an ended stream gives; the type stubs of gRPC lack it.
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -88,19 +90,33 @@ class HeadSession:
     ) -> None:
         try:
             while True:
-                await call.write(await self._queue.get())
+                message = await self._queue.get()
+                if not self._queue.empty():
+                    message = self._batch(message)
+                await call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             self.ended.set()
+
+    def _batch(self, first: head_pb2.FromNode) -> head_pb2.FromNode:
+        """One message of all that waits: each write costs more than what is in it."""
+        messages = [first]
+        while not self._queue.empty() and len(messages) < _BATCH:
+            messages.append(self._queue.get_nowait())
+        return head_pb2.FromNode(batch=head_pb2.FromNodeBatch(messages=messages))
 
     async def _read(
         self, call: grpc.aio.StreamStreamCall[head_pb2.FromNode, head_pb2.ToNode]
     ) -> None:
         try:
             while True:
-                message = await call.read()
+                message: Any = await call.read()
                 if message is _EOF:
                     break
-                self._handle(message)
+                if message.WhichOneof("kind") == "batch":
+                    for part in message.batch.messages:
+                        self._handle(part)
+                else:
+                    self._handle(message)
         except grpc.aio.AioRpcError as error:
             logger.info("the session with the head ended: %s", error.details())
         self.ended.set()
