@@ -40,6 +40,8 @@ class Config:
     inline_limit: int = 104 * 1024
     #: A function or class that drags in more than this is named in a warning.
     large_closure_warning: int = 10 * 1024 * 1024
+    #: Arguments of a call that take more than this are named in a warning.
+    large_argument_warning: int = 100 * 1024 * 1024
     #: A task that runs (or blocks) longer than this hands back the tasks queued behind it.
     recall_after: float = 0.010
     #: A task or method that waits in ``get`` longer than this gives its CPU back.
@@ -48,6 +50,9 @@ class Config:
     lease_idle: float = 0.5
     #: At most this many tasks wait at one leased worker.
     lease_window: int = 256
+
+    #: Bytes on their way to a process of another node that it has not taken yet.
+    relay_window: int = 16 * 1024 * 1024
 
     # --- scheduling --------------------------------------------------------------
     #: A demand that has waited this long has what it needs set aside for it.

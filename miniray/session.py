@@ -7,6 +7,7 @@ uid that nobody else may enter. What processes do with these files is not decide
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -373,10 +374,9 @@ def _creator(folder: Path) -> int:
 
 def _remove_tree(path: Path) -> None:
     while os.path.lexists(path):
-        try:
+        # What is not found, another process that removes it too was quicker with.
+        with contextlib.suppress(FileNotFoundError):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        except FileNotFoundError:
-            continue  # another process removes it too, and was quicker with some of it

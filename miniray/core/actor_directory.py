@@ -174,6 +174,11 @@ class ActorDirectory:
             cause = _cause(id, death) if death is not None else None
             client.on_state(state, node_id, process_id, epoch, cause)
 
+    def on_head_back(self) -> None:
+        """The head forgot who wants to hear of which actor."""
+        for id in list(self._clients):
+            self._runtime.link.head_notice("subscribe_actor", id)
+
     def on_peer_lost(self, peer: Peer) -> None:
         """A process is gone."""
         client = self._at.get(peer.process_id)

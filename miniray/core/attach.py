@@ -36,7 +36,7 @@ class Attachment:
         on_lost: Callable[[], None] | None = None,
     ) -> None:
         self._early: list[tuple[str, tuple[Any, ...]]] = []
-        self._early_relayed: list[tuple[bytes, bytes, bytes]] = []
+        self._early_relayed: list[tuple[bytes, bytes, list[bytes]]] = []
         self._lock = threading.Lock()
         self._runtime: ClusterRuntime | None = None
         self._on_lost = on_lost
@@ -96,13 +96,13 @@ class Attachment:
                 return
         runtime.on_push(topic, body)
 
-    def _on_relayed(self, node_id: bytes, process_id: bytes, message: bytes) -> None:
+    def _on_relayed(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
         with self._lock:
             runtime = self._runtime
             if runtime is None:
-                self._early_relayed.append((node_id, process_id, message))
+                self._early_relayed.append((node_id, process_id, messages))
                 return
-        runtime.peers.relayed(node_id, process_id, message)
+        runtime.peers.relayed(node_id, process_id, messages)
 
     def _link_lost(self) -> None:
         if self._runtime is not None:

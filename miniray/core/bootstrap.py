@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import logging
 import operator
 import os
@@ -259,6 +258,14 @@ class CommandConnection:
 
     def status(self) -> Any:
         """The cluster's status (util/state_types.ClusterStatus)."""
+        return self._ask("status")
+
+    def listing(self, what: str) -> list[dict[str, Any]]:
+        """One of the head's listings: "actors", "nodes", ..."""
+        listing: list[dict[str, Any]] = self._ask("state", what)
+        return listing
+
+    def _ask(self, method: str, *args: Any) -> Any:
         process_id = new_id()
         attachment = Attachment(
             self._place.node_socket,
@@ -272,7 +279,7 @@ class CommandConnection:
         )
         try:
             attachment.open()
-            return json.loads(json.dumps(attachment.link.head_request("status", timeout=30.0)))
+            return attachment.link.head_request(method, *args, timeout=30.0)
         finally:
             attachment.runtime.shutdown()
 

@@ -222,14 +222,21 @@ class Borrowing:
         """
         owner = peer.process_id
         if not peer.direct:
-            self.owner_lost(owner)
-            return
+            # What was asked through the relay may still have gone to the process itself,
+            # in its last moments: the daemon is asked once more when it is surely gone.
+            if owner in self._asked_again:
+                self._asked_again.discard(owner)
+                self.owner_lost(owner)
+                return
+            self._asked_again.add(owner)
         for number, (who, node, entries) in list(self._open.items()):
             if who == owner:
                 self._peers.get(node, owner).send((p.PEER_BORROW, number, entries))
         with self._lock:
             asked = list(self._asked.get(owner, ()))
-        if asked:
+        if not asked:
+            self._asked_again.discard(owner)
+        else:
             self._peers.get(peer.node_id, owner).send((p.PEER_WANT, asked))
 
     def owner_lost(self, owner: bytes) -> None:

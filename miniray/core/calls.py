@@ -157,6 +157,10 @@ class CallTable:
         if serialized.refs:
             pins = [*(pins or ()), *serialized.refs]
         if serialized.size > config().inline_limit:
+            if serialized.size > config().large_argument_warning:
+                from miniray.core.closures import warn_large_arguments
+
+                warn_large_arguments(args, kwargs)
             table = self._table
             value = self._shared_memory.write(serialized, table.process_id, table.node_id)
             return value, refs, pins

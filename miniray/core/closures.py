@@ -1,4 +1,4 @@
-"""Names what makes a function or class large, so that it can be passed another way."""
+"""Names what makes a function, a class or a call large, so that it can be passed another way."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ def warn_large(target: Any, name: str, size: int) -> None:
     warnings.warn(
         f"{name} is {_mib(size)} when pickled, and every worker that runs it loads all of "
         f"that.{culprit} Pass large values as arguments, once through miniray.put().",
+        UserWarning,
+        stacklevel=6,
+    )
+
+
+def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Warn that a call carries much data, and which of its arguments is the largest."""
+    named = [*((f"argument {place}", value) for place, value in enumerate(args, 1))]
+    named += [(f"argument '{name}'", value) for name, value in kwargs.items()]
+    size, name, value = max(
+        ((_size(value), name, value) for name, value in named), key=lambda entry: entry[0]
+    )
+    warnings.warn(
+        f"{name.capitalize()} of this call (a {type(value).__qualname__}) takes {_mib(size)}, and "
+        f"every call that gets it stores a copy. If there are several, store it once with "
+        f"miniray.put() and pass the ref.",
         UserWarning,
         stacklevel=6,
     )

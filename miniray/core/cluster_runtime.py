@@ -124,6 +124,7 @@ class ClusterRuntime(Runtime):
             "lease_revoked": self.tasks.on_revoked,
             "process_died": self.peers.process_died,
             "actor": self.actors.on_state,
+            "head_back": self._on_head_back,
         }
         #: Messages of peers, by kind; a worker adds those that ask it to run something.
         self.on_kind: dict[int, Callable[[Peer, tuple[Any, ...]], None]] = {
@@ -344,7 +345,7 @@ class ClusterRuntime(Runtime):
         rest: list[ObjectRef[Any]] = []
         find = self.table.entry
         for index, ref in enumerate(refs):
-            entry = find(ref._id) or self._entry(ref)  # noqa: SLF001
+            entry = find(ref._id) or self._entry(ref)
             if entry.value is None:
                 rest.append(ref)
                 continue
@@ -780,6 +781,11 @@ class ClusterRuntime(Runtime):
             handler(*body)
         else:
             logger.error("a push about %r, which this process does not know", topic)
+
+    def _on_head_back(self) -> None:
+        """The head, or its successor, knows of this process again, but not what it wants."""
+        self.tasks.on_head_back()
+        self.actors.on_head_back()
 
     def _on_peer_lost(self, peer: Peer) -> None:
         self.tasks.on_peer_lost(peer)

@@ -20,7 +20,7 @@ from miniray.core.wire import READ_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.wire import Connection
+    from miniray.core.wire import Posted
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class IOLoop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._cancelled: set[int] = set()
         self._numbers = itertools.count()
-        self._unflushed: collections.deque[Connection] = collections.deque()
+        self._unflushed: collections.deque[Posted] = collections.deque()
         self._flush_scheduled = False
         # Reentrant: a garbage collection may run user code anywhere.
         self._lock = threading.RLock()
@@ -99,7 +99,7 @@ class IOLoop:
         self._soon.append(callback)
         self.wake()
 
-    def flush_soon(self, connection: Connection) -> None:
+    def flush_soon(self, connection: Posted) -> None:
         """Write what a connection keeps, in the loop's next turn."""
         self._unflushed.append(connection)
         if not self._flush_scheduled:

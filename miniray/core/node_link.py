@@ -47,7 +47,7 @@ class NodeLink:
         *,
         auth_timeout: float,
         on_push: Callable[[str, tuple[Any, ...]], None],
-        on_relayed: Callable[[bytes, bytes, bytes], None],
+        on_relayed: Callable[[bytes, bytes, list[bytes]], None],
         on_lost: Callable[[], None],
     ) -> None:
         self._loop = loop
@@ -152,9 +152,9 @@ class NodeLink:
         """Tell the head something that needs no answer."""
         self._conn.send((p.HEAD_NOTICE, method, marshal.dumps(args)))
 
-    def relay(self, node_id: bytes, process_id: bytes, message: bytes) -> None:
-        """Send a message to a process of another node."""
-        self._conn.post((p.NODE_RELAY, node_id, process_id, message))
+    def relay(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
+        """Send messages to a process of another node; ``RelaySender`` makes the batches."""
+        self._conn.send((p.NODE_RELAY, node_id, process_id, messages))
 
     # --- hearing -----------------------------------------------------------------
     def _on_message(self, conn: Connection, message: tuple[Any, ...]) -> None:

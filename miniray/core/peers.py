@@ -13,7 +13,9 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from miniray.config import config
 from miniray.core import protocol as p
+from miniray.core.relay_sender import RelaySender
 from miniray.core.wire import Connection, Listener, connect
 
 if TYPE_CHECKING:
@@ -34,20 +36,22 @@ def socket_path(folder: str, process_id: bytes) -> str:
 class Peer:
     """Another process, reachable or gone."""
 
-    __slots__ = ("_conn", "_link", "lost", "node_id", "process_id", "watched")
+    __slots__ = ("_conn", "_relay", "lost", "node_id", "process_id", "taken", "watched")
 
     def __init__(
         self,
         node_id: bytes,
         process_id: bytes,
         conn: Connection | None,
-        link: NodeLink | None,
+        relay: RelaySender | None,
     ) -> None:
         self.node_id = node_id
         self.process_id = process_id
         self._conn = conn
-        self._link = link
+        self._relay = relay
         self.lost = False
+        #: Bytes taken from it through the relay that it was not told of yet.
+        self.taken = 0
         #: The daemon was asked to tell when this process ends.
         self.watched = conn is not None
 
@@ -55,8 +59,8 @@ class Peer:
         """Send; silently dropped once the peer is lost (its loss is reported)."""
         if self._conn is not None:
             self._conn.send(message)
-        elif self._link is not None:
-            self._link.relay(self.node_id, self.process_id, marshal.dumps(message))
+        elif self._relay is not None:
+            self._relay.send(marshal.dumps(message))
 
     @property
     def direct(self) -> bool:
@@ -70,8 +74,22 @@ class Peer:
         else:
             self.send(message)
 
+    def take(self, size: int) -> None:
+        """So many bytes came through the relay: tell the sender now and then."""
+        self.taken += size
+        if self._relay is not None and self.taken >= config().relay_window // 8:
+            self._relay.send(marshal.dumps((p.PEER_CREDIT, self.taken)), counted=False)
+            self.taken = 0
+
+    def credit(self, taken: int) -> None:
+        """The other end has taken so many bytes."""
+        if self._relay is not None:
+            self._relay.credit(taken)
+
     def flush(self, timeout: float) -> None:
         """Wait until what was sent is written (at a planned exit)."""
+        if self._relay is not None:
+            self._relay.flush_posted()
         if self._conn is not None:
             self._conn.flush_blocking(timeout)
 
@@ -152,7 +170,8 @@ class PeerTable:
         return peer
 
     def _relayed_peer(self, node_id: bytes, process_id: bytes) -> Peer:
-        peer = Peer(node_id, process_id, None, self._link)
+        sender = RelaySender(self._link, self._loop, node_id, process_id)
+        peer = Peer(node_id, process_id, None, sender)
         peer.watched = True
         self._link.node_notice("watch", process_id, node_id)
         return peer
@@ -195,15 +214,27 @@ class PeerTable:
         if conn.peer is not None:
             self._lose(conn.peer)
 
-    def relayed(self, node_id: bytes, process_id: bytes, message: bytes) -> None:
-        """A message from a process of another node."""
+    def relayed(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
+        """Messages from a process of another node."""
         peer = self._peers.get(process_id)
         if peer is None or peer.lost:
             with self._lock:
                 peer = self._peers.get(process_id)
                 if peer is None or peer.lost:
                     peer = self._peers[process_id] = self._relayed_peer(node_id, process_id)
-        self._on_message(peer, marshal.loads(message))
+        size = 0
+        for body in messages:
+            size += len(body)
+            message = marshal.loads(body)
+            if message[0] == p.PEER_CREDIT:
+                peer.credit(message[1])
+                continue
+            try:
+                self._on_message(peer, message)
+            except Exception:
+                # As on a socket: one bad message must not lose those that came with it.
+                logger.exception("handling message kind %r failed", message[0])
+        peer.take(size)
 
     def process_died(self, process_id: bytes) -> None:
         """The daemon says that a watched process is gone."""

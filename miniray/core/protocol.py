@@ -35,9 +35,9 @@ HEAD_REQUEST = 6
 HEAD_REPLY = 7
 #: head or daemon → process: (kind, topic, body tuple)
 NODE_PUSH = 8
-#: process → daemon: (kind, node_id, process_id, message bytes): to a process of another node
+#: process → daemon: (kind, node_id, process_id, [messages]): to a process of another node
 NODE_RELAY = 9
-#: daemon → process: (kind, node_id, process_id, message bytes): from such a process
+#: daemon → process: (kind, node_id, process_id, [messages]): from such a process
 NODE_RELAYED = 10
 #: process → daemon, without an answer, for the head: (kind, method, body)
 HEAD_NOTICE = 11
@@ -77,6 +77,9 @@ PEER_LEASE_END = 46
 #: borrower → owner: (kind, [(object_id, payload)]): these values are gone from shared memory,
 #: tell me others when they are there
 PEER_LOST = 47
+
+#: receiver of relayed messages → their sender: (kind, bytes taken): room for more
+PEER_CREDIT = 63
 
 # --- how a call ended (PEER_REPLY status) ------------------------------------------
 STATUS_OK = 0  # values: one per return id

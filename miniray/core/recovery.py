@@ -73,11 +73,18 @@ class Recovery:
             plan, reason = self._plan(id)
             if reason is not None:
                 return reason
-            old = self._table.forget_value(id)
-            if old is not None:
-                self._calls.free_value(old)  # its node may live, with the segment gone
+            for result in plan[0].return_ids:
+                self._forget(result, payload[0])
             self._carry_out(plan)
         return None
+
+    def _forget(self, id: bytes, node_id: bytes) -> None:
+        """Make a result of a task pending again, if it was where the lost one was."""
+        entry = self._table.entry(id)
+        value = None if entry is None else entry.value
+        if value is not None and is_shared(value) and value[1][0] == node_id:
+            self._table.forget_value(id)
+            self._calls.free_value(value)  # its node may live, with the segment gone
 
     def _plan(self, id: bytes) -> tuple[list[Origin], str | None]:
         """All tasks that have to run for a result, or why they cannot."""

@@ -151,16 +151,27 @@ def _serialize(value: Any) -> Serialized:
 
 
 def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef[Any]]]:
-    """Pickle a function or class for another process; also the refs that it captured."""
+    """Pickle a function or class for another process; also the refs that it captured.
+
+    By value, as the name in its module is that of the remote function or class around it.
+    What uses globals that cannot be pickled is imported by the other process instead.
+
+    Raises:
+        TypeError: It cannot be pickled and has no module to be imported from.
+    """
     outer = collector.refs
     refs: list[ObjectRef[Any]] = []
     collector.refs = refs
     try:
         return cloudpickle.dumps(target, protocol=5), refs
     except Exception as error:
+        from miniray.core.exports import reference_to
         from miniray.core.pickle_errors import explain
 
-        raise explain(target, error) from error
+        reference = reference_to(target)
+        if reference is None:
+            raise explain(target, error) from error
+        return pickle.dumps(reference, 5), []
     finally:
         collector.refs = outer
 

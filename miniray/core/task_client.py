@@ -278,6 +278,19 @@ class TaskClient:
             else:
                 self._return(lease)
 
+    def on_head_back(self) -> None:
+        """The head forgot what this client wants, and which leases it knows of."""
+        with self._lock:
+            groups = list(self._groups.values())
+            held = [number for group in groups for number in group.leases]
+            self._link.head_notice("hold_leases", held)
+            for group in groups:
+                # Leases of before are not counted in what the head grants from now on.
+                wanted = min(len(group.queue), _MAX_LEASES)
+                group.asked = wanted + len(group.leases)
+                if wanted:
+                    self._link.head_notice("want_leases", group.id, group.spec, wanted)
+
     def on_recalled(self, peer: Peer, numbers: list[int]) -> None:
         """A worker hands back tasks that it had not begun."""
         with self._lock:

@@ -62,6 +62,13 @@ _SEND_ROOM = 1 << 20
 _now = time.perf_counter
 
 
+class Posted(Protocol):
+    """What keeps messages for a moment so that they leave together."""
+
+    def flush_posted(self) -> None:
+        """Write what is kept."""
+
+
 class Poller(Protocol):
     """What a connection needs from the loop that watches its socket."""
 
@@ -81,7 +88,7 @@ class Poller(Protocol):
     def call_soon(self, callback: Callable[[], None]) -> None:
         """Run a callback in the loop's thread. Thread-safe."""
 
-    def flush_soon(self, connection: Connection) -> None:
+    def flush_soon(self, connection: Posted) -> None:
         """Call ``flush_posted`` of a connection in the loop's next turn. Thread-safe."""
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:

@@ -102,6 +102,8 @@ class ActorDirectory:
         Raises:
             ActorAlreadyExistsError: the name is taken.
         """
+        if id in self._actors or id in self._dead:
+            return None  # repeated after the head before this one had kept it
         client = self._clients.get(requester)
         job_id = client.job_id if client is not None else b""
         actor = Actor(
@@ -151,7 +153,8 @@ class ActorDirectory:
         death = self._dead.get(id)
         if actor is not None:
             self._subscribers.add(process_id, id)
-            self._subscribers.tell(process_id, actor)
+            if actor.state != ALIVE or actor.node is not None:  # else its node has yet to report
+                self._subscribers.tell(process_id, actor)
         elif death is None and self._clients.get(owner_of(id)) is not None:
             self._subscribers.add(process_id, id)
             self._subscribers.wait_for(id)
@@ -420,6 +423,8 @@ class ActorDirectory:
             self._by_lease[actor.lease] = actor
             self._grants.restore(actor.lease, self, actor, actor.demand)
             self._lives_in(actor, process_id)
+            if actor.state == ALIVE:
+                self._subscribers.tell_all(actor)
 
     def node_never_came(self, node_id: bytes) -> None:
         """A node did not come back."""

@@ -305,6 +305,13 @@ class TaskLeases:
         self.leases[number] = group.leases[number] = lease
         group.total = len(group.leases)
 
+    def hold(self, client_id: bytes, numbers: list[int]) -> None:
+        """A client says which leases it still has: it never heard of others, or forgot them."""
+        group = self._groups.get(client_id, {}).get(_ADOPTED)
+        if group is not None:
+            for number in set(group.leases) - set(numbers):
+                self.give_back(client_id, number)
+
     def end_orphans(self) -> None:
         """End the leases whose client did not come back."""
         for client_id in [c for c in self._groups if self._clients.get(c) is None]:

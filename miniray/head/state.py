@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.ids import owner_of
 from miniray.head.allocations import lease_id
 from miniray.head.amounts import from_units
 from miniray.util.state_types import (
@@ -16,6 +17,7 @@ from miniray.util.state_types import (
     NodeStatus,
     PendingDemand,
     PlacementGroupStatus,
+    Why,
 )
 from miniray.version import VERSION
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from miniray.head.grants import Request
     from miniray.head.head import Head
     from miniray.head.nodes import Node
+    from miniray.head.reasons import Reason
     from miniray.head.resources import ResourcePool
 
 #: Shapes that the status explains; explaining looks at every node.
@@ -44,7 +47,8 @@ class ClusterState:
             "actors": self._list_actors,
             "leases": self._list_leases,
             "pending": lambda: [dict(demand) for demand in self._pending()],
-            "placement_groups": lambda: [g.table() for g in self._head.placement_groups.all()],
+            "placement_groups": self._list_placement_groups,
+            "node_states": lambda: [{**self._node(node)} for node in self._all_nodes()],
             "jobs": self._list_jobs,
             "workers": self._list_workers,
         }
@@ -52,7 +56,7 @@ class ClusterState:
     # --- Ray's tables ----------------------------------------------------------------
     def ray_nodes(self) -> list[dict[str, Any]]:
         """Nodes as ``ray.nodes()`` lists them, lost ones included."""
-        return [_ray_node(node) for node in (*self._head.nodes, *self._head.nodes.lost())]
+        return [_ray_node(node) for node in self._all_nodes()]
 
     def total_resources(self) -> dict[str, float]:
         """Totals of the living nodes, without zeros; memory in bytes."""
@@ -73,7 +77,17 @@ class ClusterState:
         return listing()
 
     def _list_actors(self) -> list[dict[str, Any]]:
-        living = [{**self._actor(actor)} for actor in self._head.actors.all()]
+        living = [
+            {
+                **self._actor(actor),
+                "job_id": actor.job_id.hex(),
+                "started": actor.arguments is not None,
+                "required_resources": dict(actor.spec["placement_resources"]),
+                "is_detached": actor.spec["detached"],
+                "placement_group_id": _group_of(actor),
+            }
+            for actor in self._head.actors.all()
+        ]
         dead = [
             {
                 "actor_id": id.hex(),
@@ -90,6 +104,21 @@ class ClusterState:
             for id, death in self._head.actors.dead()
         ]
         return [*living, *dead]
+
+    def _list_placement_groups(self) -> list[dict[str, Any]]:
+        known = {group.id.hex(): group for group in self._head.placement_groups.all()}
+        found = []
+        for id, table in self._head.placement_groups.table(None).items():
+            group = known.get(id)
+            detached = group is not None and group.detached
+            job_id = self._job_of(bytes.fromhex(id))
+            found.append({**table, "creator_job_id": job_id, "is_detached": detached})
+        return found
+
+    def _job_of(self, group_id: bytes) -> str:
+        """Hex id of the job of a placement group; empty if its creator is gone."""
+        creator = self._head.clients.get(owner_of(group_id))
+        return creator.job_id.hex() if creator is not None else ""
 
     def _list_leases(self) -> list[dict[str, Any]]:
         return [
@@ -136,7 +165,7 @@ class ClusterState:
     # --- the status --------------------------------------------------------------
     def status(self) -> ClusterStatus:
         """Everything that ``miniray status`` shows."""
-        nodes = [self._node(node) for node in (*self._head.nodes, *self._head.nodes.lost())]
+        nodes = [self._node(node) for node in self._all_nodes()]
         total = self._head.scheduler.total_resources()
         free = self._head.scheduler.available_resources()
         return ClusterStatus(
@@ -161,6 +190,9 @@ class ClusterState:
                 for group in self._head.placement_groups.all()
             ],
         )
+
+    def _all_nodes(self) -> tuple[Node, ...]:
+        return (*self._head.nodes, *self._head.nodes.lost())
 
     def _node(self, node: Node) -> NodeStatus:
         pool = self._head.scheduler.nodes.get(node.name) if node.alive else None
@@ -213,9 +245,9 @@ class ClusterState:
                     shape=[{name: from_units(units) for name, units in demand.placing}],
                     count=sum(asker.waiting for asker in askers),
                     names=_names(asker.name for asker in askers),
+                    job_ids=_names(asker.job_id.hex() for asker in askers),
                     since=requests[0].since_epoch,
-                    reason=reason.sentence() if reason is not None else "",
-                    infeasible=reason is not None and reason.infeasible,
+                    **_why(reason),
                 )
             )
         return [*found, *self._pending_groups()]
@@ -232,9 +264,9 @@ class ClusterState:
                     shape=group.bundles,
                     count=1,
                     names=[group.name] if group.name else [],
+                    job_ids=[job_id] if (job_id := self._job_of(group.id)) else [],
                     since=group.asked,
-                    reason=reason.sentence(),
-                    infeasible=reason.infeasible,
+                    **_why(reason),
                 )
             )
         return found
@@ -257,6 +289,25 @@ def _ray_node(node: Node) -> dict[str, Any]:
         "ObjectStoreUsed": node.object_store_used,
         "ObjectStoreCapacity": node.object_store_capacity,
     }
+
+
+def _why(reason: Reason | None) -> Why:
+    if reason is None:  # it was granted a moment ago
+        return Why(reason="", infeasible=False, node_id="", resource="", needed=0.0, available=0.0)
+    return Why(
+        reason=reason.sentence(),
+        infeasible=reason.infeasible,
+        node_id=reason.node_id,
+        resource=reason.resource,
+        needed=from_units(reason.needed),
+        available=from_units(reason.available),
+    )
+
+
+def _group_of(actor: Actor) -> str | None:
+    placement = actor.spec["placement"]
+    in_group = placement is not None and placement[0] == "bundle"
+    return placement[1].hex() if in_group else None
 
 
 def _names(names: Iterable[str]) -> list[str]:

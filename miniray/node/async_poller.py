@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from miniray.core.wire import Connection
+    from miniray.core.wire import Posted
 
 
 class AsyncPoller:
@@ -41,7 +41,7 @@ class AsyncPoller:
         """Run a callback in the next turn of the loop."""
         self._loop.call_soon(callback)
 
-    def flush_soon(self, connection: Connection) -> None:
+    def flush_soon(self, connection: Posted) -> None:
         """Write what a connection keeps, in the next turn of the loop."""
         self._loop.call_soon(connection.flush_posted)
 

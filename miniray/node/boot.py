@@ -31,12 +31,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent.parent)
-#: The current folder is left out of sys.path: a file of the user's may not shadow a module.
-_COMMAND = (
-    "import sys; sys.path = [p for p in sys.path if p];"
-    f"{_PACKAGE_PARENT!r} in sys.path or sys.path.append({_PACKAGE_PARENT!r});"
-    "from miniray.node.boot import main; main()"
-)
+
+
+def python_command(module: str) -> str:
+    """What an interpreter is given to run ``main`` of a module of miniray.
+
+    The current folder is left out of sys.path: a file of the user's may not shadow a module.
+    """
+    return (
+        "import sys; sys.path = [p for p in sys.path if p];"
+        f"{_PACKAGE_PARENT!r} in sys.path or sys.path.append({_PACKAGE_PARENT!r});"
+        f"from {module} import main; main()"
+    )
 
 
 class StartedNode:
@@ -96,7 +102,7 @@ def _spawn(options: BootOptions, session: Session) -> tuple[subprocess.Popen[byt
     try:
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND],
+                [sys.executable, "-c", python_command("miniray.node.boot")],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -207,7 +213,7 @@ def _run(
     from miniray.node.node_main import NodeStart
 
     start = NodeStart(options, session, control, template_pid)
-    start.fork_head(answer)
+    start.fork_head(answer.fileno())
     return asyncio.run(start.run(answer))
 
 

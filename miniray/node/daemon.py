@@ -20,7 +20,6 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2, node_pb2, node_pb2_grpc
-from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.ids import owner_of
 from miniray.core.peers import socket_path
@@ -29,6 +28,7 @@ from miniray.node.addresses import DaemonAddress
 from miniray.node.adopted import AdoptedObjects, Freed
 from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
+from miniray.node.head_requests import HeadRequests
 from miniray.node.head_session import HeadSession
 from miniray.node.objects import NodeObjects
 from miniray.node.output_router import OutputRouter
@@ -42,7 +42,7 @@ from miniray.runtime_env.install import EnvironmentManager
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     import grpc
 
@@ -65,6 +65,7 @@ class NodeDaemon:
         self._watches = Watches()
         self._adopted = AdoptedObjects()
         self._code: dict[bytes, bytes] = {}
+        self._requests = HeadRequests()
         self._head_answers: dict[int, asyncio.Future[bytes]] = {}
         self._head_numbers = 0
         self._actor_leases: dict[bytes, NodeLease] = {}
@@ -140,6 +141,31 @@ class NodeDaemon:
         for node in welcome.nodes:
             self._joined(node)
         return welcome
+
+    async def rejoin(self, timeout: float) -> None:
+        """Open a session with the head again, or with its successor.
+
+        Raises:
+            MinirayError: the head refuses this node.
+            ConnectionError: there is no head within ``timeout`` seconds.
+        """
+        welcome = await self._session.reopen(timeout, self._tell_again)
+        self._head_epoch = welcome.epoch
+        for node in welcome.nodes:
+            self._joined(node)
+        for process_id in self._clients.clients:
+            self._clients.push(process_id, "head_back", ())
+        logger.info("the session with the head is open again")
+
+    def _tell_again(self, waiting: list[head_pb2.FromNode]) -> list[head_pb2.FromNode]:
+        """What a head must know that knows of this node only what its hello said."""
+        attached = [self._attached(client) for client in self._clients.clients.values()]
+        living = [
+            _actor_report(lease.worker, lease)
+            for lease in self._pool.leases.values()
+            if lease.alive and lease.worker is not None
+        ]
+        return [*living, *attached, *self._requests.to_repeat(waiting)]
 
     @property
     def session(self) -> HeadSession:
@@ -248,14 +274,20 @@ class NodeDaemon:
 
     def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
         """A client's request to the head."""
-        self._tell_head(
+        self._request(client.process_id, number, method, body)
+
+    def _request(self, process_id: bytes, number: int, method: str, body: bytes) -> None:
+        message = head_pb2.FromNode(
             request=common_pb2.ClientRequest(
-                process_id=client.process_id, request=number, method=method, body=body
+                process_id=process_id, request=number, method=method, body=body
             )
         )
+        self._requests.sent(message)
+        self._session.send(message)
 
     def _head_reply(self, reply: common_pb2.ClientReply) -> None:
         error = reply.error or None
+        self._requests.answered(reply.process_id, reply.request)
         if reply.process_id == self.node_id:
             future = self._head_answers.pop(reply.request, None)
             if future is not None and not future.done():
@@ -274,37 +306,27 @@ class NodeDaemon:
         number = self._head_numbers
         future: asyncio.Future[bytes] = self._loop.create_future()
         self._head_answers[number] = future
-        self._tell_head(
-            request=common_pb2.ClientRequest(
-                process_id=self.node_id, request=number, method=method, body=marshal.dumps(args)
-            )
-        )
+        self._request(self.node_id, number, method, marshal.dumps(args))
         return marshal.loads(await future)
 
     # --- clients -----------------------------------------------------------------
     def welcome(self, client: Client) -> dict[str, Any]:
         """A process introduced itself."""
-        if client.is_driver:
-            self._tell_head(
-                attached=head_pb2.ProcessAttached(
-                    process_id=client.process_id,
-                    driver=True,
-                    pid=client.pid,
-                    job_id=client.job_id,
-                    details=json.dumps({**client.details, "machine": self._config.machine}),
-                )
-            )
-        else:
-            self._tell_head(
-                attached=head_pb2.ProcessAttached(
-                    process_id=client.process_id, pid=client.pid, job_id=client.job_id
-                )
-            )
+        self._session.send(self._attached(client))
         return {
             "node_id": self.node_id,
             "address": self._config.cluster_address,
             "session_dir": str(self._config.session_dir),
         }
+
+    def _attached(self, client: Client) -> head_pb2.FromNode:
+        attached = head_pb2.ProcessAttached(
+            process_id=client.process_id, pid=client.pid, job_id=client.job_id
+        )
+        if client.is_driver:
+            attached.driver = True
+            attached.details = json.dumps({**client.details, "machine": self._config.machine})
+        return head_pb2.FromNode(attached=attached)
 
     def gone(self, client: Client) -> None:
         """A process hung up."""
@@ -325,6 +347,7 @@ class NodeDaemon:
     ) -> None:
         self._objects.process_died(process_id)
         self._free_adopted(self._adopted.process_died(process_id))
+        self._requests.process_ended(process_id)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path(os.path.dirname(self._config.socket_path), process_id))
         for node, watcher in self._watches.ended_here(process_id):
@@ -378,14 +401,7 @@ class NodeDaemon:
     def _put_code(self, _client: Client, key: bytes, blob: bytes) -> None:
         if key not in self._code:
             self._code[key] = blob
-            self._tell_head(
-                request=common_pb2.ClientRequest(
-                    process_id=self.node_id,
-                    request=0,
-                    method="put_code",
-                    body=marshal.dumps((key, blob)),
-                )
-            )
+            self._request(self.node_id, 0, "put_code", marshal.dumps((key, blob)))
 
     async def _get_code(self, _client: Client, key: bytes) -> tuple[bytes | None, int]:
         blob = await self._ask_head("get_code", key)
@@ -422,20 +438,14 @@ class NodeDaemon:
     def _report_actor(self, worker: Worker, **facts: Any) -> None:
         lease = worker.lease
         if lease is not None and lease.actor_id is not None:
-            self._tell_head(
-                actor=head_pb2.ActorReported(
-                    actor_id=lease.actor_id,
-                    lease=lease.number,
-                    process_id=worker.process_id,
-                    pid=worker.pid,
-                    **facts,
-                )
-            )
+            self._session.send(_actor_report(worker, lease, **facts))
 
     def _actor_ready(self, client: Client) -> None:
         worker = self._pool.workers.get(client.process_id)
         if worker is not None:
             worker.pid = client.pid
+            if worker.lease is not None:
+                worker.lease.alive = True
             self._report_actor(worker)
 
     def _actor_failed(self, client: Client, error: bytes) -> None:
@@ -493,12 +503,14 @@ class NodeDaemon:
             self.stop("the template process of the node was killed")
 
     # --- other nodes ---------------------------------------------------------------
-    def relay(self, client: Client, node_id: bytes, process_id: bytes, body: bytes) -> None:
-        """A client's message to a process of another node."""
+    def relay(
+        self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]
+    ) -> None:
+        """A client's messages to a process of another node."""
         if node_id == self.node_id:
-            self._deliver(self.node_id, client.process_id, process_id, body)
+            self._deliver(self.node_id, client.process_id, process_id, bodies)
             return
-        message = Relayed(to=process_id, sender=client.process_id, body=body)
+        message = Relayed(to=process_id, sender=client.process_id, bodies=bodies)
         if not self._relay.send(node_id, message):
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
@@ -533,9 +545,9 @@ class NodeDaemon:
         if node == self.node_id:
             client = self._clients.clients.get(to)
             if client is not None:
-                client.conn.send((p.NODE_RELAYED, self.node_id, sender, body))
+                client.conn.send((p.NODE_RELAYED, self.node_id, sender, [body]))
         else:
-            self._relay.send(node, Relayed(to=to, sender=sender, body=body))
+            self._relay.send(node, Relayed(to=to, sender=sender, bodies=[body]))
 
     def _free_adopted(self, freed: list[Freed]) -> None:
         for item in freed:
@@ -546,13 +558,16 @@ class NodeDaemon:
                 body = marshal.dumps((p.PEER_UNBORROW, [id]))
                 self._send_as(self.node_id, node, owner_of(id), body)
 
-    def _deliver(self, from_node: bytes, sender: bytes, to: bytes, body: bytes) -> bool:
+    def _deliver(
+        self, from_node: bytes, sender: bytes, to: bytes, bodies: Sequence[bytes]
+    ) -> bool:
         client = self._clients.clients.get(to)
         if client is not None:
-            client.conn.post((p.NODE_RELAYED, from_node, sender, body))
+            client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))
             return True
         if self._adopted.speaks_for(to):
-            self._answer_for_adopted(from_node, sender, to, body)
+            for body in bodies:
+                self._answer_for_adopted(from_node, sender, to, body)
             return True
         if to == self.node_id:
             return True  # answers to what the daemon said in its own name
@@ -565,12 +580,12 @@ class NodeDaemon:
     def _relayed(self, node_id: bytes, message: Relayed) -> None:
         """A message from another daemon."""
         if message.topic and message.to == self.node_id:
-            body = marshal.loads(message.body)
+            body = marshal.loads(message.bodies[0])
             self._outputs.relayed(node_id, message.topic, body, self._pool)
         elif message.topic:
-            self._clients.push(message.to, message.topic, marshal.loads(message.body))
-        elif message.body:
-            self._deliver(node_id, message.sender, message.to, message.body)
+            self._clients.push(message.to, message.topic, marshal.loads(message.bodies[0]))
+        elif message.bodies:
+            self._deliver(node_id, message.sender, message.to, message.bodies)
         elif message.watch:
             self._add_watch(message.to, node_id, message.sender)
         elif message.gone:
@@ -672,6 +687,18 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
             yield chunk
 
 
+def _actor_report(worker: Worker, lease: NodeLease, **facts: Any) -> head_pb2.FromNode:
+    return head_pb2.FromNode(
+        actor=head_pb2.ActorReported(
+            actor_id=lease.actor_id,
+            lease=lease.number,
+            process_id=worker.process_id,
+            pid=worker.pid,
+            **facts,
+        )
+    )
+
+
 def stop_on_signals(daemon: NodeDaemon) -> None:
     """SIGTERM and SIGINT end the node gently."""
     loop = asyncio.get_running_loop()
@@ -695,8 +722,3 @@ def when_exits(pid: int, callback: Callable[[], None]) -> None:
         callback()
 
     loop.add_reader(fd, ended)
-
-
-def grace() -> float:
-    """Seconds that the daemons of a started cluster wait for their head."""
-    return config().head_grace

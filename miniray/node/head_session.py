@@ -15,10 +15,14 @@ from miniray.config import config
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    _Call = grpc.aio.StreamStreamCall[head_pb2.FromNode, head_pb2.ToNode]
+
 logger = logging.getLogger(__name__)
 
 #: Messages that are written together at most.
 _BATCH = 256
+#: Seconds between two attempts at a head that is there but does not take the session.
+_RETRY = 0.2
 #: What reading an ended stream gives; the type stubs of gRPC lack it.
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
@@ -53,6 +57,49 @@ class HeadSession:
             MinirayError: the head refuses; the class is what the head named.
             ConnectionError: there is no head, or it does not answer in time.
         """
+        call, welcome = await self._introduce(timeout)
+        self._begin(call)
+        return welcome
+
+    async def reopen(
+        self,
+        timeout: float,
+        first: Callable[[list[head_pb2.FromNode]], list[head_pb2.FromNode]],
+    ) -> head_pb2.Welcome:
+        """Introduce this node again, after the session has ended; tries until the time is over.
+
+        Args:
+            timeout: seconds for all of it.
+            first: called when the head has accepted, with what waits to be sent; returns what
+                is to be sent before it.
+
+        Raises:
+            MinirayError: the head refuses.
+            ConnectionError: there is no head within the time.
+        """
+        await self._end_tasks()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
+        while True:
+            try:
+                # Only then, so that the introduction tells how things are when it is read.
+                await asyncio.wait_for(self._channel.channel_ready(), deadline - loop.time())
+                call, welcome = await self._introduce(deadline - loop.time())
+                break
+            except asyncio.TimeoutError:
+                raise ConnectionError(f"there was none for {timeout:g} s") from None
+            except ConnectionError as error:
+                if loop.time() + _RETRY > deadline:
+                    raise
+                logger.info("the head has not come back yet: %s", error)
+                await asyncio.sleep(_RETRY)
+        waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
+        for message in (*first(waiting), *waiting):
+            self._queue.put_nowait(message)
+        self._begin(call)
+        return welcome
+
+    async def _introduce(self, timeout: float) -> tuple[_Call, head_pb2.Welcome]:
         self.ended.clear()
         call = head_pb2_grpc.HeadStub(self._channel).Session(  # type: ignore[no-untyped-call]
             wait_for_ready=True
@@ -77,17 +124,17 @@ class HeadSession:
             refusal = exceptions.MinirayError.__new__(kind)
             Exception.__init__(refusal, welcome.error)
             raise refusal
+        return call, welcome
+
+    def _begin(self, call: _Call) -> None:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._write(call)),
             loop.create_task(self._read(call)),
             loop.create_task(self._beat()),
         ]
-        return welcome
 
-    async def _write(
-        self, call: grpc.aio.StreamStreamCall[head_pb2.FromNode, head_pb2.ToNode]
-    ) -> None:
+    async def _write(self, call: _Call) -> None:
         try:
             while True:
                 message = await self._queue.get()
@@ -104,9 +151,7 @@ class HeadSession:
             messages.append(self._queue.get_nowait())
         return head_pb2.FromNode(batch=head_pb2.FromNodeBatch(messages=messages))
 
-    async def _read(
-        self, call: grpc.aio.StreamStreamCall[head_pb2.FromNode, head_pb2.ToNode]
-    ) -> None:
+    async def _read(self, call: _Call) -> None:
         try:
             while True:
                 message: Any = await call.read()
@@ -134,9 +179,13 @@ class HeadSession:
             await asyncio.sleep(config().heartbeat_interval)
             self.send(head_pb2.FromNode(heartbeat=self._usage()))
 
-    async def close(self) -> None:
-        """End the session."""
+    async def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._end_tasks()
         await self._channel.close(None)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import platform
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -19,9 +18,8 @@ from miniray._proto import head_pb2, head_pb2_grpc, node_pb2_grpc
 from miniray.accelerators import Host, NodeAccelerators, resolve_node_accelerators
 from miniray.config import config
 from miniray.core.ids import new_id
-from miniray.exceptions import AuthenticationError
+from miniray.exceptions import AuthenticationError, MinirayError
 from miniray.node.addresses import DaemonAddress
-from miniray.node.boot import end_process
 from miniray.node.boot_options import (
     BootError,
     BootOptions,
@@ -31,6 +29,7 @@ from miniray.node.boot_options import (
     parse_address,
 )
 from miniray.node.daemon import NodeDaemon, stop_on_signals, when_exits
+from miniray.node.head_process import HeadProcess
 from miniray.node.machine import inspect_machine
 from miniray.node.node_config import NodeConfig
 from miniray.security import channels
@@ -38,6 +37,9 @@ from miniray.security.certificates import NODE_NAME
 from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
 from miniray.session import ClusterRecord, ProcessId, Session, write_record
 from miniray.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +56,9 @@ class NodeStart:
         self.session = session
         self._control = control
         self._template_pid = template_pid
-        self._head_pid = 0
-        self._head_ready: int | None = None
+        #: Set on the node that has the head.
+        self._head: HeadProcess | None = None
+        self._address = options.address or ""
         self._node_id = new_id()
         self._token = (
             JoinToken(_NO_FINGERPRINT, make_secret())
@@ -67,69 +70,37 @@ class NodeStart:
         self._node_path = str(session.socket_dir / "peer.sock")
 
     # --- the head ----------------------------------------------------------------
-    def fork_head(self, answer: Any) -> None:
+    def fork_head(self, answer: int) -> None:
         """Fork the head: it shares what this process has imported."""
         if not self.options.head:
             return
-        from miniray.head import main as head_main
-        from miniray.head.head_options import HeadOptions
-
-        read, write = os.pipe2(os.O_CLOEXEC)
-        parent = os.pidfd_open(os.getpid())
         tcp = not self.options.embedded
-        told = advertised_host(self.options) if tcp else None
-        pid = os.fork()
-        if pid == 0:
+        options = {
+            "unix_path": self._head_path,
+            "tcp_host": bind_host(self.options) if tcp else None,
+            "tcp_port": self.options.port if tcp else None,
+            "advertised_host": advertised_host(self.options) if tcp else None,
+            "secret": self._token.secret,
+            "session_dir": self.session.folder,
+            "cluster_id": self.session.id,
+        }
+
+        def close_in_child() -> None:
             self._control.close()
-            os.close(answer.fileno())
-            os.close(read)
+            os.close(answer)
 
-            def ready(facts: dict[str, Any]) -> None:
-                os.write(write, json.dumps(facts).encode())
-                os.close(write)
-
-            head_main.run_head(
-                HeadOptions(
-                    unix_path=self._head_path,
-                    tcp_host=bind_host(self.options) if tcp else None,
-                    tcp_port=self.options.port if tcp else None,
-                    advertised_host=told,
-                    secret=self._token.secret,
-                    session_dir=self.session.folder,
-                    cluster_id=self.session.id,
-                    ready=ready,
-                    parent_pidfd=parent,
-                )
-            )
-            os._exit(0)
-        os.close(write)
-        os.close(parent)
-        self._head_pid = pid
-        self._head_ready = read
-
-    async def _await_head(self) -> dict[str, Any]:
-        """What the head says when it is ready."""
-        assert self._head_ready is not None
-        loop = asyncio.get_running_loop()
-        data = await loop.run_in_executor(None, os.read, self._head_ready, 1 << 16)
-        os.close(self._head_ready)
-        if not data:
-            raise BootError(f"The head ended while it started; see {self.session.logs}/head.log.")
-        facts: dict[str, Any] = json.loads(data)
-        if "error" in facts:
-            raise BootError(facts["error"])
-        return facts
+        self._head = HeadProcess(options, self.session.logs)
+        self._head.fork(close_in_child)
 
     # --- the node ----------------------------------------------------------------
     async def run(self, answer: Any) -> int:
         """Start everything, answer, and stay until the node ends."""
         loop = asyncio.get_running_loop()
         accelerators_task = loop.run_in_executor(None, self._detect)
-        address = self.options.address or ""
         authority: bytes | None = None
-        if self.options.head:
-            facts = await self._await_head()
-            address = facts["address"]
+        if self._head is not None:
+            facts = await self._head.ready()
+            self._address = facts["address"]
             self._token = JoinToken(
                 bytes.fromhex(facts["fingerprint"])
                 if facts.get("fingerprint")
@@ -138,15 +109,15 @@ class NodeStart:
             )
             head_target = f"unix:{self._head_path}"
         else:
-            head_target = address
+            head_target = self._address
         if not self.options.embedded:
-            authority = await loop.run_in_executor(None, self._fetch_authority, address)
+            authority = await loop.run_in_executor(None, self._fetch_authority)
         channel = channels.channel(
             head_target, self._token.grpc_secret, None if self.options.head else authority
         )
         server, node_address = await self._listen(channel)
         accelerators = await accelerators_task
-        node = self._node_config(accelerators, address, node_address, authority)
+        node = self._node_config(accelerators, node_address, authority)
         daemon = NodeDaemon(node, self._control, self._template_pid)
         stop_on_signals(daemon)
         node_pb2_grpc.add_NodeServicer_to_server(daemon.services(), server)  # type: ignore[no-untyped-call]
@@ -155,8 +126,8 @@ class NodeStart:
         if self.options.parent_pid is not None:
             when_exits(self.options.parent_pid, lambda: daemon.stop("the driver ended"))
         write_token_file(self.session.token_file, self._token)
-        self._publish(address)
-        self._answer_ready(answer, node, address)
+        self._publish()
+        self._answer_ready(answer, node)
         await self._stay(daemon)
         await self._end(daemon, server)
         return 0
@@ -167,10 +138,10 @@ class NodeStart:
             options.num_gpus, options.resources, Host(), options.gpu_family
         )
 
-    def _fetch_authority(self, address: str) -> bytes:
+    def _fetch_authority(self) -> bytes:
         from miniray.security.certificates import fetch_and_pin
 
-        host, port = parse_address(address)
+        host, port = parse_address(self._address)
         return fetch_and_pin(host, port, self._token.fingerprint, config().start_timeout)
 
     async def _listen(self, head: grpc.aio.Channel) -> tuple[grpc.aio.Server, DaemonAddress]:
@@ -212,7 +183,6 @@ class NodeStart:
     def _node_config(
         self,
         accelerators: NodeAccelerators,
-        cluster_address: str,
         node_address: DaemonAddress,
         authority: bytes | None,
     ) -> NodeConfig:
@@ -249,7 +219,7 @@ class NodeStart:
             socket_key=self._token.socket_key,
             host=host,
             address=str(node_address),
-            cluster_address=cluster_address,
+            cluster_address=self._address,
             is_head=options.head,
             scalars=scalars,
             accelerators=accelerators,
@@ -265,18 +235,18 @@ class NodeStart:
             dial=lambda target: _dial(target, secret, authority),
         )
 
-    def _publish(self, address: str) -> None:
+    def _publish(self) -> None:
         """Write down where the node is, for drivers and commands of this user."""
         processes = {
             "boot": ProcessId.of(os.getpid()),
             "template": ProcessId.of(self._template_pid),
         }
-        if self._head_pid:
-            processes["head"] = ProcessId.of(self._head_pid)
+        if self._head is not None:
+            processes["head"] = ProcessId.of(self._head.pid)
         write_record(
             ClusterRecord(
                 session=self.session,
-                address=address,
+                address=self._address,
                 socket_path=self._socket_path,
                 node_id=self._node_id.hex(),
                 is_head=self.options.head,
@@ -287,14 +257,14 @@ class NodeStart:
             )
         )
 
-    def _answer_ready(self, answer: Any, node: NodeConfig, address: str) -> None:
+    def _answer_ready(self, answer: Any, node: NodeConfig) -> None:
         pids = {"boot": os.getpid(), "node": os.getpid(), "template": self._template_pid}
-        if self._head_pid:
-            pids["head"] = self._head_pid
+        if self._head is not None:
+            pids["head"] = self._head.pid
         totals = dict(node.scalars)
         totals.update({name: len(group.ids) for name, group in node.accelerators.devices.items()})
         result = BootResult(
-            address=address,
+            address=self._address,
             node_id=self._node_id.hex(),
             token=str(self._token),
             socket_path=self._socket_path,
@@ -307,14 +277,22 @@ class NodeStart:
 
     async def _stay(self, daemon: NodeDaemon) -> None:
         """Until the node is told to stop, or its head is gone for good."""
-        loop = asyncio.get_running_loop()
-        stopped = loop.create_task(daemon.stopped.wait())
-        lost = loop.create_task(daemon.session.ended.wait())
-        await asyncio.wait({stopped, lost}, return_when=asyncio.FIRST_COMPLETED)
-        if not daemon.stopped.is_set():
-            daemon.stop("the head of the cluster is gone")
-        for task in (stopped, lost):
-            task.cancel()
+        while not await first_of(daemon.stopped.wait(), daemon.session.ended.wait()):
+            if self.options.embedded:
+                daemon.stop("the head of the cluster is gone")
+                return
+            logger.warning("the head of the cluster is gone; waiting for it to come back")
+            await first_of(daemon.stopped.wait(), self._find_head_again(daemon))
+
+    async def _find_head_again(self, daemon: NodeDaemon) -> None:
+        """Have a session with a head again, or stop the node."""
+        try:
+            if self._head is not None:
+                await self._head.restart()
+                self._publish()
+            await daemon.rejoin(config().head_grace)
+        except (BootError, MinirayError, OSError) as error:
+            daemon.stop(f"the head of the cluster is gone and did not come back: {error}")
 
     async def _end(self, daemon: NodeDaemon, server: grpc.aio.Server) -> None:
         await daemon.close()
@@ -329,8 +307,21 @@ class NodeStart:
     def _end_children(self, grace: float) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._template_pid, 0)
-        if self._head_pid:
-            end_process(self._head_pid, grace)
+        if self._head is not None:
+            self._head.end(grace)
+
+
+async def first_of(wanted: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
+    """Wait for one of two things and give up the other; whether the first one happened."""
+    tasks = [asyncio.ensure_future(wanted), asyncio.ensure_future(other)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    happened = tasks[0].done()
+    for task in tasks:
+        task.cancel()
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
+    return happened
 
 
 def _machine() -> str:

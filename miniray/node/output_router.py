@@ -54,7 +54,7 @@ class OutputRouter:
             self._send(node, job_id, "log", body)
 
     def _send(self, node: bytes, to: bytes, topic: str, body: Any) -> bool:
-        message = Relayed(to=to, topic=topic, body=marshal.dumps(body))
+        message = Relayed(to=to, topic=topic, bodies=[marshal.dumps(body)])
         return self._relay.send(node, message)
 
     async def flush(self, client: Client, pipes: Pipes) -> tuple[None, int]:

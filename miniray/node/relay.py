@@ -56,7 +56,7 @@ class Outbox:
             size = 0
             while self._queue and size < _BATCH_BYTES:
                 message = self._queue.popleft()
-                size += len(message.body) + 32
+                size += sum(map(len, message.bodies)) + 32
                 batch.append(message)
             await write(node_pb2.RelayBatch(messages=pack(batch)))  # type: ignore[misc]
 

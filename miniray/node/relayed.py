@@ -10,16 +10,16 @@ import marshal
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 class Relayed(NamedTuple):
-    """One message: a body, or one of the notices below."""
+    """Messages of one process to another, or one of the notices below."""
 
     #: Process that it is for, and that it is from.
     to: bytes = b""
     sender: bytes = b""
-    body: bytes = b""
+    bodies: Sequence[bytes] = ()
     #: ``sender`` watches the process ``to``.
     watch: bool = False
     #: The process ``sender``, which ``to`` watches or has written to, is gone.
@@ -30,7 +30,7 @@ class Relayed(NamedTuple):
     freed_copies: tuple[int, ...] = ()
     #: Segments of the receiving node that their owner, which ends by rule, left to the sender.
     adopted: tuple[int, ...] = ()
-    #: The body is a push about this topic, not a message of a process.
+    #: A push to the process ``to`` about this topic: the only one of ``bodies``.
     topic: str = ""
 
 

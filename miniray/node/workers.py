@@ -51,6 +51,8 @@ class NodeLease:
     worker: Worker | None = None
     #: The head, or a rule, ended it; its worker may still be on its way out.
     ending: bool = False
+    #: Its actor's constructor has ended well.
+    alive: bool = False
 
     @property
     def devices(self) -> dict[str, list[str]]:
@@ -88,6 +90,8 @@ class Worker:
     started: float = 0.0
     #: The constructor's error, reported before the process ends.
     failed: bool = False
+    #: It has begun to end by rule, and may wait for what others need of it.
+    finishing: bool = False
     kill_timer: asyncio.TimerHandle | None = None
     #: Set when the process and its children are gone.
     gone: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -407,7 +411,8 @@ class WorkerPool:
         if worker.exiting is None:
             worker.exiting = "rule"
         self._events.push(worker.process_id, "exit", ())
-        self._kill_later(worker)
+        if not worker.finishing:
+            self._kill_later(worker)
 
     def exiting(self, process_id: bytes, why: str) -> None:
         """A worker says that it ends by rule."""
@@ -419,7 +424,10 @@ class WorkerPool:
     def finishing(self, process_id: bytes) -> None:
         """A worker ends by rule and waits for what others still need of it."""
         worker = self.workers.get(process_id)
-        if worker is not None and worker.kill_timer is not None:
+        if worker is None:
+            return
+        worker.finishing = True
+        if worker.kill_timer is not None:
             worker.kill_timer.cancel()
 
     def leaving(self, process_id: bytes) -> None:

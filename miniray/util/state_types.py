@@ -46,7 +46,22 @@ class ActorStatus(TypedDict):
     resources: dict[str, float]
 
 
-class PendingDemand(TypedDict):
+class Why(TypedDict):
+    """Why a demand waits."""
+
+    #: A sentence: which resource, on which node, how much is missing.
+    reason: str
+    #: No node of the cluster could ever serve it.
+    infeasible: bool
+    #: The node where least is missing, and of which resource; "" if there is no such node.
+    node_id: str
+    resource: str
+    #: What is needed of it, and what is free there: on its freest device, or in whole devices.
+    needed: float
+    available: float
+
+
+class PendingDemand(Why):
     """Requests of one shape that wait for resources."""
 
     kind: Literal["task", "actor", "placement_group"]
@@ -56,12 +71,10 @@ class PendingDemand(TypedDict):
     count: int
     #: Names of the functions, classes or groups that wait, without repeats.
     names: list[str]
+    #: The jobs whose they are.
+    job_ids: list[str]
     #: Since when the oldest waits.
     since: float
-    #: A sentence: which resource, on which node, how much is missing.
-    reason: str
-    #: No node of the cluster could ever serve it.
-    infeasible: bool
 
 
 class PlacementGroupStatus(TypedDict):

@@ -170,7 +170,7 @@ class _RemotePdb(pdb.Pdb):
         super().set_quit()
         self._end("The task ends with BdbQuit.")
 
-    def do_detach(self, _arg: str) -> bool:
+    def do_detach(self, arg: str) -> bool | None:
         """detach: Let the program go on without a debugger, as Ctrl-D does."""
         self.clear_all_breaks()
         self.set_continue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import pty
 import re
@@ -184,38 +185,47 @@ class Prompt:
 
     def run(self, code: str) -> str:
         """Type lines and return what they print."""
-        for line in code.splitlines():
-            os.write(self._terminal, line.encode() + b"\r")
-        os.write(b"print('do' + 'ne')\r" and self._terminal, b"print('do' + 'ne')\r")
+        for line in code.split("\n"):
+            self.type(line.encode() + b"\r")
+        self.type(b"print('do' + 'ne')\r")
         return self.expect("\r\ndone")
 
     def type(self, keys: bytes) -> None:
         os.write(self._terminal, keys)
 
-    def close(self) -> int:
-        os.write(self._terminal, b"exit()\r")
-        try:
+    def exit(self) -> int:
+        self.type(b"exit()\r")
+        with contextlib.suppress(OSError):  # once the terminal's other end is closed
             while os.read(self._terminal, 65536):
                 pass
-        except OSError:  # the terminal's other end is closed
-            pass
+        pid, self.pid = self.pid, 0
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def close(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
         os.close(self._terminal)
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def test_the_prompt() -> None:
-    prompt = Prompt()
+@pytest.fixture
+def prompt() -> Iterator[Prompt]:
+    one = Prompt()
+    yield one
+    one.close()
+
+
+def test_the_prompt(prompt: Prompt) -> None:
     prompt.run("import miniray, time")
     prompt.run("@miniray.remote\ndef f(x):\n    return x + 1\n")
     assert "\r\n42" in prompt.run("miniray.get(f.remote(41))")
     prompt.run("class Plain:\n    value = 7\n")
     prompt.run("@miniray.remote\nclass A:\n    def m(self): return Plain().value\n")
     assert "\r\n7" in prompt.run("miniray.get(A.remote().m.remote())")
-    assert prompt.close() == 0
+    assert prompt.exit() == 0
 
 
-def test_ctrl_c_at_the_prompt_interrupts_get_and_the_cluster_lives_on() -> None:
-    prompt = Prompt()
+def test_ctrl_c_at_the_prompt_interrupts_get_and_the_cluster_lives_on(prompt: Prompt) -> None:
     prompt.run("import miniray, time")
     prompt.run("slow = miniray.remote(lambda: time.sleep(1000))")
     prompt.run("a = miniray.remote(type('A', (), {'m': lambda self: 5})).remote()")
@@ -226,7 +236,7 @@ def test_ctrl_c_at_the_prompt_interrupts_get_and_the_cluster_lives_on() -> None:
         prompt.type(b"\x03")
         prompt.expect("KeyboardInterrupt")
     assert "\r\n5" in prompt.run("miniray.get(a.m.remote())")
-    assert prompt.close() == 0
+    assert prompt.exit() == 0
 
 
 # --- notebooks ------------------------------------------------------------------------------
@@ -279,8 +289,9 @@ class Notebook:
         self._manager.interrupt_kernel()
 
     def close(self) -> None:
-        self._client.stop_channels()
-        self._manager.shutdown_kernel()
+        if self._manager.has_kernel:
+            self._client.stop_channels()
+            self._manager.shutdown_kernel()
 
 
 @pytest.fixture
@@ -359,10 +370,8 @@ def test_the_end_of_a_kernel_leaves_nothing(
 def open_descriptors() -> dict[str, str]:
     found = {}
     for entry in Path("/proc/self/fd").iterdir():
-        try:
+        with contextlib.suppress(OSError):  # that of the listing itself
             found[entry.name] = str(entry.readlink())
-        except OSError:  # that of the listing itself
-            continue
     return found
 
 
@@ -556,17 +565,16 @@ def test_decorated_functions_and_classes_of_a_module_may_use_globals_that_cannot
 
 
 def test_a_function_of_main_that_uses_a_global_that_cannot_be_pickled_is_refused_by_name() -> None:
+    program = (
+        "import miniray, threading\n"
+        "LOCK = threading.Lock()\n"
+        "@miniray.remote\n"
+        "def f():\n"
+        "    with LOCK: pass\n"
+        "f.remote()\n"
+    )
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import miniray, threading\n"
-            "LOCK = threading.Lock()\n"
-            "@miniray.remote\n"
-            "def f():\n"
-            "    with LOCK: pass\n"
-            "f.remote()\n",
-        ],
+        [sys.executable, "-c", program],
         capture_output=True,
         text=True,
         timeout=50,

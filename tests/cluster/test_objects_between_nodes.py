@@ -151,12 +151,13 @@ def test_a_value_owned_by_one_node_and_stored_on_another_is_freed_on_both() -> N
 
 def test_a_ref_passes_through_processes_of_three_nodes(third: Node) -> None:
     holders = [Holder.remote(), FarHolder.remote(), ThirdHolder.remote()]
+    there = softly_on(third)
 
     @miniray.remote(num_cpus=0)
     def hand(refs: list[Any], chain: list[Any]) -> None:
         miniray.get(chain[0].hold.remote("it", refs))
         if len(chain) > 1:
-            miniray.get(hand.options(**softly_on(third)).remote(refs, chain[1:]))
+            miniray.get(hand.options(**there).remote(refs, chain[1:]))
 
     ref = miniray.put(np.ones(MIB, dtype=np.uint8))
     miniray.get(hand.remote([ref], holders))

@@ -160,10 +160,14 @@ class Process:
             self.settle()
 
     def held(self) -> set[bytes]:
-        """The ids of all refs that live here."""
+        """The ids of the refs that programs, calls and results hold here."""
         groups = [self.refs, *self.calls.values(), *self.running.values(), *self.results.values()]
-        groups += [entry.contained or [] for entry in self.table.snapshot()]
         return {ref.binary() for group in groups for ref in group}
+
+    def inside(self, reachable: set[bytes]) -> set[bytes]:
+        """The ids of refs in the values, known here, of objects that somebody can reach."""
+        entries = [entry for entry in self.table.snapshot() if entry.id in reachable]
+        return {ref.binary() for entry in entries for ref in entry.contained or ()}
 
 
 def _choose(refs: list[ObjectRef[Any]], items: list[int]) -> list[ObjectRef[Any]]:
@@ -191,8 +195,9 @@ class World(RuleBasedStateMachine):
         name = list(possible)[kind % len(possible)]
         subject = possible[name][which % len(possible[name])]
         getattr(self, f"_{name}")(subject, items)
-        for process in self.processes:
-            process.settle()
+        actor = subject[0] if isinstance(subject, tuple) else subject
+        if isinstance(actor, Process):
+            actor.settle()
 
     def _finders(self) -> list[tuple[str, Callable[[], list[Any]]]]:
         every = self.processes
@@ -201,7 +206,7 @@ class World(RuleBasedStateMachine):
             ("drop", lambda: [one for one in every if one.refs]),
             ("drain", lambda: [one for one in every if one.dropped]),
             ("call", lambda: [one for one in every if one.refs and len(one.calls) < 3]),
-            ("keep", lambda: [(one, refs) for one in every for refs in one.running.values()]),
+            ("keep", lambda: [(one, key) for one in every for key in one.running]),
             ("get", lambda: [one for one in every if one.refs or one.running]),
             ("finish", lambda: [(one, key) for one in every for key in one.running]),
             ("deliver", lambda: [wire for wire in self.wires if wire.queue]),
@@ -225,8 +230,9 @@ class World(RuleBasedStateMachine):
         chosen = _choose(process.refs, items[: 1 + items[1] % 2])
         process.call(others[items[2] % len(others)], chosen)
 
-    def _keep(self, subject: tuple[Process, list[ObjectRef[Any]]], items: list[int]) -> None:
-        process, refs = subject
+    def _keep(self, subject: tuple[Process, tuple[bytes, int]], items: list[int]) -> None:
+        process, key = subject
+        refs = process.running[key]
         process.refs.append(process.rebuild(refs[items[0] % len(refs)].binary(), NODE))
 
     def _get(self, process: Process, items: list[int]) -> None:
@@ -251,12 +257,23 @@ class World(RuleBasedStateMachine):
         target.handlers[message[0]](target.wires[wire.source.process_id], message)  # type: ignore[arg-type]
         target.settle()
 
+    def reachable(self) -> set[bytes]:
+        """The ids of all objects that a program can still come by."""
+        found: set[bytes] = set()
+        more = set().union(*(process.held() for process in self.processes))
+        while more - found:
+            found |= more
+            more = set()
+            for process in self.processes:
+                own = {id for id in found if owner_of(id) == process.process_id}
+                more |= process.inside(own | process.held())
+        return found
+
     @invariant()
     def what_is_held_exists_at_its_owner(self) -> None:
-        for process in self.processes:
-            for id in process.held():
-                owner = self.by_id[owner_of(id)]
-                assert owner.table.entry(id) is not None, "an object is gone that is in use"
+        for id in self.reachable():
+            owner = self.by_id[owner_of(id)]
+            assert owner.table.entry(id) is not None, "an object is gone that is in use"
 
     def settle_everything(self) -> None:
         while True:
@@ -270,10 +287,10 @@ class World(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.settle_everything()
         self.what_is_held_exists_at_its_owner()
-        held = set().union(*(process.held() for process in self.processes))
+        reachable = self.reachable()
         for process in self.processes:
             kept = {entry.id for entry in process.table.snapshot()}
-            assert kept <= held, "an object is kept that nobody holds"
+            assert kept <= reachable, "an object is kept that nobody holds"
         for process in self.processes:
             for key in list(process.running):
                 process.finish(key, [])

@@ -1,0 +1,151 @@
+"""The head's process on the node that started it: its first start, and later ones.
+
+The first head is forked from the node, before any thread runs there, so that it shares
+what is imported. One that ended is followed by a fresh interpreter on the same port,
+with the same secret and the same folder, where it finds what was kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from miniray.config import config
+from miniray.node.boot import end_process, python_command
+from miniray.node.boot_options import BootError, parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+#: So many heads may end within ``head_grace`` before the node gives up.
+_MAX_STARTS = 5
+
+
+class HeadProcess:
+    """The head of this node's cluster.
+
+    Args:
+        options: of the head; ``ready``, ``parent_pidfd`` are filled in here.
+        logs: folder of its log, named when it does not start.
+    """
+
+    def __init__(self, options: dict[str, Any], logs: Path) -> None:
+        self._options = options
+        self._logs = logs
+        self._answer = -1
+        self._starts: collections.deque[float] = collections.deque(maxlen=_MAX_STARTS)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.pid = 0
+
+    # --- the first start ---------------------------------------------------------
+    def fork(self, close_in_child: Callable[[], None]) -> None:
+        """Fork the head. ``ready`` tells when it serves."""
+        read, write = os.pipe2(os.O_CLOEXEC)
+        parent = os.pidfd_open(os.getpid())
+        pid = os.fork()
+        if pid == 0:
+            close_in_child()
+            os.close(read)
+            _run(self._options, write, parent)
+        os.close(write)
+        os.close(parent)
+        self.pid, self._answer = pid, read
+
+    async def ready(self) -> dict[str, Any]:
+        """What the head says when it serves: ``address`` and ``fingerprint``.
+
+        Raises:
+            BootError: it cannot start, or ended.
+        """
+        fd, self._answer = self._answer, -1
+        try:
+            data = await asyncio.get_running_loop().run_in_executor(None, os.read, fd, 1 << 16)
+        finally:
+            os.close(fd)
+        if not data:
+            raise BootError(f"The head ended while it started; see {self._logs}/head.log.")
+        facts: dict[str, Any] = json.loads(data)
+        if "error" in facts:
+            raise BootError(facts["error"])
+        if self._options["tcp_host"] is not None:
+            self._options["tcp_port"] = parse_address(facts["address"])[1]
+        return facts
+
+    # --- later starts ------------------------------------------------------------
+    async def restart(self) -> None:
+        """Start a head in the place of one that ended.
+
+        Raises:
+            BootError: it cannot start, or heads end again and again.
+        """
+        now = time.monotonic()
+        if len(self._starts) == _MAX_STARTS and now - self._starts[0] < config().head_grace:
+            raise BootError(f"{_MAX_STARTS} heads have ended within {config().head_grace:g} s.")
+        self._starts.append(now)
+        await asyncio.to_thread(self.end, config().stop_grace)
+        self._spawn()
+        await self.ready()
+        logger.warning("a new head serves the cluster; its process is %d", self.pid)
+
+    def _spawn(self) -> None:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        parent = os.pidfd_open(os.getpid())
+        request = {
+            **self._options,
+            "secret": self._options["secret"].hex(),
+            "session_dir": str(self._options["session_dir"]),
+        }
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", python_command("miniray.node.head_process")],
+                stdin=subprocess.PIPE,
+                pass_fds=(write, parent),
+            )
+        except OSError as error:
+            os.close(read)
+            raise BootError(f"The head's process cannot be started: {error.strerror}.") from None
+        finally:
+            os.close(write)
+            os.close(parent)
+        assert process.stdin is not None
+        with process.stdin as stdin:
+            stdin.write(json.dumps([request, write, parent]).encode())
+        self._process, self.pid, self._answer = process, process.pid, read
+
+    # --- the end -----------------------------------------------------------------
+    def end(self, grace: float) -> None:
+        """End the process if it runs, within ``grace`` seconds gently; waits for its end."""
+        end_process(self.pid, grace)
+        if self._process is not None:
+            self._process.wait()  # it is reaped already; now its object knows
+
+
+def _run(options: dict[str, Any], answer: int, parent: int) -> NoReturn:
+    """Be the head."""
+    from miniray.head import main as head_main
+    from miniray.head.head_options import HeadOptions
+
+    def ready(facts: dict[str, Any]) -> None:
+        os.write(answer, json.dumps(facts).encode())
+        os.close(answer)
+
+    head_main.run_head(HeadOptions(**options, ready=ready, parent_pidfd=parent))
+    os._exit(0)
+
+
+def main() -> NoReturn:
+    """Entry of a later head."""
+    options, answer, parent = json.loads(sys.stdin.buffer.read())
+    options["secret"] = bytes.fromhex(options["secret"])
+    options["session_dir"] = Path(options["session_dir"])
+    _run(options, answer, parent)

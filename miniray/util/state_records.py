@@ -1,0 +1,234 @@
+"""What the listings of ``miniray.util.state`` consist of, with Ray's names.
+
+Responsible for turning the head's plain data into records; asks nobody for anything.
+Ids are hex strings, amounts are units (memory: bytes), times in milliseconds are named so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """A record; its fields can be read as attributes and as items."""
+
+    def __getitem__(self, field: str) -> Any:
+        """A field by its name; KeyError if there is none."""
+        try:
+            return getattr(self, field)
+        except AttributeError:
+            raise KeyError(field) from None
+
+    def get(self, field: str, default: Any = None) -> Any:
+        """A field by its name, or the default."""
+        return getattr(self, field, default)
+
+    def asdict(self) -> dict[str, Any]:
+        """All fields."""
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorState(State):
+    """An actor, dead ones included."""
+
+    actor_id: str
+    class_name: str
+    #: DEPENDENCIES_UNREADY, PENDING_CREATION, ALIVE, RESTARTING or DEAD.
+    state: str
+    #: Empty for a dead actor.
+    job_id: str
+    #: None without a name.
+    name: str | None
+    #: None while it is not placed.
+    node_id: str | None
+    #: 0 while it has no process.
+    pid: int
+    ray_namespace: str
+    required_resources: dict[str, float]
+    #: None while it is not dead.
+    death_cause: str | None
+    is_detached: bool
+    placement_group_id: str | None
+    num_restarts: int
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> ActorState:
+        """From the head's data."""
+        state = data["state"]
+        if state in ("PENDING", "STARTING"):
+            state = "PENDING_CREATION" if data.get("started", True) else "DEPENDENCIES_UNREADY"
+        return cls(
+            actor_id=data["actor_id"],
+            class_name=data["class_name"],
+            state=state,
+            job_id=data.get("job_id", ""),
+            name=data["name"] or None,
+            node_id=data["node_id"] or None,
+            pid=data["pid"],
+            ray_namespace=data["namespace"],
+            required_resources=data.get("required_resources", {}),
+            death_cause=data.get("death_cause"),
+            is_detached=data.get("is_detached", False),
+            placement_group_id=data.get("placement_group_id"),
+            num_restarts=data["restarts"],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeState(State):
+    """A node, lost ones included."""
+
+    node_id: str
+    node_ip: str
+    is_head_node: bool
+    #: ALIVE or DEAD.
+    state: str
+    #: Why it is not ALIVE; None otherwise.
+    state_message: str | None
+    node_name: str
+    resources_total: dict[str, float]
+    labels: dict[str, str]
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> NodeState:
+        """From the head's data."""
+        return cls(
+            node_id=data["node_id"],
+            node_ip=data["address"],
+            is_head_node=data["is_head"],
+            state=data["state"],
+            state_message=data["reason"] or None,
+            node_name=data["hostname"],
+            resources_total=data["total"],
+            labels=data["labels"],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerState(State):
+    """A worker or driver that is attached."""
+
+    worker_id: str
+    is_alive: bool
+    #: WORKER or DRIVER.
+    worker_type: str
+    node_id: str
+    pid: int
+    job_id: str
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> WorkerState:
+        """From the head's data."""
+        return cls(
+            worker_id=data["worker_id"],
+            is_alive=True,
+            worker_type=data["kind"].upper(),
+            node_id=data["node_id"],
+            pid=data["pid"],
+            job_id=data["job_id"],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacementGroupState(State):
+    """A placement group, removed ones included."""
+
+    placement_group_id: str
+    name: str
+    #: Empty if its creator is gone.
+    creator_job_id: str
+    #: PENDING, CREATED, RESCHEDULING or REMOVED.
+    state: str
+    strategy: str
+    #: Amounts by resource, and the node of each bundle ("" where it is not placed).
+    bundles: list[dict[str, float]]
+    bundle_nodes: list[str]
+    is_detached: bool
+    stats: dict[str, Any]
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> PlacementGroupState:
+        """From the head's data."""
+        return cls(
+            placement_group_id=data["placement_group_id"],
+            name=data["name"],
+            creator_job_id=data["creator_job_id"],
+            state=data["state"],
+            strategy=data["strategy"],
+            bundles=list(data["bundles"].values()),
+            bundle_nodes=list(data["bundles_to_node_id"].values()),
+            is_detached=data["is_detached"],
+            stats=data["stats"],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class JobState(State):
+    """A job: one driver and what runs for it."""
+
+    job_id: str
+    #: Always DRIVER: the program that called ``init()``.
+    type: str
+    #: RUNNING or SUCCEEDED (how a driver ended is not known, as in Ray).
+    status: str
+    entrypoint: str
+    namespace: str
+    driver_node_id: str
+    #: ``{"pid": ..., "node_id": ...}``.
+    driver_info: dict[str, Any]
+    #: Milliseconds since the epoch.
+    start_time: int
+    #: None while it runs.
+    end_time: int | None
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> JobState:
+        """From the head's data."""
+        ended = data["end_time"]
+        return cls(
+            job_id=data["job_id"],
+            type="DRIVER",
+            status="RUNNING" if ended is None else "SUCCEEDED",
+            entrypoint=data["entrypoint"],
+            namespace=data["namespace"],
+            driver_node_id=data["driver_node_id"],
+            driver_info={"pid": data["driver_pid"], "node_id": data["driver_node_id"]},
+            start_time=round(1000 * data["start_time"]),
+            end_time=None if ended is None else round(1000 * ended),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class PendingDemandState(State):
+    """Requests of one shape that wait for resources."""
+
+    #: task, actor or placement_group.
+    kind: str
+    #: Functions, classes or groups that wait, and whose they are.
+    names: list[str]
+    job_ids: list[str]
+    #: What each asks for; of a placement group, one entry per bundle.
+    shape: list[dict[str, float]]
+    count: int
+    #: Since when the oldest waits, in seconds since the epoch.
+    since: float
+    #: Why, in a sentence.
+    reason: str
+    #: No node of the cluster could ever serve it.
+    infeasible: bool
+    #: The node where least is missing, and what that is; empty if there is no such node.
+    node_id: str
+    resource: str
+    needed: float
+    available: float
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> PendingDemandState:
+        """From the head's data."""
+        return cls(**data)

@@ -1,0 +1,236 @@
+"""What waits for resources says why: in the status, in the listing, and to its driver."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import wait_for_file, wait_until
+
+import miniray
+from miniray.cluster_utils import Cluster
+from miniray.util.placement_group import placement_group, remove_placement_group
+from miniray.util.state import PendingDemandState, list_actors, list_pending_demands
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+#: Seconds after which the head warns, in these tests.
+WARN_AFTER = 0.6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nodes(session_root: Path) -> Iterator[Cluster]:
+    """A node of four CPUs, and one of two CPUs and two GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIRAY_PENDING_WARNING", str(WARN_AFTER))
+        cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 4})
+        cluster.add_node(num_cpus=2, num_gpus=2)
+    yield cluster
+    cluster.shutdown()
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Any]:
+    """Holds resources until the test is over; nothing waits or runs then."""
+    refs = []
+
+    def hold(count: int = 1, **options: Any) -> None:
+        started = [tmp_path / f"started-{len(refs) + number}" for number in range(count)]
+        remote = miniray.remote(_hold).options(**options)
+        refs.extend(remote.remote(path, tmp_path / "go") for path in started)
+        for path in started:
+            wait_for_file(path)
+
+    yield hold
+    (tmp_path / "go").touch()
+    miniray.get(refs, timeout=30)
+    wait_until(lambda: not list_pending_demands())
+    wait_until(lambda: miniray.available_resources() == miniray.cluster_resources())
+
+
+def _hold(started: Path, go: Path) -> None:
+    started.touch()
+    wait_for_file(go)
+
+
+@miniray.remote
+def wanted() -> str:
+    return "done"
+
+
+@miniray.remote
+class Wanted:
+    def ready(self) -> bool:
+        return True
+
+
+def the_demand() -> PendingDemandState:
+    wait_until(list_pending_demands)
+    [demand] = list_pending_demands()
+    return demand
+
+
+# --- what is told -----------------------------------------------------------------------------
+
+
+def test_waiting_tasks_tell_who_since_when_and_what_is_missing(held: Any, nodes: Cluster) -> None:
+    held(num_cpus=3)
+    before = time.time()
+    refs = [wanted.options(num_cpus=4).remote() for _ in range(5)]
+    wait_until(lambda: the_demand().count == 5)
+    demand = the_demand()
+    assert nodes.head_node is not None
+    first = nodes.head_node.node_id
+    assert (demand.kind, demand.names) == ("task", ["wanted"])
+    assert demand.job_ids == [miniray.get_runtime_context().get_job_id()]
+    assert before - 0.1 <= demand.since <= time.time()
+    assert demand.shape == [{"CPU": 4}]
+    assert (demand.node_id, demand.resource) == (first, "CPU")
+    assert (demand.needed, demand.available) == (4, 1)
+    assert demand.reason == f"needs CPU 4; node {first[:8]} has 1 of 4 free"
+    assert not demand.infeasible
+    del refs
+
+
+def test_the_status_tells_the_same(held: Any) -> None:
+    held(num_cpus=3)
+    ref = wanted.options(num_cpus=4).remote()
+    told = the_demand().asdict()
+    [pending] = miniray.core.runtime.current_runtime().head_call("status")["pending"]
+    assert pending == told
+    del ref
+
+
+def test_a_fraction_of_a_gpu_that_is_missing_is_told_per_device(held: Any, nodes: Cluster) -> None:
+    held(2, num_gpus=0.6, num_cpus=0)
+    actor = Wanted.options(num_gpus=0.5, num_cpus=0).remote()
+    demand = the_demand()
+    second = nodes.worker_nodes[0].node_id
+    assert (demand.kind, demand.names) == ("actor", ["Wanted"])
+    assert (demand.node_id, demand.needed, demand.available) == (second, 0.5, 0.4)
+    expected = f"needs GPU 0.5 on one device; the freest device of node {second[:8]} has 0.4"
+    assert demand.reason == expected
+    del actor
+
+
+def test_a_waiting_actor_is_listed_as_pending(held: Any) -> None:
+    held(num_cpus=4)
+    actor = Wanted.options(num_cpus=3).remote()
+    wait_until(list_pending_demands)
+    [state] = list_actors(filters=[("state", "=", "PENDING_CREATION")])
+    assert state.class_name == "Wanted"
+    assert (state.node_id, state.pid) == (None, 0)
+    assert state.required_resources == {"CPU": 3}
+    del actor
+
+
+def test_a_waiting_placement_group_tells_why(held: Any) -> None:
+    held(2, num_gpus=1, num_cpus=0)
+    group = placement_group([{"GPU": 1}, {"CPU": 1}], name="wide")
+    demand = the_demand()
+    assert (demand.kind, demand.names) == ("placement_group", ["wide"])
+    assert demand.shape == [{"GPU": 1}, {"CPU": 1}]
+    assert "GPU" in demand.reason
+    remove_placement_group(group)
+    wait_until(lambda: not list_pending_demands())
+
+
+# --- what is not told ---------------------------------------------------------------------------
+
+
+def test_what_waits_for_its_arguments_does_not_wait_for_resources(
+    held: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    argument = miniray.remote(wait_for_file).options(num_cpus=0).remote(tmp_path / "argument")
+    held(num_cpus=4)
+
+    @miniray.remote
+    def dependent(_: Any) -> None:
+        """Too large for what is free."""
+
+    @miniray.remote
+    class Dependent:
+        def __init__(self, _: Any) -> None:
+            pass
+
+    ref = dependent.options(num_cpus=4).remote(argument)
+    actor = Dependent.options(num_cpus=4).remote(argument)
+    assert miniray.wait([ref], timeout=2 * WARN_AFTER)[0] == []
+    assert list_pending_demands() == []
+    assert "waits" not in capfd.readouterr().err
+    [state] = list_actors(filters=[("class_name", "=", "Dependent")])
+    assert state.state == "DEPENDENCIES_UNREADY"
+    (tmp_path / "argument").touch()
+    wait_until(lambda: sum(demand.count for demand in list_pending_demands()) == 2)
+    del actor
+
+
+# --- warnings at the driver -----------------------------------------------------------------------
+
+
+class Warnings:
+    """What the driver wrote to stderr about a name."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
+        self._capsys = capsys
+        self._name = name
+        self._text = ""
+
+    def lines(self) -> list[str]:
+        self._text += self._capsys.readouterr().err
+        return [line for line in self._text.splitlines() if f"miniray: {self._name} waits" in line]
+
+
+def test_the_driver_is_warned_once_of_what_waits_long(
+    held: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held(num_cpus=3)
+    warnings = Warnings(capsys, "wanted")
+    began = time.monotonic()
+    refs = [wanted.options(num_cpus=4).remote() for _ in range(3)]
+    wait_until(warnings.lines)
+    assert time.monotonic() - began > 0.9 * WARN_AFTER
+    [line] = warnings.lines()
+    assert "needs CPU 4" in line
+    assert "has 1 of 4 free" in line
+    assert miniray.wait(refs, timeout=2 * WARN_AFTER)[0] == []
+    assert len(warnings.lines()) == 1
+
+
+def test_what_does_not_wait_long_is_not_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    assert miniray.get([wanted.options(num_cpus=3).remote() for _ in range(20)]) == ["done"] * 20
+    time.sleep(2 * WARN_AFTER)
+    assert capsys.readouterr().err == ""
+
+
+def test_the_infeasible_is_told_at_once_and_placed_when_a_node_joins(
+    nodes: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warnings = Warnings(capsys, "wanted")
+    actor_warnings = Warnings(capsys, "Wanted")
+    began = time.monotonic()
+    ref = wanted.options(resources={"rare": 2}).remote()
+    wait_until(warnings.lines)
+    assert time.monotonic() - began < WARN_AFTER
+    [line] = warnings.lines()
+    assert "needs rare 2; no node has rare" in line
+    assert "can ever serve it" in line
+    demand = the_demand()
+    assert demand.infeasible
+    assert (demand.resource, demand.needed) == ("rare", 2)
+
+    actor = Wanted.options(num_gpus=3).remote()
+    ready = actor.ready.remote()
+    wait_until(actor_warnings.lines)
+    [line] = actor_warnings.lines()
+    assert "needs GPU 3; the largest node" in line
+
+    node = nodes.add_node(num_cpus=1, num_gpus=3, resources={"rare": 2})
+    assert miniray.get(ref, timeout=30) == "done"
+    assert miniray.get(ready, timeout=30) is True
+    assert list_pending_demands() == []
+    del actor
+    nodes.remove_node(node)
