@@ -52,6 +52,8 @@ class Borrowing:
         self._deferred: collections.deque[tuple[int, Callable[[], None]]] = collections.deque()
         # Reentrant: a garbage collection may run user code, which may use refs, anywhere.
         self._lock = threading.RLock()
+        #: Owners whose daemon was asked again after they ended.
+        self._asked_again: set[bytes] = set()
         #: Values asked for and not yet there, by owner.
         self._asked: dict[bytes, set[bytes]] = {}
         #: Owner's side: makes a lost value again, or tells why not; see ``recovery.py``.
