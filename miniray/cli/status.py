@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #: So many rows of one kind are shown before the rest is only counted.
 _MAX_ROWS = 100
 _ID_LENGTH = 8
+#: Hex digits of the creating process's id, with which ids of actors and groups begin.
+_CREATOR_LENGTH = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +139,7 @@ def _resources(state: ClusterStatus) -> Section:
 def _actors(state: ClusterStatus) -> Section:
     rows = [
         (
-            actor["actor_id"][:_ID_LENGTH],
+            _short(actor["actor_id"]),
             actor["class_name"],
             actor["name"] or "-",
             actor["state"],
@@ -155,7 +157,7 @@ def _actors(state: ClusterStatus) -> Section:
 def _placement_groups(state: ClusterStatus) -> Section:
     rows = [
         (
-            group["placement_group_id"][:_ID_LENGTH],
+            _short(group["placement_group_id"]),
             group["name"] or "-",
             group["strategy"],
             group["state"],
@@ -227,3 +229,8 @@ def _draw_rich(section: Section, console: Console) -> None:
         table.add_row(*(Text(cell) for cell in row))  # Text: names may look like markup
     console.print()
     console.print(table)
+
+
+def _short(id: str) -> str:
+    """An id that names its creator and a number there, short but still distinct."""
+    return f"{id[:_ID_LENGTH]}-{int(id[_CREATOR_LENGTH:] or '0', 16)}"

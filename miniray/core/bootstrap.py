@@ -15,6 +15,7 @@ from miniray.config import config
 from miniray.core import forks
 from miniray.core.attach import Attachment
 from miniray.core.ids import new_id
+from miniray.core.names import short_name
 from miniray.core.node_link import NodeLostError
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def _print_logs(attachment: Attachment, *, wanted: bool) -> None:
 
     def on_pending(name: str, reason: str, infeasible: bool) -> None:
         hint = " No node of the cluster can ever serve it; one that can may still join."
-        thread.put_note(f"miniray: {name} waits: {reason}.{hint * infeasible}")
+        thread.put_note(f"miniray: {short_name(name)} waits: {reason}.{hint * infeasible}")
 
     runtime.on_topic["log"] = on_log if wanted else _ignore
     runtime.on_topic["pending"] = on_pending

@@ -117,10 +117,11 @@ class StreamState:
 
     def next_ref(self) -> ObjectRef[Any]:
         """A ref that is ready when there is an item to take, or the end is reached."""
-        ref = self._table.create(self._new_id())
+        id = self._new_id()
+        ref = self._table.create(id)
 
-        def ready() -> None:
-            self._table.set_value(ref.binary(), TRUE)
+        def ready() -> None:  # does not hold the ref: who gives up waiting drops it
+            self._table.set_value(id, TRUE)
 
         if self.when_changed(ready):
             ready()

@@ -74,6 +74,8 @@ def _in_batches(messages: list[head_pb2.ToNode]) -> list[head_pb2.ToNode]:
     """The messages in order, in as few as the size of a batch allows."""
     if len(messages) == 1:
         return messages
+    if messages[0].HasField("welcome"):  # the daemon reads it by itself, as answer to its hello
+        return [messages[0], *_in_batches(messages[1:])]
     batches: list[head_pb2.ToNode] = []
     batch = head_pb2.ToNodeBatch()
     size = 0

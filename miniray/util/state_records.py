@@ -9,6 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.names import short_name
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -65,7 +67,7 @@ class ActorState(State):
             state = "PENDING_CREATION" if data.get("started", True) else "DEPENDENCIES_UNREADY"
         return cls(
             actor_id=data["actor_id"],
-            class_name=data["class_name"],
+            class_name=short_name(data["class_name"]),
             state=state,
             job_id=data.get("job_id", ""),
             name=data["name"] or None,
@@ -231,4 +233,4 @@ class PendingDemandState(State):
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> PendingDemandState:
         """From the head's data."""
-        return cls(**data)
+        return cls(**{**data, "names": [short_name(name) for name in data["names"]]})

@@ -18,6 +18,7 @@ import select
 import sys
 from typing import TYPE_CHECKING, TextIO
 
+from miniray.core.names import short_name
 from miniray.node.log_lines import mark
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def set_name(name: str) -> None:
     if name == _name:
         return
     flush_all()  # an unfinished line belongs to the name before
-    _name, _name_mark = name, mark(name)
+    _name, _name_mark = name, mark(short_name(name))
 
 
 def install() -> None:

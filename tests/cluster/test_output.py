@@ -155,6 +155,13 @@ def test_lines_name_the_task_or_the_actor_that_printed_them(nodes: Cluster) -> N
         def plain():
             print("by a task")
 
+        def local():
+            @miniray.remote
+            def inner():
+                print("by a local one")
+
+            return inner
+
         class Shard:
             def __init__(self, number=None):
                 self.number = number
@@ -168,6 +175,7 @@ def test_lines_name_the_task_or_the_actor_that_printed_them(nodes: Cluster) -> N
                 return f"Shard-{self.number}"
 
         miniray.get([plain.remote(), plain.options(name="renamed").remote()])
+        miniray.get(local().remote())
         for cls in (Shard, Named):
             miniray.get(miniray.remote(cls).remote(7).speak.remote())
         """)
@@ -175,6 +183,7 @@ def test_lines_name_the_task_or_the_actor_that_printed_them(nodes: Cluster) -> N
     assert found == {
         "(plain pid=) by a task",
         "(renamed pid=) by a task",
+        "(inner pid=) by a local one",
         "(Shard pid=) by a constructor",
         "(Shard pid=) by a method",
         "(Named pid=) by a constructor",

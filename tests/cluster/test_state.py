@@ -66,7 +66,7 @@ def test_actors_that_died_are_listed_with_the_cause() -> None:
     killed = Keeper.remote()
     miniray.get(killed.place.remote())
     miniray.kill(killed)
-    died = [("state", "=", "DEAD")]
+    died = [("state", "=", "DEAD"), ("death_cause", "!=", "OUT_OF_SCOPE")]
     wait_until(lambda: len(state.list_actors(filters=died)) == 2)
     causes = {found.class_name: found.death_cause for found in state.list_actors(filters=died)}
     assert causes == {"Broken": "CREATION_FAILED", "Keeper": "KILLED"}

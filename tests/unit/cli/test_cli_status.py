@@ -23,7 +23,7 @@ REASON = "It needs 0.6 GPU on one device; the most that a device of node 2222 ha
 
 def actor(**changes: Any) -> ActorStatus:
     made: ActorStatus = {
-        "actor_id": "a" * 32,
+        "actor_id": "aa" * 8 + "00" * 7 + "07",
         "class_name": "Counter",
         "name": "",
         "namespace": "",
@@ -121,8 +121,8 @@ def test_resources_are_totals_in_units() -> None:
 
 def test_actors_are_shown_with_where_they_are_and_what_they_hold() -> None:
     text = rendered(state(actors=[actor(name="the-one", restarts=2)]))
-    expected = ["aaaaaaaa", "Counter", "the-one", "ALIVE", "11111111", "4242", "2", "0.5", "GPU"]
-    assert row(text, "aaaaaaaa") == expected
+    expected = ["aaaaaaaa-7", "Counter", "the-one", "ALIVE", "11111111", "4242", "2", "0.5", "GPU"]
+    assert row(text, "aaaaaaaa-7") == expected
 
 
 def test_a_waiting_demand_is_shown_in_full_however_narrow_the_output() -> None:

@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from core_doubles import Caller, FakePeer, packed
+
+from miniray.core import protocol as p
+from miniray.core.borrowing import error_value
+from miniray.exceptions import TaskCancelledError
+from miniray.object_ref import ObjectRef
+
+if TYPE_CHECKING:
+    from miniray.core.calls import Call
+
+BIG = b"x" * 200_000
+
+
+class Channel:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Call]] = []
+
+    def dependencies_ready(self, call: Call) -> None:
+        self.told.append(("ready", call))
+
+    def finished(self, call: Call) -> None:
+        self.told.append(("finished", call))
+
+    def retry(self, call: Call) -> None:
+        self.told.append(("retry", call))
+
+    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
+        return False
+
+
+class Odd(Exception):
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (_fail, ())
+
+
+def _fail() -> None:
+    raise RuntimeError("its module is not there")
+
+
+@pytest.fixture
+def me() -> Caller:
+    return Caller()
+
+
+@pytest.fixture
+def channel() -> Channel:
+    return Channel()
+
+
+def error_of(me: Caller, call: Call) -> BaseException:
+    value = me.result_of(call)
+    assert value[0] == p.VALUE_ERROR
+    error = pickle.loads(value[1])
+    assert isinstance(error, BaseException)
+    return error
+
+
+# --- arguments ---------------------------------------------------------------------
+
+
+def test_top_level_refs_are_taken_out_of_the_arguments(me: Caller) -> None:
+    first, second = (me.table.create(me.ids.new()) for _ in range(2))
+    value, refs, pins = me.calls.arguments((1, first), {"a": second, "b": 2})
+    assert pickle.loads(value[1]) == ((1, None), {"a": None, "b": 2})
+    assert [(where, id) for where, id, _, _ in refs] == [
+        (1, first.binary()),
+        ("a", second.binary()),
+    ]
+    assert pins == [first, second]
+
+
+def test_nested_refs_stay_inside_and_are_named_beside_the_arguments(me: Caller) -> None:
+    inner = me.table.create(me.ids.new())
+    value, refs, pins = me.calls.arguments(([inner],), {})
+    assert refs == []
+    assert value[2] == ((inner.binary(), me.table.node_id),)
+    assert pins == [inner]
+
+
+def test_large_arguments_go_into_shared_memory_and_are_freed_with_the_call(
+    me: Caller, channel: Channel
+) -> None:
+    call = me.call(channel, BIG)
+    assert call.arguments[0] == p.VALUE_SHARED
+    assert me.calls.open_call(call)
+    peer = FakePeer(b"executor")
+    call.peer = peer  # type: ignore[assignment]
+    me.reply(peer, call)
+    assert me.link.noticed("free_segment") == [(call.arguments[1][0], call.arguments[1][1])]
+    me.link.close()
+
+
+# --- dependencies -------------------------------------------------------------------
+
+
+def test_a_call_waits_for_its_refs_and_its_channel_hears_once(
+    me: Caller, channel: Channel
+) -> None:
+    refs = [me.table.create(me.ids.new()) for _ in range(3)]
+    call = me.call(channel, *refs, refs[0])
+    assert me.calls.open_call(call) is False
+    for ref in refs:
+        assert channel.told == []
+        me.table.set_value(ref.binary(), packed(1))
+    assert channel.told == [("ready", call)]
+    resolved, error = me.calls.resolved_refs(call)
+    assert error is None
+    assert [value for _, _, _, value in resolved] == [packed(1)] * 4
+
+
+def test_a_call_with_refs_that_are_there_can_be_sent_at_once(me: Caller, channel: Channel) -> None:
+    ref = me.table.create_with_value(me.ids.new(), packed(1), None)
+    assert me.calls.open_call(me.call(channel, ref)) is True
+    assert channel.told == []
+
+
+def test_either_the_submitter_or_the_channel_sends_a_call_never_both(me: Caller) -> None:
+    """Values may arrive in another thread while the call is opened."""
+    for _ in range(300):
+        channel = Channel()
+        refs = [me.table.create(me.ids.new()) for _ in range(2)]
+        call = me.call(channel, *refs)
+
+        def arrive(refs: list[ObjectRef[Any]] = refs) -> None:
+            for ref in refs:
+                me.table.set_value(ref.binary(), packed(1))
+
+        thread = threading.Thread(target=arrive)
+        thread.start()
+        ready = me.calls.open_call(call)
+        thread.join()
+        assert ready + len(channel.told) == 1
+
+
+def test_the_error_of_a_dependency_is_the_calls(me: Caller, channel: Channel) -> None:
+    failed = error_value(ZeroDivisionError("why"))
+    ref = me.table.create_with_value(me.ids.new(), failed, None)
+    call = me.call(channel, ref)
+    me.calls.open_call(call)
+    assert me.calls.resolved_refs(call)[1] == failed
+
+
+def test_refs_of_others_are_asked_for(me: Caller, channel: Channel) -> None:
+    ref, _ = me.table.adopt(b"owner000" + b"12345678", me.table.node_id)
+    me.calls.open_call(me.call(channel, ref))
+    assert me.peers.made[b"owner000"].of_kind(p.PEER_WANT) == [(p.PEER_WANT, [ref.binary()])]
+
+
+# --- replies -----------------------------------------------------------------------
+
+
+def test_a_reply_gives_the_result_and_ends_the_call(me: Caller, channel: Channel) -> None:
+    pinned = me.table.create_with_value(me.ids.new(), packed(0), None)
+    call = me.call(channel, [pinned])
+    me.calls.open_call(call)
+    call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
+    me.reply(peer, call, 42)
+    assert me.result_of(call) == packed(42)
+    assert channel.told == [("finished", call)]
+    assert me.calls.open == {}
+    assert call.pins is None
+
+
+def test_a_second_reply_is_ignored_and_its_memory_freed(me: Caller, channel: Channel) -> None:
+    call = me.call(channel)
+    me.calls.open_call(call)
+    call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
+    me.reply(peer, call, 1)
+    shared = (p.VALUE_SHARED, (me.table.node_id, 77, 10), ())
+    me.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_OK, (shared,), None))  # type: ignore[arg-type]
+    assert me.result_of(call) == packed(1)
+    assert me.link.noticed("free_segment") == [(me.table.node_id, 77)]
+
+
+def test_an_unwanted_reply_lets_the_executor_drop_the_refs_inside(
+    me: Caller, channel: Channel
+) -> None:
+    peer = FakePeer(b"executor")
+    value = (p.VALUE_PICKLE, b"x", ((b"owner000" + b"12345678", me.table.node_id),))
+    me.calls.on_reply(peer, (p.PEER_REPLY, 5, p.STATUS_OK, (value,), None))  # type: ignore[arg-type]
+    assert peer.sent == [(p.PEER_RELEASE, [5])]
+
+
+def test_a_reply_of_an_earlier_attempt_does_not_count(me: Caller, channel: Channel) -> None:
+    call = me.call(channel)
+    me.calls.open_call(call)
+    call.peer = now = FakePeer(b"executor")  # type: ignore[assignment]
+    me.reply(FakePeer(b"earlier0"), call, "old")
+    assert me.result_of(call) is None
+    me.reply(now, call, "new")
+    assert me.result_of(call) == packed("new")
+
+
+def test_refs_in_a_result_are_counted_before_the_executor_may_drop_them(
+    me: Caller, channel: Channel
+) -> None:
+    call = me.call(channel)
+    me.calls.open_call(call)
+    call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
+    value = (p.VALUE_PICKLE, b"x", ((b"owner000" + b"12345678", me.table.node_id),))
+    me.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_OK, (value,), None))  # type: ignore[arg-type]
+    assert peer.sent == []
+    owner = me.peers.made[b"owner000"]
+    ((_, number, _),) = owner.of_kind(p.PEER_BORROW)
+    me.borrowing.on_ack(owner, (p.PEER_ACK, number))  # type: ignore[arg-type]
+    assert peer.sent == [(p.PEER_RELEASE, [call.number])]
+
+
+def test_a_result_nobody_waits_for_any_more_is_freed(me: Caller, channel: Channel) -> None:
+    call = me.call(channel)
+    me.calls.open_call(call)
+    me.results.clear()
+    me.drain()
+    call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
+    shared = (p.VALUE_SHARED, (me.table.node_id, 77, 10), ())
+    me.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_OK, (shared,), None))  # type: ignore[arg-type]
+    assert me.link.noticed("free_segment") == [(me.table.node_id, 77)]
+
+
+# --- errors ------------------------------------------------------------------------
+
+
+def reply_error(me: Caller, call: Call, error: BaseException) -> None:
+    peer: Any = call.peer
+    message = (p.PEER_REPLY, call.number, p.STATUS_ERROR, (error_value(error),), None)
+    me.calls.on_reply(peer, message)
+
+
+@pytest.mark.parametrize(
+    ("which", "raised", "again"),
+    [
+        (True, ValueError(), True),
+        ((ValueError,), ValueError(), True),
+        ((ValueError,), KeyError(), False),
+        ((ValueError,), Odd(), False),
+        (False, ValueError(), False),
+    ],
+)
+def test_errors_are_tried_again_as_the_options_say(
+    me: Caller, channel: Channel, which: Any, raised: BaseException, again: bool
+) -> None:
+    call = me.call(channel, retries=1, retry_exceptions=which)
+    me.calls.open_call(call)
+    call.peer = FakePeer(b"executor")  # type: ignore[assignment]
+    reply_error(me, call, raised)
+    assert channel.told == [("retry" if again else "finished", call)]
+    if again:
+        assert call.retries == 0
+        reply_error(me, call, raised)
+        assert channel.told[-1] == ("finished", call)
+    assert me.result_of(call)[0] == p.VALUE_ERROR
+
+
+def test_a_channel_that_retries_still_knows_where_the_call_was(
+    me: Caller, channel: Channel
+) -> None:
+    call = me.call(channel, retries=-1, retry_exceptions=True)
+    me.calls.open_call(call)
+    call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
+    reply_error(me, call, ValueError())
+    assert call.peer is peer
+    assert call.retries == -1
+
+
+def test_a_cancelled_call_ends_as_cancelled_whatever_its_error(
+    me: Caller, channel: Channel
+) -> None:
+    for error in (ValueError(), TaskCancelledError("it"), Odd()):
+        call = me.call(channel, retries=3, retry_exceptions=True)
+        me.calls.open_call(call)
+        call.peer = FakePeer(b"executor")  # type: ignore[assignment]
+        call.cancelled = True
+        reply_error(me, call, error)
+        assert isinstance(error_of(me, call), TaskCancelledError)
+
+
+def test_find_gives_the_open_call_of_an_object(me: Caller, channel: Channel) -> None:
+    calls = [me.call(channel) for _ in range(3)]
+    for call in calls:
+        me.calls.open_call(call)
+    assert me.calls.find(calls[1].return_ids[0]) is calls[1]
+    assert me.calls.find(me.ids.new()) is None
