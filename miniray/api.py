@@ -183,8 +183,10 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         return runtime.get(refs, timeout)
     if _is_generator(refs):
         return refs  # its refs are read one by one
+    hint = " Call it with .remote(...), and get what that returns." * hasattr(refs, "remote")
     raise ValueError(
         f"get takes an ObjectRef or a list of them, not {shown(refs)} ({type(refs).__name__})."
+        f"{hint}"
     )
 
 

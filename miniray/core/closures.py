@@ -18,7 +18,7 @@ def warn_large(target: Any, name: str, size: int) -> None:
         f"{name} is {_mib(size)} when pickled, and every worker that runs it loads all of "
         f"that.{culprit} Pass large values as arguments, once through miniray.put().",
         UserWarning,
-        stacklevel=6,
+        stacklevel=5,
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
 from miniray.core import protocol as p
+from miniray.core.descriptors import OUT_OF_DESCRIPTORS, limit
 from miniray.core.relay_sender import RelaySender
 from miniray.core.wire import Connection, Listener, connect
 
@@ -131,6 +132,7 @@ class PeerTable:
         self._on_lost = on_lost
         self._peers: dict[bytes, Peer] = {}
         self._lock = threading.Lock()
+        self._warned = False
         self._listener = Listener(socket_path(folder, process_id), loop, self._accepted)
         self._unnamed: set[Connection] = set()
 
@@ -163,11 +165,25 @@ class PeerTable:
         except (FileNotFoundError, ConnectionRefusedError):
             # It ended; by rule perhaps, and then the daemon answers for what it owned.
             return self._relayed_peer(node_id, process_id)
+        except OSError as error:
+            if error.errno not in OUT_OF_DESCRIPTORS:
+                raise
+            self._warn_of_limit()
+            return self._relayed_peer(node_id, process_id)
         conn = self._wrap(sock, server=False)
         peer = Peer(node_id, process_id, conn, None)
         conn.peer = peer
         conn.send((p.PEER_HELLO, self._node_id, self._process_id))
         return peer
+
+    def _warn_of_limit(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "This process may have %d files open (`ulimit -n`), and has. Calls to further "
+                "processes of this machine go through the node's daemon, which is slower.",
+                limit(),
+            )
 
     def _relayed_peer(self, node_id: bytes, process_id: bytes) -> Peer:
         sender = RelaySender(self._link, self._loop, node_id, process_id)

@@ -10,8 +10,8 @@ from miniray.core.runtime import BundleAffinity, NodeAffinity, Placement, Spread
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.runtime import Exported, TaskOptions
+    from miniray.core.runtime_parts import RuntimeParts
 
 #: Resources whose workers end after one task, so that device memory is released.
 _SCALARS = frozenset({"CPU", "memory"})
@@ -72,7 +72,7 @@ def placement_from_data(data: tuple[Any, ...] | None) -> Placement:
     return Spread()
 
 
-def effective_placement(placement: Placement, runtime: ClusterRuntime) -> Placement:
+def effective_placement(placement: Placement, runtime: RuntimeParts) -> Placement:
     """The placement with what a capturing placement group of the caller adds."""
     facts = runtime.facts
     if placement is None and facts.capture_child_tasks and facts.placement_group_id is not None:
@@ -80,7 +80,7 @@ def effective_placement(placement: Placement, runtime: ClusterRuntime) -> Placem
     return placement
 
 
-def task_spec(options: TaskOptions, function: Exported, runtime: ClusterRuntime) -> dict[str, Any]:
+def task_spec(options: TaskOptions, function: Exported, runtime: RuntimeParts) -> dict[str, Any]:
     """What the head needs to know to grant leases of this shape."""
     calls = options.max_calls
     if not options.max_calls_given and not _SCALARS.issuperset(accelerators_in(options.resources)):

@@ -203,26 +203,19 @@ def _run(
     control: socket.socket,
     template_pid: int,
 ) -> int:
+    from miniray.core.descriptors import raise_limit
     from miniray.node.template import set_subreaper
 
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
     set_subreaper()
-    _raise_descriptor_limit()
+    raise_limit()
     from miniray.node.node_main import NodeStart
 
     start = NodeStart(options, session, control, template_pid)
     start.fork_head(answer.fileno())
     return asyncio.run(start.run(answer))
-
-
-def _raise_descriptor_limit() -> None:
-    """Take as many descriptors as the hard limit allows."""
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def end_process(pid: int, timeout: float) -> None:

@@ -162,8 +162,13 @@ class ClientServer:
     def _reply(client: Client, number: int, result: Any, fd: int) -> None:
         if fd < 0:
             client.conn.send((p.NODE_REPLY, number, None, result, False))
-        else:
-            client.conn.send_with_fds((p.NODE_REPLY, number, None, result, True), [os.dup(fd)])
+            return
+        try:
+            copy = os.dup(fd)
+        except OSError as error:  # this process has too many files open
+            client.conn.send((p.NODE_REPLY, number, pickle.dumps(error, 5), None, False))
+            return
+        client.conn.send_with_fds((p.NODE_REPLY, number, None, result, True), [copy])
 
     def _closed(self, conn: Connection) -> None:
         self._unnamed.discard(conn)

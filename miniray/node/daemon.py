@@ -28,6 +28,7 @@ from miniray.node.addresses import DaemonAddress
 from miniray.node.adopted import AdoptedObjects, Freed
 from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
+from miniray.node.code_cache import CodeCache
 from miniray.node.head_requests import HeadRequests
 from miniray.node.head_session import HeadSession
 from miniray.node.objects import NodeObjects
@@ -64,7 +65,7 @@ class NodeDaemon:
         self._poller = AsyncPoller(self._loop)
         self._watches = Watches()
         self._adopted = AdoptedObjects()
-        self._code: dict[bytes, bytes] = {}
+        self._code = CodeCache(lambda key: self._ask_head("get_code", key))
         self._requests = HeadRequests()
         self._head_answers: dict[int, asyncio.Future[bytes]] = {}
         self._head_numbers = 0
@@ -387,7 +388,7 @@ class NodeDaemon:
         return (segment.number, segment.form), segment.fd
 
     def _known_code(self, _client: Client, key: bytes) -> tuple[bytes, int] | None:
-        blob = self._code.get(key)
+        blob = self._code.known(key)
         return (blob, -1) if blob is not None else None
 
     async def _map_segment(
@@ -399,15 +400,11 @@ class NodeDaemon:
         return (segment.number, segment.form), segment.fd
 
     def _put_code(self, _client: Client, key: bytes, blob: bytes) -> None:
-        if key not in self._code:
-            self._code[key] = blob
+        if self._code.put(key, blob):
             self._request(self.node_id, 0, "put_code", marshal.dumps((key, blob)))
 
     async def _get_code(self, _client: Client, key: bytes) -> tuple[bytes | None, int]:
-        blob = await self._ask_head("get_code", key)
-        if blob is not None:
-            self._code[key] = blob
-        return blob, -1
+        return await self._code.get(key), -1
 
     async def fetch_blob(self, uri: str) -> bytes:
         """A package of a runtime environment."""

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import platform
-import shutil
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +31,7 @@ from miniray.node.daemon import NodeDaemon, stop_on_signals, when_exits
 from miniray.node.head_process import HeadProcess
 from miniray.node.machine import inspect_machine
 from miniray.node.node_config import NodeConfig
+from miniray.node.orphans import end_children
 from miniray.security import channels
 from miniray.security.certificates import NODE_NAME
 from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
@@ -302,11 +302,12 @@ class NodeStart:
         from miniray.session import remove_session
 
         remove_session(self.session)
-        shutil.rmtree(self.session.socket_dir, ignore_errors=True)
 
     def _end_children(self, grace: float) -> None:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self._template_pid, 0)
+        # What a template that was killed has left falls to this process.
+        end_children({self._head.pid} if self._head is not None else (), config().stop_grace)
         if self._head is not None:
             self._head.end(grace)
 

@@ -2,63 +2,35 @@
 
 Each daemon writes to another one over one stream, which it opens itself or, where
 the other one cannot be dialled, the answering half of the stream that came from there.
+A stream that breaks is opened again until the head says that the node is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
+import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from miniray._proto import node_pb2
-from miniray.node.relayed import Relayed, pack, unpack
+from miniray.config import config
+from miniray.node.relay_box import Inbox, Outbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+    from miniray.node.relayed import Relayed
 
 logger = logging.getLogger(__name__)
 
-#: Bytes of bodies in one gRPC message.
-_BATCH_BYTES = 1 << 20
-
-
-class Sink(Protocol):
-    """Where batches are written."""
-
-    async def write(self, batch: node_pb2.RelayBatch) -> None:
-        """Write one message."""
-
-
-class Outbox:
-    """What waits for one other node."""
-
-    def __init__(self, node_id: bytes) -> None:
-        self.node_id = node_id
-        self._queue: collections.deque[Relayed] = collections.deque()
-        self._filled = asyncio.Event()
-        self.closed = False
-
-    def put(self, message: Relayed) -> None:
-        """Queue a message."""
-        self._queue.append(message)
-        self._filled.set()
-
-    async def drain_to(self, write: Callable[[node_pb2.RelayBatch], object]) -> None:
-        """Write batches for ever; each takes all that waits."""
-        while True:
-            while not self._queue:
-                self._filled.clear()
-                await self._filled.wait()
-            batch: list[Relayed] = []
-            size = 0
-            while self._queue and size < _BATCH_BYTES:
-                message = self._queue.popleft()
-                size += sum(map(len, message.bodies)) + 32
-                batch.append(message)
-            await write(node_pb2.RelayBatch(messages=pack(batch)))  # type: ignore[misc]
+#: Seconds after which what was received is acknowledged; meanwhile its sender keeps it.
+_ACKNOWLEDGE_AFTER = 0.05
+#: Seconds until a broken stream is opened again, at first and at most.
+_REOPEN_AFTER = (0.05, 1.0)
+#: What ends a stream.
+_BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
 class RelayHub:
@@ -71,6 +43,15 @@ class RelayHub:
         on_message: Callable[[bytes, Relayed], None],
         on_lost: Callable[[bytes], None],
     ) -> None:
+        """Start with none.
+
+        Args:
+            node_id: of this node.
+            dial: makes a channel to an address.
+            on_message: called with (node, message) for each message, in the order sent.
+            on_lost: called with a node that was out of reach for ``node_timeout`` seconds,
+                while the head still counts it in: what waited for it is given up.
+        """
         self._node_id = node_id
         self._dial = dial
         self._on_message = on_message
@@ -78,14 +59,17 @@ class RelayHub:
         #: Address of each living node; empty if it cannot be dialled.
         self._addresses: dict[bytes, str] = {}
         self._outboxes: dict[bytes, Outbox] = {}
+        self._inboxes: dict[bytes, Inbox] = {}
         self._channels: dict[bytes, grpc.aio.Channel] = {}
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
-        #: Nodes with a stream to this one.
-        self._incoming: set[bytes] = set()
+        #: Nodes with a stream to this one, and how many.
+        self._incoming: dict[bytes, int] = {}
+        #: Nodes that opened a stream before the head told of them, or after it gave them up.
+        self._unannounced: set[bytes] = set()
 
     def connected(self) -> set[bytes]:
         """Nodes to which or from which there is a stream."""
-        return self._incoming | self._outboxes.keys()
+        return self._incoming.keys() | self._outboxes.keys()
 
     def knows(self, node_id: bytes) -> bool:
         """Whether a node lives, as far as the head said."""
@@ -95,13 +79,14 @@ class RelayHub:
         """The head says that a node is there."""
         if node_id != self._node_id:
             self._addresses[node_id] = address
+            self._unannounced.discard(node_id)
 
     def died(self, node_id: bytes) -> None:
         """The head says that a node is gone."""
         self._addresses.pop(node_id, None)
-        outbox = self._outboxes.pop(node_id, None)
-        if outbox is not None:
-            outbox.closed = True
+        self._unannounced.discard(node_id)
+        self._outboxes.pop(node_id, None)
+        self._inboxes.pop(node_id, None)
         task = self._tasks.pop(node_id, None)
         if task is not None:
             task.cancel()
@@ -113,12 +98,12 @@ class RelayHub:
         if outbox is None:
             if node_id not in self._addresses:
                 return False
-            outbox = self._outboxes[node_id] = Outbox(node_id)
-            address = self._addresses[node_id]
-            if address:
-                self._tasks[node_id] = asyncio.get_running_loop().create_task(
-                    self._write_out(node_id, address, outbox)
-                )
+            outbox = self._outboxes[node_id] = Outbox()
+        address = self._addresses[node_id]
+        if address and node_id not in self._tasks:
+            self._tasks[node_id] = asyncio.get_running_loop().create_task(
+                self._hold_open(node_id, address, outbox)
+            )
         outbox.put(message)
         return True
 
@@ -132,61 +117,112 @@ class RelayHub:
             channel = self._channels[node_id] = self._dial(address)
         return channel
 
-    async def _write_out(self, node_id: bytes, address: str, outbox: Outbox) -> None:
-        """Hold the stream to a node open until the head says that it is gone."""
+    # --- streams that this node opens --------------------------------------------------
+    async def _hold_open(self, node_id: bytes, address: str, outbox: Outbox) -> None:
+        """Write to a node until the head says that it is gone, over as many streams as it takes."""
+        now = asyncio.get_running_loop().time
+        pause = _REOPEN_AFTER[0]
+        reached = now()
+        given_up = False
+        while True:
+            begun = now()
+            try:
+                await self._stream(node_id, address, outbox)
+            except _BROKEN as error:
+                logger.info("the stream to node %s broke: %s", node_id.hex(), error)
+            if now() - begun > _REOPEN_AFTER[1]:
+                reached, given_up, pause = now(), False, _REOPEN_AFTER[0]
+            elif now() - reached > config().node_timeout and not given_up:
+                logger.warning("node %s cannot be reached from here", node_id.hex())
+                given_up = True
+                outbox.clear()
+                self._on_lost(node_id)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _REOPEN_AFTER[1])
+
+    async def _stream(self, node_id: bytes, address: str, outbox: Outbox) -> None:
+        """One stream to a node, until it breaks."""
         from miniray._proto import node_pb2_grpc
 
-        try:
-            async with self._dial(address) as channel:
-                stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
-                call = stub.Relay()
-                await call.write(node_pb2.RelayBatch(node_id=self._node_id))
-                reader = asyncio.get_running_loop().create_task(self._read(node_id, call))
-                try:
-                    await outbox.drain_to(call.write)
-                finally:
-                    reader.cancel()
-        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            if self._outboxes.get(node_id) is outbox:
-                logger.warning("lost the stream to node %s: %s", node_id.hex(), error)
-                del self._outboxes[node_id]
-                self._tasks.pop(node_id, None)
-                # Messages may be lost: whoever waits for that node's processes must know.
-                self._on_lost(node_id)
+        async with self._dial(address) as channel:
+            stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.Relay()
+            write = _one_at_a_time(call.write)
+            await write(node_pb2.RelayBatch(node_id=self._node_id))
+            await _first_of(
+                outbox.drain_to(write),
+                self._read(node_id, call),
+                self._acknowledge(node_id, write),
+            )
 
-    async def _read(self, node_id: bytes, call: AsyncIterator[node_pb2.RelayBatch]) -> None:
-        async for batch in call:
+    async def _read(self, node_id: bytes, batches: AsyncIterator[node_pb2.RelayBatch]) -> None:
+        async for batch in batches:
             self._handle(node_id, batch)
 
     def _handle(self, node_id: bytes, batch: node_pb2.RelayBatch) -> None:
-        for message in unpack(batch.messages) if batch.messages else ():
-            self._on_message(node_id, message)
+        if batch.received:
+            outbox = self._outboxes.get(node_id)
+            if outbox is not None:
+                outbox.acknowledged(batch.received)
+        if batch.messages:
+            for message in self._inbox(node_id).accept(batch):
+                self._on_message(node_id, message)
 
+    def _inbox(self, node_id: bytes) -> Inbox:
+        inbox = self._inboxes.get(node_id)
+        if inbox is None:
+            inbox = self._inboxes[node_id] = Inbox()
+        return inbox
+
+    async def _acknowledge(
+        self, node_id: bytes, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]
+    ) -> None:
+        """Tell a node now and then what has come from it."""
+        inbox = self._inbox(node_id)
+        while True:
+            await inbox.arrived.wait()
+            await asyncio.sleep(_ACKNOWLEDGE_AFTER)
+            inbox.arrived.clear()
+            await write(node_pb2.RelayBatch(received=inbox.received))
+
+    # --- streams that others open --------------------------------------------------------
     async def serve(
         self,
         incoming: AsyncIterator[node_pb2.RelayBatch],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> None:
         """The Relay RPC: another node's stream to this one."""
-        node_id = b""
-        writer: asyncio.Task[None] | None = None
+        first = await anext(incoming, None)
+        if first is None or not first.node_id:
+            return
+        node_id = first.node_id
+        if node_id not in self._addresses:
+            self._addresses[node_id] = ""
+            self._unannounced.add(node_id)
+        self._incoming[node_id] = self._incoming.get(node_id, 0) + 1
+        write = _one_at_a_time(context.write)
+        parts = [self._read(node_id, incoming), self._acknowledge(node_id, write)]
+        if not self._addresses[node_id]:
+            outbox = self._outboxes.get(node_id)
+            if outbox is None:
+                outbox = self._outboxes[node_id] = Outbox()
+            parts.append(outbox.drain_to(write))
         try:
-            async for batch in incoming:
-                if batch.node_id:
-                    node_id = batch.node_id
-                    self._incoming.add(node_id)
-                    if not self._addresses.get(node_id) and node_id not in self._outboxes:
-                        outbox = self._outboxes[node_id] = Outbox(node_id)
-                        self._addresses.setdefault(node_id, "")
-                        writer = asyncio.get_running_loop().create_task(
-                            outbox.drain_to(context.write)
-                        )
-                self._handle(node_id, batch)
+            self._handle(node_id, first)
+            await _first_of(*parts)
+        except _BROKEN as error:
+            logger.info("the stream from node %s broke: %s", node_id.hex(), error)
         finally:
-            self._incoming.discard(node_id)
-            if writer is not None:
-                writer.cancel()
-                self._outboxes.pop(node_id, None)
+            self._left(node_id)
+
+    def _left(self, node_id: bytes) -> None:
+        """A stream of a node ended; the head says what that means, unless it knows no such node."""
+        self._incoming[node_id] -= 1
+        if not self._incoming[node_id]:
+            del self._incoming[node_id]
+            if node_id in self._unannounced:
+                self.died(node_id)
+                self._on_lost(node_id)
 
     async def close(self) -> None:
         """End all streams."""
@@ -196,3 +232,32 @@ class RelayHub:
         await asyncio.gather(*tasks, return_exceptions=True)
         for channel in self._channels.values():
             await channel.close(None)
+
+
+def _one_at_a_time(
+    write: Callable[[node_pb2.RelayBatch], Awaitable[None]],
+) -> Callable[[node_pb2.RelayBatch], Awaitable[None]]:
+    """A stream's ``write`` that several tasks may use."""
+    turn = asyncio.Lock()
+
+    async def in_turn(batch: node_pb2.RelayBatch) -> None:
+        async with turn:
+            await write(batch)
+
+    return in_turn
+
+
+async def _first_of(*parts: Coroutine[Any, Any, None]) -> None:
+    """Run all until one ends; raises what that one raised, and ends the others."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError, *_BROKEN):
+                await task

@@ -12,6 +12,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from miniray.core.descriptors import limit
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ class SegmentStore:
             capacity = os.fstat(fd).st_size
         else:
             self._make_room(capacity)
-            fd = os.memfd_create("miniray", os.MFD_CLOEXEC)
+            fd = self._new_memory()
             os.ftruncate(fd, capacity)
         number = self._next
         self._next += 1
@@ -100,6 +101,28 @@ class SegmentStore:
         size, fd = self._pool.pop(index)
         self._pooled -= size
         return fd
+
+    def _new_memory(self) -> int:
+        fd = os.memfd_create("miniray", os.MFD_CLOEXEC)
+        # The kernel gives the lowest free number: this one says how many are open.
+        if fd < limit() - _RESERVE:
+            return fd
+        os.close(fd)
+        if self._pool:
+            self._empty_pool()
+            return self._new_memory()
+        raise OSError(
+            errno.EMFILE,
+            f"Too many open files: each of the {len(self)} values in the object store of this "
+            f"node takes one, and its limit is {limit()}. Drop refs that are no longer needed, "
+            f"or raise the limit (`ulimit -n`) before the node is started",
+        )
+
+    def _empty_pool(self) -> None:
+        for _, fd in self._pool:
+            os.close(fd)
+        self._pool.clear()
+        self._pooled = 0
 
     def _make_room(self, needed: int) -> None:
         while self._pool and self.used + self._pooled + needed > self.capacity:

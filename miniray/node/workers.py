@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.accelerators import assigned_environment
 from miniray.config import config
+from miniray.core.descriptors import require_room
 from miniray.core.ids import new_id
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.node.outputs import OutputPipe
@@ -33,6 +34,11 @@ if TYPE_CHECKING:
     from miniray.runtime_env.install import EnvironmentManager, WorkerEnvironment
 
 logger = logging.getLogger(__name__)
+
+#: Descriptors: two pipes, the file with what a worker is told, and its connection.
+_TO_START = 6
+#: Descriptors kept free for drivers, objects and other nodes.
+_RESERVE = 32
 
 
 @dataclasses.dataclass
@@ -248,6 +254,7 @@ class WorkerPool:
             if self._is_over(lease):
                 self._abandon(lease, worker)
                 return
+            require_room(self._descriptors_to_start(), "another worker")
             stdout = self._pipe(worker, is_stderr=False)
             stderr = self._pipe(worker, is_stderr=True)
             spec = self._process_spec(lease, worker)
@@ -271,6 +278,11 @@ class WorkerPool:
             self.on_exited(worker.pid, status)
         elif self._is_over(lease):
             self.kill(worker)
+
+    def _descriptors_to_start(self) -> int:
+        """What a start takes, what workers that are starting will, and a reserve for the rest."""
+        starting = sum(not worker.ready for worker in self.workers.values())
+        return _TO_START + starting + _RESERVE
 
     async def _vacate(self, devices: frozenset[tuple[str, str]]) -> None:
         """End idle workers that still have devices which others hold now."""

@@ -9,8 +9,9 @@ from core_doubles import Caller, FakePeer, packed
 
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
+from miniray.core.serialization import collector
 from miniray.exceptions import TaskCancelledError
-from miniray.object_ref import ObjectRef
+from miniray.object_ref import ObjectRef, hooks
 
 if TYPE_CHECKING:
     from miniray.core.calls import Call
@@ -80,7 +81,10 @@ def test_top_level_refs_are_taken_out_of_the_arguments(me: Caller) -> None:
     assert pins == [first, second]
 
 
-def test_nested_refs_stay_inside_and_are_named_beside_the_arguments(me: Caller) -> None:
+def test_nested_refs_stay_inside_and_are_named_beside_the_arguments(
+    me: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "serialized", lambda ref: collector.refs.append(ref))  # type: ignore[union-attr]
     inner = me.table.create(me.ids.new())
     value, refs, pins = me.calls.arguments(([inner],), {})
     assert refs == []

@@ -1,0 +1,148 @@
+"""What the head is asked on behalf of the public API: named actors, placement groups, listings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import context
+from miniray.core.borrowing import error_value
+from miniray.core.runtime import (
+    ActorLocation,
+    RuntimeContextData,
+)
+from miniray.core.runtime_parts import RuntimeParts
+from miniray.core.serialization import serialize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from miniray.core.objects import Value
+    from miniray.object_ref import ObjectRef
+
+
+class HeadRequests(RuntimeParts):
+    """Requests to the head, and the runtime context."""
+
+    def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
+        return self.actors.find(name, namespace)
+
+    def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
+        found: list[dict[str, str]] = self.link.head_request(
+            "list_named_actors", None if all_namespaces else self.facts.namespace
+        )
+        return found
+
+    def kill_actor(self, actor: ObjectRef[Any], no_restart: bool) -> None:
+        self.link.head_request("kill_actor", actor.binary(), no_restart)
+
+    def create_placement_group(
+        self,
+        bundles: Sequence[Mapping[str, float]],
+        strategy: str,
+        name: str,
+        lifetime: str | None,
+        bundle_label_selector: Sequence[Mapping[str, str]] | None,
+    ) -> bytes:
+        id = self.ids.new()
+        self.link.head_notice(
+            "create_placement_group",
+            id,
+            [dict(bundle) for bundle in bundles],
+            strategy,
+            name,
+            self.facts.namespace,
+            lifetime == "detached",
+            [dict(selector) for selector in bundle_label_selector]
+            if bundle_label_selector is not None
+            else None,
+        )
+        return id
+
+    def placement_group_ready(self, id: bytes) -> ObjectRef[Any]:
+        """A ref that this process owns and that the head's answer makes ready."""
+        ref = self.table.create(self.ids.new())
+        object_id = ref.binary()
+
+        def answer(error: Any, result: Any, _fd: int) -> None:
+            from miniray.core.node_link import rebuild_error
+
+            if error is None:
+                serialized = serialize(True)
+                value: Value = (serialized.form, serialized.payload(), ())
+            else:
+                value = error_value(rebuild_error(error))
+            self.table.set_value(object_id, value)
+
+        self.link.head_request_async("await_placement_group", (id,), answer)
+        return ref
+
+    def remove_placement_group(self, id: bytes) -> None:
+        self.link.head_request("remove_placement_group", id)
+
+    def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
+        found: dict[str, Any] = self.link.head_request("placement_group_table", id)
+        return found
+
+    def find_placement_group(self, name: str, namespace: str | None) -> bytes | None:
+        found: bytes | None = self.link.head_request(
+            "find_placement_group", name, namespace or self.facts.namespace
+        )
+        return found
+
+    # --- the cluster ---------------------------------------------------------------
+    def nodes(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.link.head_request("nodes")
+        return found
+
+    def cluster_resources(self) -> dict[str, float]:
+        found: dict[str, float] = self.link.head_request("cluster_resources")
+        return found
+
+    def available_resources(self) -> dict[str, float]:
+        found: dict[str, float] = self.link.head_request("available_resources")
+        return found
+
+    def head_call(self, method: str, *args: Any) -> Any:
+        return self.link.head_request(method, *args)
+
+    def context(self) -> RuntimeContextData:
+        from miniray.accelerators import DEVICE_RESOURCES
+
+        facts = self.facts
+        running = context.execution.get()
+        return RuntimeContextData(
+            job_id=facts.job_id.hex(),
+            node_id=self.node_id.hex(),
+            worker_id=self.process_id.hex(),
+            namespace=facts.namespace,
+            address=facts.address,
+            session_dir=facts.session_dir,
+            task_id=running.task_id.hex() if running is not None else None,
+            task_name=running.name if running is not None else None,
+            actor_id=facts.actor_id.hex() if facts.actor_id is not None else None,
+            actor_name=facts.actor_name,
+            function_name=running.function_name if running is not None else None,
+            placement_group_id=facts.placement_group_id,
+            capture_child_tasks=facts.capture_child_tasks,
+            was_restarted=facts.was_restarted,
+            attempt=running.attempt if running is not None else 0,
+            accelerator_ids={
+                **{resource: [] for resource in DEVICE_RESOURCES},
+                **facts.accelerator_ids,
+            },
+            assigned_resources=facts.assigned_resources,
+            runtime_env=facts.runtime_env,
+        )
+
+    def current_actor(self) -> ActorLocation:
+        own = self.facts.own_actor
+        if own is None:
+            raise RuntimeError("This code does not run in an actor.")
+        return self.actors.location(*own)
+
+    def exit_actor(self) -> None:
+        from miniray.worker.exits import ActorExit
+
+        if self.facts.actor_id is None:
+            raise RuntimeError("exit_actor() can only be called in a method of an actor.")
+        raise ActorExit

@@ -1,0 +1,241 @@
+"""put, get, wait, futures and await: the values of objects."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.config import config
+from miniray.core import protocol as p
+from miniray.core import waiting
+from miniray.core.recovery import is_shared
+from miniray.core.ref_tracking import RefTracking
+from miniray.core.serialization import deserialize, serialize
+from miniray.exceptions import (
+    GetTimeoutError,
+    ObjectLostError,
+    TaskError,
+)
+from miniray.object_ref import ObjectRef, hooks
+from miniray.object_ref_generator import ObjectRefGenerator
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from miniray.core.objects import Entry, Value
+
+
+class ObjectAccess(RefTracking):
+    """Values, from wherever they are."""
+
+    _lock: threading.Lock
+    _futures: concurrent.futures.ThreadPoolExecutor | None
+
+    def put(self, value: Any) -> ObjectRef[Any]:
+        if hooks.dropped:
+            self.drain()
+        serialized = serialize(value)
+        if serialized.size > config().inline_limit:
+            stored = self.shared_memory.write(serialized, self.process_id, self.node_id)
+        else:
+            contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
+            stored = (serialized.form, serialized.payload(), contained)
+        return self.table.create_with_value(self.ids.new(), stored, list(serialized.refs) or None)
+
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
+        if hooks.dropped:
+            self.drain()
+        deadline = waiting.deadline_of(timeout)
+        entries = [self._entry(ref) for ref in refs]
+        pending = [entry for entry in entries if entry.value is None]
+        if pending and not self._wait_values(pending, len(pending), timeout):
+            missing = [entry for entry in pending if entry.value is None]
+            raise GetTimeoutError(
+                f"{len(missing)} of {len(entries)} values were not there within {timeout} s; "
+                f"the first is {missing[0].id.hex() if missing else pending[0].id.hex()}."
+            )
+        return [self._load(entry, deadline) for entry in entries]
+
+    def _load(self, entry: Entry, deadline: float | None) -> Any:
+        """The value of an entry; one that was lost is made again if that is possible."""
+        while True:
+            value = entry.value
+            if value is not None:
+                try:
+                    return self.load(entry, value)
+                except ObjectLostError as error:
+                    self._recover(entry, value, error)
+            if not self._wait_values([entry], 1, waiting.time_left(deadline)):
+                raise GetTimeoutError(
+                    f"The value of {entry.id.hex()} was lost, and not made again in time."
+                )
+
+    def _recover(self, entry: Entry, value: Value, error: ObjectLostError) -> None:
+        """See to it that a value that could not be loaded is replaced; raises if none can be."""
+        if not is_shared(value):
+            raise error
+        reason = self.recovery.lost(entry, value)
+        if reason is not None:
+            raise ObjectLostError(entry.id.hex(), f"{error.reason}; {reason}") from None
+
+    def _entry(self, ref: ObjectRef[Any]) -> Entry:
+        entry = self.table.entry(ref.binary())
+        if entry is None:
+            raise ObjectLostError(ref.hex(), "this process is not attached to its cluster any more")
+        return entry
+
+    def _wait_values(self, pending: Sequence[Entry], needed: int, timeout: float | None) -> bool:
+        self.loop.flush_posted()
+        self.borrowing.want(pending)
+        return waiting.wait_for(self.table, pending, needed, timeout, self.block)
+
+    def load(self, entry: Entry, value: Value) -> Any:
+        """The Python value of an entry; raises what failed."""
+        form = value[0]
+        if form == p.VALUE_PICKLE:
+            return pickle.loads(value[1])
+        if form == p.VALUE_SHARED:
+            mapping = entry.mapping
+            if mapping is None:
+                mapping = entry.mapping = self.shared_memory.map(value[1])
+            return deserialize(mapping.form, mapping.view)
+        if form == p.VALUE_ERROR:
+            error = pickle.loads(value[1])
+            raise error.as_instanceof_cause() if isinstance(error, TaskError) else error
+        return deserialize(form, value[1])
+
+    def wait(
+        self,
+        refs: Sequence[ObjectRef[Any]],
+        num_returns: int,
+        timeout: float | None,
+        fetch_local: bool,
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        if hooks.dropped:
+            self.drain()
+        try:
+            found = self._split(refs, num_returns)
+        except AttributeError:
+            if not any(isinstance(ref, ObjectRefGenerator) for ref in refs):
+                raise
+            return self._wait_streams(refs, num_returns, timeout, fetch_local)
+        if found is None:
+            pending = [e for e in map(self._entry, refs) if e.value is None]
+            needed = num_returns - (len(refs) - len(pending))
+            if needed > 0:
+                self._wait_values(pending, needed, timeout)
+            found = self._split(refs, num_returns, at_most=True)
+            assert found is not None
+        return found
+
+    def _wait_streams(
+        self,
+        refs: Sequence[Any],
+        num_returns: int,
+        timeout: float | None,
+        fetch_local: bool,
+    ) -> tuple[list[Any], list[Any]]:
+        """``wait`` with generators among the refs: they are ready when they have an item."""
+        given = {
+            (ref.next_ready() if isinstance(ref, ObjectRefGenerator) else ref): ref for ref in refs
+        }
+        ready, rest = self.wait(list(given), num_returns, timeout, fetch_local)
+        return [given[ref] for ref in ready], [given[ref] for ref in rest]
+
+    def _split(
+        self, refs: Sequence[ObjectRef[Any]], wanted: int, *, at_most: bool = False
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]] | None:
+        """The first ``wanted`` ready refs and the rest; None if there are fewer.
+
+        Stops looking when it has enough, so that a loop that takes one at a time
+        does not look at all of them each time.
+        """
+        ready: list[ObjectRef[Any]] = []
+        rest: list[ObjectRef[Any]] = []
+        find = self.table.entry
+        for index, ref in enumerate(refs):
+            entry = find(ref._id) or self._entry(ref)
+            if entry.value is None:
+                rest.append(ref)
+                continue
+            ready.append(ref)
+            if len(ready) == wanted:
+                rest.extend(refs[index + 1 :])
+                return ready, rest
+        return (ready, rest) if at_most else None
+
+    def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]:
+        result: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        entry = self._entry(ref)
+
+        def load() -> None:
+            if not result.set_running_or_notify_cancel():
+                return
+            try:
+                value = self._load(self._entry(ref), None)  # the closure keeps the ref alive
+            except BaseException as error:  # noqa: BLE001 - it is the future's result
+                result.set_exception(error)
+            else:
+                result.set_result(value)
+
+        def ready(_entry: Entry) -> None:
+            self._future_pool().submit(load)
+
+        if self.table.when_ready(entry, ready):
+            load()
+        else:
+            self.borrowing.want([entry])
+        return result
+
+    def _future_pool(self) -> concurrent.futures.ThreadPoolExecutor:
+        """Threads in which values of futures are unpickled: that is user code."""
+        with self._lock:
+            if self._futures is None:
+                self._futures = concurrent.futures.ThreadPoolExecutor(
+                    2, thread_name_prefix="miniray-future"
+                )
+            return self._futures
+
+    async def value_of(self, ref: ObjectRef[Any]) -> Any:
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        entry = self._entry(ref)
+        while True:
+            if entry.value is None:
+                await self._there(entry)
+            value = entry.value
+            if value is None:  # it was lost meanwhile, and is made again
+                continue
+            try:
+                if is_shared(value) and value[1][0] != self.node_id:
+                    # Moving it here takes a while; the event loop goes on meanwhile.
+                    return await loop.run_in_executor(None, self.load, entry, value)
+                return self.load(entry, value)
+            except ObjectLostError as error:
+                self._recover(entry, value, error)
+
+    async def _there(self, entry: Entry) -> None:
+        """Wait until an entry has a value."""
+        import asyncio
+
+        self.loop.flush_posted()
+        loop = asyncio.get_running_loop()
+        there: asyncio.Future[None] = loop.create_future()
+
+        def ready(_entry: Entry) -> None:
+            loop.call_soon_threadsafe(_resolve, there)
+
+        if not self.table.when_ready(entry, ready):
+            self.borrowing.want([entry])
+            try:
+                await there
+            finally:
+                self.table.drop_waiter(entry, ready)
+
+
+def _resolve(future: Any) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -1,0 +1,58 @@
+"""What the pieces of the cluster runtime share: the parts that one process is made of.
+
+``ClusterRuntime`` makes them; ``ref_tracking``, ``object_access``, ``submission`` and
+``head_requests`` each hold one side of the public API's work over them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from miniray.core.runtime import Runtime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from miniray.core import context
+    from miniray.core.actor_directory import ActorDirectory
+    from miniray.core.borrowing import Borrowing
+    from miniray.core.calls import CallTable
+    from miniray.core.ids import ObjectIds
+    from miniray.core.io_loop import IOLoop
+    from miniray.core.node_link import NodeLink
+    from miniray.core.objects import ObjectTable
+    from miniray.core.peers import PeerTable
+    from miniray.core.recovery import Recovery
+    from miniray.core.shared_memory import SharedMemory
+    from miniray.core.task_client import TaskClient
+
+
+class RuntimeParts(Runtime):
+    """The parts, by name."""
+
+    loop: IOLoop
+    link: NodeLink
+    #: Ids of this process and of its node, 8 bytes each.
+    process_id: bytes
+    node_id: bytes
+    facts: context.ProcessFacts
+    ids: ObjectIds
+    table: ObjectTable
+    shared_memory: SharedMemory
+    borrowing: Borrowing
+    calls: CallTable
+    peers: PeerTable
+    tasks: TaskClient
+    recovery: Recovery
+    actors: ActorDirectory
+    #: Merges an environment with the job's and uploads what it names.
+    prepare_runtime_env: Callable[[Mapping[str, Any] | None], str]
+    #: Runs around a wait that blocks the task (in a worker it gives the CPU back).
+    block: Callable[[Callable[[float | None], bool], float | None], bool]
+
+    def runtime_env_for(self, own: Mapping[str, Any] | None) -> str:
+        """The job's environment with what a task or actor adds, as canonical JSON."""
+        if not own and not self.facts.runtime_env:
+            return ""
+        return self.prepare_runtime_env(own)

@@ -1,0 +1,248 @@
+"""Tasks and method calls on their way out, and what comes back: replies, streams, cancels."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from miniray.config import config
+from miniray.core import context
+from miniray.core import protocol as p
+from miniray.core.actor_client import ActorClient
+from miniray.core.calls import Call
+from miniray.core.ref_tracking import RefTracking
+from miniray.core.runtime import (
+    ActorClassInfo,
+    ActorLocation,
+    ActorOptions,
+    Exported,
+    MethodOptions,
+    TaskOptions,
+)
+from miniray.core.serialization import dumps_code
+from miniray.core.streams import StreamState
+from miniray.core.task_shape import shape_of, task_spec
+from miniray.object_ref import ObjectRef, hooks
+from miniray.object_ref_generator import ObjectRefGenerator
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from miniray.core.peers import Peer
+    from miniray.core.task_client import TaskClient
+
+
+class Submission(RefTracking):
+    """Sends calls through their channels."""
+
+    #: Keys of the code that was made available to workers.
+    _exported: set[bytes]
+
+    def export(self, target: Callable[..., Any] | type, name: str) -> Exported:
+        blob, refs = dumps_code(target)
+        for ref in refs:
+            self.table.pin(ref.binary())  # the code lives as long as the job
+        key = hashlib.sha256(blob).digest()[:16]
+        if len(blob) > config().large_closure_warning:
+            from miniray.core.closures import warn_large
+
+            warn_large(target, name, len(blob))
+        return Exported(key, name, blob)
+
+    def publish(self, code: Exported) -> None:
+        """Make code available to every worker; once per runtime and key."""
+        if code.key not in self._exported:
+            self.link.node_notice("put_code", code.key, code.blob)
+            self._exported.add(code.key)  # only now may another thread rely on it
+
+    # --- calls -------------------------------------------------------------------
+    def submit_task(
+        self,
+        function: Exported,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: TaskOptions,
+    ) -> Any:
+        if hooks.dropped:
+            self.drain()
+        if function.key not in self._exported:
+            self.publish(function)
+        group = self.tasks.group(
+            shape_of(options, function), lambda: task_spec(options, function, self)
+        )
+        return self._submit(
+            args,
+            kwargs,
+            options.num_returns,
+            options.generator_backpressure,
+            function.key,
+            options.name or function.name,
+            self.tasks,
+            options.max_retries,
+            options.retry_exceptions,
+            group,
+        )
+
+    def submit_actor_call(
+        self,
+        actor: ObjectRef[Any],
+        info: ActorClassInfo,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: MethodOptions,
+    ) -> Any:
+        if hooks.dropped:
+            self.drain()
+        client = self.actors.client(actor, info)
+        retries = options.max_task_retries
+        return self._submit(
+            args,
+            kwargs,
+            options.num_returns,
+            options.generator_backpressure,
+            method,
+            options.name or f"{info.name}.{method}",
+            client,
+            info.max_task_retries if retries is None else retries,
+            options.retry_exceptions,
+            options.concurrency_group,
+            actor,
+        )
+
+    def _submit(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        num_returns: int | str,
+        backpressure: int,
+        target: Any,
+        name: str,
+        channel: TaskClient | ActorClient,
+        retries: int,
+        retry_exceptions: bool | tuple[type[BaseException], ...],
+        options: Any,
+        actor: ObjectRef[Any] | None = None,
+    ) -> Any:
+        arguments, refs, pins = self.calls.arguments(args, kwargs)
+        if actor is not None:
+            pins = [actor, *pins] if pins else [actor]
+        number = self.calls.next_number()
+        stream = None
+        if num_returns == 1:
+            ids: tuple[bytes, ...] = (self.ids.new(),)
+        elif isinstance(num_returns, int):
+            ids = tuple([self.ids.new() for _ in range(num_returns)])
+        else:
+            ids = ()
+            stream = self._stream(number, backpressure)
+        results = [self.table.create(id) for id in ids]
+        call = Call(
+            number,
+            target,
+            name,
+            ids,
+            arguments,
+            refs,
+            pins,
+            channel,
+            retries,
+            retry_exceptions,
+            stream,
+            options,
+        )
+        running = context.execution.get()
+        if running is not None:
+            if running.children is None:
+                running.children = []
+            running.children.append(ids[0] if ids else call.stream.id)  # type: ignore[union-attr]
+        channel.submit(call)
+        if stream is not None:
+            return ObjectRefGenerator(stream, self._block_on)
+        if len(results) == 1 and num_returns == 1:
+            return results[0]
+        return results if results else None
+
+    def _block_on(self, gate: threading.Lock) -> None:
+        """Wait for a lock that somebody will open, as a wait of the running task."""
+
+        def wait(timeout: float | None) -> bool:
+            return gate.acquire(timeout=-1 if timeout is None else timeout)
+
+        self.loop.flush_posted()
+        self.block(wait, None)
+
+    def _stream(self, number: int, backpressure: int) -> StreamState:
+        def consumed(count: int) -> None:
+            if backpressure >= 0:
+                call = self.calls.open.get(number)
+                if call is not None and call.peer is not None:
+                    call.peer.send((p.PEER_STREAM_ACK, number, count))
+
+        def abandoned() -> None:
+            # May run in a garbage collection anywhere: only the loop may take locks for it.
+            self.loop.call_soon(stop)
+
+        def stop() -> None:
+            call = self.calls.open.get(number)
+            if call is not None:
+                call.cancelled = True
+                if call.peer is not None:
+                    call.peer.send((p.PEER_STREAM_ACK, number, -1))
+                else:
+                    call.channel.cancel(call, False, False)
+
+        return StreamState(
+            self.ids.new(), self.table, self.ids.new, consumed, abandoned, backpressure
+        )
+
+    def _on_reply(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        call = self.calls.open.get(message[1])
+        if call is not None and call.channel is self.tasks and message[2] != p.STATUS_LOST:
+            self.tasks.observe(call, message[5])
+        self.calls.on_reply(peer, message)
+
+    def _on_stream_item(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        _, number, index, value = message
+        call = self.calls.open.get(number)
+        refs = self.borrowing.hold(value[2]) if value[2] else None
+        if call is None or call.stream is None or not call.stream.item(index, value, refs):
+            self.calls.free_value(value)
+        if refs:
+            self.borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [number])))
+
+    def create_actor(
+        self,
+        cls: Exported,
+        info: ActorClassInfo,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: ActorOptions,
+    ) -> ActorLocation:
+        self.publish(cls)
+        return self.actors.create(cls, info, args, kwargs, options)
+
+    def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
+        call = self.calls.find(ref.binary())
+        if call is None:
+            if not self.table.is_owned(ref.binary()):
+                raise ValueError(
+                    f"{ref!r} was made by another process; only the process that made a call can "
+                    f"cancel it."
+                )
+            return  # finished already
+        if force and isinstance(call.channel, ActorClient):
+            raise ValueError(
+                "force=True would end the actor and cannot be used to cancel one of its calls; "
+                "use miniray.kill() to end the actor."
+            )
+        call.cancelled = True
+        call.channel.cancel(call, force, recursive)
+
+    def cancel_by_id(self, id: bytes, force: bool) -> None:
+        """Cancel what a cancelled task had started."""
+        call = self.calls.find(id)
+        if call is not None:
+            call.cancelled = True
+            call.channel.cancel(call, force, True)

@@ -1,0 +1,58 @@
+"""Processes that fall to this one because their parent ended: found, killed and reaped."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+logger = logging.getLogger(__name__)
+
+
+def end_children(spare: Collection[int], timeout: float) -> None:
+    """Kill the children of this process, and theirs as they fall to it, if it is a subreaper.
+
+    Args:
+        spare: pids that stay.
+        timeout: seconds that one may take to end; one that takes longer is left, and logged.
+    """
+    left: set[int] = set()
+    while True:
+        found = _children() - left - set(spare)
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        left |= {pid for pid in found if not _reap(pid, timeout)}
+
+
+def _children() -> set[int]:
+    """Pids of the children of all threads of this process."""
+    pids: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        path = f"/proc/self/task/{thread}/children"
+        # A thread that has ended meanwhile has no such file.
+        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
+            pids.update(int(pid) for pid in file.read().split())
+    return pids
+
+
+def _reap(pid: int, timeout: float) -> bool:
+    fd = os.pidfd_open(pid)
+    try:
+        ended, _, _ = select.select([fd], [], [], timeout)
+    finally:
+        os.close(fd)
+    if ended:
+        with contextlib.suppress(ChildProcessError):  # somebody else waited for it
+            os.waitpid(pid, 0)
+    else:
+        logger.error("process %d does not end even when killed", pid)
+    return bool(ended)

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from core_doubles import NODE, Caller, FakePeer, packed
+
+from miniray.core import protocol as p
+from miniray.core.actor_client import ALIVE, DEAD, RESTARTING, ActorClient
+from miniray.core.borrowing import error_value
+from miniray.core.calls import Call
+from miniray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    PendingCallsLimitExceededError,
+    TaskCancelledError,
+)
+
+ACTOR, PROCESS = b"caller00actor001", b"process1"
+
+
+class Fixture:
+    def __init__(self, max_pending: int = -1) -> None:
+        self.me = Caller()
+        self.client = self.make_client(max_pending)
+
+    def make_client(self, max_pending: int = -1) -> ActorClient:
+        return ActorClient(
+            ACTOR,
+            "Test",
+            self.me.calls,
+            self.me.peers,  # type: ignore[arg-type]
+            max_pending_calls=max_pending,
+        )
+
+    def call(self, *args: Any, **how: Any) -> Call:
+        call = self.me.call(self.client, *args, **how)
+        self.client.submit(call)
+        return call
+
+    def alive(self, epoch: int = 0, process: bytes = PROCESS) -> FakePeer:
+        self.client.on_state(ALIVE, NODE, process, epoch, None)
+        return self.me.peers.get(NODE, process)
+
+    def restarting(self) -> None:
+        self.client.on_state(RESTARTING, b"", b"", 0, None)
+
+    def dead(self) -> None:
+        self.client.on_state(DEAD, b"", b"", 0, lambda: ActorDiedError(actor_id=ACTOR.hex()))
+
+    def lose(self, peer: FakePeer) -> None:
+        peer.lost = True
+        self.client.on_peer_lost(peer)  # type: ignore[arg-type]
+
+    def error_of(self, call: Call) -> BaseException | None:
+        value = self.me.result_of(call)
+        if value is None or value[0] != p.VALUE_ERROR:
+            return None
+        error: BaseException = pickle.loads(value[1])
+        return error
+
+    def pending_ref(self) -> Any:
+        return self.me.table.create(self.me.ids.new())
+
+
+@pytest.fixture
+def world() -> Fixture:
+    return Fixture()
+
+
+def test_calls_wait_for_the_actor_and_go_in_order(world: Fixture) -> None:
+    calls = [world.call(n) for n in range(5)]
+    peer = world.alive()
+    calls += [world.call(n) for n in range(5)]
+    assert peer.calls == [call.number for call in calls]
+    for call in calls:
+        world.me.reply(peer, call, "done")
+    assert world.client.idle
+    assert all(world.me.result_of(call) == packed("done") for call in calls)
+
+
+def test_a_call_that_waits_for_a_value_holds_back_those_behind_it(world: Fixture) -> None:
+    peer = world.alive()
+    ref = world.pending_ref()
+    first, second = world.call(ref), world.call()
+    assert peer.calls == []
+    world.me.table.set_value(ref.binary(), packed(1))
+    assert peer.calls == [first.number, second.number]
+
+
+def test_cancelling_the_call_that_others_wait_behind_lets_them_go(world: Fixture) -> None:
+    peer = world.alive()
+    first, second = world.call(world.pending_ref()), world.call()
+    first.cancelled = True
+    assert world.client.cancel(first, False, True)
+    assert isinstance(world.error_of(first), TaskCancelledError)
+    assert peer.calls == [second.number]
+
+
+def test_cancelling_a_sent_call_asks_the_actor(world: Fixture) -> None:
+    peer = world.alive()
+    call = world.call()
+    assert not world.client.cancel(call, True, False)
+    assert peer.of_kind(p.PEER_CANCEL) == [(p.PEER_CANCEL, call.number, True, False)]
+
+
+def test_a_cancelled_call_is_not_sent_when_its_value_comes(world: Fixture) -> None:
+    peer = world.alive()
+    ref = world.pending_ref()
+    call = world.call(ref)
+    call.cancelled = True
+    world.client.cancel(call, False, True)
+    world.me.table.set_value(ref.binary(), packed(1))
+    assert peer.calls == []
+
+
+def test_the_error_of_an_argument_fails_the_call_and_not_the_next(world: Fixture) -> None:
+    peer = world.alive()
+    ref = world.pending_ref()
+    first, second = world.call(ref), world.call()
+    world.me.table.set_value(ref.binary(), error_value(ZeroDivisionError()))
+    assert isinstance(world.error_of(first), ZeroDivisionError)
+    assert peer.calls == [second.number]
+
+
+def test_what_waits_for_a_failed_call_is_told_without_the_clients_lock(world: Fixture) -> None:
+    """It may be a call of another client: two locks taken in both orders would block."""
+    held: list[bool] = []
+    call = world.call()
+    entry = world.me.table.entry(call.return_ids[0])
+    assert entry is not None
+    world.me.table.when_ready(
+        entry,
+        lambda _entry: held.append(world.client._lock._is_owned()),  # type: ignore[attr-defined]
+    )
+    world.dead()
+    assert held == [False]
+
+
+def test_calls_fail_when_the_actor_dies_and_afterwards(world: Fixture) -> None:
+    queued = world.call(world.pending_ref())
+    peer = world.alive()
+    world.client.cancel(queued, False, True)
+    sent = world.call()
+    world.dead()
+    late = world.call()
+    for call in (sent, late):
+        assert isinstance(world.error_of(call), ActorDiedError)
+    assert peer.calls == [sent.number]
+    assert world.client.idle
+    world.alive(epoch=5)
+    assert world.client.state == DEAD
+
+
+def test_calls_in_flight_wait_for_the_heads_word_when_the_connection_breaks(
+    world: Fixture,
+) -> None:
+    peer = world.alive()
+    safe, unsafe = world.call(retries=1), world.call()
+    world.lose(peer)
+    later = world.call()
+    assert world.me.result_of(safe) is world.me.result_of(unsafe) is None
+    world.restarting()
+    assert isinstance(world.error_of(unsafe), ActorUnavailableError)
+    again = world.alive(epoch=1, process=b"process2")
+    assert again.calls == [safe.number, later.number]
+    assert safe.retries == 0
+    world.lose(again)
+    world.restarting()
+    assert isinstance(world.error_of(safe), ActorUnavailableError)
+
+
+def test_calls_without_limit_of_retries_survive_every_restart(world: Fixture) -> None:
+    calls = [world.call(n, retries=-1) for n in range(3)]
+    for epoch in range(4):
+        peer = world.alive(epoch, b"process%d" % epoch)
+        assert peer.calls == [call.number for call in calls]
+        world.lose(peer)
+        world.restarting()
+
+
+def test_a_lost_connection_then_death_fails_everything(world: Fixture) -> None:
+    peer = world.alive()
+    calls = [world.call(retries=-1), world.call()]
+    world.lose(peer)
+    calls.append(world.call())
+    world.dead()
+    assert all(isinstance(world.error_of(call), ActorDiedError) for call in calls)
+
+
+def test_the_loss_of_an_earlier_process_does_not_touch_the_new_one(world: Fixture) -> None:
+    old = world.alive()
+    world.restarting()
+    new = world.alive(epoch=1, process=b"process2")
+    call = world.call()
+    world.lose(old)
+    world.me.reply(new, call, 1)
+    assert world.me.result_of(call) == packed(1)
+
+
+def test_old_news_is_ignored(world: Fixture) -> None:
+    peer = world.alive(epoch=3)
+    world.client.on_state(ALIVE, NODE, b"process0", 2, None)
+    world.client.on_state(ALIVE, NODE, PROCESS, 3, None)
+    call = world.call()
+    assert peer.calls == [call.number]
+    assert peer.sent[-1][3] == 3
+
+
+def test_a_cancelled_call_is_not_repeated_after_a_restart(world: Fixture) -> None:
+    peer = world.alive()
+    call = world.call(retries=-1)
+    call.cancelled = True
+    world.client.cancel(call, False, True)
+    world.lose(peer)
+    world.restarting()
+    assert isinstance(world.error_of(call), TaskCancelledError)
+
+
+def test_a_method_that_raised_is_sent_again_behind_the_others(world: Fixture) -> None:
+    peer = world.alive()
+    first, second = world.call(retries=1, retry_exceptions=True), world.call()
+    failure = (p.PEER_REPLY, first.number, p.STATUS_ERROR, (error_value(ValueError()),), None)
+    world.me.calls.on_reply(peer, failure)  # type: ignore[arg-type]
+    assert peer.calls == [first.number, second.number, first.number]
+    world.me.calls.on_reply(peer, failure)  # type: ignore[arg-type]
+    assert isinstance(world.error_of(first), ValueError)
+
+
+def test_a_retry_while_the_actor_is_away_waits_for_it(world: Fixture) -> None:
+    peer = world.alive()
+    call = world.call(retries=-1, retry_exceptions=True)
+    failure = (p.PEER_REPLY, call.number, p.STATUS_ERROR, (error_value(ValueError()),), None)
+    world.client._lose(world.client._peer)
+    world.client._lost.clear()  # the reply is the last that was read from the connection
+    world.me.calls.on_reply(peer, failure)  # type: ignore[arg-type]
+    world.restarting()
+    again = world.alive(epoch=1, process=b"process2")
+    assert again.calls == [call.number]
+
+
+def test_too_many_pending_calls_are_refused_and_leave_nothing_behind() -> None:
+    world = Fixture(max_pending=2)
+    calls = [world.call(), world.call()]
+    with pytest.raises(PendingCallsLimitExceededError):
+        world.call(b"x" * 200_000)
+    assert len(world.me.link.noticed("free_segment")) == 1
+    assert len(world.me.calls.open) == 2
+    peer = world.alive()
+    with pytest.raises(PendingCallsLimitExceededError):
+        world.call()
+    world.me.reply(peer, calls[0])
+    world.call()
+    world.me.link.close()
+
+
+def test_details_count_what_is_queued_and_sent(world: Fixture) -> None:
+    world.call()
+    assert world.client.details() == {"state": "PENDING", "queued": 1, "sent": 0}
+    world.alive()
+    assert world.client.details() == {"state": "ALIVE", "queued": 0, "sent": 1}

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+from miniray.core.closures import warn_large
+from miniray.core.serialization import dumps_code, serialize
+
+LOCK = threading.Lock()
+
+
+class Holder:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+def message_of(value: Any) -> str:
+    with pytest.raises(TypeError) as caught:
+        serialize(value)
+    assert caught.value.__cause__ is not None
+    return str(caught.value)
+
+
+def test_the_error_names_the_item_at_fault() -> None:
+    text = message_of({"good": 1, "bad": [0, Holder(threading.Lock())]})
+    assert "['bad'][1].inner is a lock" in text
+    assert "__getstate__" in text
+
+
+def test_a_value_that_is_itself_at_fault_is_named() -> None:
+    assert "a value of type lock cannot be pickled" in message_of(threading.Lock())
+
+
+def test_the_error_of_a_function_names_its_variable() -> None:
+    inner = threading.Lock()
+
+    def function() -> Any:
+        return inner
+
+    with pytest.raises(TypeError, match=r"variable 'inner' is a lock"):
+        dumps_code(function)
+
+
+def test_a_value_that_contains_itself_ends_the_search() -> None:
+    value: list[Any] = [threading.Lock()]
+    value.insert(0, value)
+    assert "cannot be pickled" in message_of(value)
+
+
+def test_a_variable_without_a_value_yet_does_not_hide_the_error() -> None:
+    lock = threading.Lock()
+
+    def make() -> Any:
+        def function() -> Any:
+            return later, lock
+
+        with pytest.raises(TypeError, match="function .* cannot be pickled"):
+            dumps_code(function)
+        later = 1
+        return later
+
+    make()
+
+
+def test_a_large_function_is_told_with_its_largest_variables() -> None:
+    big, small = b"x" * 3_000_000, b"y" * 100
+
+    def function() -> Any:
+        return big, small
+
+    with pytest.warns(UserWarning, match=r"function is 3\.0 MiB .*variable 'big'.*\(2\.9 MiB\)"):
+        warn_large(function, "function", 3_145_728)
+
+
+def test_variables_that_cannot_be_measured_do_not_turn_the_warning_into_an_error() -> None:
+    class Stubborn:
+        def __reduce__(self) -> Any:
+            raise NotImplementedError("not like this")
+
+    stubborn = Stubborn()
+
+    class Large:
+        def method(self) -> Any:
+            return stubborn, unset
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_large(Large, "Large", 20_000_000)
+    unset = 1
+    assert len(caught) == 1
+    assert unset

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from miniray.core import serialization
+from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE
+from miniray.core.serialization import (
+    ALIGNMENT,
+    deserialize,
+    dumps_code,
+    serialize,
+    serialize_arguments,
+)
+from miniray.object_ref import ObjectRef, hooks
+
+
+def round_trip(value: Any) -> Any:
+    serialized = serialize(value)
+    data = serialized.payload()
+    assert len(data) == serialized.size
+    assert b"".join(serialized.pieces()) == data
+    return deserialize(serialized.form, data)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, True, None, 1.5, "text", b"bytes", b"x" * 100_000, [1, {"a": (2, {3})}], lambda x: x + 1],
+    ids=str,
+)
+def test_values_come_back_equal(value: Any) -> None:
+    back = round_trip(value)
+    if callable(value):
+        assert back(1) == value(1)
+    else:
+        assert back == value
+        assert type(back) is type(value)
+
+
+def test_large_bytes_travel_without_a_pickle_around_them() -> None:
+    assert serialize(b"x" * 70_000).form == VALUE_BYTES
+    assert serialize(b"x" * 100).form == VALUE_PICKLE
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5000), max_size=6))
+def test_arrays_of_any_size_come_back_aligned_and_without_a_copy(sizes: list[int]) -> None:
+    arrays = [np.arange(size, dtype=np.int64) for size in sizes]
+    serialized = serialize(arrays)
+    block = bytearray(serialized.payload())
+    start = np.frombuffer(block, dtype=np.uint8).__array_interface__["data"][0]
+    back = deserialize(serialized.form, memoryview(block))
+    for array, size in zip(back, sizes, strict=True):
+        assert (array == np.arange(size)).all()
+        if size * 8 >= 1024:
+            offset = array.__array_interface__["data"][0] - start
+            assert offset % ALIGNMENT == 0
+            assert 0 < offset < len(block)
+            assert not array.flags.writeable
+
+
+def test_arrays_stay_valid_when_the_message_is_gone() -> None:
+    serialized = serialize(np.arange(10_000))
+    array = deserialize(serialized.form, bytes(serialized.payload()))
+    del serialized
+    assert array[-1] == 9999
+
+
+def test_arrays_that_are_not_contiguous_or_in_fortran_order_come_back() -> None:
+    value = np.arange(40_000).reshape(200, 200)
+    for array in (value[::2, ::3], np.asfortranarray(value), value.T):
+        assert (round_trip(array) == array).all()
+    assert serialize(value).form == VALUE_PACKED
+
+
+def test_empty_and_small_buffers_stay_in_the_pickle() -> None:
+    assert serialize([np.empty(0), np.arange(3)]).form == VALUE_PICKLE
+
+
+def test_arguments_are_a_pair_of_args_and_kwargs() -> None:
+    for args, kwargs in (((), {}), ((1, "a"), {}), (([1],), {}), ((1,), {"k": 2})):
+        serialized = serialize_arguments(args, kwargs)
+        assert deserialize(serialized.form, serialized.payload()) == (args, kwargs)
+
+
+# --- refs -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[ObjectRef[Any]]:
+    """Refs that are pickled outside of the runtime; those inside are collected."""
+    outside: list[ObjectRef[Any]] = []
+
+    def note(ref: ObjectRef[Any]) -> None:
+        refs = serialization.collector.refs
+        (outside if refs is None else refs).append(ref)
+
+    monkeypatch.setattr(hooks, "serialized", note)
+    return outside
+
+
+def ref(number: int) -> ObjectRef[Any]:
+    return ObjectRef(number.to_bytes(16, "big"), b"")
+
+
+def test_refs_inside_a_value_are_found(collected: list[ObjectRef[Any]]) -> None:
+    assert list(serialize({"a": [ref(1)], "b": ref(2)}).refs) == [ref(1), ref(2)]
+    assert collected == []
+
+
+def test_refs_of_a_value_pickled_while_another_is_do_not_mix(
+    collected: list[ObjectRef[Any]],
+) -> None:
+    inner: list[Any] = []
+
+    class Nested:
+        def __reduce__(self) -> Any:
+            inner.extend(serialize([ref(1)]).refs)
+            return (list, ((),))
+
+    assert list(serialize([ref(0), Nested(), ref(2)]).refs) == [ref(0), ref(2)]
+    assert inner == [ref(1)]
+    assert collected == []
+
+
+def test_threads_collect_their_own_refs(collected: list[ObjectRef[Any]]) -> None:
+    def work(number: int, found: list[bool]) -> None:
+        for _ in range(50):
+            found.append(list(serialize([ref(number), ref(9)]).refs) == [ref(number), ref(9)])
+
+    results: list[bool] = []
+    threads = [threading.Thread(target=work, args=(n, results)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 200
+    assert all(results)
+
+
+def test_refs_captured_by_a_function_are_found(collected: list[ObjectRef[Any]]) -> None:
+    captured = ref(5)
+
+    def function() -> Any:
+        return captured
+
+    blob, refs = dumps_code(function)
+    assert refs == [captured]
+    assert blob
+    assert collected == []
+
+
+def test_a_failure_leaves_the_collector_as_it_was(collected: list[ObjectRef[Any]]) -> None:
+    with pytest.raises(TypeError):
+        serialize([ref(1), threading.Lock()])
+    with pytest.raises(TypeError):
+        dumps_code(lambda lock=threading.Lock(): lock)
+    assert serialization.collector.refs is None

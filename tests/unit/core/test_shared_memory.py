@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import gc
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from core_doubles import NODE, FakeLink, open_descriptors
+
+from miniray.core import shared_memory
+from miniray.core.protocol import VALUE_SHARED
+from miniray.core.serialization import deserialize, serialize
+from miniray.core.shared_memory import SharedMemory
+from miniray.object_ref import hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OWNER = b"owner000"
+
+
+@pytest.fixture
+def link() -> Iterator[FakeLink]:
+    link = FakeLink()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def memory(link: FakeLink) -> SharedMemory:
+    return SharedMemory(link, NODE)  # type: ignore[arg-type]
+
+
+def load(memory: SharedMemory, value: Any) -> Any:
+    mapping = memory.map(value[1])
+    return deserialize(mapping.form, mapping.view)
+
+
+@pytest.mark.parametrize("value", [b"x" * 300_000, "y" * 300_000, list(range(50_000))], ids=type)
+def test_values_come_back_from_shared_memory(memory: SharedMemory, value: Any) -> None:
+    before = open_descriptors()
+    stored = memory.write(serialize(value), OWNER, NODE)
+    assert stored[0] == VALUE_SHARED
+    assert stored[1][0] == NODE
+    assert load(memory, stored) == value
+    assert open_descriptors() == before + 1  # the segment itself, which is the daemon's
+
+
+def test_a_value_of_many_pieces_is_written_whole(memory: SharedMemory) -> None:
+    arrays = [np.full(1000 + n, n) for n in range(1500)]  # more than one pwritev takes
+    stored = memory.write(serialize(arrays), OWNER, NODE)
+    back = load(memory, stored)
+    assert all((a == b).all() for a, b in zip(back, arrays, strict=True))
+
+
+def test_short_writes_are_continued(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwritev
+
+    def short(fd: int, buffers: list[Any], offset: int) -> int:
+        return real(fd, [memoryview(buffers[0])[:7777]], offset)
+
+    monkeypatch.setattr(os, "pwritev", short)
+    arrays = [np.arange(20_000), np.arange(3_000)]
+    back = load(memory, memory.write(serialize(arrays), OWNER, NODE))
+    assert (back[0] == arrays[0]).all()
+    assert (back[1] == arrays[1]).all()
+
+
+def test_a_value_is_sealed_when_it_is_complete(memory: SharedMemory, link: FakeLink) -> None:
+    stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
+    assert link.noticed("seal_segment") == [(stored[1][1],)]
+
+
+def test_a_write_that_is_interrupted_gives_its_room_back(
+    memory: SharedMemory, link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = open_descriptors()
+
+    def interrupted(*_args: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shared_memory, "_write_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        memory.write(serialize(b"x" * 300_000), OWNER, NODE)
+    assert link.noticed("seal_segment") == [(1,)]
+    assert link.noticed("free_segment") == [(NODE, 1)]
+    assert open_descriptors() == before + 1
+
+
+def test_readers_see_their_own_copy_of_what_they_write(memory: SharedMemory) -> None:
+    stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
+    one, two = memory.map(stored[1]), memory.map(stored[1])
+    one.view[0:1] = b"Z"
+    assert one.view[:1] == b"Z"
+    assert two.view[:1] == b"x"
+
+
+def test_the_last_view_of_a_value_unmaps_it_and_the_next_report_says_so(
+    memory: SharedMemory, link: FakeLink
+) -> None:
+    stored = memory.write(serialize(np.arange(50_000)), OWNER, NODE)
+    array = load(memory, stored)
+    part = array[10:20]
+    del array
+    gc.collect()
+    memory.report_unmapped()
+    assert link.noticed("unmapped") == []
+    assert part[0] == 10
+    del part
+    memory.report_unmapped()
+    memory.report_unmapped()
+    assert link.noticed("unmapped") == [([stored[1][1]],)]
+
+
+def test_the_end_of_a_view_wakes_the_runtime_as_a_dropped_ref_does(
+    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that then does nothing more must not keep the memory from others."""
+    woken: list[int] = []
+    mapping = memory.map(memory.write(serialize(b"x" * 300_000), OWNER, NODE)[1])
+    hooks.dropped.clear()
+    monkeypatch.setattr(hooks, "woken", False)
+    monkeypatch.setattr(hooks, "wake", lambda: woken.append(1))
+    del mapping
+    assert woken == [1]
+    assert hooks.dropped
+
+
+def test_what_is_unmapped_is_reported_before_more_room_is_asked_for(
+    memory: SharedMemory, link: FakeLink
+) -> None:
+    stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
+    mapping = memory.map(stored[1])
+    del mapping
+    memory.write(serialize(b"x" * 300_000), OWNER, NODE)
+    assert link.noticed("unmapped") == [([stored[1][1]],)]
+
+
+def test_a_failed_mapping_is_an_error_and_counts_as_unmapped(
+    memory: SharedMemory, link: FakeLink
+) -> None:
+    stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
+    before = open_descriptors()
+    node, segment, _size = stored[1]
+    with pytest.raises(OSError, match="could not map"):
+        memory.map((node, segment, 1 << 62))
+    memory.report_unmapped()
+    assert link.noticed("unmapped") == [([segment],)]
+    assert open_descriptors() == before
+
+
+def test_mapped_values_survive_the_segment_of_the_daemon(
+    memory: SharedMemory, link: FakeLink
+) -> None:
+    array = load(memory, memory.write(serialize(np.arange(50_000)), OWNER, NODE))
+    link.close()
+    link.segments.clear()
+    assert array.sum() == sum(range(50_000))
+
+
+def test_freeing_names_the_segment_and_its_node(memory: SharedMemory, link: FakeLink) -> None:
+    memory.free((VALUE_SHARED, (b"node0007", 42, 10), ()))
+    assert link.noticed("free_segment") == [(b"node0007", 42)]

@@ -1,0 +1,387 @@
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import pytest
+from core_doubles import NODE, Caller, FakePeer, packed
+
+from miniray.config import config
+from miniray.core import protocol as p
+from miniray.core.borrowing import error_value
+from miniray.core.calls import Call
+from miniray.core.task_client import LeaseGroup, TaskClient
+from miniray.exceptions import TaskCancelledError, WorkerCrashedError
+
+
+class Fixture:
+    """A task client, and a head that grants when it is told to."""
+
+    def __init__(self) -> None:
+        self.me = Caller()
+        self.link = self.me.link
+        self.client = TaskClient(
+            self.me.calls,
+            self.me.peers,  # type: ignore[arg-type]
+            self.link,  # type: ignore[arg-type]
+            self.me.loop,  # type: ignore[arg-type]
+        )
+        self.leases = 0
+
+    def group(self, key: str = "cpu", max_calls: int = 0, **resources: float) -> LeaseGroup:
+        spec = {
+            "resources": resources or {"CPU": 1},
+            "max_calls": max_calls,
+            "placement": None,
+        }
+        return self.client.group(key, lambda: spec)
+
+    def call(self, *args: Any, group: LeaseGroup | None = None, **how: Any) -> Call:
+        call = self.me.call(self.client, *args, options=group or self.group(), **how)
+        self.client.submit(call)
+        return call
+
+    def grant(self, group: LeaseGroup | None = None) -> FakePeer:
+        self.leases += 1
+        process = b"worker%02d" % self.leases
+        self.client.on_granted((group or self.group()).id, self.leases, NODE, process)
+        return self.me.peers.get(NODE, process)
+
+    def reply(self, peer: FakePeer, call: Call, seconds: float = 0.05) -> None:
+        """As the runtime hands a reply on."""
+        self.client.observe(call, seconds)
+        self.me.reply(peer, call, "done")
+
+    def fail(self, peer: FakePeer, call: Call, error: BaseException) -> None:
+        message = (p.PEER_REPLY, call.number, p.STATUS_ERROR, (error_value(error),), None)
+        self.me.calls.on_reply(peer, message)  # type: ignore[arg-type]
+
+    def lose(self, peer: FakePeer) -> None:
+        peer.lost = True
+        self.client.on_peer_lost(peer)  # type: ignore[arg-type]
+
+    def recall(self, peer: FakePeer, *calls: Call) -> None:
+        self.client.on_recalled(peer, [call.number for call in calls])  # type: ignore[arg-type]
+
+    def fast(self) -> None:
+        """Let tasks be so short that many go down one lease."""
+        self.group().duration = 0.0001
+
+    @property
+    def wanted(self) -> list[int]:
+        return [wanted for _, _, wanted in self.link.head_heard("want_leases")]
+
+    @property
+    def returned(self) -> list[int]:
+        return [notice[0] for notice in self.link.head_heard("return_lease")]
+
+    def error_of(self, call: Call) -> BaseException | None:
+        value = self.me.result_of(call)
+        if value is None or value[0] != p.VALUE_ERROR:
+            return None
+        error: BaseException = pickle.loads(value[1])
+        return error
+
+
+@pytest.fixture
+def world() -> Fixture:
+    return Fixture()
+
+
+# --- sending -----------------------------------------------------------------------
+
+
+def test_leases_are_asked_for_as_tasks_come(world: Fixture) -> None:
+    for _ in range(3):
+        world.call()
+    assert world.wanted == [1, 2, 3]
+
+
+def test_long_tasks_go_one_to_a_lease_and_short_ones_many(world: Fixture) -> None:
+    calls = [world.call() for _ in range(4)]
+    first, second = world.grant(), world.grant()
+    assert first.calls == [calls[0].number]
+    assert second.calls == [calls[1].number]
+    world.reply(first, calls[0], seconds=0.0001)
+    assert first.calls == [call.number for call in (calls[0], calls[2], calls[3])]
+
+
+def test_a_task_is_sent_once_its_values_are_there(world: Fixture) -> None:
+    ref = world.me.table.create(world.me.ids.new())
+    call = world.call(ref)
+    assert world.wanted == []
+    world.me.table.set_value(ref.binary(), packed(1))
+    assert world.wanted == [1]
+    peer = world.grant()
+    assert peer.calls == [call.number]
+    assert peer.sent[-1][5][0][3] == packed(1)
+
+
+def test_the_error_of_an_argument_is_the_tasks(world: Fixture) -> None:
+    ref = world.me.table.create_with_value(
+        world.me.ids.new(), error_value(ZeroDivisionError()), None
+    )
+    call = world.call(ref)
+    peer = world.grant()
+    world.me.loop.run()
+    assert isinstance(world.error_of(call), ZeroDivisionError)
+    assert peer.calls == []
+
+
+# --- the end of leases ----------------------------------------------------------------
+
+
+def test_an_idle_lease_goes_back_after_a_while(world: Fixture) -> None:
+    call = world.call()
+    peer = world.grant()
+    world.reply(peer, call)
+    assert world.returned == []
+    for lease in world.group().leases.values():
+        lease.idle_since -= config().lease_idle
+    world.me.loop.fire()
+    assert world.returned == [1]
+    assert not world.group().leases
+    assert world.group().asked == 0
+
+
+def test_a_busy_lease_survives_the_sweep(world: Fixture) -> None:
+    first = world.call()
+    peer = world.grant()
+    world.reply(peer, first)
+    second = world.call()
+    world.me.loop.fire()
+    assert world.returned == []
+    world.reply(peer, second)
+    assert world.me.loop.timers  # looked at again
+
+
+def test_leases_with_devices_go_back_at_once(world: Fixture) -> None:
+    group = world.group("gpu", GPU=1)
+    call = world.call(group=group)
+    peer = world.grant(group)
+    world.reply(peer, call)
+    assert world.returned == [1]
+
+
+def test_a_lease_that_nobody_needs_any_more_is_not_asked_for(world: Fixture) -> None:
+    calls = [world.call(), world.call()]
+    peer = world.grant()
+    world.reply(peer, calls[0], seconds=0.05)
+    world.reply(peer, calls[1], seconds=0.05)
+    assert world.wanted[-1] == 1
+
+
+def test_a_revoked_lease_goes_back_after_the_task_that_runs(world: Fixture) -> None:
+    world.fast()
+    first, second = world.call(), world.call()
+    peer = world.grant()
+    world.client.on_revoked(1, world.group().id)
+    assert peer.of_kind(p.PEER_LEASE_END) == [(p.PEER_LEASE_END, 1)]
+    world.recall(peer, second)
+    assert world.returned == []
+    world.reply(peer, first)
+    assert world.returned == [1]
+    assert world.wanted[-1] == 1  # for the one that came back
+
+
+def test_a_revoked_lease_whose_last_tasks_are_handed_back_goes_back(world: Fixture) -> None:
+    """The worker may have been between two tasks when the word reached it."""
+    world.fast()
+    first, second = world.call(), world.call()
+    peer = world.grant()
+    world.client.on_revoked(1, world.group().id)
+    world.reply(peer, first, seconds=0.0001)
+    assert world.returned == []
+    world.recall(peer, second)
+    assert world.returned == [1]
+    assert world.grant().calls == [second.number]
+
+
+def test_an_idle_lease_that_is_revoked_goes_back_at_once(world: Fixture) -> None:
+    call = world.call()
+    world.reply(world.grant(), call)
+    world.client.on_revoked(1, world.group().id)
+    world.client.on_revoked(1, world.group().id)
+    assert world.returned == [1]
+
+
+def test_a_grant_for_an_unknown_group_goes_back(world: Fixture) -> None:
+    world.client.on_granted(999, 7, NODE, b"worker99")
+    assert world.returned == [7]
+
+
+def test_a_worker_of_few_calls_gets_no_more_than_those(world: Fixture) -> None:
+    group = world.group("few", max_calls=2)
+    group.duration = 0.0001
+    calls = [world.call(group=group) for _ in range(3)]
+    peer = world.grant(group)
+    assert peer.calls == [call.number for call in calls[:2]]
+    world.reply(peer, calls[0], 0.0001)
+    world.reply(peer, calls[1], 0.0001)
+    assert world.returned == [1]
+    assert world.grant(group).calls == [calls[2].number]
+
+
+def test_tasks_that_come_back_leave_their_part_of_few_calls(world: Fixture) -> None:
+    group = world.group("few", max_calls=2)
+    group.duration = 0.0001
+    calls = [world.call(group=group) for _ in range(2)]
+    peer = world.grant(group)
+    world.recall(peer, calls[1])
+    world.reply(peer, calls[0])
+    assert world.returned == []
+    assert peer.calls == [calls[0].number, calls[1].number, calls[1].number]
+    world.reply(peer, calls[1])
+    assert world.returned == [1]
+
+
+# --- recalled tasks -------------------------------------------------------------------
+
+
+def test_recalled_tasks_go_to_others_in_their_order(world: Fixture) -> None:
+    world.fast()
+    calls = [world.call() for _ in range(4)]
+    first = world.grant()
+    assert first.calls == [call.number for call in calls]
+    world.recall(first, *calls[1:])
+    second = world.grant()
+    assert second.calls == [calls[1].number]  # a long one: no window for more
+    assert world.wanted[-1] == 4
+
+
+def test_a_task_that_was_cancelled_when_it_came_back_does_not_run(world: Fixture) -> None:
+    world.fast()
+    first, second = world.call(), world.call()
+    peer = world.grant()
+    second.cancelled = True
+    assert not world.client.cancel(second, False, True)
+    world.recall(peer, second)
+    assert isinstance(world.error_of(second), TaskCancelledError)
+    world.reply(peer, first)
+    assert peer.calls == [first.number, second.number]
+
+
+def test_a_recall_of_what_has_ended_changes_nothing(world: Fixture) -> None:
+    call = world.call()
+    peer = world.grant()
+    world.reply(peer, call)
+    world.recall(peer, call)
+    assert peer.calls == [call.number]
+    assert not world.group().queue
+
+
+# --- failures ------------------------------------------------------------------------
+
+
+def test_only_the_task_that_had_begun_pays_for_a_crash(world: Fixture) -> None:
+    world.fast()
+    first, second, third = world.call(retries=1), world.call(), world.call()
+    peer = world.grant()
+    world.lose(peer)
+    assert world.returned == [1]
+    again = world.grant()
+    assert again.calls == [first.number, second.number, third.number]
+    world.lose(again)
+    assert isinstance(world.error_of(first), WorkerCrashedError)
+    assert world.me.result_of(second) is None
+    last = world.grant()
+    assert last.calls == [second.number, third.number]
+
+
+def test_a_cancelled_task_behind_a_crash_is_cancelled(world: Fixture) -> None:
+    world.fast()
+    first, second = world.call(retries=-1), world.call()
+    peer = world.grant()
+    second.cancelled = True
+    world.lose(peer)
+    assert isinstance(world.error_of(second), TaskCancelledError)
+    assert world.grant().calls == [first.number]
+
+
+def test_a_task_that_raised_leaves_its_lease_before_it_runs_again(world: Fixture) -> None:
+    call = world.call(retries=1, retry_exceptions=True)
+    peer = world.grant()
+    world.fail(peer, call, ValueError())
+    assert peer.calls == [call.number, call.number]
+    world.reply(peer, call)
+    (lease,) = world.group().leases.values()
+    assert not lease.calls
+
+
+def test_a_retry_elsewhere_does_not_keep_the_first_lease_busy(world: Fixture) -> None:
+    first, second = world.call(retries=1, retry_exceptions=True), world.call()
+    one = world.grant()
+    world.client.on_revoked(1, world.group().id)
+    world.fail(one, first, ValueError())
+    assert world.returned == [1]
+    other = world.grant()
+    assert other.calls == [second.number]
+    world.reply(other, second)
+    assert other.calls == [second.number, first.number]
+
+
+def test_a_shape_that_can_never_be_had_fails_its_tasks(world: Fixture) -> None:
+    calls = [world.call(), world.call()]
+    world.client.on_failed(world.group().id, pickle.dumps(ValueError("infeasible")))
+    assert all(isinstance(world.error_of(call), ValueError) for call in calls)
+    world.call()
+    assert world.wanted[-1] == 1
+
+
+def test_a_worker_that_was_lost_before_its_lease_came_is_replaced(world: Fixture) -> None:
+    call = world.call()
+    made = world.me.peers.get
+
+    def lost(node_id: bytes, process_id: bytes) -> FakePeer:
+        peer = made(node_id, process_id)
+        peer.lost = True
+        return peer
+
+    world.me.peers.get = lost  # type: ignore[method-assign]
+    world.client.on_granted(world.group().id, 50, NODE, b"worker50")
+    world.me.peers.get = made  # type: ignore[method-assign]
+    assert isinstance(world.error_of(call), WorkerCrashedError)
+    assert world.returned == [50]
+
+
+# --- cancelling -----------------------------------------------------------------------
+
+
+def test_a_queued_task_is_withdrawn_and_its_lease_too(world: Fixture) -> None:
+    call = world.call()
+    assert world.client.cancel(call, False, True)
+    assert isinstance(world.error_of(call), TaskCancelledError)
+    assert world.wanted[-1] == 0
+
+
+def test_a_task_cancelled_while_it_waits_for_values_never_runs(world: Fixture) -> None:
+    ref = world.me.table.create(world.me.ids.new())
+    call = world.call(ref)
+    call.cancelled = True
+    assert world.client.cancel(call, False, True)
+    world.me.table.set_value(ref.binary(), packed(1))
+    assert world.wanted == []
+    assert not world.group().queue
+    assert isinstance(world.error_of(call), TaskCancelledError)
+
+
+def test_a_sent_task_is_cancelled_at_its_worker(world: Fixture) -> None:
+    call = world.call()
+    peer = world.grant()
+    assert not world.client.cancel(call, True, False)
+    assert peer.of_kind(p.PEER_CANCEL) == [(p.PEER_CANCEL, call.number, True, False)]
+
+
+def test_tasks_submitted_while_their_values_arrive_are_sent_once(world: Fixture) -> None:
+    for _ in range(200):
+        ref = world.me.table.create(world.me.ids.new())
+        thread = threading.Thread(
+            target=world.me.table.set_value, args=(ref.binary(), packed(1))
+        )
+        thread.start()
+        call = world.call(ref)
+        thread.join()
+        numbers = [queued.number for queued in world.group().queue]
+        assert numbers == [call.number]
+        world.group().queue.clear()

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import threading
+import time
+
+from core_doubles import Caller, packed
+
+from miniray.core.objects import Entry
+from miniray.core.waiting import Gate, wait_for
+
+
+def plain(wait: object, timeout: float | None) -> bool:
+    return wait(timeout)  # type: ignore[operator, no-any-return]
+
+
+def pending(me: Caller, count: int) -> list[Entry]:
+    refs = [me.table.create(me.ids.new()) for _ in range(count)]
+    me.results.update({ref.binary(): ref for ref in refs})
+    return [entry for ref in refs if (entry := me.table.entry(ref.binary())) is not None]
+
+
+def test_a_wait_ends_when_enough_has_come() -> None:
+    me = Caller()
+    entries = pending(me, 3)
+
+    def arrive() -> None:
+        for entry in entries[:2]:
+            me.table.set_value(entry.id, packed(1))
+
+    thread = threading.Thread(target=arrive)
+    thread.start()
+    assert wait_for(me.table, entries, 2, 10.0, plain)
+    thread.join()
+
+
+def test_a_wait_that_times_out_leaves_no_waiter() -> None:
+    me = Caller()
+    entries = pending(me, 2)
+    me.table.set_value(entries[0].id, packed(1))
+    assert not wait_for(me.table, entries, 2, 0.01, plain)
+    assert not entries[1].waiters
+
+
+def test_a_timeout_of_zero_looks_once() -> None:
+    me = Caller()
+    (entry,) = pending(me, 1)
+    began = time.monotonic()
+    assert not wait_for(me.table, [entry], 1, 0, plain)
+    assert not wait_for(me.table, [entry], 1, -1, plain)
+    assert time.monotonic() - began < 1
+    me.table.set_value(entry.id, packed(1))
+    assert wait_for(me.table, [entry], 1, 0, plain)
+
+
+def test_the_same_object_may_be_waited_for_twice_at_once() -> None:
+    me = Caller()
+    (entry,) = pending(me, 1)
+    threading.Timer(0.01, me.table.set_value, (entry.id, packed(1))).start()
+    assert wait_for(me.table, [entry, entry], 2, 10.0, plain)
+
+
+def test_a_wait_that_is_interrupted_leaves_no_waiter() -> None:
+    me = Caller()
+    (entry,) = pending(me, 1)
+
+    def interrupted(_wait: object, _timeout: float | None) -> bool:
+        raise KeyboardInterrupt
+
+    try:
+        wait_for(me.table, [entry], 1, None, interrupted)
+    except KeyboardInterrupt:
+        pass
+    assert not entry.waiters
+
+
+def test_a_gate_takes_more_arrivals_than_it_needs() -> None:
+    gate = Gate(1)
+    for _ in range(3):
+        gate.arrived()
+    assert gate.wait(None)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+from miniray.object_ref import ObjectRef, hooks, rebuild_ref
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ID, OTHER = b"owner000" + b"\0" * 7 + b"\1", b"owner000" + b"\0" * 7 + b"\2"
+NODE = b"node0000"
+
+
+@pytest.fixture(autouse=True)
+def quiet_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    gc.collect()
+    hooks.dropped.clear()
+    for name in ("wake", "serialized", "deserialized"):
+        monkeypatch.setattr(hooks, name, None)
+    monkeypatch.setattr(hooks, "woken", False)
+    yield
+    hooks.dropped.clear()
+
+
+def test_refs_compare_hash_and_sort_by_their_id() -> None:
+    assert ObjectRef(ID, NODE) == ObjectRef(ID, b"")
+    assert ObjectRef(ID, NODE) != ObjectRef(OTHER, NODE)
+    assert ObjectRef(ID, NODE) != ID
+    assert len({ObjectRef(ID, NODE), ObjectRef(ID, NODE), ObjectRef(OTHER, NODE)}) == 2
+    assert sorted([ObjectRef(OTHER, NODE), ObjectRef(ID, NODE)])[0].binary() == ID
+    assert ObjectRef(ID, NODE).hex() == ID.hex()
+    assert repr(ObjectRef(ID, NODE)) == f"ObjectRef({ID.hex()})"
+
+
+def test_a_dropped_ref_is_queued_and_wakes_the_runtime_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    woken: list[int] = []
+    monkeypatch.setattr(hooks, "wake", lambda: woken.append(1))
+    for _ in range(3):
+        ObjectRef(ID, NODE)
+    assert list(hooks.dropped) == [ID] * 3
+    assert woken == [1]
+
+
+def test_a_ref_that_nobody_counts_goes_silently() -> None:
+    ObjectRef(ID, b"")
+    assert not hooks.dropped
+
+
+def test_a_ref_may_go_when_there_is_no_runtime() -> None:
+    ObjectRef(ID, NODE)
+    assert list(hooks.dropped) == [ID]
+
+
+def test_pickling_tells_the_runtime_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    ref = ObjectRef[int](ID, NODE)
+    monkeypatch.setattr(hooks, "serialized", seen.append)
+    blob = pickle.dumps(ref)
+    assert seen == [ref]
+    monkeypatch.setattr(hooks, "deserialized", lambda id, node: ObjectRef(id, node))
+    back = pickle.loads(blob)
+    assert back == ref
+    assert back._owner_node == NODE
+
+
+def test_a_ref_unpickled_without_a_runtime_is_not_counted() -> None:
+    assert rebuild_ref(ID, NODE)._owner_node == b""
+
+
+def test_copies_of_a_ref_are_the_ref_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickled copy would keep the object for the life of the process."""
+    seen: list[object] = []
+    monkeypatch.setattr(hooks, "serialized", seen.append)
+    ref = ObjectRef[int](ID, NODE)
+    assert copy.copy(ref) is ref
+    assert copy.deepcopy({"a": [ref]})["a"][0] is ref
+    assert seen == []
