@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import forks
 from miniray.core.attach import Attachment
-from miniray.core.descriptors import raise_limit
+from miniray.core.descriptors import ENOUGH, raise_limit
 from miniray.core.ids import new_id
 from miniray.core.names import short_name
 from miniray.core.node_link import NodeLostError
@@ -52,7 +52,7 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         AuthenticationError: it is another user's, or another cluster's.
         BootError: an embedded cluster could not be started.
     """
-    raise_limit()
+    raise_limit(ENOUGH)
     place = _find(options) or _start_embedded(options)
     job_id = new_id()
     namespace = options.namespace or f"anonymous-{new_id().hex()}"

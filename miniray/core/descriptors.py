@@ -5,20 +5,30 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 
 #: The process, or the whole machine, has no room for another open file.
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+#: What a driver raises its limit to, as Ray does; some programs close all numbers one by one.
+ENOUGH = 65536
 
 
-def raise_limit() -> None:
-    """Allow as many open files as the hard limit does, as Ray does: most soft ones are low."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def raise_limit(enough: int | None = None) -> None:
+    """Allow as many open files as the hard limit does; most soft ones are low.
+
+    Args:
+        enough: Leave it at this number if the hard limit is higher.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if enough is None or 0 <= hard < enough else enough
+    if 0 <= soft < wanted or wanted < 0:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def limit() -> int:
     """How many files this process may have open."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft != resource.RLIM_INFINITY else sys.maxsize
 
 
 def require_room(wanted: int, purpose: str) -> None:

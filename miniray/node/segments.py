@@ -8,6 +8,7 @@ which is warm, serves the next writer.
 from __future__ import annotations
 
 import bisect
+import errno
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 _PAGE = 4096
 #: A pooled segment may be this many times larger than what it is used for.
 _POOL_SLACK = 2
+#: Descriptors that values leave free, so that they can still be handed to readers.
+_RESERVE = 16
 
 
 class Segment:

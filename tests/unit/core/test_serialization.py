@@ -31,7 +31,7 @@ def round_trip(value: Any) -> Any:
 @pytest.mark.parametrize(
     "value",
     [0, True, None, 1.5, "text", b"bytes", b"x" * 100_000, [1, {"a": (2, {3})}], lambda x: x + 1],
-    ids=str,
+    ids=["int", "bool", "none", "float", "text", "bytes", "large bytes", "nested", "function"],
 )
 def test_values_come_back_equal(value: Any) -> None:
     back = round_trip(value)
