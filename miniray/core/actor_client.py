@@ -203,8 +203,17 @@ class ActorClient:
     def on_peer_lost(self, peer: Peer) -> None:
         """The connection to the actor's process broke."""
         with self._lock:
-            if peer is self._peer:
-                self._lose(peer)
+            if peer is not self._peer:
+                return
+            self._lose(peer)
+            if not peer.unreachable:
+                return  # the head says what becomes of it
+            # To the head it lives, so nobody else will tell; what may have run is not repeated
+            # unless it may be.
+            self._peer = self._peers.get(peer.node_id, peer.process_id)
+            self._requeue("its node could not be reached while {} was in flight")
+            self._pump()
+        self._answer_failed()
 
     def _lose(self, peer: Peer | None) -> None:
         if peer is None:
@@ -213,8 +222,10 @@ class ActorClient:
         self._lost.extend(self._sent.values())
         self._sent.clear()
 
-    def _requeue(self) -> None:
-        """The actor restarts: calls that may be repeated go first, the others fail."""
+    def _requeue(
+        self, why: str = "its process ended while {} was in flight, and it restarts"
+    ) -> None:
+        """Calls whose fate is unknown: those that may be repeated go first, the others fail."""
         again = []
         for call in self._lost:
             call.peer = None
@@ -224,7 +235,7 @@ class ActorClient:
                 again.append(call)
             else:
                 error = ActorUnavailableError(
-                    f"its process ended while {call.name} was in flight, and it restarts",
+                    why.format(call.name),
                     actor_id=self.actor_id.hex(),
                     class_name=self._name,
                 )

@@ -104,6 +104,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             "lease_failed": self.tasks.on_failed,
             "lease_revoked": self.tasks.on_revoked,
             "process_died": self.peers.process_died,
+            "process_unreachable": self.peers.process_unreachable,
             "actor": self.actors.on_state,
             "head_back": self._on_head_back,
         }

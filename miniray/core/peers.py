@@ -37,7 +37,7 @@ def socket_path(folder: str, process_id: bytes) -> str:
 class Peer:
     """Another process, reachable or gone."""
 
-    __slots__ = ("_conn", "_relay", "lost", "node_id", "process_id", "taken", "watched")
+    __slots__ = ("_conn", "_relay", "lost", "node_id", "process_id", "taken", "unreachable", "watched")
 
     def __init__(
         self,
@@ -51,6 +51,8 @@ class Peer:
         self._conn = conn
         self._relay = relay
         self.lost = False
+        #: It is lost because its node cannot be reached; its process may live.
+        self.unreachable = False
         #: Bytes taken from it through the relay that it was not told of yet.
         self.taken = 0
         #: The daemon was asked to tell when this process ends.
@@ -240,17 +242,24 @@ class PeerTable:
                     peer = self._peers[process_id] = self._relayed_peer(node_id, process_id)
         size = 0
         for body in messages:
-            size += len(body)
             message = marshal.loads(body)
             if message[0] == p.PEER_CREDIT:
                 peer.credit(message[1])
                 continue
+            size += len(body)
             try:
                 self._on_message(peer, message)
             except Exception:
                 # As on a socket: one bad message must not lose those that came with it.
                 logger.exception("handling message kind %r failed", message[0])
         peer.take(size)
+
+    def process_unreachable(self, process_id: bytes) -> None:
+        """The daemon says that messages to or from a process of another node were lost."""
+        peer = self._peers.get(process_id)
+        if peer is not None and not peer.direct:
+            peer.unreachable = True
+            self._lose(peer)
 
     def process_died(self, process_id: bytes) -> None:
         """The daemon says that a watched process is gone."""

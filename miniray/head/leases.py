@@ -104,6 +104,8 @@ class TaskLeases:
         self.leases: dict[int, TaskLease] = {}
         #: Called when a lease is over.
         self.on_over: Callable[[], None] = _ignore
+        #: Called with a lease that was asked back and the one that comes in its place.
+        self.on_swap: Callable[[int, int], None] = _ignore
         clients.on_ended.append(self._client_ended)
 
     # --- what clients ask ------------------------------------------------------------
@@ -169,6 +171,15 @@ class TaskLeases:
         while len(group.waiting) > max(0, min(group.may_wait, group.total - len(group.leases))):
             number, _ = group.waiting.popitem()
             self._grants.withdraw(number)
+
+    def swap(self, client_id: bytes, kept: int, instead: int) -> None:
+        """A client that was asked for a lease gives an equal one back, which it does not use."""
+        lease, other = self.leases.get(kept), self.leases.get(instead)
+        if lease is None or other is None or lease.group is not other.group:
+            return
+        if lease.group.client_id == client_id and lease.revoked and not lease.returned:
+            lease.revoked, other.revoked = False, True
+            self.on_swap(kept, instead)
 
     def let_wait(self, group: LeaseGroup, expected: int) -> None:
         """So many leases are expected to come back for a group: as many requests may wait."""
@@ -355,5 +366,5 @@ class TaskLeases:
         return [group for groups in self._groups.values() for group in groups.values()]
 
 
-def _ignore() -> None:
+def _ignore(*_: object) -> None:
     """Nothing is to be done."""

@@ -45,6 +45,7 @@ class Requests:
             "list_named_actors": lambda _, *args: actors.named(*args),
             "want_leases": leases.want,
             "return_lease": leases.give_back,
+            "swap_lease": leases.swap,
             "hold_leases": leases.hold,
             "create_placement_group": lambda _, *args: groups.create(*args),
             "remove_placement_group": lambda _, *args: groups.remove(*args),

@@ -79,6 +79,7 @@ class Revocations:
         self._asked: dict[Waiter, list[set[int]]] = {}
         grants.on_contention = self.arm
         leases.on_over = self._over
+        leases.on_swap = self._swapped
 
     def arm(self) -> None:
         """Look for leases soon."""
@@ -90,6 +91,13 @@ class Revocations:
         """A lease is over: one that was asked back serves its waiter, or another is needed."""
         if self._asked or self._grants.waiting:
             self.arm()
+
+    def _swapped(self, kept: int, instead: int) -> None:
+        for asked in self._asked.values():
+            for numbers in asked:
+                if kept in numbers:
+                    numbers.remove(kept)
+                    numbers.add(instead)
 
     def _look(self) -> None:
         self._armed = False

@@ -625,15 +625,15 @@ class NodeDaemon:
     def _node_died(self, node_id: bytes) -> None:
         self._relay.died(node_id)
         self._objects.node_died(node_id)
-        self._tell_watchers(node_id)
+        self._tell_watchers("process_died", self._watches.node_ended(node_id))
 
     def _node_unreachable(self, node_id: bytes) -> None:
-        self._tell_watchers(node_id)
+        self._tell_watchers("process_unreachable", self._watches.out_of_reach(node_id))
 
-    def _tell_watchers(self, node_id: bytes) -> None:
-        for process_id, watchers in self._watches.node_ended(node_id).items():
+    def _tell_watchers(self, topic: str, watched: dict[bytes, set[bytes]]) -> None:
+        for process_id, watchers in watched.items():
             for watcher in watchers:
-                self._clients.push(watcher, "process_died", (process_id,))
+                self._clients.push(watcher, topic, (process_id,))
 
     def services(self) -> NodeServicer:
         """What other daemons call."""

@@ -49,8 +49,8 @@ class RelayHub:
             node_id: of this node.
             dial: makes a channel to an address.
             on_message: called with (node, message) for each message, in the order sent.
-            on_lost: called with a node that was out of reach for ``node_timeout`` seconds,
-                while the head still counts it in: what waited for it is given up.
+            on_lost: called with a node that the head still counts in, when messages to it or
+                from it were given up because it was out of reach for ``node_timeout`` seconds.
         """
         self._node_id = node_id
         self._dial = dial
@@ -125,38 +125,52 @@ class RelayHub:
         reached = now()
         given_up = False
         while True:
-            begun = now()
+            heard = asyncio.Event()
             try:
-                await self._stream(node_id, address, outbox)
+                await self._stream(node_id, address, outbox, heard)
             except _BROKEN as error:
                 logger.info("the stream to node %s broke: %s", node_id.hex(), error)
-            if now() - begun > _REOPEN_AFTER[1]:
+            if heard.is_set():
                 reached, given_up, pause = now(), False, _REOPEN_AFTER[0]
             elif now() - reached > config().node_timeout and not given_up:
                 logger.warning("node %s cannot be reached from here", node_id.hex())
                 given_up = True
-                outbox.clear()
+                outbox.give_up()
                 self._on_lost(node_id)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _REOPEN_AFTER[1])
 
-    async def _stream(self, node_id: bytes, address: str, outbox: Outbox) -> None:
-        """One stream to a node, until it breaks."""
+    async def _stream(
+        self, node_id: bytes, address: str, outbox: Outbox, heard: asyncio.Event
+    ) -> None:
+        """One stream to a node, until it breaks; sets ``heard`` when the node answers."""
         from miniray._proto import node_pb2_grpc
 
         async with self._dial(address) as channel:
             stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Relay()
             write = _one_at_a_time(call.write)
-            await write(node_pb2.RelayBatch(node_id=self._node_id))
             await _first_of(
-                outbox.drain_to(write),
-                self._read(node_id, call),
+                self._write(outbox, write),
+                self._read(node_id, call, heard),
                 self._acknowledge(node_id, write),
             )
 
-    async def _read(self, node_id: bytes, batches: AsyncIterator[node_pb2.RelayBatch]) -> None:
+    async def _write(
+        self, outbox: Outbox, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]
+    ) -> None:
+        await write(node_pb2.RelayBatch(node_id=self._node_id))
+        await outbox.drain_to(write)
+
+    async def _read(
+        self,
+        node_id: bytes,
+        batches: AsyncIterator[node_pb2.RelayBatch],
+        heard: asyncio.Event | None = None,
+    ) -> None:
         async for batch in batches:
+            if heard is not None:
+                heard.set()
             self._handle(node_id, batch)
 
     def _handle(self, node_id: bytes, batch: node_pb2.RelayBatch) -> None:
@@ -165,7 +179,12 @@ class RelayHub:
             if outbox is not None:
                 outbox.acknowledged(batch.received)
         if batch.messages:
-            for message in self._inbox(node_id).accept(batch):
+            inbox = self._inbox(node_id)
+            gaps = inbox.gaps
+            messages = inbox.accept(batch)
+            if inbox.gaps != gaps:
+                self._on_lost(node_id)
+            for message in messages:
                 self._on_message(node_id, message)
 
     def _inbox(self, node_id: bytes) -> Inbox:
@@ -201,6 +220,7 @@ class RelayHub:
             self._unannounced.add(node_id)
         self._incoming[node_id] = self._incoming.get(node_id, 0) + 1
         write = _one_at_a_time(context.write)
+        await write(node_pb2.RelayBatch(received=self._inbox(node_id).received))
         parts = [self._read(node_id, incoming), self._acknowledge(node_id, write)]
         if not self._addresses[node_id]:
             outbox = self._outboxes.get(node_id)
@@ -253,6 +273,8 @@ async def _first_of(*parts: Coroutine[Any, Any, None]) -> None:
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in tasks:
+            if task.cancelled():  # by gRPC, which does that to a call of which another part failed
+                raise asyncio.InvalidStateError("The stream was cancelled.")
             if task.done():
                 task.result()
     finally:

@@ -34,6 +34,8 @@ class Outbox:
         #: Number of the oldest message that is not acknowledged.
         self._oldest = 1
         self._filled = asyncio.Event()
+        #: Counts the streams that it was written to.
+        self._stream = 0
 
     def put(self, message: Relayed) -> None:
         """Queue a message."""
@@ -50,14 +52,13 @@ class Outbox:
         """The stream broke: what was not acknowledged is to be sent again."""
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
-        if self._waiting:
-            self._filled.set()
 
-    def clear(self) -> None:
-        """Give up everything; what comes now has higher numbers."""
+    def give_up(self) -> None:
+        """Drop everything; an empty message follows, whose number tells the receiver of it."""
         self._oldest += len(self._sent) + len(self._waiting)
         self._sent.clear()
         self._waiting.clear()
+        self.put(Relayed())
 
     def take(self) -> node_pb2.RelayBatch:
         """As much of what waits as goes into one message."""
@@ -72,12 +73,17 @@ class Outbox:
         return node_pb2.RelayBatch(messages=pack(batch), first=first, outbox=self.id)
 
     async def drain_to(self, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]) -> None:
-        """Write batches for ever; each takes all that waits."""
+        """Write batches until another stream takes over; each takes all that waits."""
+        self._stream += 1
+        own = self._stream
         self.rewind()
+        self._filled.set()  # whoever wrote before sees that it is over
         while True:
-            while not self._waiting:
+            while not self._waiting and self._stream == own:
                 self._filled.clear()
                 await self._filled.wait()
+            if self._stream != own:
+                return
             await write(self.take())
 
 
@@ -89,6 +95,8 @@ class Inbox:
         self.received = 0
         #: Something came that is not acknowledged.
         self.arrived = asyncio.Event()
+        #: How often messages are missing between two batches: their sender gave them up.
+        self.gaps = 0
         self._outbox = 0
 
     def accept(self, batch: node_pb2.RelayBatch) -> list[Relayed]:
@@ -97,6 +105,7 @@ class Inbox:
             self._outbox, self.received = batch.outbox, 0
         messages = unpack(batch.messages)
         known = max(0, self.received + 1 - batch.first)
+        self.gaps += batch.first > self.received + 1
         self.received = max(self.received, batch.first + len(messages) - 1)
         self.arrived.set()
         return list(itertools.islice(messages, known, None)) if known else messages

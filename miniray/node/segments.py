@@ -214,6 +214,9 @@ class SegmentStore:
         del self._segments[segment.number]
         self._drop(self._by_owner, segment.owner, segment.number)
         self.used -= segment.capacity
+        if segment.fd >= limit() // 2:  # so many are open that workers may need them
+            os.close(segment.fd)
+            return
         bisect.insort(self._pool, (segment.capacity, segment.fd))
         self._pooled += segment.capacity
         # Warm memory is kept for as much as is in use, so an idle node gives it back.

@@ -29,6 +29,10 @@ class Watches:
         watched = self._there.get(node_id)
         return watched.pop(process_id, set()) if watched is not None else set()
 
+    def out_of_reach(self, node_id: bytes) -> dict[bytes, set[bytes]]:
+        """Word from a node may be lost: its watched processes, and who has to be told."""
+        return self._there.pop(node_id, {})
+
     def node_ended(self, node_id: bytes) -> dict[bytes, set[bytes]]:
         """A node is gone: its watched processes, and who of this node has to be told."""
         for watchers in self._here.values():

@@ -324,8 +324,6 @@ def test_a_subprocess_inherits_no_descriptor_of_miniray(run: Any) -> None:
 
 
 def test_a_data_loader_with_workers_works(run: Any) -> None:
-    pytest.importorskip("torch")
-
     def load() -> list[float]:
         import torch
         from torch.utils.data import DataLoader, TensorDataset
@@ -355,6 +353,17 @@ def test_workers_have_random_states_of_their_own() -> None:
     drawn = miniray.get([actor.run.remote(draw) for actor in actors])
     for numbers in zip(*drawn, strict=True):
         assert len(set(numbers)) == 3, "two workers draw the same numbers"
+
+
+def test_workers_that_begin_with_torch_have_random_states_of_their_own() -> None:
+    def draw() -> float:
+        import torch
+
+        return float(torch.rand(1, dtype=torch.float64))
+
+    actors = [Forker.options(_preload=["torch"]).remote() for _ in range(2)]
+    first, second = miniray.get([actor.run.remote(draw) for actor in actors], timeout=50)
+    assert first != second
 
 
 def test_atexit_functions_run_when_a_worker_ends_by_rule(tmp_path: Path) -> None:

@@ -3,12 +3,12 @@ fairly between shapes and drivers."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,21 +19,20 @@ from miniray.cluster_utils import Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 CPUS = 8
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path) -> Iterator[Cluster]:
-    """A node of eight logical CPUs. This driver keeps what it leases until it is asked for it."""
+    """A node of eight logical CPUs."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIRAY_RESERVE_AFTER", "1")  # before several leases are asked for at once
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS})
-        patch.setenv("MINIRAY_LEASE_IDLE", "1000")
-        miniray.config.config.cache_clear()
-        cluster.connect()
-        yield cluster
-        cluster.shutdown()
-    miniray.config.config.cache_clear()
+    cluster.connect()
+    yield cluster
+    cluster.shutdown()
 
 
 @miniray.remote
@@ -107,50 +106,9 @@ def test_a_short_task_is_not_held_up_by_long_ones_of_another_shape(tmp_path: Pat
 # --- idle leases are taken back ------------------------------------------------------------------
 
 
-def leases() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = miniray.core.runtime.current_runtime().head_call(
-        "state", "leases"
-    )
-    return found
-
-
-def hold_all_cpus(tmp_path: Path) -> None:
-    """Give this driver an idle lease of each CPU."""
-    go = tmp_path / "warm"
-    refs = [until.remote(go) for _ in range(CPUS)]
-    wait_until(lambda: sum(bool(lease["worker_id"]) for lease in leases()) == CPUS)
-    go.touch()
-    miniray.get(refs)
-    assert len(leases()) == CPUS
-
-
-def test_idle_leases_are_kept_until_somebody_waits(tmp_path: Path) -> None:
-    hold_all_cpus(tmp_path)
-    time.sleep(0.5)
-    assert len(leases()) == CPUS
-
-
-@pytest.mark.parametrize("cpus", [0.5, CPUS])
-def test_a_task_of_another_shape_gets_the_cpus_of_idle_leases(cpus: float, tmp_path: Path) -> None:
-    hold_all_cpus(tmp_path)
-    miniray.get(short.options(num_cpus=cpus).remote(), timeout=10)
-
-
-def test_an_actor_gets_the_cpus_of_idle_leases(tmp_path: Path) -> None:
-    @miniray.remote(num_cpus=CPUS)
-    class Large:
-        def ready(self) -> bool:
-            return True
-
-    hold_all_cpus(tmp_path)
-    large = Large.remote()
-    assert miniray.get(large.ready.remote(), timeout=10)
-    miniray.kill(large)
-    assert miniray.get(short.remote(), timeout=10)
-
-
-def drive(code: str) -> subprocess.Popen[str]:
-    """Start another driver of the cluster."""
+@contextlib.contextmanager
+def drive(code: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Another driver of the cluster; it may talk with the test by its standard streams."""
     prelude = """
     import os, sys, time
     from pathlib import Path
@@ -161,46 +119,151 @@ def drive(code: str) -> subprocess.Popen[str]:
     def work(seconds=0.0):
         time.sleep(seconds)
         return os.getpid()
+
+    def say(text):
+        print(text, flush=True)
     """
-    program = textwrap.dedent(prelude) + textwrap.dedent(code)
-    return subprocess.Popen(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    driver = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(code)],
+        env={**os.environ, **variables},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
+    with driver:
+        try:
+            yield driver
+        finally:
+            driver.kill()
 
 
-def test_a_second_driver_gets_the_cpus_of_idle_leases(tmp_path: Path) -> None:
-    hold_all_cpus(tmp_path)
-    with drive("print(len(miniray.get([work.remote() for _ in range(100)], timeout=20)))") as other:
-        out, _ = other.communicate(timeout=40)
-    assert out == "100\n"
+def hear(driver: subprocess.Popen[str]) -> str:
+    """The next line that a driver says."""
+    assert driver.stdout is not None
+    return driver.stdout.readline().strip()
+
+
+def tell(driver: subprocess.Popen[str], text: str = "") -> None:
+    """Send a driver a line."""
+    assert driver.stdin is not None
+    driver.stdin.write(f"{text}\n")
+    driver.stdin.flush()
+
+
+HOARD = f"""
+while len(set(miniray.get([work.remote(0.1) for _ in range({CPUS})]))) < {CPUS}:
+    pass
+say("all are idle")
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def hoarder() -> Iterator[subprocess.Popen[str]]:
+    """A driver with an idle lease of each CPU, which it keeps until it is asked for it."""
+    wait_until(lambda: miniray.available_resources().get("CPU") == CPUS)
+    code = f"""{HOARD}
+say(len(miniray.get([work.remote() for _ in range(20)], timeout=20)))
+"""
+    with drive(code, MINIRAY_LEASE_IDLE="1000") as driver:
+        assert hear(driver) == "all are idle"
+        yield driver
+        tell(driver)
+        assert hear(driver) == "20"  # it gets leases again
+
+
+def test_idle_leases_are_kept_while_nobody_waits(hoarder: subprocess.Popen[str]) -> None:
+    time.sleep(1.0)  # twice as long as leases are kept by default
+    assert miniray.available_resources().get("CPU", 0) == 0
+
+
+@pytest.mark.parametrize("cpus", [0.5, 1, CPUS])
+def test_a_task_gets_the_cpus_of_idle_leases(hoarder: subprocess.Popen[str], cpus: float) -> None:
+    miniray.get(short.options(num_cpus=cpus).remote(), timeout=10)
+
+
+def test_an_actor_gets_the_cpus_of_idle_leases(hoarder: subprocess.Popen[str]) -> None:
+    @miniray.remote(num_cpus=3)
+    class Large:
+        def ready(self) -> bool:
+            return True
+
+    large = Large.remote()
+    assert miniray.get(large.ready.remote(), timeout=10)
+    miniray.kill(large)
+
+
+def test_other_shapes_of_the_same_driver_get_the_cpus_of_its_idle_leases() -> None:
+    wait_until(lambda: miniray.available_resources().get("CPU") == CPUS)
+    code = f"""{HOARD}
+for cpus in (0.5, {CPUS}, 2):
+    miniray.get(work.options(num_cpus=cpus).remote(), timeout=10)
+say("done")
+"""
+    with drive(code, MINIRAY_LEASE_IDLE="1000") as driver:
+        assert hear(driver) == "all are idle"
+        tell(driver)
+        assert hear(driver) == "done"
+
+
+def test_an_idle_lease_goes_back_before_one_that_is_in_use(tmp_path: Path) -> None:
+    """Seven of eight leases run a task without end; it is the eighth that others wait for."""
+    wait_until(lambda: miniray.available_resources().get("CPU") == CPUS)
+    code = f"""{HOARD}
+refs = [work.remote(1000) for _ in range({CPUS - 1})]
+time.sleep(0.5)
+say("in use")
+sys.stdin.readline()
+"""
+    with drive(code, MINIRAY_LEASE_IDLE="1000") as driver:
+        assert hear(driver) == "all are idle"
+        tell(driver)
+        assert hear(driver) == "in use"
+        for cpus in (1, 0.5):
+            miniray.get(short.options(num_cpus=cpus).remote(), timeout=10)
+
+
+# --- fairness between drivers -------------------------------------------------------------------
 
 
 def test_a_driver_that_comes_later_gets_its_share() -> None:
     """The first driver alone needs 5 s; behind all of it the second would take as long."""
-    seconds, many, few = 0.02, 2000, 100
-    with drive(f"""
-        print("attached", flush=True)
-        sys.stdin.readline()  # until the other one has begun
-        began = time.monotonic()
-        miniray.get([work.remote({seconds}) for _ in range({few})], timeout=40)
-        print(time.monotonic() - began)
-        """) as other:
-        assert other.stdin is not None
-        assert other.stdout is not None
-        assert other.stdout.readline() == "attached\n"
-        refs = [long.remote(seconds) for _ in range(many)]
+    code = """
+say("attached")
+sys.stdin.readline()
+began = time.monotonic()
+miniray.get([work.remote(0.02) for _ in range(100)], timeout=40)
+say(time.monotonic() - began)
+"""
+    with drive(code) as other:
+        assert hear(other) == "attached"
+        refs = [long.remote(0.02) for _ in range(2000)]
         miniray.wait(refs)
-        other.stdin.write("\n")
-        other.stdin.flush()
-        took = float(other.stdout.readline())
-        waiting = len(miniray.wait(refs, num_returns=many, timeout=0)[1])
+        tell(other)
+        took = float(hear(other))
+        waiting = miniray.wait(refs, num_returns=len(refs), timeout=0)[1]
+        assert waiting, "the first driver was done before the second"
     miniray.get(refs, timeout=50)
-    assert waiting > 0, "the first driver was done before the second"
     assert took < 2.5
+
+
+def test_two_drivers_with_as_much_to_do_end_together() -> None:
+    code = """
+say("attached")
+sys.stdin.readline()
+began = time.monotonic()
+refs = [work.remote(0.02) for _ in range(600)]
+miniray.get(refs, timeout=40)
+say(time.monotonic() - began)
+"""
+    wait_until(lambda: miniray.available_resources().get("CPU") == CPUS)
+    with drive(code) as one, drive(code) as two:
+        for driver in (one, two):
+            assert hear(driver) == "attached"
+        for driver in (one, two):
+            tell(driver)
+        times = sorted(float(hear(driver)) for driver in (one, two))
+    assert times[1] / times[0] < 1.6, times
 
 
 # --- many tasks, and tasks of tasks ---------------------------------------------------------------
@@ -215,12 +278,12 @@ def test_a_chain_of_ten_thousand_tasks_runs_in_order() -> None:
     ref = add.remote(0)
     for _ in range(10_000):
         ref = add.remote(ref, 1)
-    assert miniray.get(ref, timeout=50) == 10_000
+    assert miniray.get(ref, timeout=30) == 10_000
 
 
 def test_ten_thousand_results_flow_into_one() -> None:
     groups = [add.remote(*[add.remote(1) for _ in range(100)]) for _ in range(100)]
-    assert miniray.get(add.remote(*groups), timeout=50) == 10_000
+    assert miniray.get(add.remote(*groups), timeout=30) == 10_000
 
 
 def test_a_thousand_tasks_that_wait_for_tasks_do_not_block_each_other(nodes: Cluster) -> None:
@@ -235,7 +298,7 @@ def test_a_thousand_tasks_that_wait_for_tasks_do_not_block_each_other(nodes: Clu
         return sum(miniray.get([leaf.remote(number), leaf.remote(1)]))
 
     node = nodes.add_node(num_cpus=2, resources={"pair": 1})
-    results = miniray.get([parent.remote(number) for number in range(1000)], timeout=50)
+    results = miniray.get([parent.remote(number) for number in range(1000)], timeout=30)
     assert results == [number + 1 for number in range(1000)]
     nodes.remove_node(node)
 
@@ -245,4 +308,4 @@ def test_nesting_deeper_than_there_are_cpus_does_not_block() -> None:
     def descend(depth: int) -> int:
         return 0 if depth == 0 else 1 + miniray.get(descend.remote(depth - 1))
 
-    assert miniray.get(descend.remote(10), timeout=50) == 10
+    assert miniray.get(descend.remote(10), timeout=30) == 10

@@ -385,3 +385,26 @@ def test_tasks_submitted_while_their_values_arrive_are_sent_once(world: Fixture)
         numbers = [queued.number for queued in world.group().queue]
         assert numbers == [call.number]
         world.group().queue.clear()
+
+
+# --- a head that comes back -------------------------------------------------------------
+
+
+def test_a_head_that_comes_back_hears_what_is_held_and_wanted(world: Fixture) -> None:
+    for _ in range(3):
+        world.call()
+    world.grant()
+    world.client.on_head_back()
+    assert world.link.head_heard("hold_leases") == [([1],)]
+    assert world.wanted[-1] == 2  # beyond the one that it does not count
+
+
+def test_a_head_that_comes_back_is_not_asked_for_what_nobody_waits_for(world: Fixture) -> None:
+    call = world.call()
+    peer = world.grant()
+    asked = len(world.wanted)
+    world.client.on_head_back()
+    assert len(world.wanted) == asked
+    world.reply(peer, call)
+    world.call()
+    assert peer.calls

@@ -328,3 +328,61 @@ def test_what_ran_in_a_session_that_broke_is_ended_when_the_daemon_is_back() -> 
     back.lease_ended(running.report.lease)
     assert home.one("start_lease").owner == driver  # nobody had heard of the first one
     assert home.ask(driver, "available_resources") == {"CPU": 7.0}
+
+
+def test_leases_that_their_client_does_not_hold_go_back(restarts: Restarts) -> None:
+    """What was granted, or given back, in the last moments of a head, its client may not know."""
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
+        daemon.notice(kept["owner"], "want_leases", 1, task_spec(), 2)
+        starts = daemon.take("start_lease")
+        kept["running"] = [Running(start, kept["owner"], new_id()).report for start in starts]
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node(node_id=kept["node"], leases=kept["running"])
+        attach(daemon, kept["owner"])
+        known, unknown = kept["running"]
+        daemon.notice(kept["owner"], "hold_leases", [known.lease])
+        assert daemon.one("end_lease").lease == unknown.lease
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_an_actors_place_is_told_once_its_node_has_reported(restarts: Restarts) -> None:
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        kept["node"], owner = daemon.node_id, daemon.driver()
+        kept["id"], kept["running"] = make_actor(daemon, owner, detached=True)
+
+    def after(cluster: FakeCluster) -> None:
+        first = cluster.node()
+        driver = first.driver()
+        first.notice(driver, "subscribe_actor", kept["id"])
+        assert first.pushes(driver, "actor") == []
+        cluster.node(node_id=kept["node"], leases=[kept["running"].report])
+        ((_, state, node, process_id, *_),) = first.pushes(driver, "actor")
+        assert (state, node) == ("ALIVE", kept["node"])
+        assert process_id == kept["running"].report.process_id
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_what_a_daemon_repeats_makes_no_second_actor() -> None:
+    cluster = FakeCluster()
+    daemon = cluster.node()
+    owner = daemon.driver()
+    id = owner + new_id()
+    for _ in range(2):
+        assert daemon.ask(owner, "create_actor", id, actor_spec(name="one"), False) is None
+        daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+    assert daemon.one("start_actor").actor_id == id
+    daemon.ask(owner, "kill_actor", id, True)
+    assert daemon.ask(owner, "create_actor", id, actor_spec(name="one"), False) is None
+    assert daemon.take("start_actor") == []

@@ -1,0 +1,73 @@
+"""What is repeated to a head that comes back."""
+
+from __future__ import annotations
+
+import pytest
+
+from miniray._proto import common_pb2, head_pb2
+from miniray.node.head_requests import HeadRequests
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def requests(clock: Clock) -> HeadRequests:
+    return HeadRequests(clock)
+
+
+def request(number: int, process_id: bytes = b"one") -> head_pb2.FromNode:
+    return head_pb2.FromNode(
+        request=common_pb2.ClientRequest(process_id=process_id, request=number, method="m")
+    )
+
+
+def test_requests_without_an_answer_are_repeated(requests: HeadRequests, clock: Clock) -> None:
+    first, second, third = request(1), request(2), request(1, b"two")
+    for message in (first, second, third):
+        requests.sent(message)
+    requests.answered(b"one", 1)
+    clock.now += 3600
+    assert requests.to_repeat([]) == [second, third]
+
+
+def test_nobody_waits_for_the_answers_of_a_process_that_ended(requests: HeadRequests) -> None:
+    kept = request(1, b"two")
+    for message in (request(1), kept):
+        requests.sent(message)
+    requests.process_ended(b"one")
+    assert requests.to_repeat([]) == [kept]
+
+
+def test_notices_are_repeated_while_they_may_not_have_been_kept(
+    requests: HeadRequests, clock: Clock
+) -> None:
+    old, new, asked = request(0), request(0), request(7)
+    requests.sent(old)
+    requests.sent(asked)
+    clock.now += 3
+    requests.sent(new)
+    repeated = requests.to_repeat([])
+    assert [id(message) for message in repeated] == [id(new), id(asked)]
+
+
+def test_what_is_still_to_be_sent_is_not_repeated(requests: HeadRequests) -> None:
+    sent, waiting = request(1), request(2)
+    requests.sent(sent)
+    requests.sent(waiting)
+    assert requests.to_repeat([waiting]) == [sent]
+
+
+def test_answers_to_nobody_are_ignored(requests: HeadRequests) -> None:
+    requests.answered(b"one", 5)
+    assert requests.to_repeat([]) == []

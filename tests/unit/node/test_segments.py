@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.node.segments import Segment, SegmentStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = 4096
+CAPACITY = 64 * PAGE
+OWNER, READER, WRITER = b"owner000", b"reader00", b"writer00"
+
+
+@pytest.fixture
+def store() -> Iterator[SegmentStore]:
+    store = SegmentStore(CAPACITY)
+    yield store
+    store.close()
+
+
+def written(store: SegmentStore, size: int, owner: bytes = OWNER) -> Segment:
+    segment = store.create(size, 0, owner, WRITER)
+    store.seal(segment.number)
+    return segment
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_segment_takes_whole_pages_until_it_is_freed(store: SegmentStore) -> None:
+    segment = written(store, PAGE + 1)
+    assert store.used == 2 * PAGE
+    assert os.fstat(segment.fd).st_size == 2 * PAGE
+    store.free(segment.number)
+    assert store.used == 0
+    assert len(store) == 0
+    with pytest.raises(ObjectLostError):
+        store.get(segment.number)
+
+
+def test_a_freed_segment_stays_until_its_last_reader_has_unmapped_it(store: SegmentStore) -> None:
+    segment = written(store, PAGE)
+    store.map(segment.number, READER)
+    store.map(segment.number, READER)
+    store.map(segment.number, OWNER)
+    store.free(segment.number)
+    store.unmap([segment.number], OWNER)
+    store.unmap([segment.number], READER)
+    assert store.used == PAGE
+    store.unmap([segment.number], READER)
+    assert store.used == 0
+
+
+def test_an_unmap_without_a_map_changes_nothing(store: SegmentStore) -> None:
+    segment = written(store, PAGE)
+    store.unmap([segment.number, 999], READER)
+    store.map(segment.number, READER)
+    store.unmap([segment.number, segment.number], READER)
+    store.free(segment.number)
+    store.free(segment.number)
+    assert store.used == 0
+
+
+def test_the_memory_of_a_freed_segment_serves_the_next_writer(store: SegmentStore) -> None:
+    first = written(store, 4 * PAGE)
+    inode = os.fstat(first.fd).st_ino
+    store.free(first.number)
+    second = written(store, 3 * PAGE)
+    assert os.fstat(second.fd).st_ino == inode
+    assert second.number != first.number
+    assert store.used == 4 * PAGE
+
+
+def test_a_segment_far_larger_than_the_value_is_not_taken_for_it(store: SegmentStore) -> None:
+    first = written(store, 8 * PAGE)
+    inode = os.fstat(first.fd).st_ino
+    store.free(first.number)
+    assert os.fstat(written(store, PAGE).fd).st_ino != inode
+
+
+def test_a_full_store_says_so_with_its_numbers(store: SegmentStore) -> None:
+    written(store, CAPACITY - PAGE)
+    with pytest.raises(ObjectStoreFullError):
+        store.create(2 * PAGE, 0, OWNER, WRITER)
+    assert written(store, PAGE)
+
+
+def test_warm_memory_makes_room_when_it_is_needed(store: SegmentStore) -> None:
+    before = descriptors()
+    kept = written(store, CAPACITY // 2)
+    pooled = [written(store, PAGE * n) for n in (1, 2, 4)]
+    for segment in pooled:
+        store.free(segment.number)
+    rest = written(store, CAPACITY // 2)
+    assert store.used == CAPACITY
+    store.free(kept.number)
+    store.free(rest.number)
+    store.close()
+    assert descriptors() == before
+
+
+def test_a_writer_that_dies_leaves_nothing(store: SegmentStore) -> None:
+    store.create(PAGE, 0, OWNER, WRITER)
+    assert store.process_died(WRITER) == []
+    assert store.used == 0
+    assert store.owners() == []
+
+
+def test_what_a_dead_process_owned_is_freed_and_what_it_mapped_unmapped(
+    store: SegmentStore,
+) -> None:
+    owned, other = written(store, PAGE), written(store, PAGE, b"other000")
+    store.map(owned.number, READER)
+    store.map(other.number, OWNER)
+    store.free(other.number)
+    assert store.process_died(OWNER) == [owned.number]
+    assert store.used == PAGE  # the reader still has it
+    store.unmap([owned.number], READER)
+    assert store.used == 0
+    assert store.process_died(OWNER) == []
+
+
+def test_an_owner_that_dies_before_its_value_is_written_leaves_nothing(
+    store: SegmentStore,
+) -> None:
+    segment = store.create(PAGE, 0, OWNER, WRITER)
+    store.process_died(OWNER)
+    assert store.used == PAGE  # not under the writer's hands
+    store.seal(segment.number)
+    assert store.used == 0
+    assert not store.process_died(WRITER)
+
+
+def test_an_interrupted_write_is_sealed_and_freed_in_either_order(store: SegmentStore) -> None:
+    for order in ((store.seal, store.free), (store.free, store.seal)):
+        segment = store.create(PAGE, 0, OWNER, WRITER)
+        for step in order:
+            step(segment.number)
+        assert store.used == 0
+
+
+def test_an_idle_store_gives_its_memory_back() -> None:
+    before = descriptors()
+    store = SegmentStore(CAPACITY)
+    segments = [written(store, PAGE) for _ in range(64)]
+    for segment in segments:
+        store.free(segment.number)
+    assert store._pooled <= CAPACITY // 8
+    assert descriptors() <= before + 8
+    store.close()
+    assert descriptors() == before
+
+
+class Store(RuleBasedStateMachine):
+    """Any sequence of requests keeps the sums right and leaks nothing."""
+
+    processes = st.sampled_from([b"process%d" % number for number in range(3)])
+    picks = st.integers(0, 1000)
+
+    def __init__(self) -> None:
+        super().__init__()
+        gc.collect()
+        self.before = descriptors()
+        self.store = SegmentStore(CAPACITY)
+        self.made: list[int] = []
+
+    @rule(size=st.integers(1, 20 * PAGE), owner=processes, creator=processes)
+    def create(self, size: int, owner: bytes, creator: bytes) -> None:
+        try:
+            self.made.append(self.store.create(size, 0, owner, creator).number)
+        except ObjectStoreFullError:
+            assert self.store.used + size > CAPACITY - PAGE
+
+    @rule(pick=picks)
+    def seal(self, pick: int) -> None:
+        if self.made:
+            self.store.seal(self.made[pick % len(self.made)])
+
+    @rule(pick=picks)
+    def free(self, pick: int) -> None:
+        if self.made:
+            self.store.free(self.made[pick % len(self.made)])
+
+    @rule(pick=picks, process=processes)
+    def map(self, pick: int, process: bytes) -> None:
+        if self.made:
+            number = self.made[pick % len(self.made)]
+            try:
+                self.store.map(number, process)
+            except ObjectLostError:
+                assert number not in self.store._segments
+
+    @rule(pick=picks, process=processes)
+    def unmap(self, pick: int, process: bytes) -> None:
+        if self.made:
+            self.store.unmap([self.made[pick % len(self.made)]], process)
+
+    @rule(process=processes)
+    def die(self, process: bytes) -> None:
+        self.store.process_died(process)
+
+    @invariant()
+    def sums_are_right(self) -> None:
+        store = self.store
+        segments = store._segments.values()
+        assert store.used == sum(os.fstat(segment.fd).st_size for segment in segments)
+        assert store._pooled == sum(os.fstat(fd).st_size for _, fd in store._pool)
+        assert store.used + store._pooled <= CAPACITY
+        assert all(
+            segment.mappers or segment.creator is not None or not segment.freed
+            for segment in segments
+        )
+        assert descriptors() == self.before + len(segments) + len(store._pool)
+
+    def teardown(self) -> None:
+        for process in (b"process0", b"process1", b"process2"):
+            self.store.process_died(process)
+        assert len(self.store) == 0
+        assert not self.store._by_owner
+        assert not self.store._by_mapper
+        assert not self.store._by_creator
+        self.store.close()
+        assert descriptors() == self.before
+
+
+TestStore = Store.TestCase
+TestStore.settings = settings(
+    max_examples=25, stateful_step_count=40, deadline=None, derandomize=True
+)

@@ -1,0 +1,366 @@
+"""A template of its own in a subprocess, whose workers run what a test tells them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from miniray.node.template import WORKER_VARIABLE, control_pair
+from miniray.node.template_client import TemplateClient, TemplateGoneError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+#: Stands in for the worker's main module: a worker runs the code in its spec.
+TEMPLATE = """
+import os, socket, sys, types
+
+stub = types.ModuleType("miniray.worker.main")
+
+def run_worker(spec):
+    code = 1
+    try:
+        exec(spec["code"], {"spec": spec})
+        code = 0
+    except SystemExit as error:
+        code = error.code
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+stub.run_worker = run_worker
+sys.modules["miniray.worker.main"] = stub
+import random
+from miniray.node.template import run_template
+run_template(socket.socket(fileno=int(sys.argv[1])), [], sys.argv[2])
+"""
+SLEEP = "import time; print('sleeping', flush=True); time.sleep(600)"
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
+    except OSError:
+        return False
+    return state.rpartition(")")[2].split()[0] != "Z"
+
+
+class Node:
+    """The daemon's side: a client, and what it heard."""
+
+    def __init__(self, folder: Path) -> None:
+        ours, theirs = control_pair()
+        self.cleanup = folder / "sockets"
+        self.cleanup.mkdir()
+        os.set_inheritable(theirs.fileno(), True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", TEMPLATE, str(theirs.fileno()), str(self.cleanup)],
+            pass_fds=[theirs.fileno()],
+            stderr=(folder / "stderr").open("wb"),
+        )
+        theirs.close()
+        self.exits: dict[int, int] = {}
+        self.gone = 0
+        self.client = TemplateClient(ours, self.process.pid, self._exited, self._gone)
+        self.outputs: list[int] = []
+
+    def _exited(self, pid: int, status: int) -> None:
+        self.exits[pid] = os.waitstatus_to_exitcode(status)
+
+    def _gone(self) -> None:
+        self.gone += 1
+
+    async def fork(self, code: str, **spec: Any) -> tuple[int, int]:
+        """Start a worker; returns its pid and the read end of its stdout."""
+        read, write = os.pipe2(os.O_CLOEXEC)
+        self.outputs.append(read)
+        pid = await self.client.fork(worker_spec(code, **spec), write, os.open(os.devnull, os.O_WRONLY))
+        return pid, read
+
+    async def run(self, code: str, **spec: Any) -> tuple[int, str]:
+        """Run a worker to its end; returns its exit code and what it printed."""
+        pid, read = await self.fork(code, **spec)
+        await until(lambda: pid in self.exits)
+        return self.exits.pop(pid), os.read(read, 1 << 16).decode()
+
+    async def line(self, read: int) -> str:
+        """What a worker prints next."""
+        loop = asyncio.get_running_loop()
+        data = await asyncio.wait_for(loop.run_in_executor(None, os.read, read, 1 << 16), 10)
+        return data.decode().strip()
+
+
+def worker_spec(code: str, **more: Any) -> dict[str, Any]:
+    id = os.urandom(8)
+    environment = {WORKER_VARIABLE: id.hex(), **more.pop("environment", {})}
+    return {"process_id": id, "environment": environment, "python": None, "code": code, **more}
+
+
+async def until(condition: Callable[[], Any], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def node(folder: Path) -> AsyncIterator[Node]:
+    node = Node(folder)
+    try:
+        yield node
+    finally:
+        node.client.close()
+        loop = asyncio.get_running_loop()
+        await asyncio.wait_for(loop.run_in_executor(None, node.process.wait), 20)
+        for fd in node.outputs:
+            os.close(fd)
+
+
+def with_node(
+    test: Callable[[Node], Coroutine[Any, Any, None]],
+) -> Callable[[Path], None]:
+    """A test that gets a running template."""
+
+    def run(tmp_path: Path) -> None:
+        async def main() -> None:
+            async with node(tmp_path) as running:
+                await test(running)
+
+        asyncio.run(main())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@with_node
+async def test_workers_are_forked_and_their_ends_are_told(node: Node) -> None:
+    assert await node.run("print('hello')") == (0, "hello\n")
+    assert await node.run("import os; os._exit(7)") == (7, "")
+    assert (await node.run("import os, signal; os.kill(os.getpid(), 9)"))[0] == -9
+
+
+@with_node
+async def test_many_workers_at_once_are_told_apart(node: Node) -> None:
+    runs = await asyncio.gather(*(node.run(f"print({n})") for n in range(30)))
+    assert [output.strip() for _, output in runs] == [str(n) for n in range(30)]
+
+
+@with_node
+async def test_a_worker_gets_a_session_its_variables_and_a_closed_stdin(node: Node) -> None:
+    code = (
+        "import os, sys;"
+        "print(os.getsid(0) == os.getpid(), os.environ['MINE'], repr(sys.stdin.read()))"
+    )
+    assert await node.run(code, environment={"MINE": "yes"}) == (0, "True yes ''\n")
+
+
+@with_node
+async def test_a_worker_inherits_no_descriptor_of_the_template(node: Node) -> None:
+    code = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[:-1])"
+    _, output = await node.run(code)
+    assert output == "[0, 1, 2]\n"
+
+
+@with_node
+async def test_workers_begin_with_different_random_states(node: Node) -> None:
+    runs = [await node.run("import random; print(random.random())") for _ in range(2)]
+    assert runs[0] != runs[1]
+
+
+@with_node
+async def test_a_spec_of_any_size_reaches_its_worker(node: Node) -> None:
+    """Such as the arguments of an actor's constructor: far more than a message holds."""
+    code = "print(len(spec['blob']))"
+    assert await node.run(code, blob=b"x" * 5_000_000) == (0, "5000000\n")
+
+
+@with_node
+async def test_a_worker_may_be_a_new_interpreter(node: Node) -> None:
+    script = node.cleanup / "python"
+    script.write_text(
+        f"#!{sys.executable}\nimport marshal, os, sys\n"
+        "spec = marshal.loads(os.fdopen(int(sys.argv[3]), 'rb').read())\n"
+        "print(spec['code'], len(spec['blob']), os.environ['MINE'])\n"
+    )
+    script.chmod(0o700)
+    outcome = await node.run(
+        "fresh", python=str(script), blob=b"x" * 300_000, environment={"MINE": "yes"}
+    )
+    assert outcome == (0, "fresh 300000 yes\n")
+
+
+@with_node
+async def test_a_worker_that_cannot_start_harms_nobody_else(node: Node) -> None:
+    code, _ = await node.run("", python="/nonexistent/python")
+    assert code == 1
+    assert await node.run("print('fine')") == (0, "fine\n")
+    assert node.cleanup.exists()
+
+
+@with_node
+async def test_a_worker_can_be_killed(node: Node) -> None:
+    pid, read = await node.fork(SLEEP)
+    assert await node.line(read) == "sleeping"
+    node.client.kill(pid, signal.SIGTERM)
+    await until(lambda: pid in node.exits)
+    assert node.exits[pid] == -signal.SIGTERM
+    node.client.kill(pid)  # gone already: nobody is hit
+
+
+@with_node
+async def test_children_that_a_worker_leaves_are_gone_when_its_end_is_told(node: Node) -> None:
+    code = (
+        "import subprocess, sys;"
+        "s = [sys.executable, '-c', 'import time; time.sleep(600)'];"
+        "a = subprocess.Popen(s); b = subprocess.Popen(s, start_new_session=True);"
+        "print(a.pid, b.pid)"
+    )
+    code, output = await node.run(code)  # type: ignore[assignment]
+    assert not any(alive(int(pid)) for pid in output.split())
+
+
+@with_node
+async def test_orphans_of_a_living_worker_outlive_the_end_of_another(node: Node) -> None:
+    """One that was only forked carries no variables of its worker: its session tells."""
+    living = (
+        "import os, time, subprocess, sys\n"
+        "read, write = os.pipe()\n"
+        "if os.fork() == 0:\n"
+        "    child = os.fork()\n"
+        "    if child == 0:\n"
+        "        time.sleep(600)\n"
+        "    os.write(write, str(child).encode())\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(os.read(read, 100).decode(), p.pid, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    pid, read = await node.fork(living)
+    orphans = [int(part) for part in (await node.line(read)).split()]
+    await node.run("print('short')")
+    assert all(alive(orphan) for orphan in orphans)
+    node.client.kill(pid)
+    await until(lambda: pid in node.exits)
+    assert not any(alive(orphan) for orphan in orphans)
+
+
+@with_node
+async def test_nothing_is_left_when_the_daemon_is_gone(node: Node) -> None:
+    code = (
+        "import subprocess, sys, time, signal;"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "s = [sys.executable, '-c', 'import time; time.sleep(600)'];"
+        "print(subprocess.Popen(s, start_new_session=True).pid, flush=True); time.sleep(600)"
+    )
+    workers = [await node.fork(code) for _ in range(3)]
+    children = [int(await node.line(read)) for _, read in workers]
+    (node.cleanup / "p-socket").touch()
+    node.client._control.shutdown(2)  # as the kernel does for a daemon under SIGKILL
+    await until(lambda: node.process.poll() is not None)
+    assert not any(alive(pid) for pid in [*children, *(pid for pid, _ in workers)])
+    assert not node.cleanup.exists()
+    assert node.gone == 1
+
+
+@with_node
+async def test_a_killed_template_is_noticed_and_open_requests_fail(node: Node) -> None:
+    os.kill(node.process.pid, signal.SIGSTOP)
+    start = asyncio.ensure_future(node.fork("print('never')"))
+    await asyncio.sleep(0)
+    os.kill(node.process.pid, signal.SIGKILL)
+    with pytest.raises(TemplateGoneError):
+        await asyncio.wait_for(start, 10)
+    assert node.gone == 1
+    with pytest.raises(TemplateGoneError):
+        await node.fork("print('never')")
+    with pytest.raises(TemplateGoneError):
+        node.client.fork_template([])
+    node.client.kill(1)  # nobody there: nothing happens
+
+
+@with_node
+async def test_a_template_without_descriptors_refuses_and_goes_on(node: Node) -> None:
+    await node.run("print('warm')")
+    pid = node.process.pid
+    used = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    two_more = next(n for n in range(1000) if n - len([fd for fd in used if fd < n]) == 2)
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (two_more, before[1]))
+    with pytest.raises(OSError, match=os.strerror(errno.EMFILE)):
+        await node.fork("print('never')")
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+    assert await node.run("print('again')") == (0, "again\n")
+
+
+@with_node
+async def test_closing_fails_what_waits_and_closes_its_descriptors(node: Node) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    os.kill(node.process.pid, signal.SIGSTOP)
+    starts = [asyncio.ensure_future(node.fork("", blob=b"x" * 50_000)) for _ in range(500)]
+    await asyncio.sleep(0)
+    assert node.client._queue  # more than the socket takes
+    node.client.close()
+    node.client.close()
+    results = await asyncio.gather(*starts, return_exceptions=True)
+    os.kill(node.process.pid, signal.SIGCONT)
+    assert all(isinstance(result, TemplateGoneError) for result in results)
+    # The read ends of the pipes are this test's; the control socket is closed.
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 500 - 1
+    assert node.gone == 0
+
+
+@with_node
+async def test_a_template_can_have_another_with_more_modules(node: Node) -> None:
+    exits: dict[int, int] = {}
+    gone: list[int] = []
+    control = node.client.fork_template(["colorsys"])
+    other = TemplateClient(control, 0, exits.__setitem__, lambda: gone.append(1))
+    read, write = os.pipe2(os.O_CLOEXEC)
+    node.outputs.append(read)
+    code = "import sys; print('colorsys' in sys.modules)"
+    pid = await other.fork(worker_spec(code), write, os.open(os.devnull, os.O_WRONLY))
+    await until(lambda: pid in exits)
+    assert os.read(read, 100) == b"True\n"
+    assert other.pid not in (0, node.process.pid)
+    _, first = await node.run("import sys; print('colorsys' in sys.modules)")
+    assert first == "False\n"  # the first one stays as it was
+    other.close()
+    await until(lambda: not alive(other.pid))
+
+
+@with_node
+async def test_workers_of_a_template_that_was_killed_are_ended(node: Node) -> None:
+    gone: list[int] = []
+    exits: dict[int, int] = {}
+    control = node.client.fork_template([])
+    other = TemplateClient(control, 0, exits.__setitem__, lambda: gone.append(1))
+    read, write = os.pipe2(os.O_CLOEXEC)
+    node.outputs.append(read)
+    pid = await other.fork(worker_spec(SLEEP), write, os.open(os.devnull, os.O_WRONLY))
+    assert await node.line(read) == "sleeping"
+    os.kill(other.pid, signal.SIGKILL)
+    await until(lambda: gone)
+    await until(lambda: not alive(pid))
+    assert await node.run("print('fine')") == (0, "fine\n")
+
+
+@with_node
+async def test_a_template_whose_modules_cannot_be_imported_is_just_gone(node: Node) -> None:
+    gone: list[int] = []
+    control = node.client.fork_template(["there_is_no_such_module"])
+    TemplateClient(control, 0, lambda _pid, _status: None, lambda: gone.append(1))
+    await until(lambda: gone)
+    assert node.cleanup.exists()
+    assert await node.run("print('fine')") == (0, "fine\n")
