@@ -148,19 +148,36 @@ def _finish(record: ClusterRecord, processes: _Processes) -> Ended:
     )
 
 
+class StopRequests:
+    """Ctrl-C and SIGTERM: at first they interrupt, after ``collect`` they are only noted."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        #: Readable once there was a request.
+        self.descriptor = reader
+        self._writer = writer
+        self._interrupts = True
+
+    def collect(self) -> None:
+        """From now on there is something that a request has to end first."""
+        self._interrupts = False
+
+    def note(self, _number: int, _frame: Any) -> None:
+        """Handle the signal."""
+        if self._interrupts:
+            raise KeyboardInterrupt
+        with contextlib.suppress(BlockingIOError):  # full of earlier requests
+            os.write(self._writer, b"\0")
+
+
 @contextlib.contextmanager
-def stop_requests() -> Iterator[int]:
-    """Within it, Ctrl-C and SIGTERM do nothing but make the yielded descriptor readable."""
+def stop_requests() -> Iterator[StopRequests]:
+    """Within it, Ctrl-C and SIGTERM are requests."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     numbers = (signal.SIGINT, signal.SIGTERM)
-
-    def note(_number: int, _frame: Any) -> None:
-        with contextlib.suppress(BlockingIOError):  # full of earlier requests
-            os.write(writer, b"\0")
-
-    before = [signal.signal(number, note) for number in numbers]
+    requests = StopRequests(reader, writer)
+    before = [signal.signal(number, requests.note) for number in numbers]
     try:
-        yield reader
+        yield requests
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

@@ -91,12 +91,14 @@ def start(
     try:
         token = None if head else join_token(token, token_file)
         options = BootOptions(port=port, token=token, **given)
-        result = services.start_node(options)
+        with ending.stop_requests() as requests:
+            result = services.start_node(options)
+            requests.collect()
+            click.echo(_head_message(result) if head else _join_message(result))
+            if block:
+                _stay(result, requests)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    click.echo(_head_message(result) if head else _join_message(result))
-    if block:
-        _stay(result)
 
 
 def _require_free(port: int) -> None:
@@ -158,8 +160,8 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _stay(result: BootResult) -> None:
-    """Wait for the node's end; end it on Ctrl-C and SIGTERM.
+def _stay(result: BootResult, requests: ending.StopRequests) -> None:
+    """Wait for the node's end; end it when that is requested.
 
     Raises:
         BootError: It ended though nobody asked it to.
@@ -172,9 +174,8 @@ def _stay(result: BootResult) -> None:
         process = ProcessId.of(boot)
     except ProcessLookupError:
         raise failure from None
-    with ending.stop_requests() as requested:
-        if not ending.wait_for_end(process, requested):
-            raise failure
+    if not ending.wait_for_end(process, requests.descriptor):
+        raise failure
     records = [record for record in find_clusters() if process in record.processes.values()]
     ending.end_nodes(records)
     click.echo("The node has ended.")

@@ -130,6 +130,12 @@ class RelayHub:
                 await self._stream(node_id, address, outbox, heard)
             except _BROKEN as error:
                 logger.info("the stream to node %s broke: %s", node_id.hex(), error)
+            except asyncio.CancelledError:
+                if self._tasks.get(node_id) is not asyncio.current_task():
+                    raise
+                logger.info("gRPC cancelled the stream to node %s", node_id.hex())
+            except Exception:
+                logger.exception("the stream to node %s broke in an unknown way", node_id.hex())
             if heard.is_set():
                 reached, given_up, pause = now(), False, _REOPEN_AFTER[0]
             elif now() - reached > config().node_timeout and not given_up:
@@ -220,15 +226,12 @@ class RelayHub:
             self._unannounced.add(node_id)
         self._incoming[node_id] = self._incoming.get(node_id, 0) + 1
         write = _one_at_a_time(context.write)
-        await write(node_pb2.RelayBatch(received=self._inbox(node_id).received))
-        parts = [self._read(node_id, incoming), self._acknowledge(node_id, write)]
-        if not self._addresses[node_id]:
-            outbox = self._outboxes.get(node_id)
-            if outbox is None:
-                outbox = self._outboxes[node_id] = Outbox()
-            parts.append(outbox.drain_to(write))
         try:
-            self._handle(node_id, first)
+            await write(node_pb2.RelayBatch(received=self._inbox(node_id).received))
+            parts = [self._read(node_id, incoming), self._acknowledge(node_id, write)]
+            if not self._addresses.get(node_id):
+                outbox = self._outboxes.setdefault(node_id, Outbox())
+                parts.append(outbox.drain_to(write))
             await _first_of(*parts)
         except _BROKEN as error:
             logger.info("the stream from node %s broke: %s", node_id.hex(), error)
@@ -247,6 +250,7 @@ class RelayHub:
     async def close(self) -> None:
         """End all streams."""
         tasks = list(self._tasks.values())
+        self._tasks.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

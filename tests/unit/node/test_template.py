@@ -8,6 +8,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -41,9 +42,9 @@ def run_worker(spec):
 
 stub.run_worker = run_worker
 sys.modules["miniray.worker.main"] = stub
-import random
+import random, shutil
 from miniray.node.template import run_template
-run_template(socket.socket(fileno=int(sys.argv[1])), [], sys.argv[2])
+run_template(socket.socket(fileno=int(sys.argv[1])), [], lambda: shutil.rmtree(sys.argv[2]))
 """
 SLEEP = "import time; print('sleeping', flush=True); time.sleep(600)"
 
@@ -307,17 +308,20 @@ async def test_a_template_without_descriptors_refuses_and_goes_on(node: Node) ->
 @with_node
 async def test_closing_fails_what_waits_and_closes_its_descriptors(node: Node) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
+    node.client._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     os.kill(node.process.pid, signal.SIGSTOP)
-    starts = [asyncio.ensure_future(node.fork("", blob=b"x" * 50_000)) for _ in range(500)]
-    await asyncio.sleep(0)
-    assert node.client._queue  # more than the socket takes
-    node.client.close()
-    node.client.close()
-    results = await asyncio.gather(*starts, return_exceptions=True)
-    os.kill(node.process.pid, signal.SIGCONT)
+    try:
+        starts = [asyncio.ensure_future(node.fork("")) for _ in range(100)]
+        await asyncio.sleep(0)
+        assert node.client._queue  # more than the socket takes
+        node.client.close()
+        node.client.close()
+        results = await asyncio.gather(*starts, return_exceptions=True)
+    finally:
+        os.kill(node.process.pid, signal.SIGCONT)
     assert all(isinstance(result, TemplateGoneError) for result in results)
     # The read ends of the pipes are this test's; the control socket is closed.
-    assert len(list(Path("/proc/self/fd").iterdir())) == before + 500 - 1
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 100 - 1
     assert node.gone == 0
 
 
