@@ -51,6 +51,8 @@ class FakePeer:
         self.process_id = process_id
         self.node_id = node_id
         self.lost = False
+        #: Its node cannot be reached for a while; the process may well live.
+        self.unreachable = False
         self.sent: list[tuple[Any, ...]] = []
 
     def send(self, message: tuple[Any, ...]) -> None:

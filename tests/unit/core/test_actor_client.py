@@ -180,6 +180,19 @@ def test_calls_without_limit_of_retries_survive_every_restart(world: Fixture) ->
         world.restarting()
 
 
+def test_calls_go_on_at_once_when_only_the_way_to_the_actor_had_broken(world: Fixture) -> None:
+    peer = world.alive()
+    safe, unsafe = world.call(retries=1), world.call()
+    peer.unreachable = True
+    world.lose(peer)
+    assert isinstance(world.error_of(unsafe), ActorUnavailableError)
+    again = world.me.peers.get(NODE, PROCESS)
+    assert again is not peer
+    assert again.calls == [safe.number]
+    later = world.call()
+    assert again.calls == [safe.number, later.number]
+
+
 def test_a_lost_connection_then_death_fails_everything(world: Fixture) -> None:
     peer = world.alive()
     calls = [world.call(retries=-1), world.call()]
