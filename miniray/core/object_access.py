@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import pickle
-import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
@@ -22,6 +21,7 @@ from miniray.object_ref import ObjectRef, hooks
 from miniray.object_ref_generator import ObjectRefGenerator
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
 
     from miniray.core.objects import Entry, Value

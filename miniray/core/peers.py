@@ -37,7 +37,16 @@ def socket_path(folder: str, process_id: bytes) -> str:
 class Peer:
     """Another process, reachable or gone."""
 
-    __slots__ = ("_conn", "_relay", "lost", "node_id", "process_id", "taken", "unreachable", "watched")
+    __slots__ = (
+        "_conn",
+        "_relay",
+        "lost",
+        "node_id",
+        "process_id",
+        "taken",
+        "unreachable",
+        "watched",
+    )
 
     def __init__(
         self,

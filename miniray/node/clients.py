@@ -58,9 +58,7 @@ class ClientEvents(Protocol):
     def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
         """Pass a request (number 0: a notice) on to the head."""
 
-    def relay(
-        self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]
-    ) -> None:
+    def relay(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
         """Pass a message on to a process of another node."""
 
 

@@ -500,9 +500,7 @@ class NodeDaemon:
             self.stop("the template process of the node was killed")
 
     # --- other nodes ---------------------------------------------------------------
-    def relay(
-        self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]
-    ) -> None:
+    def relay(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
         """A client's messages to a process of another node."""
         if node_id == self.node_id:
             self._deliver(self.node_id, client.process_id, process_id, bodies)
@@ -555,9 +553,7 @@ class NodeDaemon:
                 body = marshal.dumps((p.PEER_UNBORROW, [id]))
                 self._send_as(self.node_id, node, owner_of(id), body)
 
-    def _deliver(
-        self, from_node: bytes, sender: bytes, to: bytes, bodies: Sequence[bytes]
-    ) -> bool:
+    def _deliver(self, from_node: bytes, sender: bytes, to: bytes, bodies: Sequence[bytes]) -> bool:
         client = self._clients.clients.get(to)
         if client is not None:
             client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))
@@ -618,9 +614,7 @@ class NodeDaemon:
         elif watcher_node == self.node_id:
             self._clients.push(watcher, "process_died", (process_id,))
         else:
-            self._relay.send(
-                watcher_node, Relayed(to=watcher, sender=process_id, gone=True)
-            )
+            self._relay.send(watcher_node, Relayed(to=watcher, sender=process_id, gone=True))
 
     def _node_died(self, node_id: bytes) -> None:
         self._relay.died(node_id)

@@ -45,9 +45,7 @@ class Results:
             with self._lock:
                 self._pins.setdefault((caller.process_id, number), []).extend(serialized.refs)
         if serialized.size > config().inline_limit:
-            return self._runtime.shared_memory.write(
-                serialized, caller.process_id, caller.node_id
-            )
+            return self._runtime.shared_memory.write(serialized, caller.process_id, caller.node_id)
         contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
         return (serialized.form, serialized.payload(), contained)
 

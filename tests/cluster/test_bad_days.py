@@ -54,7 +54,7 @@ def kill(node: Node) -> None:
     node.stop(graceful=False)
 
 
-class Now_and_then:  # noqa: N801 - it reads as a phrase
+class Now_and_then:
     """Calls something again and again in a thread while the block runs."""
 
     def __init__(self, action: Callable[[], None], every: float) -> None:

@@ -248,9 +248,7 @@ def test_ten_nodes_work_together(nodes: Cluster) -> None:
     def ask_all(others: list[Any], ref: list[Any]) -> int:
         return sum(miniray.get([other.length.remote(ref[0]) for other in others]))
 
-    asked = [
-        ask_all.options(resources={f"node{n}": 1}).remote(actors, [value]) for n in range(8)
-    ]
+    asked = [ask_all.options(resources={f"node{n}": 1}).remote(actors, [value]) for n in range(8)]
     assert miniray.get(asked, timeout=60) == [8 * MIB] * 8
     for node in added[:4]:
         kill(node)

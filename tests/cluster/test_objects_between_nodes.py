@@ -424,9 +424,7 @@ def test_a_random_history_leaves_no_object_anywhere() -> None:
 
     def join() -> None:
         some = rng.sample(mine, min(len(mine), 3))
-        mine.append(
-            ([ref for refs, _ in some for ref in refs], sum(total for _, total in some))
-        )
+        mine.append(([ref for refs, _ in some for ref in refs], sum(total for _, total in some)))
 
     def nest() -> None:
         refs, total = rng.choice(mine)

@@ -48,7 +48,9 @@ def test_a_value_of_the_wrong_type_is_refused_by_name(kind: type, text: str) -> 
     assert repr(text) in str(caught.value)
 
 
-@pytest.mark.parametrize(("text", "value"), [("1", True), ("Yes", True), ("0", False), ("OFF", False)])
+@pytest.mark.parametrize(
+    ("text", "value"), [("1", True), ("Yes", True), ("0", False), ("OFF", False)]
+)
 def test_switches_take_the_usual_words(text: str, value: bool) -> None:
     assert parse("dedup_logs", bool, text) is value
 

@@ -64,7 +64,7 @@ def test_pickling_tells_the_runtime_on_both_sides(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(hooks, "serialized", seen.append)
     blob = pickle.dumps(ref)
     assert seen == [ref]
-    monkeypatch.setattr(hooks, "deserialized", lambda id, node: ObjectRef(id, node))
+    monkeypatch.setattr(hooks, "deserialized", ObjectRef)
     back = pickle.loads(blob)
     assert back == ref
     assert back._owner_node == NODE

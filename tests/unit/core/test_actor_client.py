@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from core_doubles import NODE, Caller, FakePeer, packed
@@ -9,13 +9,15 @@ from core_doubles import NODE, Caller, FakePeer, packed
 from miniray.core import protocol as p
 from miniray.core.actor_client import ALIVE, DEAD, RESTARTING, ActorClient
 from miniray.core.borrowing import error_value
-from miniray.core.calls import Call
 from miniray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     PendingCallsLimitExceededError,
     TaskCancelledError,
 )
+
+if TYPE_CHECKING:
+    from miniray.core.calls import Call
 
 ACTOR, PROCESS = b"caller00actor001", b"process1"
 

@@ -108,9 +108,7 @@ def test_large_arguments_go_into_shared_memory_and_are_freed_with_the_call(
 # --- dependencies -------------------------------------------------------------------
 
 
-def test_a_call_waits_for_its_refs_and_its_channel_hears_once(
-    me: Caller, channel: Channel
-) -> None:
+def test_a_call_waits_for_its_refs_and_its_channel_hears_once(me: Caller, channel: Channel) -> None:
     refs = [me.table.create(me.ids.new()) for _ in range(3)]
     call = me.call(channel, *refs, refs[0])
     assert me.calls.open_call(call) is False

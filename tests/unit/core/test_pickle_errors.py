@@ -57,7 +57,7 @@ def test_a_variable_without_a_value_yet_does_not_hide_the_error() -> None:
         def function() -> Any:
             return later, lock
 
-        with pytest.raises(TypeError, match="function .* cannot be pickled"):
+        with pytest.raises(TypeError, match=r"function .* cannot be pickled"):
             dumps_code(function)
         later = 1
         return later

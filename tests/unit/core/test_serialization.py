@@ -130,8 +130,8 @@ def test_refs_of_a_value_pickled_while_another_is_do_not_mix(
 
 def test_threads_collect_their_own_refs(collected: list[ObjectRef[Any]]) -> None:
     def work(number: int, found: list[bool]) -> None:
-        for _ in range(50):
-            found.append(list(serialize([ref(number), ref(9)]).refs) == [ref(number), ref(9)])
+        pair = [ref(number), ref(9)]
+        found.extend(list(serialize(pair).refs) == pair for _ in range(50))
 
     results: list[bool] = []
     threads = [threading.Thread(target=work, args=(n, results)) for n in range(4)]
@@ -156,8 +156,9 @@ def test_refs_captured_by_a_function_are_found(collected: list[ObjectRef[Any]]) 
 
 
 def test_a_failure_leaves_the_collector_as_it_was(collected: list[ObjectRef[Any]]) -> None:
+    lock = threading.Lock()
     with pytest.raises(TypeError):
-        serialize([ref(1), threading.Lock()])
+        serialize([ref(1), lock])
     with pytest.raises(TypeError):
-        dumps_code(lambda lock=threading.Lock(): lock)
+        dumps_code(lambda: lock)
     assert serialization.collector.refs is None

@@ -54,9 +54,7 @@ def test_a_value_of_many_pieces_is_written_whole(memory: SharedMemory) -> None:
     assert all((a == b).all() for a, b in zip(back, arrays, strict=True))
 
 
-def test_short_writes_are_continued(
-    memory: SharedMemory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_writes_are_continued(memory: SharedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwritev
 
     def short(fd: int, buffers: list[Any], offset: int) -> int:

@@ -133,9 +133,7 @@ def test_closing_wakes_who_waits(stream: Fixture) -> None:
     assert not thread.is_alive()
 
 
-def test_dropping_the_generator_closes_it(
-    stream: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropping_the_generator_closes_it(stream: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "wake", lambda: None)  # there is a runtime
     stream.item(0)
     del stream.generator
@@ -174,9 +172,7 @@ def test_next_ready_holds_nothing_once_it_is_dropped(stream: Fixture) -> None:
 
 def test_two_threads_take_every_item_once(stream: Fixture) -> None:
     taken: list[object] = []
-    threads = [
-        threading.Thread(target=lambda: taken.extend(stream.generator)) for _ in range(3)
-    ]
+    threads = [threading.Thread(target=lambda: taken.extend(stream.generator)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for index in range(300):

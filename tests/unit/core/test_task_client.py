@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from core_doubles import NODE, Caller, FakePeer, packed
@@ -10,9 +10,11 @@ from core_doubles import NODE, Caller, FakePeer, packed
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
-from miniray.core.calls import Call
 from miniray.core.task_client import LeaseGroup, TaskClient
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError
+
+if TYPE_CHECKING:
+    from miniray.core.calls import Call
 
 
 class Fixture:
@@ -387,9 +389,7 @@ def test_a_sent_task_is_cancelled_at_its_worker(world: Fixture) -> None:
 def test_tasks_submitted_while_their_values_arrive_are_sent_once(world: Fixture) -> None:
     for _ in range(200):
         ref = world.me.table.create(world.me.ids.new())
-        thread = threading.Thread(
-            target=world.me.table.set_value, args=(ref.binary(), packed(1))
-        )
+        thread = threading.Thread(target=world.me.table.set_value, args=(ref.binary(), packed(1)))
         thread.start()
         call = world.call(ref)
         thread.join()

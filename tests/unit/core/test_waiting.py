@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import TYPE_CHECKING
 
+import pytest
 from core_doubles import Caller, packed
 
-from miniray.core.objects import Entry
 from miniray.core.waiting import Gate, wait_for
+
+if TYPE_CHECKING:
+    from miniray.core.objects import Entry
 
 
 def plain(wait: object, timeout: float | None) -> bool:
@@ -66,10 +70,8 @@ def test_a_wait_that_is_interrupted_leaves_no_waiter() -> None:
     def interrupted(_wait: object, _timeout: float | None) -> bool:
         raise KeyboardInterrupt
 
-    try:
+    with pytest.raises(KeyboardInterrupt):
         wait_for(me.table, [entry], 1, None, interrupted)
-    except KeyboardInterrupt:
-        pass
     assert not entry.waiters
 
 

@@ -553,9 +553,7 @@ def test_a_connection_is_forgotten_once_it_is_closed(loop: IOLoop) -> None:
 # --- listening ----------------------------------------------------------------------
 
 
-def test_a_listener_accepts_and_removes_its_socket_at_the_end(
-    loop: IOLoop, tmp_path: Path
-) -> None:
+def test_a_listener_accepts_and_removes_its_socket_at_the_end(loop: IOLoop, tmp_path: Path) -> None:
     file = tmp_path / "s"
     path = str(file)
     ends: list[End] = []

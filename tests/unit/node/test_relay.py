@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+#: As security/channels.py has them: a new channel tries at once, whatever others met.
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+]
+
+
 def message(number: int) -> Relayed:
     return Relayed(to=b"to", sender=b"from", bodies=[number.to_bytes(4, "big")])
 
@@ -120,6 +128,10 @@ class Servicer(node_pb2_grpc.NodeServicer):
         await self._hub.serve(incoming, context)
 
 
+def dial(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+
 class End:
     """One daemon's hub, reached through a breaker."""
 
@@ -127,7 +139,7 @@ class End:
         self.id = name.encode()
         self.got: dict[bytes, list[int]] = {}
         self.lost: list[bytes] = []
-        self.hub = RelayHub(self.id, grpc.aio.insecure_channel, self._on_message, self.lost.append)
+        self.hub = RelayHub(self.id, dial, self._on_message, self.lost.append)
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"
         self.breaker = Breaker(self._path)

@@ -86,7 +86,9 @@ class Node:
         """Start a worker; returns its pid and the read end of its stdout."""
         read, write = os.pipe2(os.O_CLOEXEC)
         self.outputs.append(read)
-        pid = await self.client.fork(worker_spec(code, **spec), write, os.open(os.devnull, os.O_WRONLY))
+        pid = await self.client.fork(
+            worker_spec(code, **spec), write, os.open(os.devnull, os.O_WRONLY)
+        )
         return pid, read
 
     async def run(self, code: str, **spec: Any) -> tuple[int, str]:

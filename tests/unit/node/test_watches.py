@@ -40,3 +40,11 @@ def test_watchers_on_a_node_that_is_gone_are_not_told_any_more() -> None:
     watches.add_here(b"watched0", THERE, b"two")
     watches.node_ended(THERE)
     assert watches.ended_here(b"watched0") == {(HERE, b"one")}
+
+
+def test_a_node_out_of_reach_keeps_its_own_watchers_here() -> None:
+    watches = Watches()
+    watches.add_there(THERE, b"watched0", b"one")
+    watches.add_here(b"watched1", THERE, b"two")
+    assert watches.out_of_reach(THERE) == {b"watched0": {b"one"}}
+    assert watches.ended_here(b"watched1") == {(THERE, b"two")}

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 #: A process with a child, a grandchild and one that left its session, all of which sleep.
 FAMILY = """
@@ -33,10 +34,10 @@ print(*found, flush=True)
 
 def gone(pid: int) -> bool:
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii")
     except FileNotFoundError:
         return True
+    return state.rpartition(")")[2].split()[0] == "Z"
 
 
 def test_all_descendants_are_killed_whatever_thread_made_them() -> None:
