@@ -89,8 +89,7 @@ class ActorDirectory:
             None,
         )
         self._creation[id] = call
-        runtime.calls.open_call(call)
-        if not call.waiting:
+        if runtime.calls.open_call(call):
             self.dependencies_ready(call)
         return ActorLocation(ref, info)
 

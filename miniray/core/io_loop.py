@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 class IOLoop:
     """An epoll loop in a daemon thread; implements ``core.wire.Poller``."""
 
+    _wake_fd = -1
+
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -70,6 +72,12 @@ class IOLoop:
         os.close(fd)
         self._unflushed.clear()
         self._soon.clear()
+
+    def __del__(self) -> None:
+        # Not at the loop's end: a thread may be about to wake it, and would write to whatever
+        # has got the number by then.
+        if self._wake_fd >= 0:
+            os.close(self._wake_fd)
 
     # --- Poller ------------------------------------------------------------------
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
@@ -138,7 +146,7 @@ class IOLoop:
     def wake(self) -> None:
         """Make the loop look at its queues."""
         fd = self._wake_fd
-        if fd >= 0:  # else the loop has ended, and its descriptor may be somebody else's
+        if fd >= 0:  # else this is a forked child
             os.eventfd_write(fd, 1)
 
     # --- the thread ----------------------------------------------------------------
@@ -164,8 +172,6 @@ class IOLoop:
         while self._soon:  # one may lead to another
             self._call(self._soon.popleft())
         self._epoll.close()
-        fd, self._wake_fd = self._wake_fd, -1
-        os.close(fd)
 
     def _timeout(self) -> float:
         if self._soon:

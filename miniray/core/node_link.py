@@ -164,7 +164,10 @@ class NodeLink:
         elif kind == p.NODE_REPLY:
             _, number, error, result, has_fd = message
             answer = self._answers.pop(number, None)
-            fd = conn.take_fd() if has_fd else -1
+            try:
+                fd = conn.take_fd() if has_fd else -1
+            except OSError as no_room:  # this process has no descriptor left for it
+                error, fd = no_room, -1
             if answer is not None:
                 answer(error, result, fd)
             elif fd >= 0:

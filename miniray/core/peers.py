@@ -142,7 +142,7 @@ class PeerTable:
         self._on_message = on_message
         self._on_lost = on_lost
         self._peers: dict[bytes, Peer] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection in here may drop a ref
         self._warned = False
         self._listener = Listener(socket_path(folder, process_id), loop, self._accepted)
         self._unnamed: set[Connection] = set()
@@ -184,6 +184,8 @@ class PeerTable:
         conn = self._wrap(sock, server=False)
         peer = Peer(node_id, process_id, conn, None)
         conn.peer = peer
+        if conn.closed:  # it ended before anybody was told to listen for that
+            self._loop.call_soon(lambda: self._lose(peer))
         conn.send((p.PEER_HELLO, self._node_id, self._process_id))
         return peer
 

@@ -102,6 +102,8 @@ class TaskLeases:
         self._now = now
         self._groups: dict[bytes, dict[int, LeaseGroup]] = {}
         self.leases: dict[int, TaskLease] = {}
+        #: Leases of before a restart of the head that clients said they have.
+        self._held: dict[bytes, set[int]] = {}
         #: Called when a lease is over.
         self.on_over: Callable[[], None] = _ignore
         #: Called with a lease that was asked back and the one that comes in its place.
@@ -129,6 +131,8 @@ class TaskLeases:
     def give_back(self, client_id: bytes, number: int, broken: bool = False) -> None:
         """A client is done with a lease; ``broken``: its worker cannot be reached any more."""
         lease = self.leases.get(number)
+        if lease is None:
+            self._held.get(client_id, set()).discard(number)  # its node has yet to report it
         if lease is None or lease.returned or lease.group.client_id != client_id:
             return
         lease.group.total = max(0, lease.group.total - 1)
@@ -315,9 +319,12 @@ class TaskLeases:
         lease.revoked = True
         self.leases[number] = group.leases[number] = lease
         group.total = len(group.leases)
+        if number not in self._held.get(owner, (number,)):
+            self.give_back(owner, number)
 
     def hold(self, client_id: bytes, numbers: list[int]) -> None:
         """A client says which leases it still has: it never heard of others, or forgot them."""
+        self._held[client_id] = set(numbers)
         group = self._groups.get(client_id, {}).get(_ADOPTED)
         if group is not None:
             for number in set(group.leases) - set(numbers):
@@ -355,6 +362,7 @@ class TaskLeases:
         self._clients.push(client_id, "lease_failed", group_id, pickled)
 
     def _client_ended(self, process_id: bytes, how: ProcessExit) -> None:
+        self._held.pop(process_id, None)
         for group in self._groups.pop(process_id, {}).values():
             group.total = 0
             for lease in list(group.leases.values()):

@@ -120,6 +120,8 @@ class PlacementGroups:
         selectors: list[dict[str, str]] | None,
     ) -> None:
         """Ask for a group; what is wrong with it is told to who waits for it."""
+        if id in self._groups or id in self._removed:
+            return  # repeated after the head before this one had kept it
         group = PlacementGroup(id, name, namespace, detached, strategy, bundles, selectors)
         group.waiters = self._early.pop(id, [])
         self._groups[id] = group

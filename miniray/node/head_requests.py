@@ -1,8 +1,8 @@
-"""What clients and the daemon ask of the head, until it is known to be done.
+"""What clients and the daemon ask of the head, until it is known to be done and kept.
 
-A head that ends takes with it what it had not done or not yet kept: requests without an
-answer, and the latest notices, are repeated to its successor. Whatever is repeated can
-be done twice without harm.
+A head that ends takes with it what it had not done or not yet kept. Its successor is
+asked again: all that was not answered, and what made or ended something of late, in the
+same order. Whatever is repeated can be done twice without harm.
 """
 
 from __future__ import annotations
@@ -16,27 +16,41 @@ if TYPE_CHECKING:
 
     from miniray._proto import head_pb2
 
-#: Seconds after which a notice is certain to have been done and kept.
+#: Seconds after which the head has certainly kept what it was asked.
 _KEPT_AFTER = 2.0
+#: Requests that make or end something. What a client wants to hear of, and which leases it
+#: wants, it tells every head anew (`ClusterRuntime._on_head_back`).
+_LASTING = frozenset(
+    {
+        "create_actor",
+        "start_actor",
+        "kill_actor",
+        "actor_out_of_scope",
+        "create_placement_group",
+        "remove_placement_group",
+        "return_lease",
+        "put_code",
+    }
+)
 
 
 class HeadRequests:
-    """Requests that wait for an answer, and notices of the last moments."""
+    """Requests that wait for an answer, and those of the last moments."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._open: dict[tuple[bytes, int], head_pb2.FromNode] = {}
-        self._notices: collections.deque[tuple[float, head_pb2.FromNode]] = collections.deque()
+        self._recent: collections.deque[tuple[float, head_pb2.FromNode]] = collections.deque()
 
     def sent(self, message: head_pb2.FromNode) -> None:
-        """A request (its number is not 0) or a notice is on its way."""
+        """A request, or a notice (its number is 0), is on its way."""
         request = message.request
         if request.request:
             self._open[request.process_id, request.request] = message
-            return
-        now = self._clock()
-        self._notices.append((now, message))
-        self._drop_older(now)
+        if request.method in _LASTING:
+            now = self._clock()
+            self._recent.append((now, message))
+            self._drop_older(now)
 
     def answered(self, process_id: bytes, number: int) -> None:
         """The head answered a request."""
@@ -48,16 +62,18 @@ class HeadRequests:
             del self._open[key]
 
     def to_repeat(self, waiting: Iterable[head_pb2.FromNode]) -> list[head_pb2.FromNode]:
-        """What was sent and may be lost, in the order of sending; requests come last.
+        """What was sent and may be lost, in the order of sending; what is only open comes last.
 
         Args:
             waiting: what is still to be sent, and so is not repeated.
         """
         self._drop_older(self._clock())
-        unsent = {id(message) for message in waiting}
-        sent = [*(message for _, message in self._notices), *self._open.values()]
-        return [message for message in sent if id(message) not in unsent]
+        sent = {id(message): message for _, message in self._recent}
+        sent.update((id(message), message) for message in self._open.values())
+        for message in waiting:
+            sent.pop(id(message), None)
+        return list(sent.values())
 
     def _drop_older(self, now: float) -> None:
-        while self._notices and now - self._notices[0][0] > _KEPT_AFTER:
-            self._notices.popleft()
+        while self._recent and now - self._recent[0][0] > _KEPT_AFTER:
+            self._recent.popleft()

@@ -104,7 +104,14 @@ class NodeObjects:
             pull.task = asyncio.get_running_loop().create_task(self._pull(key, size, pull))
             pull.task.add_done_callback(_retrieve)
         pull.mappers.append(mapper)
-        return await asyncio.shield(pull.task)
+        try:
+            return await asyncio.shield(pull.task)
+        except asyncio.CancelledError:
+            if not pull.task.cancelled():
+                raise  # it is this request that was cancelled
+            # The node died before the transfer had begun.
+            self._pulls.pop(key, None)
+            raise ObjectLostError(f"segment {number}", f"node {node_id.hex()} is gone") from None
 
     async def _pull(self, key: tuple[bytes, int], size: int, pull: _Pull) -> Segment:
         """Copy a segment of another node into this one and map it for who waits."""

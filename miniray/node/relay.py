@@ -8,7 +8,6 @@ A stream that breaks is opened again until the head says that the node is gone.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -124,7 +123,7 @@ class RelayHub:
         pause = _REOPEN_AFTER[0]
         reached = now()
         given_up = False
-        while True:
+        while self._tasks.get(node_id) is asyncio.current_task():
             heard = asyncio.Event()
             try:
                 await self._stream(node_id, address, outbox, heard)
@@ -284,6 +283,4 @@ async def _first_of(*parts: Coroutine[Any, Any, None]) -> None:
     finally:
         for task in tasks:
             task.cancel()
-        for task in tasks:
-            with contextlib.suppress(asyncio.CancelledError, *_BROKEN):
-                await task
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -269,6 +269,59 @@ while miniray.available_resources().get("CPU") != 3 or len(miniray.nodes()) != 2
     assert not command.pids()
 
 
+def test_no_work_is_lost_or_left_when_heads_are_killed_under_load(command: CommandLine) -> None:
+    head = command.start_head("--num-cpus", "2", MINIRAY_HEAD_GRACE="30")
+    command.join(head, "--num-cpus", "2", MINIRAY_HEAD_GRACE="30")
+    source = """
+import glob, json, os, signal, threading, time
+import miniray
+from miniray.util.placement_group import placement_group, remove_placement_group
+miniray.init(address="auto", log_to_driver=False)
+
+@miniray.remote(num_cpus=0)
+class Counter:
+    def __init__(self): self.count = 0
+    def add(self): self.count += 1; return self.count
+@miniray.remote
+def short(number):
+    time.sleep(0.01)
+    return number
+@miniray.remote
+def nested(count):
+    return sum(miniray.get([short.remote(number) for number in range(count)]))
+
+def kill_heads():
+    for _ in range(2):
+        time.sleep(1)
+        records = [json.load(open(path)) for path in
+                   glob.glob(os.environ["MINIRAY_TMPDIR"] + "/miniray-*/clusters/*.json")]
+        [pid] = [record["processes"]["head"]["pid"] for record in records if record["is_head"]]
+        os.kill(pid, signal.SIGKILL)
+        time.sleep(1.5)  # the record names the new one then
+killer = threading.Thread(target=kill_heads)
+killer.start()
+turn = 0
+while killer.is_alive():
+    counter = Counter.options(name=f"counter {turn}").remote()
+    group = placement_group([{"CPU": 1}])
+    refs = [short.remote(number) for number in range(40)] + [nested.remote(3), nested.remote(3)]
+    assert sum(miniray.get(refs, timeout=30)) == 786
+    assert miniray.get([counter.add.remote() for _ in range(5)], timeout=30) == [1, 2, 3, 4, 5]
+    assert group.wait(30)
+    assert miniray.get(miniray.get_actor(f"counter {turn}").add.remote(), timeout=30) == 6
+    remove_placement_group(group)
+    del counter
+    turn += 1
+while miniray.available_resources().get("CPU") != 4 or len(miniray.nodes()) != 2:
+    time.sleep(0.05)
+print(json.dumps(turn))
+"""
+    assert command.python(source) > 0
+    assert "No actors." in command.run("status").stdout
+    assert command.run("stop").returncode == 0
+    assert not command.pids()
+
+
 def test_a_driver_that_is_killed_takes_what_it_started_with_it(command: CommandLine) -> None:
     command.start_head("--num-cpus", "2")
     nodes = command.pids()

@@ -90,9 +90,8 @@ def test_a_loop_that_has_ended_touches_no_descriptor_of_others() -> None:
     loop = IOLoop()
     loop.start()
     loop.stop()
-    assert open_descriptors() == before
     read, write = os.pipe2(os.O_NONBLOCK)
-    others = [os.dup(write) for _ in range(4)]  # one of them has the number that the loop had
+    others = [os.dup(write) for _ in range(4)]  # these get whatever numbers were given back
     loop.call_soon(lambda: None)
     loop.call_later(0.0, lambda: None)
     loop.wake()
@@ -100,6 +99,25 @@ def test_a_loop_that_has_ended_touches_no_descriptor_of_others() -> None:
         os.read(read, 100)
     for fd in (read, write, *others):
         os.close(fd)
+    del loop
+    assert open_descriptors() == before
+
+
+def test_a_loop_can_be_stopped_while_it_is_busy() -> None:
+    for _ in range(100):
+        loop = IOLoop()
+        loop.start()
+        stopping = threading.Event()
+
+        def busy(loop: IOLoop = loop, stopping: threading.Event = stopping) -> None:
+            if not stopping.is_set():
+                loop.call_soon(busy)
+
+        busy()
+        threading.Thread(target=stopping.set).start()
+        loop.stop()
+        stopping.set()
+        assert not loop.thread.is_alive()
 
 
 def test_the_loop_can_be_stopped_from_within() -> None:

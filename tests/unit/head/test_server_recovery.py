@@ -352,6 +352,32 @@ def test_leases_that_their_client_does_not_hold_go_back(restarts: Restarts) -> N
     restarts.run(after)
 
 
+def test_a_client_may_come_back_before_the_nodes_of_its_leases(restarts: Restarts) -> None:
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon, other = cluster.node(), cluster.node()
+        kept["other"], kept["owner"] = other.node_id, daemon.driver()
+        there = ("node", other.node_id, True)
+        daemon.notice(kept["owner"], "want_leases", 1, task_spec(placement=there), 3)
+        kept["running"] = [
+            Running(start, kept["owner"], new_id()).report for start in other.take("start_lease")
+        ]
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        attach(daemon, kept["owner"])
+        held, given_back, unknown = kept["running"]
+        daemon.notice(kept["owner"], "hold_leases", [held.lease, given_back.lease])
+        daemon.notice(kept["owner"], "return_lease", given_back.lease)
+        other = cluster.node(node_id=kept["other"], leases=kept["running"])
+        ended = {end.lease for end in other.take("end_lease")}
+        assert ended == {given_back.lease, unknown.lease}
+
+    restarts.run(before)
+    restarts.run(after)
+
+
 def test_an_actors_place_is_told_once_its_node_has_reported(restarts: Restarts) -> None:
     kept: dict[str, Any] = {}
 

@@ -26,9 +26,9 @@ def requests(clock: Clock) -> HeadRequests:
     return HeadRequests(clock)
 
 
-def request(number: int, process_id: bytes = b"one") -> head_pb2.FromNode:
+def request(number: int, process_id: bytes = b"one", method: str = "nodes") -> head_pb2.FromNode:
     return head_pb2.FromNode(
-        request=common_pb2.ClientRequest(process_id=process_id, request=number, method="m")
+        request=common_pb2.ClientRequest(process_id=process_id, request=number, method=method)
     )
 
 
@@ -49,16 +49,25 @@ def test_nobody_waits_for_the_answers_of_a_process_that_ended(requests: HeadRequ
     assert requests.to_repeat([]) == [kept]
 
 
-def test_notices_are_repeated_while_they_may_not_have_been_kept(
+def test_what_made_or_ended_something_of_late_is_repeated_in_order(
     requests: HeadRequests, clock: Clock
 ) -> None:
-    old, new, asked = request(0), request(0), request(7)
-    requests.sent(old)
-    requests.sent(asked)
+    old = request(0, method="create_actor")
+    asked = request(7)
+    made, ended = request(0, method="create_actor"), request(8, method="kill_actor")
+    for message in (old, asked):
+        requests.sent(message)
     clock.now += 3
-    requests.sent(new)
-    repeated = requests.to_repeat([])
-    assert [id(message) for message in repeated] == [id(new), id(asked)]
+    for message in (made, ended):
+        requests.sent(message)
+    requests.answered(b"one", 8)  # it may be done and yet not kept
+    assert [id(message) for message in requests.to_repeat([])] == [id(made), id(ended), id(asked)]
+
+
+def test_what_clients_tell_every_head_anew_is_not_repeated(requests: HeadRequests) -> None:
+    for method in ("want_leases", "subscribe_actor", "unsubscribe_actor", "hold_leases"):
+        requests.sent(request(0, method=method))
+    assert requests.to_repeat([]) == []
 
 
 def test_what_is_still_to_be_sent_is_not_repeated(requests: HeadRequests) -> None:

@@ -236,5 +236,5 @@ class Store(RuleBasedStateMachine):
 
 TestStore = Store.TestCase
 TestStore.settings = settings(
-    max_examples=25, stateful_step_count=40, deadline=None, derandomize=True
+    max_examples=15, stateful_step_count=40, deadline=None, derandomize=True
 )
