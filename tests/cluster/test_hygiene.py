@@ -317,7 +317,7 @@ while miniray.available_resources().get("CPU") != 4 or len(miniray.nodes()) != 2
 print(json.dumps(turn))
 """
     assert command.python(source) > 0
-    assert "No actors." in command.run("status").stdout
+    wait_until(lambda: "No actors." in command.run("status").stdout)
     assert command.run("stop").returncode == 0
     assert not command.pids()
 
@@ -332,7 +332,7 @@ def test_a_driver_that_is_killed_takes_what_it_started_with_it(command: CommandL
         driver.kill()
         driver.communicate(timeout=10)
         wait_until(lambda: command.pids() == nodes, timeout=15)
-        assert "No actors." in command.run("status").stdout
+        wait_until(lambda: "No actors." in command.run("status").stdout)
         held.append(segments(process_of(command, "boot")))
     assert max(held) == held[0]  # those of before are used again
     assert command.run("stop").returncode == 0
