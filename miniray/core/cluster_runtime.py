@@ -27,6 +27,7 @@ from miniray.core.recovery import Recovery
 from miniray.core.shared_memory import SharedMemory
 from miniray.core.submission import Submission
 from miniray.core.task_client import TaskClient
+from miniray.core.unclaimed import UnclaimedResults
 from miniray.exceptions import (
     NodeDiedError,
     NotInitializedError,
@@ -85,6 +86,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             on_lost=self._on_peer_lost,
         )
         self.borrowing.attach(self.peers)
+        self.unclaimed = UnclaimedResults(self.table, self.shared_memory, self.peers)
         self.tasks = TaskClient(self.calls, self.peers, link, loop)
         self.recovery = Recovery(
             self.table, self.borrowing, self.calls, self.calls.lineage, self.tasks
@@ -105,6 +107,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             "lease_revoked": self.tasks.on_revoked,
             "process_died": self.peers.process_died,
             "process_unreachable": self.peers.process_unreachable,
+            "unclaimed": self.unclaimed.on_list,
             "actor": self.actors.on_state,
             "head_back": self._on_head_back,
         }
@@ -156,6 +159,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self.actors.on_peer_lost(peer)
         self.borrowing.peer_lost(peer)
         self.table.borrower_died(peer.process_id)
+        self.unclaimed.peer_lost(peer)
         if self.on_peer_gone is not None:
             self.on_peer_gone(peer)
 

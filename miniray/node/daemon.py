@@ -356,6 +356,10 @@ class NodeDaemon:
                 self._clients.push(watcher, "process_died", (process_id,))
             else:
                 self._relay.send(node, Relayed(to=watcher, sender=process_id, gone=True))
+        unclaimed = self._objects.unclaimed(process_id)
+        if code != 0:  # else it had told everybody what it wrote for them
+            for node, owner, segments in unclaimed:
+                self._push_anywhere(node, owner, "unclaimed", (process_id, self.node_id, segments))
         self._tell_head(
             ended=head_pb2.ProcessEnded(
                 process_id=process_id,
@@ -366,6 +370,12 @@ class NodeDaemon:
                 lease=lease,
             )
         )
+
+    def _push_anywhere(self, node: bytes, to: bytes, topic: str, body: tuple[Any, ...]) -> None:
+        if node == self.node_id:
+            self._clients.push(to, topic, body)
+        else:
+            self._relay.send(node, Relayed(to=to, topic=topic, bodies=[marshal.dumps(body)]))
 
     def _create_segment(
         self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes

@@ -238,6 +238,12 @@ class NodeObjects:
         for owner in [owner for owner, node in self._remote_owners.items() if node == node_id]:
             self.process_died(owner)
 
+    def unclaimed(self, process_id: bytes) -> list[tuple[bytes, bytes, list[int]]]:
+        """What a process that was killed wrote for others: (owner's node, owner, segments)."""
+        written = self.store.written_by(process_id)
+        nodes = self._remote_owners
+        return [(nodes.get(owner, self.node_id), owner, found) for owner, found in written.items()]
+
     def process_died(self, process_id: bytes) -> None:
         """A process that may own, write or map segments here is gone."""
         self._remote_owners.pop(process_id, None)

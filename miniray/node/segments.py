@@ -31,7 +31,18 @@ _RESERVE = 16
 class Segment:
     """One value in shared memory."""
 
-    __slots__ = ("capacity", "creator", "fd", "form", "freed", "mappers", "number", "owner", "size")
+    __slots__ = (
+        "capacity",
+        "creator",
+        "fd",
+        "form",
+        "freed",
+        "mappers",
+        "number",
+        "owner",
+        "size",
+        "writer",
+    )
 
     def __init__(
         self, number: int, fd: int, capacity: int, size: int, form: int, owner: bytes
@@ -44,6 +55,8 @@ class Segment:
         self.owner = owner
         #: The process that writes it; None once it is complete.
         self.creator: bytes | None = None
+        #: The process that wrote it, complete or not.
+        self.writer = b""
         self.freed = False
         #: How often each process has it mapped.
         self.mappers: dict[bytes, int] = {}
@@ -68,6 +81,8 @@ class SegmentStore:
         self._by_owner: dict[bytes, set[int]] = {}
         self._by_mapper: dict[bytes, set[int]] = {}
         self._by_creator: dict[bytes, set[int]] = {}
+        #: What processes wrote for others.
+        self._by_writer: dict[bytes, set[int]] = {}
 
     def __len__(self) -> int:
         return len(self._segments)
@@ -90,7 +105,9 @@ class SegmentStore:
         number = self._next
         self._next += 1
         segment = Segment(number, fd, capacity, size, form, owner)
-        segment.creator = creator
+        segment.creator = segment.writer = creator
+        if owner != creator:
+            self._by_writer.setdefault(creator, set()).add(number)
         self._segments[number] = segment
         self.used += capacity
         self._by_owner.setdefault(owner, set()).add(number)
@@ -204,6 +221,15 @@ class SegmentStore:
             self.free(number)
         return owned
 
+    def written_by(self, process_id: bytes) -> dict[bytes, list[int]]:
+        """What a process that ended wrote for others and they have not freed, by owner."""
+        found: dict[bytes, list[int]] = {}
+        for number in self._by_writer.pop(process_id, ()):
+            segment = self._segments[number]
+            if not segment.freed:
+                found.setdefault(segment.owner, []).append(number)
+        return found
+
     def owners(self) -> list[bytes]:
         """The processes that own segments here."""
         return list(self._by_owner)
@@ -213,6 +239,7 @@ class SegmentStore:
             return
         del self._segments[segment.number]
         self._drop(self._by_owner, segment.owner, segment.number)
+        self._drop(self._by_writer, segment.writer, segment.number)
         self.used -= segment.capacity
         if segment.fd >= limit() // 2:  # so many are open that workers may need them
             os.close(segment.fd)

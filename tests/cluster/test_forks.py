@@ -147,13 +147,33 @@ def test_a_forked_child_is_not_initialized(run: Any) -> None:
     assert run(ask) == "False"
 
 
-def test_a_forked_child_has_none_of_the_sockets_of_its_parent(run: Any) -> None:
-    def count() -> tuple[int, str]:
-        return open_sockets(), in_forked_child(open_sockets)
+def count_sockets() -> tuple[int, str]:
+    """Open sockets of this process, and of a child that it forks."""
+    return open_sockets(), in_forked_child(open_sockets)
 
-    parent, child = run(count)
+
+def test_a_forked_child_has_none_of_the_sockets_of_its_worker() -> None:
+    actor = Forker.remote()
+    parent, child = miniray.get(actor.run.remote(count_sockets), timeout=40)
     assert parent >= 3
     assert child == "0"
+
+
+def test_a_forked_child_has_none_of_the_sockets_of_its_driver() -> None:
+    # A process of its own: this one may have sockets of other tests.
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import miniray
+from test_forks import add_one, count_sockets
+miniray.init("local", num_cpus=1)
+assert miniray.get(add_one.remote(1)) == 2
+parent, child = count_sockets()
+miniray.shutdown()
+assert parent >= 3, parent
+assert child == "0", child
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
 
 
 def test_refs_that_a_child_drops_stay_with_the_parent(run: Any) -> None:

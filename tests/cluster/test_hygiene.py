@@ -182,11 +182,15 @@ def test_ctrl_c_ends_a_script_and_its_cluster(command: CommandLine, handled: boo
     if handled:
         wait = """
 try:
+    print("waiting", flush=True)
     miniray.get(running)
 except KeyboardInterrupt:
     print(miniray.get(keeper.pid.remote()) > 0, flush=True)  # the cluster goes on
 """
     driver = start(command, EMBEDDED + wait, start_new_session=True)
+    if handled:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "waiting\n"
     os.killpg(driver.pid, signal.SIGINT)
     output, _ = driver.communicate(timeout=30)
     if handled:

@@ -180,6 +180,30 @@ def test_a_value_dropped_while_it_moves_leaves_no_copy() -> None:
 
 
 # --- owners that end -----------------------------------------------------------------------
+@pytest.mark.parametrize("far", [False, True], ids=["here", "elsewhere"])
+def test_a_worker_killed_before_it_tells_of_its_result_leaves_nothing(far: bool) -> None:
+    def die_when_written(_self: Any) -> Any:
+        memory = current_runtime().shared_memory  # type: ignore[attr-defined]
+        write = memory.write
+
+        def write_and_die(*args: Any) -> None:
+            write(*args)
+            current_runtime().link.flush()  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        memory.write = write_and_die
+        return np.ones(MIB, dtype=np.uint8)
+
+    kept = ones.remote(MIB)
+    holder = (FarHolder if far else Holder).remote()
+    mine = miniray.get(holder.make.remote(MIB))
+    with pytest.raises(RayActorError):
+        miniray.get(holder.run.remote(die_when_written))
+    assert mine.sum() == miniray.get(kept).sum() == MIB
+    del mine, kept
+    wait_until(stores_are_empty)
+
+
 def test_values_stored_elsewhere_are_freed_when_their_owner_is_killed() -> None:
     owner = Holder.remote()
 
