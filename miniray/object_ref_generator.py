@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from miniray.object_ref import ObjectRef, hooks
@@ -24,9 +23,11 @@ class ObjectRefGenerator(Generic[T]):
     the process that made the call and cannot be passed to others.
     """
 
-    def __init__(self, state: StreamState, blocking: Callable[[threading.Lock], None]) -> None:
+    def __init__(
+        self, state: StreamState, wait: Callable[[Callable[[Callable[[], None]], bool]], None]
+    ) -> None:
         self._state = state
-        self._blocking = blocking
+        self._wait = wait
 
     def __iter__(self) -> ObjectRefGenerator[T]:
         return self
@@ -39,10 +40,7 @@ class ObjectRefGenerator(Generic[T]):
                 return ref
             if state.finished:
                 raise StopIteration
-            gate = threading.Lock()
-            gate.acquire()
-            if not state.when_changed(gate.release):
-                self._blocking(gate)
+            self._wait(state.when_changed)
 
     def __aiter__(self) -> ObjectRefGenerator[T]:
         return self

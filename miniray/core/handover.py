@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
+from miniray.core.gates import Gate
 from miniray.core.ids import owner_of
-from miniray.core.waiting import Gate
 
 if TYPE_CHECKING:
     from miniray.core.cluster_runtime import ClusterRuntime
@@ -55,7 +55,7 @@ def _await_results(runtime: ClusterRuntime) -> None:
         ]
         if not pending:
             return
-        gate = Gate(len(pending))
+        gate = Gate(runtime.loop, len(pending))
         for entry in pending:
             if table.when_ready(entry, gate.arrived):
                 gate.arrived()

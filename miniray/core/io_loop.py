@@ -1,11 +1,15 @@
-"""The I/O thread of a driver or a worker: one epoll loop for all its sockets and timers.
+"""The I/O of a driver or a worker: one epoll loop for all its sockets and timers.
 
-Callbacks run in the loop's thread, must not block, and never run user code.
+A thread of its own runs it. A thread that has to wait for a message takes the sockets over for
+that time (``serve``), so that what it waits for costs no switch between threads: the sockets are
+in an epoll of their own, which is watched either by the I/O thread or by the one that serves.
+Callbacks run one at a time, whichever thread it is, must not block, and never run user code.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import heapq
 import itertools
 import logging
@@ -15,26 +19,40 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from miniray.core.interrupts import Interrupts, in_main_thread
+from miniray.core.pace import Pace
 from miniray.core.wire import READ_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.core.gates import Gate
     from miniray.core.wire import Posted
 
 logger = logging.getLogger(__name__)
+
+
+def _eventfd() -> int:
+    return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
 class IOLoop:
     """An epoll loop in a daemon thread; implements ``core.wire.Poller``."""
 
     _wake_fd = -1
+    _nudge_fd = -1
 
     def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
-        self._readers: dict[int, Callable[[], None]] = {}
+        #: The sockets, for whoever serves; and what the I/O thread waits for: these and `wake`.
+        self._sockets = select.epoll()
+        self._sockets_fd = self._sockets.fileno()
+        self._all = select.epoll()
+        self._wake_fd = _eventfd()
+        self._nudge_fd = _eventfd()
+        self._all.register(self._wake_fd, select.EPOLLIN)
+        self._all.register(self._sockets_fd, select.EPOLLIN)
+        self._sockets.register(self._nudge_fd, select.EPOLLIN)
+        self._readers: dict[int, Callable[[], None]] = {self._nudge_fd: self._nudged}
         self._writers: dict[int, Callable[[], None]] = {}
         self._soon: collections.deque[Callable[[], None]] = collections.deque()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
@@ -44,6 +62,14 @@ class IOLoop:
         self._flush_scheduled = False
         # Reentrant: a garbage collection may run user code anywhere.
         self._lock = threading.RLock()
+        #: Held while callbacks run, and by which thread.
+        self._turn = threading.Lock()
+        self._in_turn = 0
+        #: Held by the thread that serves instead of the I/O thread, and which that is.
+        self._serving = threading.Lock()
+        self._server = 0
+        self._pace = Pace()
+        self._interrupts: Interrupts | None = None
         self._stopping = False
         self.buffer = bytearray(READ_SIZE)
         self.buffer_view = memoryview(self.buffer)
@@ -58,32 +84,44 @@ class IOLoop:
         """The loop's thread."""
         return self._thread
 
+    @property
+    def in_callback(self) -> bool:
+        """Whether the calling thread is running a callback: it must not wait then."""
+        return self._in_turn == threading.get_ident()
+
     def stop(self) -> None:
         """End the loop and wait for its thread (unless called from it)."""
         self._stopping = True
         self.wake()
-        if threading.current_thread() is not self._thread and self._thread.is_alive():
+        self.nudge()
+        if not self.in_callback and self._thread.is_alive():
             self._thread.join()
 
     def abandon(self) -> None:
         """Close the loop's descriptors: for a forked child, which has no loop thread."""
-        self._epoll.close()
-        fd, self._wake_fd = self._wake_fd, -1
-        os.close(fd)
+        self._all.close()
+        self._sockets.close()
+        for fd in self._take_events():
+            os.close(fd)
         self._unflushed.clear()
         self._soon.clear()
 
     def __del__(self) -> None:
         # Not at the loop's end: a thread may be about to wake it, and would write to whatever
         # has got the number by then.
-        if self._wake_fd >= 0:
-            os.close(self._wake_fd)
+        for fd in self._take_events():
+            os.close(fd)
+
+    def _take_events(self) -> list[int]:
+        fds = [fd for fd in (self._wake_fd, self._nudge_fd) if fd >= 0]
+        self._wake_fd = self._nudge_fd = -1
+        return fds
 
     # --- Poller ------------------------------------------------------------------
     def add(self, fd: int, on_readable: Callable[[], None]) -> None:
         """Watch a descriptor for input."""
         self._readers[fd] = on_readable
-        self._epoll.register(fd, select.EPOLLIN)
+        self._sockets.register(fd, select.EPOLLIN)
 
     def watch_writable(self, fd: int, callback: Callable[[], None] | None) -> None:
         """Watch, or stop watching, a descriptor for room to write. Thread-safe."""
@@ -91,21 +129,22 @@ class IOLoop:
             return
         if callback is None:
             self._writers.pop(fd, None)
-            self._epoll.modify(fd, select.EPOLLIN)
+            self._sockets.modify(fd, select.EPOLLIN)
         else:
             self._writers[fd] = callback
-            self._epoll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
+            self._sockets.modify(fd, select.EPOLLIN | select.EPOLLOUT)
 
     def remove(self, fd: int) -> None:
         """Forget a descriptor."""
         if self._readers.pop(fd, None) is not None:
             self._writers.pop(fd, None)
-            self._epoll.unregister(fd)
+            self._sockets.unregister(fd)
 
     def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run a callback in the loop's thread."""
+        """Run a callback in the loop's next turn."""
         self._soon.append(callback)
-        self.wake()
+        if self._in_turn != threading.get_ident():  # else whoever's turn it is looks after it
+            self.wake()
 
     def flush_soon(self, connection: Posted) -> None:
         """Write what a connection keeps, in the loop's next turn."""
@@ -135,7 +174,7 @@ class IOLoop:
         with self._lock:
             first = not self._timers or due < self._timers[0][0]
             heapq.heappush(self._timers, (due, number, callback))
-        if first and threading.current_thread() is not self._thread:
+        if first and threading.get_ident() != self._thread.ident:
             self.wake()
 
         def cancel() -> None:
@@ -149,29 +188,154 @@ class IOLoop:
         if fd >= 0:  # else this is a forked child
             os.eventfd_write(fd, 1)
 
+    # --- a thread that waits ---------------------------------------------------------
+    def serve(self, gate: Gate, timeout: float | None) -> bool:
+        """Handle messages in the calling thread until a gate opens or the time is over.
+
+        False, at once, if another thread does so already or the loop has ended.
+
+        Raises:
+            RuntimeError: this thread is running a callback, which must not wait. User code gets
+                there only in a ``__del__`` that the garbage collector calls.
+        """
+        ident = threading.get_ident()
+        if self._in_turn == ident:
+            raise RuntimeError(
+                "miniray cannot wait here: this runs in the middle of a message, in a __del__ "
+                "that the garbage collector called."
+            )
+        if self._server == ident:  # the handler of a signal waits, in a wait
+            return self._serve_until(gate, timeout)
+        if self._stopping or self._serving.locked():
+            return False
+        if not in_main_thread():
+            return self._take_over(gate, timeout)
+        interrupts = Interrupts()
+        interrupts.begin()
+        try:
+            return self._take_over(gate, timeout, interrupts)
+        finally:
+            interrupts.end()
+
+    def _take_over(
+        self, gate: Gate, timeout: float | None, interrupts: Interrupts | None = None
+    ) -> bool:
+        if not self._serving.acquire(blocking=False):
+            return False
+        try:
+            self._interrupts = interrupts
+            self._server = threading.get_ident()
+            self._all.modify(self._sockets_fd, 0)
+            if interrupts is not None:
+                interrupts.release()
+            return self._serve_until(gate, timeout)
+        finally:
+            if interrupts is not None:
+                interrupts.held = True
+            self._server = 0
+            self._all.modify(self._sockets_fd, select.EPOLLIN)
+            self._serving.release()
+            if self._soon or self._stopping:
+                self.wake()
+
+    def _serve_until(self, gate: Gate, timeout: float | None) -> bool:
+        interrupts = self._interrupts
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = -1.0
+        while not gate.opened:
+            if self._stopping:
+                return False
+            if deadline is not None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return True
+            events = self._pace.wait(self._sockets.poll, left)
+            if not events:
+                continue
+            if interrupts is not None:
+                interrupts.held = True
+            self._take_turn(events)
+            if interrupts is not None:
+                interrupts.release()
+        return True
+
+    def _take_turn(self, events: list[tuple[int, int]]) -> None:
+        with self._turn:
+            self._in_turn = threading.get_ident()
+            self._handle(events)
+            self._run_soon()
+            self._in_turn = 0
+
+    def lend(self) -> int:
+        """The sockets as one descriptor, for another event loop: readable means ``serve_once``."""
+        return self._sockets_fd
+
+    def watch(self, watching: bool) -> None:
+        """Whether the I/O thread watches the sockets, or the loop that borrows them does."""
+        if not self._stopping:
+            self._all.modify(self._sockets_fd, select.EPOLLIN if watching else 0)
+
+    def serve_once(self) -> None:
+        """Handle what there is."""
+        self._take_turn(self._sockets.poll(0))
+        if self._soon:
+            self.wake()
+
+    def nudge(self) -> None:
+        """Make a thread that serves look at its gate."""
+        # One that runs a callback looks at it afterwards; a signal's handler interrupts a poll
+        # that then goes on.
+        if self._server and self._in_turn != self._server:
+            fd = self._nudge_fd
+            if fd >= 0:  # else this is a forked child
+                os.eventfd_write(fd, 1)
+
+    def _nudged(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # another thread has read it
+            os.eventfd_read(self._nudge_fd)
+
     # --- the thread ----------------------------------------------------------------
     def _run(self) -> None:
-        poll = self._epoll.poll
+        poll = self._all.poll
+        wake_fd = self._wake_fd
         while not self._stopping:
-            events = poll(self._timeout())
-            for fd, mask in events:
-                if fd == self._wake_fd:
+            sockets = False
+            for fd, _ in poll(self._timeout()):
+                if fd == wake_fd:
                     os.eventfd_read(fd)
-                    continue
-                callback = self._readers.get(fd) if mask & ~select.EPOLLOUT else None
+                else:
+                    sockets = True
+            with self._turn:
+                self._in_turn = threading.get_ident()
+                if sockets:
+                    self._handle(self._sockets.poll(0))
+                self._run_soon()
+                self._run_timers()
+                self._in_turn = 0
+        with self._turn:
+            self._in_turn = threading.get_ident()
+            while self._soon:  # one may lead to another
+                self._run_soon()
+            self._in_turn = 0
+        if self._serving.acquire(blocking=False):  # for good: nobody serves what is closed
+            self._all.close()
+            self._sockets.close()
+
+    def _handle(self, events: list[tuple[int, int]]) -> None:
+        """Run the callbacks of what epoll told. Needs the turn."""
+        for fd, mask in events:
+            callback = self._readers.get(fd) if mask & ~select.EPOLLOUT else None
+            if callback is not None:
+                self._call(callback)
+            if mask & select.EPOLLOUT:
+                callback = self._writers.get(fd)
                 if callback is not None:
                     self._call(callback)
-                if mask & select.EPOLLOUT:
-                    callback = self._writers.get(fd)
-                    if callback is not None:
-                        self._call(callback)
-            soon = self._soon
-            for _ in range(len(soon)):
-                self._call(soon.popleft())
-            self._run_timers()
-        while self._soon:  # one may lead to another
-            self._call(self._soon.popleft())
-        self._epoll.close()
+
+    def _run_soon(self) -> None:
+        soon = self._soon
+        for _ in range(len(soon)):
+            self._call(soon.popleft())
 
     def _timeout(self) -> float:
         if self._soon:

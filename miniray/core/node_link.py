@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
+from miniray.core.gates import Gate
 from miniray.core.wire import Connection, connect
 
 if TYPE_CHECKING:
@@ -125,18 +126,15 @@ class NodeLink:
         args: tuple[Any, ...],
         timeout: float | None,
     ) -> tuple[Any, int]:
-        if threading.current_thread() is self._loop.thread:
-            raise RuntimeError(f"request {method!r} would block the I/O thread")
-        gate = threading.Lock()
-        gate.acquire()
+        gate = Gate(self._loop)
         box: list[Any] = []
 
         def answer(error: Any, result: Any, fd: int) -> None:
             box.extend((error, result, fd))
-            gate.release()
+            gate.arrived()
 
         ask(method, args, answer)
-        if not gate.acquire(timeout=-1 if timeout is None else timeout):
+        if not gate.wait(timeout):
             raise TimeoutError(f"No answer to {method!r} within {timeout} s.")
         error, result, fd = box
         if error is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import pickle
+import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
@@ -21,7 +22,6 @@ from miniray.object_ref import ObjectRef, hooks
 from miniray.object_ref_generator import ObjectRefGenerator
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Sequence
 
     from miniray.core.objects import Entry, Value
@@ -89,7 +89,7 @@ class ObjectAccess(RefTracking):
     def _wait_values(self, pending: Sequence[Entry], needed: int, timeout: float | None) -> bool:
         self.loop.flush_posted()
         self.borrowing.want(pending)
-        return waiting.wait_for(self.table, pending, needed, timeout, self.block)
+        return waiting.wait_for(self.loop, self.table, pending, needed, timeout, self.block)
 
     def load(self, entry: Entry, value: Value) -> Any:
         """The Python value of an entry; raises what failed."""
@@ -225,8 +225,13 @@ class ObjectAccess(RefTracking):
         loop = asyncio.get_running_loop()
         there: asyncio.Future[None] = loop.create_future()
 
+        here = threading.get_ident()
+
         def ready(_entry: Entry) -> None:
-            loop.call_soon_threadsafe(_resolve, there)
+            if threading.get_ident() == here:
+                _resolve(there)
+            else:
+                loop.call_soon_threadsafe(_resolve, there)
 
         if not self.table.when_ready(entry, ready):
             self.borrowing.want([entry])

@@ -10,6 +10,7 @@ from miniray.core import context
 from miniray.core import protocol as p
 from miniray.core.actor_client import ActorClient
 from miniray.core.calls import Call
+from miniray.core.gates import Gate
 from miniray.core.ref_tracking import RefTracking
 from miniray.core.runtime import (
     ActorClassInfo,
@@ -26,7 +27,6 @@ from miniray.object_ref import ObjectRef, hooks
 from miniray.object_ref_generator import ObjectRefGenerator
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
     from miniray.core.peers import Peer
@@ -164,14 +164,12 @@ class Submission(RefTracking):
             return results[0]
         return results if results else None
 
-    def _block_on(self, gate: threading.Lock) -> None:
-        """Wait for a lock that somebody will open, as a wait of the running task."""
-
-        def wait(timeout: float | None) -> bool:
-            return gate.acquire(timeout=-1 if timeout is None else timeout)
-
-        self.loop.flush_posted()
-        self.block(wait, None)
+    def _block_on(self, when: Callable[[Callable[[], None]], bool]) -> None:
+        """Wait, as the running task, until ``when`` calls back; not at all if it says True."""
+        gate = Gate(self.loop)
+        if not when(gate.arrived):
+            self.loop.flush_posted()
+            self.block(gate.wait, None)
 
     def _stream(self, number: int, backpressure: int) -> StreamState:
         def consumed(count: int) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
+
+from miniray.core.gates import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from miniray.core.io_loop import IOLoop
     from miniray.core.objects import Entry, ObjectTable
 
 
@@ -16,32 +18,8 @@ if TYPE_CHECKING:
 _FEW = 8
 
 
-class Gate:
-    """Opens when ``needed`` of the watched entries have values."""
-
-    __slots__ = ("_lock", "_needed", "_opened")
-
-    def __init__(self, needed: int) -> None:
-        self._needed = needed
-        self._opened = threading.Lock()
-        self._opened.acquire()
-        self._lock = threading.Lock()
-
-    def arrived(self, _entry: Entry | None = None) -> None:
-        """One more entry has its value."""
-        with self._lock:
-            self._needed -= 1
-            if self._needed == 0:
-                self._opened.release()
-
-    def wait(self, timeout: float | None) -> bool:
-        """Wait until open; False on timeout."""
-        if timeout is None:
-            return self._opened.acquire()
-        return self._opened.acquire(timeout=max(0.0, min(timeout, threading.TIMEOUT_MAX)))
-
-
 def wait_for(
+    loop: IOLoop,
     table: ObjectTable,
     pending: Sequence[Entry],
     needed: int,
@@ -51,13 +29,14 @@ def wait_for(
     """Wait until ``needed`` of the pending entries have values; False on timeout.
 
     Args:
+        loop: What brings the values.
         table: Where the entries are.
         pending: Entries that had no value a moment ago.
         needed: How many must arrive.
         timeout: Seconds, None for no limit.
         block: Runs the wait itself; tells the node when it takes long.
     """
-    gate = Gate(needed)
+    gate = Gate(loop, needed)
     if len(pending) > _FEW:
         return _wait_for_many(table, pending, gate, timeout, block)
     for entry in pending:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.core import context
 from miniray.core import protocol as p
 from miniray.exceptions import TaskCancelledError
+from miniray.worker import actor_loop
 from miniray.worker.executor import Executor
 from miniray.worker.exits import ActorExit
 from miniray.worker.work import Work, load_arguments
@@ -123,6 +124,7 @@ class AsyncExecutor(Executor):
     ) -> None:
         super().__init__(runtime, end)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
         self._inbox: collections.deque[Work] = collections.deque()
         self._woken = False
         self._begun = False
@@ -136,7 +138,7 @@ class AsyncExecutor(Executor):
         self._warned = False
         self._flushing = False
 
-    # --- from the I/O thread ---------------------------------------------------------
+    # --- from whichever thread reads the sockets ------------------------------------
     def enqueue(self, work: Work) -> None:
         self._inbox.append(work)
         self._wake()
@@ -145,7 +147,10 @@ class AsyncExecutor(Executor):
         loop = self._loop
         if loop is not None and not self._woken:
             self._woken = True
-            loop.call_soon_threadsafe(self._take)
+            if threading.get_ident() == self._thread:
+                loop.call_soon(self._take)
+            else:
+                loop.call_soon_threadsafe(self._take)
 
     def interrupt(self, work: Work, force: bool) -> None:
         loop = self._loop
@@ -155,7 +160,7 @@ class AsyncExecutor(Executor):
     # --- in the event loop -----------------------------------------------------------
     def run_loop(self, create: Callable[[], Any]) -> None:
         """Make the instance inside a running loop, then serve calls until the end."""
-        asyncio.run(self._main(create))
+        actor_loop.run(self._main(create), self._runtime.loop)
 
     async def _main(self, create: Callable[[], Any]) -> None:
         self._stopped = asyncio.Event()
@@ -163,6 +168,7 @@ class AsyncExecutor(Executor):
         if not create():
             return
         self._loop = loop
+        self._thread = threading.get_ident()
         self._begun = True
         self._woken = False
         self._wake()

@@ -10,7 +10,6 @@ import inspect
 import logging
 import os
 import pickle
-import queue
 import signal
 import threading
 import time
@@ -26,6 +25,7 @@ from miniray.worker import stdio
 from miniray.worker.exits import ActorExit, end_child
 from miniray.worker.results import Results
 from miniray.worker.work import ArgumentLostError, Work, load_arguments
+from miniray.worker.work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ class Executor:
         self._runtime = runtime
         self._end = end
         self._results = Results(runtime)
-        self._queue: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._queue = WorkQueue(runtime.loop)
         self._functions: dict[bytes, Any] = {}
         self._running: Work | None = None
         self._interruptible = False
@@ -117,8 +117,8 @@ class Executor:
         back: dict[Peer, list[int]] = {}
         while True:
             try:
-                work = self._queue.get_nowait()
-            except queue.Empty:
+                work = self._queue.take()
+            except IndexError:
                 break
             if work is None:
                 self._queue.put(None)
@@ -176,11 +176,7 @@ class Executor:
     def run(self) -> None:
         """Run work until the end."""
         take = self._queue.get
-        is_empty = self._queue.empty
-        flush = self._runtime.loop.flush_posted
         while True:
-            if is_empty():
-                flush()
             work = take()
             if work is None:
                 return

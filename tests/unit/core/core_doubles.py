@@ -137,6 +137,12 @@ class FakeLoop:
         self.timers.append(entry)
         return lambda: self.timers.remove(entry)
 
+    def serve(self, _gate: object, _timeout: float | None) -> bool:
+        return False  # there are no sockets: who waits sleeps
+
+    def nudge(self) -> None:
+        pass
+
     def run(self) -> None:
         while self.soon:
             self.soon.popleft()()

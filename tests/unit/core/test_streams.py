@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import pytest
 from core_doubles import Caller, eventually, packed
@@ -12,6 +13,9 @@ from miniray.core.borrowing import error_value
 from miniray.core.streams import StreamState
 from miniray.object_ref import hooks
 from miniray.object_ref_generator import ObjectRefGenerator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Fixture:
@@ -33,8 +37,10 @@ class Fixture:
         self.abandoned += 1
 
     @staticmethod
-    def _block(gate: threading.Lock) -> None:
-        assert gate.acquire(timeout=10)
+    def _block(when: Callable[[Callable[[], None]], bool]) -> None:
+        gate = threading.Event()
+        if not when(gate.set):
+            assert gate.wait(10)
 
     def item(self, index: int) -> bool:
         return self.state.item(index, packed(index), None)

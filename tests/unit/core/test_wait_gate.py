@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from core_doubles import Caller, packed
 
-from miniray.core.waiting import Gate, wait_for
+from miniray.core.waiting import wait_for
 
 if TYPE_CHECKING:
     from miniray.core.objects import Entry
@@ -33,7 +33,7 @@ def test_a_wait_ends_when_enough_has_come() -> None:
 
     thread = threading.Thread(target=arrive)
     thread.start()
-    assert wait_for(me.table, entries, 2, 10.0, plain)
+    assert wait_for(me.loop, me.table, entries, 2, 10.0, plain)
     thread.join()
 
 
@@ -41,7 +41,7 @@ def test_a_wait_that_times_out_leaves_no_waiter() -> None:
     me = Caller()
     entries = pending(me, 2)
     me.table.set_value(entries[0].id, packed(1))
-    assert not wait_for(me.table, entries, 2, 0.01, plain)
+    assert not wait_for(me.loop, me.table, entries, 2, 0.01, plain)
     assert not entries[1].waiters
 
 
@@ -49,18 +49,18 @@ def test_a_timeout_of_zero_looks_once() -> None:
     me = Caller()
     (entry,) = pending(me, 1)
     began = time.monotonic()
-    assert not wait_for(me.table, [entry], 1, 0, plain)
-    assert not wait_for(me.table, [entry], 1, -1, plain)
+    assert not wait_for(me.loop, me.table, [entry], 1, 0, plain)
+    assert not wait_for(me.loop, me.table, [entry], 1, -1, plain)
     assert time.monotonic() - began < 1
     me.table.set_value(entry.id, packed(1))
-    assert wait_for(me.table, [entry], 1, 0, plain)
+    assert wait_for(me.loop, me.table, [entry], 1, 0, plain)
 
 
 def test_the_same_object_may_be_waited_for_twice_at_once() -> None:
     me = Caller()
     (entry,) = pending(me, 1)
     threading.Timer(0.01, me.table.set_value, (entry.id, packed(1))).start()
-    assert wait_for(me.table, [entry, entry], 2, 10.0, plain)
+    assert wait_for(me.loop, me.table, [entry, entry], 2, 10.0, plain)
 
 
 def test_a_wait_that_is_interrupted_leaves_no_waiter() -> None:
@@ -71,12 +71,5 @@ def test_a_wait_that_is_interrupted_leaves_no_waiter() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        wait_for(me.table, [entry], 1, None, interrupted)
+        wait_for(me.loop, me.table, [entry], 1, None, interrupted)
     assert not entry.waiters
-
-
-def test_a_gate_takes_more_arrivals_than_it_needs() -> None:
-    gate = Gate(1)
-    for _ in range(3):
-        gate.arrived()
-    assert gate.wait(None)
