@@ -88,5 +88,5 @@ class RelaySender:
             self._room -= len(body)
             batch.append(body)
         del self._pending[: len(batch)]
-        self._sent = _now()
         self._link.relay(self._node_id, self._process_id, batch)
+        self._sent = _now()  # not before: a slow write would make the next message look alone

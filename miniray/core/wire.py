@@ -198,13 +198,11 @@ class Connection:
                 return
             batch = self._batch
             if not batch:
-                now = _now()
-                if now - self._posted > _CLOSE_BY or len(data) > _LARGE:
-                    self._posted = now
+                if _now() - self._posted > _CLOSE_BY or len(data) > _LARGE:
                     self._write(data)
+                    self._posted = _now()  # not before: a slow write would part what is close
                     return
                 batch.append(data)
-                self._posted = now
                 self._poller.flush_soon(self)
                 return
             batch.append(data)

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.config import config
+from miniray.core import event_loop
+from miniray.core.pace import PacedSelector
 from miniray.node.boot_options import BootError, BootOptions, BootResult
 
 if TYPE_CHECKING:
@@ -215,7 +217,9 @@ def _run(
 
     start = NodeStart(options, session, control, template_pid)
     start.fork_head(answer.fileno())
-    return asyncio.run(start.run(answer))
+    return event_loop.run(
+        start.run(answer), lambda: asyncio.SelectorEventLoop(PacedSelector(start.pace))
+    )
 
 
 def end_process(pid: int, timeout: float) -> None:

@@ -47,9 +47,13 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from miniray.core.pace import Pace
     from miniray.node.node_config import NodeConfig
 
 logger = logging.getLogger(__name__)
+
+#: More messages than this in one batch are bulk, for which a wake-up more or less is nothing.
+_FEW = 2
 
 #: Packages travel to the head and back in pieces of this size.
 BLOB_PIECE = 8 * 1024 * 1024
@@ -58,8 +62,11 @@ BLOB_PIECE = 8 * 1024 * 1024
 class NodeDaemon:
     """One node."""
 
-    def __init__(self, node: NodeConfig, control: socket.socket, template_pid: int) -> None:
+    def __init__(
+        self, node: NodeConfig, control: socket.socket, template_pid: int, pace: Pace
+    ) -> None:
         self._config = node
+        self._pace = pace
         self.node_id = node.node_id
         self._loop = asyncio.get_running_loop()
         self._poller = AsyncPoller(self._loop)
@@ -515,6 +522,8 @@ class NodeDaemon:
         if node_id == self.node_id:
             self._deliver(self.node_id, client.process_id, process_id, bodies)
             return
+        if len(bodies) > _FEW:
+            self._pace.rest()
         message = Relayed(to=process_id, sender=client.process_id, bodies=bodies)
         if not self._relay.send(node_id, message):
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
@@ -564,6 +573,8 @@ class NodeDaemon:
                 self._send_as(self.node_id, node, owner_of(id), body)
 
     def _deliver(self, from_node: bytes, sender: bytes, to: bytes, bodies: Sequence[bytes]) -> bool:
+        if len(bodies) > _FEW:
+            self._pace.rest()
         client = self._clients.clients.get(to)
         if client is not None:
             client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))

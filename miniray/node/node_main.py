@@ -17,6 +17,7 @@ from miniray._proto import head_pb2, head_pb2_grpc, node_pb2_grpc
 from miniray.accelerators import Host, NodeAccelerators, resolve_node_accelerators
 from miniray.config import config
 from miniray.core.ids import new_id
+from miniray.core.pace import Pace
 from miniray.exceptions import AuthenticationError, MinirayError
 from miniray.node.addresses import DaemonAddress
 from miniray.node.boot_options import (
@@ -54,6 +55,9 @@ class NodeStart:
     ) -> None:
         self.options = options
         self.session = session
+        #: How the daemon's event loop waits. A call to another node and its answer take eight
+        #: wake-ups, most of them in gRPC's threads; the loop stays awake for about that time.
+        self.pace = Pace(awake=250e-6, short=400e-6)
         self._control = control
         self._template_pid = template_pid
         #: Set on the node that has the head.
@@ -118,7 +122,7 @@ class NodeStart:
         server, node_address = await self._listen(channel)
         accelerators = await accelerators_task
         node = self._node_config(accelerators, node_address, authority)
-        daemon = NodeDaemon(node, self._control, self._template_pid)
+        daemon = NodeDaemon(node, self._control, self._template_pid, self.pace)
         stop_on_signals(daemon)
         node_pb2_grpc.add_NodeServicer_to_server(daemon.services(), server)  # type: ignore[no-untyped-call]
         await server.start()

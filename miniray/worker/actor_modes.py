@@ -9,10 +9,10 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import context
+from miniray.core import context, event_loop
 from miniray.core import protocol as p
 from miniray.exceptions import TaskCancelledError
-from miniray.worker import actor_loop
+from miniray.worker.actor_loop import serving_loop
 from miniray.worker.executor import Executor
 from miniray.worker.exits import ActorExit
 from miniray.worker.work import Work, load_arguments
@@ -160,7 +160,7 @@ class AsyncExecutor(Executor):
     # --- in the event loop -----------------------------------------------------------
     def run_loop(self, create: Callable[[], Any]) -> None:
         """Make the instance inside a running loop, then serve calls until the end."""
-        actor_loop.run(self._main(create), self._runtime.loop)
+        event_loop.run(self._main(create), lambda: serving_loop(self._runtime.loop))
 
     async def _main(self, create: Callable[[], Any]) -> None:
         self._stopped = asyncio.Event()

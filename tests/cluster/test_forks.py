@@ -252,7 +252,10 @@ def test_a_child_that_fails_in_a_task_ends_with_code_1_and_a_traceback(
         seen += capfd.readouterr().err
         return "only in the child" in seen
 
-    wait_until(traceback_shown)
+    try:
+        wait_until(traceback_shown)
+    finally:
+        print(f"what the driver printed: {seen!r}")
 
 
 def test_children_of_threaded_and_asyncio_actors_answer_nobody() -> None:
