@@ -228,6 +228,7 @@ def wait(
         TypeError: ``refs`` is not a list of refs.
         ValueError: A ref is there twice, or ``num_returns`` or ``timeout`` can't be met.
     """
+    global _rest
     given: Any = refs
     if isinstance(given, ObjectRef):
         raise TypeError(f"wait takes a list of refs, not a single one: wait([{given!r}]).")
@@ -238,19 +239,31 @@ def wait(
     runtime = _runtime._current or current_runtime()
     if not refs:
         return [], []
-    try:
-        distinct = len(set(map(_ref_id, refs)))  # in C: programs call this once per ref they await
-    except AttributeError:
-        _check_refs("wait", refs)  # raises, unless what has no id is a generator
-        distinct = len(set(refs))
-    if distinct != len(refs):
-        raise ValueError("wait takes a list of unique refs, but this one holds a ref twice.")
+    if num_returns != 1 or (id(refs), len(refs)) != _rest:
+        _check_unique(refs)
     if not 0 < num_returns <= len(refs):
         raise ValueError(
             f"num_returns of wait must be from 1 to {len(refs)}, the number of refs, "
             f"not {num_returns}."
         )
-    return runtime.wait(refs, num_returns, timeout, fetch_local)
+    found = runtime.wait(refs, num_returns, timeout, fetch_local)
+    _rest = (id(found[1]), len(found[1]))
+    return found
+
+
+#: Which list ``wait`` returned last, and how long it was. A loop that takes one ref at a time from
+#: thousands passes that list again: looking at all of them each time would be quadratic.
+_rest = (0, 0)
+
+
+def _check_unique(refs: Sequence[ObjectRef[Any]]) -> None:
+    try:
+        distinct = len(set(map(_ref_id, refs)))  # in C: there may be many
+    except AttributeError:
+        _check_refs("wait", refs)  # raises, unless what has no id is a generator
+        distinct = len(set(refs))
+    if distinct != len(refs):
+        raise ValueError("wait takes a list of unique refs, but this one holds a ref twice.")
 
 
 def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
