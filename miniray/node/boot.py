@@ -213,10 +213,12 @@ def _run(
     )
     set_subreaper()
     raise_limit()
+    from miniray.node.allocator import keep_freed_buffers
     from miniray.node.node_main import NodeStart
 
     start = NodeStart(options, session, control, template_pid)
     start.fork_head(answer.fileno())
+    keep_freed_buffers()
     return event_loop.run(
         start.run(answer), lambda: asyncio.SelectorEventLoop(PacedSelector(start.pace))
     )

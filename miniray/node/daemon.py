@@ -19,7 +19,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
-from miniray._proto import common_pb2, head_pb2, node_pb2, node_pb2_grpc
+from miniray._proto import common_pb2, head_pb2
 from miniray.core import protocol as p
 from miniray.core.ids import owner_of
 from miniray.core.peers import socket_path
@@ -36,6 +36,7 @@ from miniray.node.output_router import OutputRouter
 from miniray.node.relay import RelayHub
 from miniray.node.relayed import Relayed
 from miniray.node.segments import SegmentStore
+from miniray.node.services import add_services
 from miniray.node.template_client import TemplateClient
 from miniray.node.watches import Watches
 from miniray.node.workers import NodeLease, Worker, WorkerPool, encode_error
@@ -43,7 +44,7 @@ from miniray.runtime_env.install import EnvironmentManager
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     import grpc
 
@@ -650,9 +651,9 @@ class NodeDaemon:
             for watcher in watchers:
                 self._clients.push(watcher, topic, (process_id,))
 
-    def services(self) -> NodeServicer:
-        """What other daemons call."""
-        return NodeServicer(self._relay, self._objects)
+    def serve(self, server: grpc.aio.Server) -> None:
+        """Let a server answer what other daemons call."""
+        add_services(server, self._relay, self._objects)
 
     # --- ending ------------------------------------------------------------------
     def stop(self, reason: str) -> None:
@@ -674,29 +675,6 @@ class NodeDaemon:
         await self._relay.close()
         await self._session.close()
         self.store.close()
-
-
-class NodeServicer(node_pb2_grpc.NodeServicer):
-    """The Node service."""
-
-    def __init__(self, relay: RelayHub, objects: NodeObjects) -> None:
-        self._relay = relay
-        self._objects = objects
-
-    async def Relay(  # noqa: N802 - gRPC's name
-        self,
-        incoming: AsyncIterator[node_pb2.RelayBatch],
-        context: grpc.aio.ServicerContext[Any, Any],
-    ) -> None:
-        """Another node's stream."""
-        await self._relay.serve(incoming, context)
-
-    async def Fetch(  # noqa: N802 - gRPC's name
-        self, request: node_pb2.FetchRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[node_pb2.Chunk]:
-        """A segment in pieces."""
-        async for chunk in self._objects.serve(request):
-            yield chunk
 
 
 def _actor_report(worker: Worker, lease: NodeLease, **facts: Any) -> head_pb2.FromNode:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from miniray._proto import head_pb2, head_pb2_grpc, node_pb2_grpc
+from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.accelerators import Host, NodeAccelerators, resolve_node_accelerators
 from miniray.config import config
 from miniray.core.ids import new_id
@@ -124,7 +124,7 @@ class NodeStart:
         node = self._node_config(accelerators, node_address, authority)
         daemon = NodeDaemon(node, self._control, self._template_pid, self.pace)
         stop_on_signals(daemon)
-        node_pb2_grpc.add_NodeServicer_to_server(daemon.services(), server)  # type: ignore[no-untyped-call]
+        daemon.serve(server)
         await server.start()
         await daemon.join(channel, config().start_timeout)
         if self.options.parent_pid is not None:

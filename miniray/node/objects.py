@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from miniray._proto import node_pb2, node_pb2_grpc
+from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node.relayed import Relayed
+from miniray.node.services import fetch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -139,11 +140,13 @@ class NodeObjects:
             while True:
                 before = offset
                 try:
-                    async for chunk in self._fetch(node_id, number, offset):
-                        if segment is None:
-                            segment = self.store.create(size, chunk.form, node_id, self.node_id)
-                        os.pwrite(segment.fd, chunk.data, offset)
-                        offset += len(chunk.data)
+                    pieces = self._fetch(node_id, number, offset)
+                    head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
+                    if segment is None:
+                        segment = self.store.create(size, head.form, node_id, self.node_id)
+                    async for piece in pieces:
+                        os.pwrite(segment.fd, piece, offset)
+                        offset += len(piece)
                 except grpc.aio.AioRpcError as error:
                     # While the head has not given the node up, only the connection broke.
                     resumes = resumes + 1 if offset == before else 0
@@ -164,36 +167,31 @@ class NodeObjects:
                 self.store.free(segment.number)
             raise
 
-    async def _fetch(
-        self, node_id: bytes, number: int, offset: int
-    ) -> AsyncIterator[node_pb2.Chunk]:
+    async def _fetch(self, node_id: bytes, number: int, offset: int) -> AsyncIterator[bytes]:
         """The pieces of a segment of another node; waits while that cannot be reached."""
         channel = self._relay.channel(node_id)
         if channel is None:
             raise ObjectLostError(f"segment {number}", f"node {node_id.hex()} is gone")
-        stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
         request = node_pb2.FetchRequest(segment=number, offset=offset, node_id=self.node_id)
-        call = stub.Fetch(request, wait_for_ready=True)
+        call = fetch(channel, request)
         try:
             async for chunk in call:
                 yield chunk
         finally:
             call.cancel()
 
-    async def serve(self, request: node_pb2.FetchRequest) -> AsyncIterator[node_pb2.Chunk]:
+    async def serve(self, request: node_pb2.FetchRequest) -> AsyncIterator[bytes]:
         """The Fetch RPC: a segment of this node in pieces."""
         segment = self.store.map(request.segment, request.node_id)
         try:
             self._copied_to.setdefault(request.segment, set()).add(request.node_id)
-            size = config().transfer_chunk
+            yield node_pb2.ObjectHead(size=segment.size, form=segment.form).SerializeToString()
             offset = request.offset
-            form = segment.form
-            while True:
-                data = os.pread(segment.fd, min(size, segment.size - offset), offset)
-                yield node_pb2.Chunk(data=data, total=segment.size, form=form)
-                offset += len(data)
-                if offset >= segment.size:
-                    break
+            while offset < segment.size:
+                length = min(config().transfer_chunk, segment.size - offset)
+                piece = os.pread(segment.fd, length, offset)
+                offset += len(piece)
+                yield piece
         finally:
             self.store.unmap([request.segment], request.node_id)
 

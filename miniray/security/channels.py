@@ -35,9 +35,16 @@ _KEEPALIVE: list[tuple[str, int]] = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 ]
+#: Large values move in large pieces.
+_BULK: list[tuple[str, int]] = [
+    ("grpc.http2.max_frame_size", (1 << 24) - 1),
+    ("grpc.http2.lookahead_bytes", 1 << 24),
+    ("grpc.http2.write_buffer_size", 1 << 24),
+]
 _SERVER_OPTIONS: list[tuple[str, int]] = [
     *_MESSAGE_SIZE,
     *_KEEPALIVE,
+    *_BULK,
     # Accept the clients' pings, which come more often than a server tolerates by default.
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # Two servers that share a port would take each other's clients in turn.
@@ -46,6 +53,7 @@ _SERVER_OPTIONS: list[tuple[str, int]] = [
 _CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_MESSAGE_SIZE,
     *_KEEPALIVE,
+    *_BULK,
     # A cluster's traffic never belongs to a web proxy of the environment.
     ("grpc.enable_http_proxy", 0),
     # Each channel has a connection of its own; else objects would delay calls and heartbeats.

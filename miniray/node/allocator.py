@@ -1,0 +1,22 @@
+"""How the C library keeps memory that a daemon has freed."""
+
+from __future__ import annotations
+
+import ctypes
+
+# Parameters of glibc's mallopt(3).
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_MIB = 1024 * 1024
+
+
+def keep_freed_buffers() -> None:
+    """Let buffers of megabytes be used again, instead of giving each one back to the kernel.
+
+    Objects pass through a daemon in such buffers; taking fresh pages for each costs a quarter of
+    the speed of a transfer. Where the C library is not glibc nothing happens.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 8 * _MIB)
+        mallopt(_M_TRIM_THRESHOLD, 32 * _MIB)

@@ -1,0 +1,66 @@
+"""What a node offers to other nodes over gRPC: the services of ``node.proto``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from miniray._proto import node_pb2, node_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from miniray.node.objects import NodeObjects
+    from miniray.node.relay import RelayHub
+
+_OBJECTS = "miniray.v1.Objects"
+
+
+class NodeServicer(node_pb2_grpc.NodeServicer):
+    """The Node service."""
+
+    def __init__(self, relay: RelayHub) -> None:
+        self._relay = relay
+
+    async def Relay(  # noqa: N802 - gRPC's name
+        self,
+        incoming: AsyncIterator[node_pb2.RelayBatch],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """Another node's stream."""
+        await self._relay.serve(incoming, context)
+
+
+def add_services(server: grpc.aio.Server, relay: RelayHub, objects: NodeObjects) -> None:
+    """Let a server answer what other daemons call."""
+    node_pb2_grpc.add_NodeServicer_to_server(NodeServicer(relay), server)  # type: ignore[no-untyped-call]
+
+    async def fetch(
+        request: node_pb2.FetchRequest, _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[bytes]:
+        async for piece in objects.serve(request):
+            yield piece
+
+    handler = grpc.unary_stream_rpc_method_handler(
+        fetch,
+        request_deserializer=node_pb2.FetchRequest.FromString,
+    )
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(_OBJECTS, {"Fetch": handler}),)
+    )
+
+
+def fetch(
+    channel: grpc.aio.Channel, request: node_pb2.FetchRequest
+) -> grpc.aio.UnaryStreamCall[node_pb2.FetchRequest, bytes]:
+    """Ask another node for a segment; waits while it cannot be reached.
+
+    What comes is an ``ObjectHead`` as bytes, then the bytes of the segment from the offset on.
+    """
+    call = channel.unary_stream(
+        f"/{_OBJECTS}/Fetch",
+        request_serializer=node_pb2.FetchRequest.SerializeToString,
+        response_deserializer=None,
+    )
+    return call(request, wait_for_ready=True)
