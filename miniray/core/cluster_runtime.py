@@ -109,6 +109,8 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             "process_unreachable": self.peers.process_unreachable,
             "unclaimed": self.unclaimed.on_list,
             "actor": self.actors.on_state,
+            "give_up_memory": self.shared_memory.warm.give_up,
+            "forget_segments": self.shared_memory.forget,
             "head_back": self._on_head_back,
         }
         #: Messages of peers, by kind; a worker adds those that ask it to run something.

@@ -1,34 +1,34 @@
 """Large values: written once into memory that the daemon holds, read without a copy.
 
-A segment is a memfd of the node daemon. Writers get its descriptor and use
-pwritev, which needs no mapping and copies at memory speed into a warm segment.
-Readers map it copy-on-write, so that no writer can disturb another reader. The
-daemon is told when the last view in this process is gone.
+A segment lies in a memfd of the node daemon. Writers write it through its descriptor or, where
+they have it mapped already, copy into it (``warm_memory.py``). Readers map it copy-on-write, so
+that no writer can disturb another reader. The daemon is told when the last view in this process
+is gone; what is read again and again stays mapped until its owner frees it.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
-import functools
-import mmap
 import os
-import weakref
+import threading
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.mapped import map_memory
 from miniray.core.protocol import VALUE_SHARED
+from miniray.core.warm_memory import WarmMemory
 from miniray.object_ref import hooks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from miniray.core.node_link import NodeLink
     from miniray.core.objects import Value
     from miniray.core.serialization import Serialized
 
-#: Linux writes at most this much with one call.
-_WRITE_LIMIT = 0x7FFFF000
-_IOV_LIMIT = 1024
-_MAP_FAILED = ctypes.c_void_p(-1).value
+#: Segments that stay mapped although nobody uses them, and those known to have been read once.
+_KEPT = 16
+_REMEMBERED = 256
 
 
 class Mapping:
@@ -42,22 +42,6 @@ class Mapping:
         self.segment = segment
 
 
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_int,
-        ctypes.c_long,
-    ]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return libc
-
-
 class SharedMemory:
     """This process's side of the node's object store. Thread-safe."""
 
@@ -66,6 +50,14 @@ class SharedMemory:
         self._node_id = node_id
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
+        self.warm = WarmMemory(link)
+        # Reentrant: a garbage collection may run user code, which may get, in any section.
+        self._lock = threading.RLock()
+        #: By node and segment there: what stays mapped, and what was read once.
+        self._kept: collections.OrderedDict[tuple[bytes, int], Mapping] = collections.OrderedDict()
+        self._read: collections.OrderedDict[tuple[bytes, int], None] = collections.OrderedDict()
+        #: Where to find what is kept by the number of its segment on this node.
+        self._kept_as: dict[int, tuple[bytes, int]] = {}
 
     # --- writing -----------------------------------------------------------------
     def write(self, value: Serialized, owner: bytes, owner_node: bytes) -> Value:
@@ -75,17 +67,18 @@ class SharedMemory:
             ObjectStoreFullError: the store has no room for it.
         """
         self.report_unmapped()
-        segment, fd = self._link.node_request(
+        (segment, memory), fd = self._link.node_request(
             "create_segment", (value.size, value.form, owner, owner_node)
         )
         try:
-            _write_all(fd, value.pieces())
+            self.warm.write(memory, fd, value.size, value.pieces())
         except BaseException:
             self._link.node_notice("seal_segment", segment)
             self._link.node_notice("free_segment", self._node_id, segment)
             raise
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
         self._link.node_notice("seal_segment", segment)
         contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
         return (VALUE_SHARED, (self._node_id, segment, value.size), contained)
@@ -97,24 +90,56 @@ class SharedMemory:
         Raises:
             ObjectLostError: its node, or the segment, is gone.
         """
-        self.report_unmapped()
         node_id, segment, size = payload
+        key = (node_id, segment)
+        kept = self._kept.get(key)
+        if kept is not None:
+            return kept
+        self.report_unmapped()
         (local, form), fd = self._link.node_request("map_segment", (node_id, segment, size))
         try:
-            return self._map(fd, size, form, local)
+            block = map_memory(fd, size, shared=False, gone=lambda: self._gone(local))
+        except OSError:
+            self._unmapped.append(local)
+            raise
         finally:
             os.close(fd)
+        mapping = Mapping(memoryview(block).cast("B"), form, local)
+        self._remember(key, mapping)
+        return mapping
 
-    def _map(self, fd: int, size: int, form: int, segment: int) -> Mapping:
-        libc = _libc()
-        address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE, fd, 0)
-        if address == _MAP_FAILED or address is None:
-            code = ctypes.get_errno()
-            self._unmapped.append(segment)
-            raise OSError(code, f"could not map {size} bytes: {os.strerror(code)}")
-        block = (ctypes.c_char * size).from_address(address)
-        weakref.finalize(block, _unmap, address, size, self._unmapped, segment).atexit = False
-        return Mapping(memoryview(block).cast("B"), form, segment)
+    def _gone(self, segment: int) -> None:
+        """The last view of a segment went away. May run in a garbage collection anywhere."""
+        self._unmapped.append(segment)
+        # An id that nobody has makes the runtime look at its queues, and so report.
+        hooks.dropped.append(b"")
+        hooks.call()
+
+    def _remember(self, key: tuple[bytes, int], mapping: Mapping) -> None:
+        """What is read a second time stays mapped: it may be read a third time."""
+        old: list[Mapping] = []
+        with self._lock:
+            if key not in self._read:
+                self._read[key] = None
+                if len(self._read) > _REMEMBERED:
+                    self._read.popitem(last=False)
+                return
+            self._kept[key] = mapping
+            self._kept_as[mapping.segment] = key
+            if len(self._kept) > _KEPT:
+                _, dropped = self._kept.popitem(last=False)
+                self._kept_as.pop(dropped.segment, None)
+                old.append(dropped)
+        self._link.node_notice("keep_segment", mapping.segment)
+
+    def forget(self, segments: Iterable[int]) -> None:
+        """The owner of these segments, by their numbers on this node, has freed them."""
+        dropped = []
+        with self._lock:
+            for segment in segments:
+                key = self._kept_as.pop(segment, None)
+                if key is not None:
+                    dropped.append(self._kept.pop(key))
 
     def report_unmapped(self) -> None:
         """Tell the daemon which segments this process reads no more."""
@@ -131,32 +156,3 @@ class SharedMemory:
         """The owner has no use for a value any more."""
         node_id, segment, _size = value[1]
         self._link.node_notice("free_segment", node_id, segment)
-
-
-def _unmap(address: int, size: int, unmapped: collections.deque[int], segment: int) -> None:
-    _libc().munmap(address, size)
-    unmapped.append(segment)
-    # May run in a garbage collection anywhere. An id that nobody has makes the runtime
-    # look at its queues, and so report.
-    hooks.dropped.append(b"")
-    hooks.call()
-
-
-def _write_all(fd: int, pieces: list[bytes | memoryview]) -> None:
-    offset = 0
-    pending = collections.deque(pieces)
-    while pending:
-        batch: list[bytes | memoryview] = []
-        total = 0
-        for piece in pending:
-            if len(batch) == _IOV_LIMIT or total >= _WRITE_LIMIT:
-                break
-            batch.append(piece)
-            total += len(piece)
-        written = os.pwritev(fd, batch, offset)
-        offset += written
-        while pending and written >= len(pending[0]):
-            written -= len(pending[0])
-            pending.popleft()
-        if written:
-            pending[0] = memoryview(pending[0])[written:]

@@ -37,6 +37,7 @@ from miniray.node.relay import RelayHub
 from miniray.node.relayed import Relayed
 from miniray.node.segments import SegmentStore
 from miniray.node.services import add_services
+from miniray.node.store_requests import StoreRequests
 from miniray.node.template_client import TemplateClient
 from miniray.node.watches import Watches
 from miniray.node.workers import NodeLease, Worker, WorkerPool, encode_error
@@ -84,12 +85,17 @@ class NodeDaemon:
             control, template_pid, self._worker_exited, self._template_gone
         )
         self._relay = RelayHub(self.node_id, node.dial, self._relayed, self._node_unreachable)
-        self.store = SegmentStore(node.object_store_capacity)
+        self.store = SegmentStore(
+            node.object_store_capacity,
+            lambda process, memory: self._clients.push(process, "give_up_memory", (memory,)),
+            lambda process, segments: self._clients.push(process, "forget_segments", (segments,)),
+        )
         self._objects = NodeObjects(self.node_id, self.store, self._relay)
         self._environments = EnvironmentManager(node.environments_folder)
         self._clients = ClientServer(node.socket_path, self._poller, node.socket_key, self)
         self._outputs = OutputRouter(self.node_id, self._clients, self._relay)
         self._install_handlers()
+        StoreRequests(self.node_id, self._objects, self._clients, self._runs)
         self._session: HeadSession
         self._head_epoch = 0
         self._pool = WorkerPool(
@@ -110,7 +116,6 @@ class NodeDaemon:
     def _install_handlers(self) -> None:
         self._clients.requests.update(
             {
-                "map_segment": self._map_segment,
                 "get_code": self._get_code,
                 "flush_output": lambda client: self._outputs.flush(client, self._pool),
             }
@@ -118,16 +123,11 @@ class NodeDaemon:
         self._clients.quick.update(
             {
                 "adopt": self._adopt,
-                "create_segment": self._create_segment,
-                "map_segment": self._map_local_segment,
                 "get_code": self._known_code,
             }
         )
         self._clients.notices.update(
             {
-                "seal_segment": lambda _client, number: self.store.seal(number),
-                "free_segment": lambda _client, node, number: self._objects.free(node, number),
-                "unmapped": lambda client, numbers: self.store.unmap(numbers, client.process_id),
                 "put_code": self._put_code,
                 "watch": self._watch,
                 "ready": lambda client: self._pool.ready(client.process_id),
@@ -385,37 +385,13 @@ class NodeDaemon:
         else:
             self._relay.send(node, Relayed(to=to, topic=topic, bodies=[marshal.dumps(body)]))
 
-    def _create_segment(
-        self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
-    ) -> tuple[int, int]:
-        segment = self._objects.create(size, form, owner, owner_node, client.process_id)
-        if owner_node == self.node_id and not self._runs(owner):
-            self.store.free(segment.number)  # nobody will: its owner has ended
-        return segment.number, segment.fd
-
     def _runs(self, process_id: bytes) -> bool:
         """Whether a process of this node has not ended."""
         return process_id in self._clients.clients or process_id in self._pool.workers
 
-    def _map_local_segment(
-        self, client: Client, node_id: bytes, number: int, _size: int
-    ) -> tuple[tuple[int, int], int] | None:
-        if node_id != self.node_id:
-            return None
-        segment = self.store.map(number, client.process_id)
-        return (segment.number, segment.form), segment.fd
-
     def _known_code(self, _client: Client, key: bytes) -> tuple[bytes, int] | None:
         blob = self._code.known(key)
         return (blob, -1) if blob is not None else None
-
-    async def _map_segment(
-        self, client: Client, node_id: bytes, number: int, size: int
-    ) -> tuple[tuple[int, int], int]:
-        segment = await self._objects.map(node_id, number, size, client.process_id)
-        if not self._runs(client.process_id):  # it ended while it waited
-            self.store.unmap([segment.number], client.process_id)
-        return (segment.number, segment.form), segment.fd
 
     def _put_code(self, _client: Client, key: bytes, blob: bytes) -> None:
         if self._code.put(key, blob):

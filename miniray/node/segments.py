@@ -1,55 +1,46 @@
-"""The node's shared memory: segments, who owns and maps them, and the pool of warm ones.
+"""The node's shared memory: segments, who owns them and who maps them.
 
-Segments are memfds that only this daemon holds open for long: nothing stays after it.
-Bytes count until the owner freed a segment and nobody maps it; then its memory,
-which is warm, serves the next writer.
+The memory under them (``memories.py``) is held open by this daemon only: nothing stays after it.
+Bytes count until the owner freed a segment and nobody maps it; then its memory, which is warm,
+serves the next writer.
 """
 
 from __future__ import annotations
 
-import bisect
-import errno
-import logging
-import os
 from typing import TYPE_CHECKING
 
-from miniray.core.descriptors import limit
-from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.exceptions import ObjectLostError
+from miniray.node.memories import Memories, Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-logger = logging.getLogger(__name__)
+    from collections.abc import Callable, Iterable
 
 _PAGE = 4096
-#: A pooled segment may be this many times larger than what it is used for.
-_POOL_SLACK = 2
-#: Descriptors that values leave free, so that they can still be handed to readers.
-_RESERVE = 16
+
+
+def _nobody(_process: bytes, _numbers: tuple[int, ...]) -> None:
+    """There is nobody to tell."""
 
 
 class Segment:
     """One value in shared memory."""
 
     __slots__ = (
-        "capacity",
         "creator",
-        "fd",
         "form",
         "freed",
+        "keepers",
         "mappers",
+        "memory",
         "number",
         "owner",
         "size",
         "writer",
     )
 
-    def __init__(
-        self, number: int, fd: int, capacity: int, size: int, form: int, owner: bytes
-    ) -> None:
+    def __init__(self, number: int, memory: Memory, size: int, form: int, owner: bytes) -> None:
         self.number = number
-        self.fd = fd
-        self.capacity = capacity
+        self.memory = memory
         self.size = size
         self.form = form
         self.owner = owner
@@ -60,24 +51,35 @@ class Segment:
         self.freed = False
         #: How often each process has it mapped.
         self.mappers: dict[bytes, int] = {}
+        #: Those that keep it mapped though they do not use it, until it is freed.
+        self.keepers: set[bytes] = set()
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of its memory."""
+        return self.memory.fd
 
 
 class SegmentStore:
     """All segments of a node.
 
     Args:
-        capacity: Bytes that segments, pooled ones included, may take.
+        capacity: Bytes that segments, and memory that waits for the next one, may take.
+        give_up: Called with a process and numbers of memory that it is to unmap.
+        forget: Called with a process and numbers of segments that it need not keep any longer.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        give_up: Callable[[bytes, tuple[int, ...]], object] = _nobody,
+        forget: Callable[[bytes, tuple[int, ...]], object] = _nobody,
+    ) -> None:
         self.capacity = capacity
-        #: Bytes of segments in use.
-        self.used = 0
-        self._pooled = 0
+        self.memories = Memories(capacity, give_up)
+        self._forget = forget
         self._next = 1
         self._segments: dict[int, Segment] = {}
-        #: Warm segments nobody uses, by capacity: (capacity, descriptor), sorted.
-        self._pool: list[tuple[int, int]] = []
         self._by_owner: dict[bytes, set[int]] = {}
         self._by_mapper: dict[bytes, set[int]] = {}
         self._by_creator: dict[bytes, set[int]] = {}
@@ -95,62 +97,17 @@ class SegmentStore:
             ObjectStoreFullError: there is no room.
         """
         capacity = max(_PAGE, -(-size // _PAGE) * _PAGE)
-        fd = self._take_pooled(capacity)
-        if fd is not None:
-            capacity = os.fstat(fd).st_size
-        else:
-            self._make_room(capacity)
-            fd = self._new_memory()
-            os.ftruncate(fd, capacity)
+        memory = self.memories.take(capacity, creator, len(self))
         number = self._next
         self._next += 1
-        segment = Segment(number, fd, capacity, size, form, owner)
+        segment = Segment(number, memory, size, form, owner)
         segment.creator = segment.writer = creator
         if owner != creator:
             self._by_writer.setdefault(creator, set()).add(number)
         self._segments[number] = segment
-        self.used += capacity
         self._by_owner.setdefault(owner, set()).add(number)
         self._by_creator.setdefault(creator, set()).add(number)
         return segment
-
-    def _take_pooled(self, capacity: int) -> int | None:
-        index = bisect.bisect_left(self._pool, (capacity, -1))
-        if index == len(self._pool) or self._pool[index][0] > capacity * _POOL_SLACK:
-            return None
-        size, fd = self._pool.pop(index)
-        self._pooled -= size
-        return fd
-
-    def _new_memory(self) -> int:
-        fd = os.memfd_create("miniray", os.MFD_CLOEXEC)
-        # The kernel gives the lowest free number: this one says how many are open.
-        if fd < limit() - _RESERVE:
-            return fd
-        os.close(fd)
-        if self._pool:
-            self._empty_pool()
-            return self._new_memory()
-        raise OSError(
-            errno.EMFILE,
-            f"Too many open files: each of the {len(self)} values in the object store of this "
-            f"node takes one, and its limit is {limit()}. Drop refs that are no longer needed, "
-            f"or raise the limit (`ulimit -n`) before the node is started",
-        )
-
-    def _empty_pool(self) -> None:
-        for _, fd in self._pool:
-            os.close(fd)
-        self._pool.clear()
-        self._pooled = 0
-
-    def _make_room(self, needed: int) -> None:
-        while self._pool and self.used + self._pooled + needed > self.capacity:
-            size, fd = self._pool.pop()
-            self._pooled -= size
-            os.close(fd)
-        if self.used + needed > self.capacity:
-            raise ObjectStoreFullError(needed, self.used, self.capacity)
 
     def seal(self, number: int) -> None:
         """The writer is done."""
@@ -195,16 +152,32 @@ class SegmentStore:
                 self._drop(self._by_mapper, mapper, number)
                 self._recycle(segment)
 
+    def keep(self, number: int, mapper: bytes) -> None:
+        """A process that maps a segment leaves it mapped until it is freed, used or not."""
+        segment = self._segments.get(number)
+        if segment is None or segment.freed:
+            self._forget(mapper, (number,))
+        else:
+            segment.keepers.add(mapper)
+
     # --- freeing -----------------------------------------------------------------
+    @property
+    def used(self) -> int:
+        """Bytes of memory that segments are in."""
+        return self.memories.used
+
     def free(self, number: int) -> None:
         """The owner has no use for a segment any more."""
         segment = self._segments.get(number)
         if segment is not None and not segment.freed:
             segment.freed = True
+            for process in segment.keepers:
+                self._forget(process, (number,))
             self._recycle(segment)
 
     def process_died(self, process_id: bytes) -> list[int]:
         """Undo what a process had; returns the numbers of the segments that it owned."""
+        self.memories.process_died(process_id)
         for number in self._by_creator.pop(process_id, set()):
             segment = self._segments.get(number)
             if segment is not None:  # half written: nobody else knows of it
@@ -240,17 +213,7 @@ class SegmentStore:
         del self._segments[segment.number]
         self._drop(self._by_owner, segment.owner, segment.number)
         self._drop(self._by_writer, segment.writer, segment.number)
-        self.used -= segment.capacity
-        if segment.fd >= limit() // 2:  # so many are open that workers may need them
-            os.close(segment.fd)
-            return
-        bisect.insort(self._pool, (segment.capacity, segment.fd))
-        self._pooled += segment.capacity
-        # Warm memory is kept for as much as is in use, so an idle node gives it back.
-        while self._pool and self._pooled > max(self.used, self.capacity // 8):
-            size, fd = self._pool.pop(0)
-            self._pooled -= size
-            os.close(fd)
+        self.memories.give_back(segment.memory)
 
     @staticmethod
     def _drop(index: dict[bytes, set[int]], key: bytes, number: int) -> None:
@@ -262,9 +225,5 @@ class SegmentStore:
 
     def close(self) -> None:
         """Close every descriptor."""
-        for segment in self._segments.values():
-            os.close(segment.fd)
-        for _, fd in self._pool:
-            os.close(fd)
         self._segments.clear()
-        self._pool.clear()
+        self.memories.close()

@@ -98,7 +98,7 @@ class FakeLink:
             fd = os.memfd_create("test")
             os.ftruncate(fd, size)
             self.segments[number] = (fd, form)
-            return number, os.dup(fd)
+            return (number, number), os.dup(fd)
         assert method == "map_segment"
         _node, number, _size = args
         fd, form = self.segments[number]

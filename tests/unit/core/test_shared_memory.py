@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from core_doubles import NODE, FakeLink, open_descriptors
 
-from miniray.core import shared_memory
+from miniray.core import warm_memory
 from miniray.core.protocol import VALUE_SHARED
 from miniray.core.serialization import deserialize, serialize
 from miniray.core.shared_memory import SharedMemory
@@ -80,7 +80,7 @@ def test_a_write_that_is_interrupted_gives_its_room_back(
     def interrupted(*_args: Any) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shared_memory, "_write_all", interrupted)
+    monkeypatch.setattr(warm_memory, "write_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         memory.write(serialize(b"x" * 300_000), OWNER, NODE)
     assert link.noticed("seal_segment") == [(1,)]

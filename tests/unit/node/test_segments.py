@@ -156,7 +156,7 @@ def test_an_idle_store_gives_its_memory_back() -> None:
     segments = [written(store, PAGE) for _ in range(64)]
     for segment in segments:
         store.free(segment.number)
-    assert store._pooled <= CAPACITY // 8
+    assert store.memories.pooled <= CAPACITY // 8
     assert descriptors() <= before + 8
     store.close()
     assert descriptors() == before
@@ -215,13 +215,13 @@ class Store(RuleBasedStateMachine):
         store = self.store
         segments = store._segments.values()
         assert store.used == sum(os.fstat(segment.fd).st_size for segment in segments)
-        assert store._pooled == sum(os.fstat(fd).st_size for _, fd in store._pool)
-        assert store.used + store._pooled <= CAPACITY
+        assert store.memories.pooled == sum(capacity for capacity, _ in store.memories._pool)
+        assert store.used + store.memories.pooled <= CAPACITY
         assert all(
             segment.mappers or segment.creator is not None or not segment.freed
             for segment in segments
         )
-        assert descriptors() == self.before + len(segments) + len(store._pool)
+        assert descriptors() == self.before + len(segments) + len(store.memories._pool)
 
     def teardown(self) -> None:
         for process in (b"process0", b"process1", b"process2"):

@@ -1,0 +1,99 @@
+"""Mapping memory, and copying into it, without the interpreter's lock."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import weakref
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MAP_FAILED = ctypes.c_void_p(-1).value
+#: Children that user code forks do not get such mappings.
+_MADV_DONTFORK = 10
+
+
+class _Buffer(ctypes.Structure):
+    """CPython's ``Py_buffer``."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.c_size_t
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, size, ctypes.c_int, ctypes.c_int, ctypes.c_int]
+    libc.mmap.argtypes += [ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, size]
+    libc.madvise.argtypes = [ctypes.c_void_p, size, ctypes.c_int]
+    libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, size]
+    return libc
+
+
+def map_memory(
+    fd: int, size: int, *, shared: bool, gone: Callable[[], Any] | None = None
+) -> ctypes.Array[ctypes.c_char]:
+    """Map a descriptor; it is unmapped when the block and all views of it are gone.
+
+    Args:
+        fd: What to map.
+        size: Bytes, from its beginning.
+        shared: To write into it, with all pages there from the beginning. Else what is written
+            stays in this process (copy-on-write).
+        gone: Called after it was unmapped, in any thread.
+
+    Raises:
+        OSError: it cannot be mapped.
+    """
+    libc = _libc()
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if shared else mmap.MAP_PRIVATE
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    if address == _MAP_FAILED or address is None:
+        code = ctypes.get_errno()
+        raise OSError(code, f"could not map {size} bytes: {os.strerror(code)}")
+    if shared:
+        libc.madvise(address, size, _MADV_DONTFORK)
+    block = (ctypes.c_char * size).from_address(address)
+    weakref.finalize(block, _unmap, address, size, gone).atexit = False
+    return block
+
+
+def _unmap(address: int, size: int, gone: Callable[[], Any] | None) -> None:
+    _libc().munmap(address, size)
+    if gone is not None:
+        gone()
+
+
+def copy_into(block: ctypes.Array[ctypes.c_char], offset: int, source: bytes | memoryview) -> None:
+    """Copy bytes to a place in a block, without the interpreter's lock.
+
+    Raises:
+        OSError: they do not fit.
+    """
+    if offset + len(source) > len(block):
+        raise OSError(errno.ENOSPC, f"{len(source)} bytes at {offset} exceed {len(block)}")
+    view = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(source), ctypes.byref(view), 0)
+    try:
+        _libc().memcpy(ctypes.addressof(block) + offset, view.buf, len(source))
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))

@@ -1,0 +1,195 @@
+"""The memory under the segments of a node: memfds, of which those out of use stay warm.
+
+Writing into memory that has pages is several times faster than into new memory, and faster again
+for a process that has it mapped. So what is freed waits in a pool for the next writer, if
+possible for the one that has it mapped; and memory that is given up counts until those processes
+have unmapped it.
+"""
+
+from __future__ import annotations
+
+import bisect
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from miniray.core.descriptors import limit
+from miniray.exceptions import ObjectStoreFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+#: Memory of the pool may be this many times larger than what it is used for.
+_SLACK = 2
+#: Descriptors that values leave free, so that they can still be handed to readers.
+_RESERVE = 16
+
+
+class Memory:
+    """One memfd."""
+
+    __slots__ = ("capacity", "fd", "number", "pooled", "writers")
+
+    def __init__(self, number: int, fd: int, capacity: int) -> None:
+        self.number = number
+        #: -1 once it is given up.
+        self.fd = fd
+        self.capacity = capacity
+        self.pooled = False
+        #: Processes that have it mapped for writing, whatever is in it.
+        self.writers: set[bytes] = set()
+
+
+class Memories:
+    """All memory of a node.
+
+    Args:
+        capacity: Bytes that all of it may take.
+        give_up: Called with a process and numbers of memory that it has mapped and is to unmap.
+    """
+
+    def __init__(self, capacity: int, give_up: Callable[[bytes, tuple[int, ...]], object]) -> None:
+        self.capacity = capacity
+        self._give_up = give_up
+        #: Bytes in use, waiting in the pool, and given up but still mapped.
+        self.used = 0
+        self.pooled = 0
+        self.lingering = 0
+        self._next = 1
+        self._all: dict[int, Memory] = {}
+        #: The pool: (capacity, number), sorted.
+        self._pool: list[tuple[int, int]] = []
+        #: What each process has mapped for writing.
+        self._mapped_by: dict[bytes, set[int]] = {}
+
+    # --- taking and giving back ------------------------------------------------------------
+    def take(self, capacity: int, process: bytes, others: int) -> Memory:
+        """Memory of at least so many bytes for a process that is going to write.
+
+        Args:
+            capacity: Bytes, whole pages.
+            process: The writer.
+            others: How many values are in the store, for the message of an error.
+
+        Raises:
+            ObjectStoreFullError: there is no room.
+        """
+        memory = self._take_pooled(capacity, process)
+        if memory is None:
+            self._make_room(capacity)
+            fd = self._open(others)
+            os.ftruncate(fd, capacity)
+            memory = self._all[self._next] = Memory(self._next, fd, capacity)
+            self._next += 1
+        self.used += memory.capacity
+        return memory
+
+    def _take_pooled(self, capacity: int, process: bytes) -> Memory | None:
+        fits = [
+            memory
+            for memory in map(self._all.__getitem__, self._mapped_by.get(process, ()))
+            if memory.pooled and capacity <= memory.capacity <= capacity * _SLACK
+        ]
+        if fits:
+            memory = min(fits, key=lambda memory: memory.capacity)
+            index = bisect.bisect_left(self._pool, (memory.capacity, memory.number))
+        else:
+            index = bisect.bisect_left(self._pool, (capacity, -1))
+            if index == len(self._pool) or self._pool[index][0] > capacity * _SLACK:
+                return None
+        return self._unpool(index)
+
+    def _unpool(self, index: int) -> Memory:
+        capacity, number = self._pool.pop(index)
+        memory = self._all[number]
+        memory.pooled = False
+        self.pooled -= capacity
+        return memory
+
+    def _open(self, others: int) -> int:
+        fd = os.memfd_create("miniray", os.MFD_CLOEXEC)
+        # The kernel gives the lowest free number: this one says how many are open.
+        if fd < limit() - _RESERVE:
+            return fd
+        os.close(fd)
+        if self._pool:
+            while self._pool:
+                self._close(self._unpool(-1))
+            return self._open(others)
+        raise OSError(
+            errno.EMFILE,
+            f"Too many open files: each of the {others} values in the object store of this "
+            f"node takes one, and its limit is {limit()}. Drop refs that are no longer needed, "
+            f"or raise the limit (`ulimit -n`) before the node is started",
+        )
+
+    def _make_room(self, needed: int) -> None:
+        while self._pool and self.used + self.lingering + self.pooled + needed > self.capacity:
+            self._close(self._unpool(-1))
+        if self.used + self.lingering + needed > self.capacity:
+            raise ObjectStoreFullError(needed, self.used + self.lingering, self.capacity)
+
+    def give_back(self, memory: Memory) -> None:
+        """Nothing is in it any more."""
+        self.used -= memory.capacity
+        if memory.fd >= limit() // 2:  # so many are open that workers may need them
+            self._close(memory)
+            return
+        memory.pooled = True
+        bisect.insort(self._pool, (memory.capacity, memory.number))
+        self.pooled += memory.capacity
+        # Warm memory is kept for as much as is in use, so an idle node gives it back.
+        while self._pool and self.pooled > max(self.used, self.capacity // 8):
+            self._close(self._unpool(0))
+
+    def _close(self, memory: Memory) -> None:
+        os.close(memory.fd)
+        memory.fd = -1
+        if not memory.writers:
+            del self._all[memory.number]
+            return
+        self.lingering += memory.capacity
+        for process in memory.writers:
+            self._give_up(process, (memory.number,))
+
+    def descriptor(self, number: int) -> int:
+        """The descriptor of memory that is in use."""
+        return self._all[number].fd
+
+    # --- what writers have mapped -------------------------------------------------------------
+    def mapped(self, number: int, process: bytes) -> None:
+        """A process keeps memory mapped that it has written."""
+        memory = self._all.get(number)
+        if memory is None or memory.fd < 0:  # it was given up at the same time
+            self._give_up(process, (number,))
+            return
+        memory.writers.add(process)
+        self._mapped_by.setdefault(process, set()).add(number)
+
+    def unmapped(self, numbers: Iterable[int], process: bytes) -> None:
+        """A process does so no longer."""
+        mine = self._mapped_by.get(process, set())
+        for number in numbers:
+            if number not in mine:
+                continue
+            mine.discard(number)
+            memory = self._all[number]
+            memory.writers.discard(process)
+            if memory.fd < 0 and not memory.writers:
+                self.lingering -= memory.capacity
+                del self._all[number]
+        if not mine:
+            self._mapped_by.pop(process, None)
+
+    def process_died(self, process: bytes) -> None:
+        """A process is gone, and its mappings with it."""
+        self.unmapped(tuple(self._mapped_by.get(process, ())), process)
+
+    def close(self) -> None:
+        """Close every descriptor."""
+        for memory in self._all.values():
+            if memory.fd >= 0:
+                os.close(memory.fd)
+        self._all.clear()
+        self._pool.clear()
+        self._mapped_by.clear()

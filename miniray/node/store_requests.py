@@ -1,0 +1,84 @@
+"""What the processes of a node ask and tell of its object store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.node.clients import Client, ClientServer
+    from miniray.node.objects import NodeObjects
+
+#: (node, segment of this node, form), and the descriptor of its memory.
+_Mapped = tuple[tuple[int, int], int]
+
+
+class StoreRequests:
+    """Answers them."""
+
+    def __init__(
+        self,
+        node_id: bytes,
+        objects: NodeObjects,
+        clients: ClientServer,
+        runs: Callable[[bytes], bool],
+    ) -> None:
+        """Register what it answers.
+
+        Args:
+            node_id: Of this node.
+            objects: The store.
+            clients: Where requests come from.
+            runs: Whether a process of this node has not ended.
+        """
+        self._node_id = node_id
+        self._objects = objects
+        self._store = store = objects.store
+        self._runs = runs
+        memories = store.memories
+        clients.requests["map_segment"] = self._fetch_and_map
+        clients.quick.update(
+            {
+                "create_segment": self._create,
+                "memory": lambda _client, number: (None, memories.descriptor(number)),
+                "map_segment": self._map,
+            }
+        )
+        clients.notices.update(
+            {
+                "seal_segment": lambda _client, number: store.seal(number),
+                "free_segment": lambda _client, node, number: objects.free(node, number),
+                "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
+                "keep_segment": lambda client, number: store.keep(number, client.process_id),
+                "mapped_memory": lambda client, number: memories.mapped(number, client.process_id),
+                "unmapped_memory": lambda client, numbers: memories.unmapped(
+                    numbers, client.process_id
+                ),
+            }
+        )
+
+    def _create(
+        self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
+    ) -> tuple[tuple[int, int], int]:
+        """Room for a value: (segment, memory), and no descriptor if the writer has it mapped."""
+        segment = self._objects.create(size, form, owner, owner_node, client.process_id)
+        if owner_node == self._node_id and not self._runs(owner):
+            self._store.free(segment.number)  # nobody will: its owner has ended
+        memory = segment.memory
+        fd = -1 if client.process_id in memory.writers else memory.fd
+        return (segment.number, memory.number), fd
+
+    def _map(self, client: Client, node_id: bytes, number: int, _size: int) -> _Mapped | None:
+        if node_id != self._node_id:
+            return None
+        segment = self._store.map(number, client.process_id)
+        return (segment.number, segment.form), segment.fd
+
+    async def _fetch_and_map(
+        self, client: Client, node_id: bytes, number: int, size: int
+    ) -> _Mapped:
+        segment = await self._objects.map(node_id, number, size, client.process_id)
+        if not self._runs(client.process_id):  # it ended while it waited
+            self._store.unmap([segment.number], client.process_id)
+        return (segment.number, segment.form), segment.fd
