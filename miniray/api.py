@@ -239,7 +239,7 @@ def wait(
     runtime = _runtime._current or current_runtime()
     if not refs:
         return [], []
-    if num_returns != 1 or (id(refs), len(refs)) != _rest:
+    if num_returns != 1 or _identity(refs) != _rest:
         _check_unique(refs)
     if not 0 < num_returns <= len(refs):
         raise ValueError(
@@ -247,13 +247,17 @@ def wait(
             f"not {num_returns}."
         )
     found = runtime.wait(refs, num_returns, timeout, fetch_local)
-    _rest = (id(found[1]), len(found[1]))
+    _rest = _identity(found[1])
     return found
 
 
-#: Which list ``wait`` returned last, and how long it was. A loop that takes one ref at a time from
-#: thousands passes that list again: looking at all of them each time would be quadratic.
-_rest = (0, 0)
+def _identity(refs: Sequence[Any]) -> tuple[int, ...] | None:
+    return (id(refs), len(refs), id(refs[0]), id(refs[-1])) if refs else None
+
+
+#: Which list ``wait`` returned last. A loop that takes one ref at a time from thousands passes
+#: that list again: looking at all of them each time would be quadratic.
+_rest: tuple[int, ...] | None = None
 
 
 def _check_unique(refs: Sequence[ObjectRef[Any]]) -> None:

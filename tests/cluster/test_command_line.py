@@ -343,7 +343,9 @@ def test_a_blocking_start_ends_its_node_when_it_is_asked_to(
     command: CommandLine, number: signal.Signals
 ) -> None:
     start = command.popen("miniray", "start", "--head", "--port", "0", "--block")
-    wait_until(lambda: any(record["address"] for record in command.records()))
+    assert start.stdout is not None
+    while "Its logs are in" not in start.stdout.readline():  # until then it interrupts the start
+        assert start.poll() is None
     start.send_signal(number)
     output, _ = start.communicate(timeout=30)
     assert start.returncode == 0, output

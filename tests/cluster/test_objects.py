@@ -88,12 +88,12 @@ class Keeper:
         return [miniray.put(np.ones(size, dtype=np.uint8))]
 
     def die_while_writing(self) -> None:
-        from miniray.core import shared_memory
+        from miniray.core import warm_memory
 
         def die(_fd: int, _pieces: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        shared_memory._write_all = die
+        warm_memory.write_all = die
         miniray.put(np.ones(MIB, dtype=np.uint8))
 
     def pid(self) -> int:

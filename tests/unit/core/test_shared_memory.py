@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from core_doubles import NODE, FakeLink, open_descriptors
 
-from miniray.core import warm_memory
+from miniray.core import shared_memory, warm_memory
 from miniray.core.protocol import VALUE_SHARED
 from miniray.core.serialization import deserialize, serialize
 from miniray.core.shared_memory import SharedMemory
@@ -162,3 +162,45 @@ def test_mapped_values_survive_the_segment_of_the_daemon(
 def test_freeing_names_the_segment_and_its_node(memory: SharedMemory, link: FakeLink) -> None:
     memory.free((VALUE_SHARED, (b"node0007", 42, 10), ()))
     assert link.noticed("free_segment") == [(b"node0007", 42)]
+
+
+def test_what_is_read_again_stays_mapped_until_its_owner_frees_it(
+    memory: SharedMemory, link: FakeLink
+) -> None:
+    stored = memory.write(serialize(np.arange(50_000)), OWNER, NODE)
+    segment = stored[1][1]
+    for reading in range(4):
+        assert load(memory, stored)[7] == 7
+        memory.report_unmapped()
+        assert len(link.noticed("unmapped")) == min(reading, 1) + (reading == 0)
+    assert link.noticed("keep_segment") == [(segment,)]
+    memory.forget([segment, 99])
+    memory.report_unmapped()
+    assert link.noticed("unmapped") == [([segment],), ([segment],)]
+
+
+def test_a_view_of_what_was_freed_stays_good(memory: SharedMemory, link: FakeLink) -> None:
+    stored = memory.write(serialize(np.arange(50_000)), OWNER, NODE)
+    load(memory, stored)
+    array = load(memory, stored)
+    memory.forget([stored[1][1]])
+    memory.report_unmapped()
+    assert array[49_999] == 49_999
+    del array
+    memory.report_unmapped()
+    assert len(link.noticed("unmapped")) == 2
+
+
+def test_only_so_many_values_stay_mapped_though_nobody_uses_them(
+    memory: SharedMemory, link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_memory, "_KEPT", 2)
+    values = [memory.write(serialize(b"x" * 300_000), OWNER, NODE) for _ in range(3)]
+    for value in values:
+        for _ in range(2):
+            memory.map(value[1])
+    memory.report_unmapped()
+    gone = [number for (numbers,) in link.noticed("unmapped") for number in numbers]
+    first = values[0][1][1]
+    assert gone.count(first) == 2
+    assert len(gone) == 4

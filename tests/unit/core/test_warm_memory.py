@@ -1,0 +1,154 @@
+"""Memory that a writer keeps mapped, with real memfds and a daemon that answers at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from core_doubles import FakeLink, open_descriptors
+
+from miniray.core import warm_memory
+from miniray.core.mapped import copy_into, map_memory
+from miniray.core.warm_memory import WarmMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SIZE = 3 * 4096
+NAME = "of-warm-memory-"
+
+
+@pytest.fixture
+def link() -> Iterator[FakeLink]:
+    link = FakeLink()
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def warm(link: FakeLink) -> WarmMemory:
+    return WarmMemory(link)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def memory() -> Iterator[Callable[[], int]]:
+    made: list[int] = []
+    numbers = itertools.count()
+
+    def make() -> int:
+        fd = os.memfd_create(NAME + str(next(numbers)))
+        os.ftruncate(fd, SIZE)
+        made.append(fd)
+        return fd
+
+    yield make
+    for fd in made:
+        os.close(fd)
+
+
+def content(fd: int, size: int = SIZE) -> bytes:
+    return os.pread(fd, size, 0)
+
+
+def pieces(letter: bytes) -> list[bytes | memoryview]:
+    array = np.frombuffer(letter * 5000, dtype=np.uint8)
+    return [b"head", letter * 100, memoryview(array), memoryview(bytearray(letter * 7))]
+
+
+def joined(letter: bytes) -> bytes:
+    return b"".join(bytes(piece) for piece in pieces(letter))
+
+
+def test_the_second_value_in_a_piece_of_memory_is_mapped_and_the_third_needs_no_descriptor(
+    warm: WarmMemory, link: FakeLink, memory: Callable[[], int]
+) -> None:
+    fd = memory()
+    before = open_descriptors()
+    for number, (letter, given) in enumerate([(b"a", fd), (b"b", fd), (b"c", -1), (b"d", -1)]):
+        whole = joined(letter)
+        warm.write(7, given, len(whole), pieces(letter))
+        assert content(fd, len(whole)) == whole
+        assert link.noticed("mapped_memory") == ([] if number == 0 else [(7,)])
+    assert open_descriptors() == before
+
+
+def test_memory_that_is_given_up_is_unmapped_and_written_anew(
+    warm: WarmMemory, link: FakeLink, memory: Callable[[], int]
+) -> None:
+    fd = memory()
+    for letter in (b"a", b"b"):
+        warm.write(7, fd, SIZE, pieces(letter))
+    assert maps()
+    warm.give_up([7, 8])
+    assert link.noticed("unmapped_memory") == [([7, 8],)]
+    assert not maps()
+    warm.write(7, fd, SIZE, pieces(b"c"))
+    assert content(fd, len(joined(b"c"))) == joined(b"c")
+
+
+def maps() -> int:
+    """How many mappings this process has of what this test made."""
+    return Path("/proc/self/maps").read_text().count(NAME)
+
+
+def test_only_so_many_pieces_of_memory_stay_mapped(
+    warm: WarmMemory,
+    link: FakeLink,
+    memory: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(warm_memory, "_KEPT", 2)
+    fds = [memory() for _ in range(3)]
+    for number in (0, 1):
+        for letter in (b"a", b"b"):
+            warm.write(number, fds[number], SIZE, pieces(letter))
+    warm.write(0, -1, SIZE, pieces(b"c"))  # so 1 is the one that was not used for longest
+    for letter in (b"a", b"b"):
+        warm.write(2, fds[2], SIZE, pieces(letter))
+    assert link.noticed("unmapped_memory") == [([1],)]
+    assert maps() == 2
+
+
+def test_memory_unmapped_by_another_thread_just_now_is_written_through_its_descriptor(
+    warm: WarmMemory, link: FakeLink, memory: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fd = memory()
+
+    def request(method: str, args: tuple[Any, ...]) -> tuple[Any, int]:
+        assert (method, args) == ("memory", (7,))
+        return None, os.dup(fd)
+
+    monkeypatch.setattr(link, "node_request", request)
+    before = open_descriptors()
+    warm.write(7, -1, SIZE, pieces(b"a"))
+    assert content(fd, len(joined(b"a"))) == joined(b"a")
+    assert open_descriptors() == before
+
+
+def test_children_do_not_inherit_what_is_mapped_for_writing(memory: Callable[[], int]) -> None:
+    block = map_memory(memory(), SIZE, shared=True)
+    child = os.fork()
+    if child == 0:
+        os._exit(1 if maps() else 0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(block) == SIZE
+
+
+def test_a_copy_beyond_the_end_is_refused(memory: Callable[[], int]) -> None:
+    block = map_memory(memory(), SIZE, shared=True)
+    copy_into(block, SIZE - 4, b"last")
+    with pytest.raises(OSError, match="exceed"):
+        copy_into(block, SIZE - 3, b"last")
+
+
+def test_what_cannot_be_read_as_bytes_is_refused_and_nothing_leaks(
+    memory: Callable[[], int],
+) -> None:
+    block = map_memory(memory(), SIZE, shared=True)
+    scattered = memoryview(np.zeros(100, dtype=np.uint8)[::2])
+    with pytest.raises(BufferError):
+        copy_into(block, 0, scattered)

@@ -1,0 +1,181 @@
+"""The pool of warm memory, and what writers have mapped of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from miniray.exceptions import ObjectStoreFullError
+from miniray.node.memories import Memories, Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = 4096
+CAPACITY = 64 * PAGE
+A, B = b"process-a", b"process-b"
+
+
+class Told(list[tuple[bytes, tuple[int, ...]]]):
+    """What processes were told to unmap."""
+
+    def __call__(self, process: bytes, numbers: tuple[int, ...]) -> None:
+        self.append((process, numbers))
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def memories(told: Told) -> Iterator[Memories]:
+    memories = Memories(CAPACITY, told)
+    yield memories
+    memories.close()
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_writer_gets_the_memory_that_it_has_mapped(memories: Memories) -> None:
+    first, second = memories.take(4 * PAGE, A, 0), memories.take(4 * PAGE, A, 0)
+    memories.mapped(second.number, B)
+    memories.give_back(first)
+    memories.give_back(second)
+    assert memories.take(4 * PAGE, B, 0) is second
+    assert memories.take(4 * PAGE, B, 0) is first
+
+
+def test_mapped_memory_that_is_much_too_large_or_too_small_is_not_taken(
+    memories: Memories,
+) -> None:
+    taken = [memories.take(pages * PAGE, A, 0) for pages in (1, 5)]
+    for memory in taken:
+        memories.mapped(memory.number, A)
+        memories.give_back(memory)
+    assert memories.take(2 * PAGE, A, 0) not in taken
+
+
+def test_memory_that_is_in_use_is_not_taken_though_the_writer_has_it_mapped(
+    memories: Memories,
+) -> None:
+    memory = memories.take(PAGE, A, 0)
+    memories.mapped(memory.number, A)
+    assert memories.take(PAGE, A, 0) is not memory
+
+
+def test_memory_given_up_counts_until_those_who_have_it_mapped_have_unmapped_it(
+    memories: Memories, told: Told
+) -> None:
+    memory = memories.take(CAPACITY // 2, A, 0)
+    for process in (A, B):
+        memories.mapped(memory.number, process)
+    memories.give_back(memory)  # too much for the pool of an idle node
+    assert sorted(told) == [(A, (memory.number,)), (B, (memory.number,))]
+    assert (memories.used, memories.pooled, memories.lingering) == (0, 0, CAPACITY // 2)
+    with pytest.raises(ObjectStoreFullError):
+        memories.take(CAPACITY, A, 0)
+    memories.unmapped([memory.number], A)
+    assert memories.lingering == CAPACITY // 2
+    memories.process_died(B)
+    assert memories.lingering == 0
+    memories.take(CAPACITY, A, 0)
+
+
+def test_memory_that_was_given_up_before_the_daemon_heard_of_its_mapping_is_to_be_unmapped(
+    memories: Memories, told: Told
+) -> None:
+    memory = memories.take(CAPACITY // 2, A, 0)
+    memories.give_back(memory)
+    memories.mapped(memory.number, A)
+    assert told == [(A, (memory.number,))]
+    assert memories.lingering == 0
+    memories.unmapped([memory.number], A)  # its answer
+
+
+def test_room_for_large_values_is_made_from_the_pool(memories: Memories, told: Told) -> None:
+    memory = memories.take(4 * PAGE, A, 0)
+    memories.mapped(memory.number, A)
+    memories.give_back(memory)
+    with pytest.raises(ObjectStoreFullError):
+        memories.take(CAPACITY, A, 0)  # until it is unmapped
+    assert told == [(A, (memory.number,))]
+    memories.unmapped([memory.number], A)
+    memories.take(CAPACITY, A, 0)
+
+
+class Machine(RuleBasedStateMachine):
+    """Random writers: the sums are right and no descriptor is left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = descriptors()
+        self.memories = Memories(CAPACITY, self.unmap)
+        self.mapped: set[tuple[bytes, int]] = set()
+        self.to_unmap: list[tuple[bytes, int]] = []
+        self.used: list[Memory] = []
+
+    def unmap(self, process: bytes, numbers: tuple[int, ...]) -> None:
+        self.to_unmap.extend((process, number) for number in numbers)
+
+    @rule(pages=st.integers(1, 16), process=st.sampled_from([A, B]))
+    def take(self, pages: int, process: bytes) -> None:
+        try:
+            memory = self.memories.take(pages * PAGE, process, 0)
+        except ObjectStoreFullError:
+            return
+        assert memory.capacity >= pages * PAGE
+        assert memory not in self.used
+        self.used.append(memory)
+
+    @rule(index=st.integers(0, 100), process=st.sampled_from([A, B]))
+    def map(self, index: int, process: bytes) -> None:
+        if self.used:
+            number = self.used[index % len(self.used)].number
+            self.memories.mapped(number, process)
+            self.mapped.add((process, number))
+
+    @rule(index=st.integers(0, 100))
+    def give_back(self, index: int) -> None:
+        if self.used:
+            self.memories.give_back(self.used.pop(index % len(self.used)))
+
+    @rule()
+    def answer(self) -> None:
+        for process, number in self.to_unmap:
+            self.memories.unmapped([number], process)
+            self.mapped.discard((process, number))
+        self.to_unmap.clear()
+
+    @rule(process=st.sampled_from([A, B]))
+    def die(self, process: bytes) -> None:
+        self.memories.process_died(process)
+        self.mapped = {(owner, number) for owner, number in self.mapped if owner != process}
+
+    @invariant()
+    def sums(self) -> None:
+        memories = self.memories
+        assert memories.used == sum(memory.capacity for memory in self.used)
+        assert memories.pooled == sum(capacity for capacity, _ in memories._pool)
+        assert memories.used + memories.pooled <= CAPACITY
+        everything = memories._all.values()
+        assert memories.lingering == sum(m.capacity for m in everything if m.fd < 0)
+        assert all(m.writers for m in everything if m.fd < 0)
+        held = {(process, m.number) for m in everything for process in m.writers}
+        assert held == self.mapped
+        assert descriptors() == self.before + len(self.used) + len(memories._pool)
+
+    def teardown(self) -> None:
+        self.memories.close()
+        assert descriptors() == self.before
+
+
+TestMemories = Machine.TestCase
+TestMemories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
