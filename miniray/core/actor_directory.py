@@ -28,7 +28,7 @@ class ActorDirectory:
         self._clients: dict[bytes, ActorClient] = {}
         #: Clients by the process that their actor lives in: it has the process to itself.
         self._at: dict[bytes, ActorClient] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection in here may drop a ref
         #: What the constructors of living actors hold: they may run again.
         self._creation: dict[bytes, Call] = {}
 

@@ -120,3 +120,4 @@ class Attachment:
         self.runtime.close_sockets()
         self.link.close()
         self.loop.stop()
+        self.runtime.shared_memory.close()

@@ -133,7 +133,7 @@ class CallTable:
         self.lineage = Lineage(tunables.lineage_calls, tunables.lineage_bytes)
         #: Makes a lost value again, or tells why not; see ``recovery.py``.
         self.recover: Callable[[Entry, Value], str | None]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection in here may drop a ref
 
     # --- submitting ----------------------------------------------------------------
     def arguments(

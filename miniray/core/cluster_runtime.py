@@ -97,7 +97,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self._exported: set[bytes] = set()
         self._code_of: weakref.WeakKeyDictionary[Any, Exported] = weakref.WeakKeyDictionary()
         self._futures: concurrent.futures.ThreadPoolExecutor | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection in here may make a future
         self._closed = False
         self._quiet = False
         #: Pushes from the daemon or the head, by topic.
@@ -182,16 +182,21 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             return
         self._closed = True
         hooks.wake = hooks.serialized = hooks.deserialized = None
+        self._fail_pending()
+        if self._futures is not None:
+            self._futures.shutdown(wait=False, cancel_futures=True)
+        self._on_shutdown()
+        self._fail_pending()  # what other threads have begun to wait for meanwhile
+
+    def _fail_pending(self) -> None:
+        """Nothing that is waited for will come any more."""
         error = error_value(RuntimeError("miniray.shutdown() was called."))
         for call in list(self.calls.open.values()):
             if call.stream is not None:
                 call.stream.end(error)
         for entry in self.table.snapshot():
-            if entry.value is None and entry.waiters:
+            if entry.value is None:
                 self.table.set_value(entry.id, error)
-        if self._futures is not None:
-            self._futures.shutdown(wait=False, cancel_futures=True)
-        self._on_shutdown()
 
     def close_sockets(self) -> None:
         """Close the peers; the daemon's link is closed by who made it."""

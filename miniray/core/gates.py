@@ -50,11 +50,14 @@ class Gate:
         """Whether it is open by now."""
         return self.opened
 
-    def wait(self, timeout: float | None) -> bool:
-        """Wait until it is open, at most ``timeout`` seconds; whether it is."""
+    def wait(self, timeout: float | None, *, idle: bool = False) -> bool:
+        """Wait until it is open, at most ``timeout`` seconds; whether it is.
+
+        ``idle`` says that this is a process's own loop and not a wait of user code.
+        """
         if self.opened:
             return True
-        if self._loop.serve(self, timeout):
+        if self._loop.serve(self, timeout, idle=idle):
             return self.opened
         # Another thread serves, and if it ends the I/O thread does: this one sleeps.
         sleeping = threading.Lock()

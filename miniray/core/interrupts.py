@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-#: Signals for which programs have handlers in Python. SIGUSR1 also cancels tasks.
+#: Signals for which programs have handlers that raise. SIGUSR1 also cancels tasks.
 _SIGNALS = tuple(
     int(number)
     for number in (
@@ -29,10 +29,7 @@ _SIGNALS = tuple(
         signal.SIGHUP,
         signal.SIGUSR1,
         signal.SIGUSR2,
-        signal.SIGCHLD,
         signal.SIGVTALRM,
-        signal.SIGPROF,
-        signal.SIGWINCH,
     )
 )
 
@@ -51,18 +48,24 @@ class Interrupts:
         self._pending: list[tuple[int, FrameType | None]] = []
         self.held = True
 
-    def begin(self) -> None:
-        """Replace the handlers. Only in the main thread."""
-        handlers = self._handlers
+    @classmethod
+    def begin(cls) -> Interrupts | None:
+        """Replace the handlers; None if the calling thread is not the one that has them."""
+        if threading.get_ident() != threading.main_thread().ident:
+            return None
+        self = cls()
         try:
             for number in _SIGNALS:
                 handler = _signal.getsignal(number)
                 if callable(handler):
-                    handlers[number] = handler
+                    self._handlers[number] = handler
                     _signal.signal(number, self._on_signal)
+        except ValueError:  # Python is embedded, and signals belong to another thread
+            return None
         except BaseException:  # of a handler that was not yet replaced
             self.end()
             raise
+        return self
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.held:
@@ -81,12 +84,11 @@ class Interrupts:
         """Put the handlers back; then as ``release``."""
         self.held = True
         mine = self._on_signal
-        for number, handler in self._handlers.items():
-            if _signal.getsignal(number) == mine:  # else a handler has set another meanwhile
-                _signal.signal(number, handler)
+        try:
+            for number, handler in self._handlers.items():
+                if _signal.getsignal(number) == mine:  # else a handler has set another meanwhile
+                    _signal.signal(number, handler)
+        except BaseException:  # of one that is back already; the others must follow
+            self.end()
+            raise
         self.release()
-
-
-def in_main_thread() -> bool:
-    """Whether signals are handled in the calling thread."""
-    return threading.get_ident() == threading.main_thread().ident

@@ -15,11 +15,12 @@ import itertools
 import logging
 import os
 import select
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from miniray.core.interrupts import Interrupts, in_main_thread
+from miniray.core.interrupts import Interrupts
 from miniray.core.pace import Pace
 from miniray.core.wire import READ_SIZE
 
@@ -30,6 +31,21 @@ if TYPE_CHECKING:
     from miniray.core.wire import Posted
 
 logger = logging.getLogger(__name__)
+
+
+#: Frames that handling a message may take on the stack of a thread that waits.
+_FRAMES = 100
+#: Seconds of one poll at most: the kernel counts milliseconds in 31 bits.
+_LONGEST = 86400.0
+
+
+def _room_on_stack() -> bool:
+    """Whether messages can be handled here: a RecursionError in the middle would lose one."""
+    try:
+        sys._getframe(max(0, sys.getrecursionlimit() - _FRAMES))
+    except ValueError:  # the stack is not so deep
+        return True
+    return False
 
 
 def _eventfd() -> int:
@@ -99,10 +115,13 @@ class IOLoop:
 
     def abandon(self) -> None:
         """Close the loop's descriptors: for a forked child, which has no loop thread."""
+        self._stopping = True
         self._all.close()
         self._sockets.close()
         for fd in self._take_events():
             os.close(fd)
+        if self._interrupts is not None:
+            self._interrupts.end()  # another thread of the parent was in a wait
         self._unflushed.clear()
         self._soon.clear()
 
@@ -189,10 +208,15 @@ class IOLoop:
             os.eventfd_write(fd, 1)
 
     # --- a thread that waits ---------------------------------------------------------
-    def serve(self, gate: Gate, timeout: float | None) -> bool:
+    def serve(self, gate: Gate, timeout: float | None, *, idle: bool = False) -> bool:
         """Handle messages in the calling thread until a gate opens or the time is over.
 
         False, at once, if another thread does so already or the loop has ended.
+
+        Args:
+            gate: What is waited for.
+            timeout: Seconds, None for no limit.
+            idle: No user code waits here, so that nothing has to be kept from it.
 
         Raises:
             RuntimeError: this thread is running a callback, which must not wait. User code gets
@@ -205,13 +229,20 @@ class IOLoop:
                 "that the garbage collector called."
             )
         if self._server == ident:  # the handler of a signal waits, in a wait
-            return self._serve_until(gate, timeout)
+            try:
+                return self._serve_until(gate, timeout)
+            finally:
+                # The outer wait goes on in its poll, though its message may have come here.
+                os.eventfd_write(self._nudge_fd, 1)
         if self._stopping or self._serving.locked():
             return False
-        if not in_main_thread():
+        if idle:
             return self._take_over(gate, timeout)
-        interrupts = Interrupts()
-        interrupts.begin()
+        if not _room_on_stack():
+            return False
+        interrupts = Interrupts.begin()
+        if interrupts is None:
+            return self._take_over(gate, timeout)
         try:
             return self._take_over(gate, timeout, interrupts)
         finally:
@@ -246,7 +277,7 @@ class IOLoop:
             if self._stopping:
                 return False
             if deadline is not None:
-                left = deadline - time.monotonic()
+                left = min(deadline - time.monotonic(), _LONGEST)
                 if left <= 0:
                     return True
             events = self._pace.wait(self._sockets.poll, left)
@@ -260,11 +291,16 @@ class IOLoop:
         return True
 
     def _take_turn(self, events: list[tuple[int, int]]) -> None:
+        ident = threading.get_ident()
         with self._turn:
-            self._in_turn = threading.get_ident()
-            self._handle(events)
-            self._run_soon()
-            self._in_turn = 0
+            self._in_turn = ident
+            try:
+                self._handle(events)
+                self._run_soon()
+            finally:
+                self._in_turn = 0
+        if self._soon:  # what those callbacks want to be called
+            self.wake()
 
     def lend(self) -> int:
         """The sockets as one descriptor, for another event loop: readable means ``serve_once``."""
@@ -278,8 +314,6 @@ class IOLoop:
     def serve_once(self) -> None:
         """Handle what there is."""
         self._take_turn(self._sockets.poll(0))
-        if self._soon:
-            self.wake()
 
     def nudge(self) -> None:
         """Make a thread that serves look at its gate."""
@@ -293,11 +327,14 @@ class IOLoop:
     def _nudged(self) -> None:
         with contextlib.suppress(BlockingIOError):  # another thread has read it
             os.eventfd_read(self._nudge_fd)
+        if self._server and self._server != threading.get_ident():
+            os.eventfd_write(self._nudge_fd, 1)  # it was for that one
 
     # --- the thread ----------------------------------------------------------------
     def _run(self) -> None:
         poll = self._all.poll
         wake_fd = self._wake_fd
+        ident = threading.get_ident()
         while not self._stopping:
             sockets = False
             for fd, _ in poll(self._timeout()):
@@ -306,14 +343,14 @@ class IOLoop:
                 else:
                     sockets = True
             with self._turn:
-                self._in_turn = threading.get_ident()
+                self._in_turn = ident
                 if sockets:
                     self._handle(self._sockets.poll(0))
                 self._run_soon()
                 self._run_timers()
                 self._in_turn = 0
         with self._turn:
-            self._in_turn = threading.get_ident()
+            self._in_turn = ident
             while self._soon:  # one may lead to another
                 self._run_soon()
             self._in_turn = 0

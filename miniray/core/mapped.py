@@ -73,12 +73,15 @@ def map_memory(
     if shared:
         libc.madvise(address, size, _MADV_DONTFORK)
     block = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(block, _unmap, address, size, gone).atexit = False
+    # In a child that user code forks, something else may be at the address by then.
+    owner = os.getpid() if shared else 0
+    weakref.finalize(block, _unmap, address, size, owner, gone).atexit = False
     return block
 
 
-def _unmap(address: int, size: int, gone: Callable[[], Any] | None) -> None:
-    _libc().munmap(address, size)
+def _unmap(address: int, size: int, owner: int, gone: Callable[[], Any] | None) -> None:
+    if owner in (0, os.getpid()):
+        _libc().munmap(address, size)
     if gone is not None:
         gone()
 

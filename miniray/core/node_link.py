@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.gates import Gate
-from miniray.core.wire import Connection, connect
+from miniray.core.listener import connect
+from miniray.core.wire import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +35,47 @@ def rebuild_error(error: BaseException | bytes) -> BaseException:
     rebuilt = pickle.loads(error)
     assert isinstance(rebuilt, BaseException)
     return rebuilt
+
+
+class _Answer:
+    """An answer on its way to a thread that waits for it, or has given up."""
+
+    def __init__(self, loop: IOLoop, undo: Callable[[Any], None] | None) -> None:
+        self.gate = Gate(loop)
+        self.error: Any = None
+        self.result: Any = None
+        self.fd = -1
+        self._undo = undo
+        self._lock = threading.RLock()
+        self._here = False
+        self._abandoned = False
+
+    def came(self, error: Any, result: Any, fd: int) -> None:
+        """It is here."""
+        with self._lock:
+            self.error, self.result, self.fd = error, result, fd
+            self._here = True
+            if self._abandoned:
+                self._discard()
+            elif error is not None:  # its descriptor found no room, here or there
+                self._undo_result()
+        self.gate.arrived()
+
+    def abandon(self) -> None:
+        """Nobody takes it any more."""
+        with self._lock:
+            self._abandoned = True
+            if self._here:
+                self._discard()
+
+    def _discard(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self._undo_result()
+
+    def _undo_result(self) -> None:
+        if self.result is not None and self._undo is not None:
+            self._undo(self.result)
 
 
 class NodeLink:
@@ -110,10 +152,21 @@ class NodeLink:
             self._fail(number)
 
     def node_request(
-        self, method: str, args: tuple[Any, ...], timeout: float | None = None
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        timeout: float | None = None,
+        undo: Callable[[Any], None] | None = None,
     ) -> tuple[Any, int]:
-        """Ask the daemon and wait: (result, descriptor or -1)."""
-        return self._wait(self.node_request_async, method, args, timeout)
+        """Ask the daemon and wait: (result, descriptor or -1).
+
+        Args:
+            method: What to ask.
+            args: Its arguments.
+            timeout: Seconds, None for no limit.
+            undo: Called with the result if the wait was given up (Ctrl-C) before it came.
+        """
+        return self._wait(self.node_request_async, method, args, timeout, undo)
 
     def head_request(self, method: str, *args: Any, timeout: float | None = None) -> Any:
         """Ask the head and wait."""
@@ -125,21 +178,19 @@ class NodeLink:
         method: str,
         args: tuple[Any, ...],
         timeout: float | None,
+        undo: Callable[[Any], None] | None = None,
     ) -> tuple[Any, int]:
-        gate = Gate(self._loop)
-        box: list[Any] = []
-
-        def answer(error: Any, result: Any, fd: int) -> None:
-            box.extend((error, result, fd))
-            gate.arrived()
-
-        ask(method, args, answer)
-        if not gate.wait(timeout):
-            raise TimeoutError(f"No answer to {method!r} within {timeout} s.")
-        error, result, fd = box
-        if error is not None:
-            raise rebuild_error(error)
-        return result, fd
+        answer = _Answer(self._loop, undo)
+        try:
+            ask(method, args, answer.came)
+            if not answer.gate.wait(timeout):
+                raise TimeoutError(f"No answer to {method!r} within {timeout} s.")
+        except BaseException:
+            answer.abandon()
+            raise
+        if answer.error is not None:
+            raise rebuild_error(answer.error)
+        return answer.result, answer.fd
 
     # --- telling -----------------------------------------------------------------
     def node_notice(self, method: str, *args: Any) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class ObjectAccess(RefTracking):
     """Values, from wherever they are."""
 
-    _lock: threading.Lock
+    _lock: threading.RLock
     _futures: concurrent.futures.ThreadPoolExecutor | None
 
     def put(self, value: Any) -> ObjectRef[Any]:
@@ -50,6 +50,8 @@ class ObjectAccess(RefTracking):
         deadline = waiting.deadline_of(timeout)
         entries = [self._entry(ref) for ref in refs]
         pending = [entry for entry in entries if entry.value is None]
+        if len(pending) > 1:
+            pending = list(dict.fromkeys(pending))
         if pending and not self._wait_values(pending, len(pending), timeout):
             missing = [entry for entry in pending if entry.value is None]
             raise GetTimeoutError(
@@ -228,7 +230,7 @@ class ObjectAccess(RefTracking):
         here = threading.get_ident()
 
         def ready(_entry: Entry) -> None:
-            if threading.get_ident() == here:
+            if self.loop.in_callback and threading.get_ident() == here:
                 _resolve(there)
             else:
                 loop.call_soon_threadsafe(_resolve, there)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.descriptors import OUT_OF_DESCRIPTORS, limit
+from miniray.core.listener import Listener, connect
 from miniray.core.relay_sender import RelaySender
-from miniray.core.wire import Connection, Listener, connect
+from miniray.core.wire import Connection
 
 if TYPE_CHECKING:
     import socket

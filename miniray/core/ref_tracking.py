@@ -75,10 +75,11 @@ class RefTracking(RuntimeParts):
     def _on_deserialized(self, id: bytes, owner_node: bytes) -> ObjectRef[Any]:
         if not owner_node:
             return ObjectRef(id, b"")
-        if self.table.entry(id) is None:
-            # Not from a value or a call that holds it: from a closure, or the user's bytes.
-            return self.borrowing.hold(((id, owner_node),))[0]
-        return self.table.adopt(id, owner_node)[0]
+        with self.table.lock:  # else another thread may drop the last ref in between
+            if self.table.entry(id) is not None:
+                return self.table.adopt(id, owner_node)[0]
+        # Not from a value or a call that holds it: from a closure, or the user's bytes.
+        return self.borrowing.hold(((id, owner_node),))[0]
 
     # --- core.objects.Outside ------------------------------------------------------------
     def free_shared(self, value: Any) -> None:

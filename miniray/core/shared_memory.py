@@ -68,13 +68,14 @@ class SharedMemory:
         """
         self.report_unmapped()
         (segment, memory), fd = self._link.node_request(
-            "create_segment", (value.size, value.form, owner, owner_node)
+            "create_segment",
+            (value.size, value.form, owner, owner_node),
+            undo=lambda made: self._discard(made[0]),
         )
         try:
             self.warm.write(memory, fd, value.size, value.pieces())
         except BaseException:
-            self._link.node_notice("seal_segment", segment)
-            self._link.node_notice("free_segment", self._node_id, segment)
+            self._discard(segment)
             raise
         finally:
             if fd >= 0:
@@ -82,6 +83,11 @@ class SharedMemory:
         self._link.node_notice("seal_segment", segment)
         contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
         return (VALUE_SHARED, (self._node_id, segment, value.size), contained)
+
+    def _discard(self, segment: int) -> None:
+        """A segment of this node does not get its value."""
+        self._link.node_notice("seal_segment", segment)
+        self._link.node_notice("free_segment", self._node_id, segment)
 
     # --- reading -----------------------------------------------------------------
     def map(self, payload: Any) -> Mapping:
@@ -96,7 +102,9 @@ class SharedMemory:
         if kept is not None:
             return kept
         self.report_unmapped()
-        (local, form), fd = self._link.node_request("map_segment", (node_id, segment, size))
+        (local, form), fd = self._link.node_request(
+            "map_segment", (node_id, segment, size), undo=lambda got: self._gone(got[0])
+        )
         try:
             block = map_memory(fd, size, shared=False, gone=lambda: self._gone(local))
         except OSError:
@@ -150,6 +158,13 @@ class SharedMemory:
             while True:
                 gone.append(self._unmapped.popleft())
         self._link.node_notice("unmapped", gone)
+
+    def close(self) -> None:
+        """This process leaves its cluster: unmap what nobody looks at."""
+        self.warm.close()
+        with self._lock:
+            self._kept.clear()
+            self._kept_as.clear()
 
     # --- freeing -----------------------------------------------------------------
     def free(self, value: Value) -> None:

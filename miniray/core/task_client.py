@@ -96,10 +96,10 @@ class TaskClient:
         group = self._groups.get(key)
         if group is not None:
             return group
+        spec = make_spec()  # may upload a folder, and messages must be handled meanwhile
         with self._lock:
             group = self._groups.get(key)
             if group is None:
-                spec = make_spec()
                 scarce = set(spec["resources"]) - {"CPU", "memory"}
                 group = LeaseGroup(self._numbers(), spec, 0.0 if scarce else config().lease_idle)
                 self._groups[key] = self._by_id[group.id] = group

@@ -105,6 +105,12 @@ class WarmMemory:
             del block
         self._link.node_notice("unmapped_memory", list(numbers))
 
+    def close(self) -> None:
+        """This process leaves its cluster."""
+        with self._lock:
+            self._blocks.clear()
+            self._bytes = 0
+
 
 def _copy(block: ctypes.Array[ctypes.c_char], pieces: Sequence[bytes | memoryview]) -> None:
     offset = 0

@@ -23,7 +23,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from miniray.security.challenge import ClientChallenge, ServerChallenge, require_own_uid
+from miniray.security.challenge import ClientChallenge, ServerChallenge
 from miniray.security.errors import AuthenticationError
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ _FD_SIZE = array.array("i").itemsize
 _ANCILLARY = socket.CMSG_SPACE(16 * _FD_SIZE)
 #: A write failed because the other end is gone: the loop reads what it still said, then its end.
 _HUNG_UP = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
-#: Accepting failed for want of something that others may give back; it is tried again later.
-_SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-_ACCEPT_AGAIN = 0.5
 
 
 def encode(message: tuple[Any, ...]) -> bytes:
@@ -513,77 +510,6 @@ class Connection:
         self._sock.close()
         _close_all(fd for fd in self._fds if fd >= 0)
         self._fds.clear()
-
-
-class Listener:
-    """Accepts connections on a Unix socket of this user's folder."""
-
-    def __init__(
-        self,
-        path: str,
-        poller: Poller,
-        on_accept: Callable[[socket.socket], None],
-        *,
-        backlog: int = 512,
-    ) -> None:
-        self.path = path
-        self._poller = poller
-        self._on_accept = on_accept
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._sock.setblocking(False)
-        self._sock.bind(path)
-        self._sock.listen(backlog)
-        self._closed = False
-        self._watch()
-
-    def _watch(self) -> None:
-        if not self._closed:
-            self._poller.add(self._sock.fileno(), self._accept)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._sock.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                logger.exception("could not accept a connection on %s", self.path)
-                if error.errno in _SHORT_OF:
-                    # The caller waits in the backlog meanwhile, and the loop must not spin.
-                    self._poller.remove(self._sock.fileno())
-                    self._poller.call_later(_ACCEPT_AGAIN, self._watch)
-                return
-            try:
-                require_own_uid(sock)
-            except AuthenticationError as error:
-                logger.warning("%s", error)
-                sock.close()
-                continue
-            self._on_accept(sock)
-
-    def close(self) -> None:
-        """Stop listening and remove the socket. Only in the loop's thread."""
-        self._closed = True
-        self._poller.remove(self._sock.fileno())
-        self._sock.close()
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self.path)
-
-    def abandon(self) -> None:
-        """Close the descriptor only: for a forked child."""
-        self._sock.close()
-
-
-def connect(path: str) -> socket.socket:
-    """Connect to a Unix socket of this user; OSError if nobody listens."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.connect(path)
-        require_own_uid(sock)
-    except (OSError, AuthenticationError):
-        sock.close()
-        raise
-    return sock
 
 
 def _close_all(fds: Iterable[int]) -> None:

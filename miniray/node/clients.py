@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.config import config
 from miniray.core import protocol as p
-from miniray.core.wire import Connection, Listener
+from miniray.core.listener import Listener
+from miniray.core.wire import Connection
 
 if TYPE_CHECKING:
     import socket
@@ -164,7 +165,7 @@ class ClientServer:
         try:
             copy = os.dup(fd)
         except OSError as error:  # this process has too many files open
-            client.conn.send((p.NODE_REPLY, number, pickle.dumps(error, 5), None, False))
+            client.conn.send((p.NODE_REPLY, number, pickle.dumps(error, 5), result, False))
             return
         client.conn.send_with_fds((p.NODE_REPLY, number, None, result, True), [copy])
 

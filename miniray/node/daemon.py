@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2
 from miniray.core import protocol as p
-from miniray.core.ids import owner_of
 from miniray.core.peers import socket_path
 from miniray.exceptions import NodeDiedError, RuntimeEnvSetupError
 from miniray.node.addresses import DaemonAddress
-from miniray.node.adopted import AdoptedObjects, Freed
+from miniray.node.adopted_service import AdoptedService
 from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
 from miniray.node.code_cache import CodeCache
@@ -73,7 +72,6 @@ class NodeDaemon:
         self._loop = asyncio.get_running_loop()
         self._poller = AsyncPoller(self._loop)
         self._watches = Watches()
-        self._adopted = AdoptedObjects()
         self._code = CodeCache(lambda key: self._ask_head("get_code", key))
         self._requests = HeadRequests()
         self._head_answers: dict[int, asyncio.Future[bytes]] = {}
@@ -85,17 +83,20 @@ class NodeDaemon:
             control, template_pid, self._worker_exited, self._template_gone
         )
         self._relay = RelayHub(self.node_id, node.dial, self._relayed, self._node_unreachable)
+        room = asyncio.Event()
         self.store = SegmentStore(
             node.object_store_capacity,
             lambda process, memory: self._clients.push(process, "give_up_memory", (memory,)),
             lambda process, segments: self._clients.push(process, "forget_segments", (segments,)),
+            room.set,
         )
         self._objects = NodeObjects(self.node_id, self.store, self._relay)
         self._environments = EnvironmentManager(node.environments_folder)
         self._clients = ClientServer(node.socket_path, self._poller, node.socket_key, self)
+        self._adopted = AdoptedService(self.node_id, self._clients, self._relay, self._objects)
         self._outputs = OutputRouter(self.node_id, self._clients, self._relay)
         self._install_handlers()
-        StoreRequests(self.node_id, self._objects, self._clients, self._runs)
+        StoreRequests(self.node_id, self._objects, self._clients, self._runs, room)
         self._session: HeadSession
         self._head_epoch = 0
         self._pool = WorkerPool(
@@ -122,7 +123,6 @@ class NodeDaemon:
         )
         self._clients.quick.update(
             {
-                "adopt": self._adopt,
                 "get_code": self._known_code,
             }
         )
@@ -355,7 +355,7 @@ class NodeDaemon:
         self, process_id: bytes, pid: int, code: int | None, *, planned: bool, lease: int = 0
     ) -> None:
         self._objects.process_died(process_id)
-        self._free_adopted(self._adopted.process_died(process_id))
+        self._adopted.process_died(process_id)
         self._requests.process_ended(process_id)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path(os.path.dirname(self._config.socket_path), process_id))
@@ -505,50 +505,6 @@ class NodeDaemon:
         if not self._relay.send(node_id, message):
             client.conn.send((p.NODE_PUSH, "process_died", (process_id,)))
 
-    def _adopt(self, client: Client, legacy: list[Any]) -> tuple[None, int]:
-        """A process that ends by rule leaves what others hold of its objects."""
-        for _id, value, borrowers, _contained in legacy:
-            if value[0] == p.VALUE_SHARED:
-                self._objects.left_to(value[1][0], value[1][1])
-            for process, node, _count in borrowers:
-                self._watch_for_adopted(process, node)
-        self._adopted.add(client.process_id, legacy)
-        return None, -1
-
-    def _watch_for_adopted(self, process_id: bytes, node: bytes) -> None:
-        if node != self.node_id:
-            self._relay.send(node, Relayed(to=process_id, sender=self.node_id, watch=True))
-
-    def _answer_for_adopted(
-        self, from_node: bytes, sender: bytes, owner: bytes, body: bytes
-    ) -> None:
-        message = marshal.loads(body)
-        if message[0] == p.PEER_BORROW:
-            for _id, process, node in message[2]:
-                self._watch_for_adopted(process, node)
-        answers, freed = self._adopted.handle(sender, message)
-        for answer in answers:
-            self._send_as(owner, from_node, sender, marshal.dumps(answer))
-        self._free_adopted(freed)
-
-    def _send_as(self, sender: bytes, node: bytes, to: bytes, body: bytes) -> None:
-        """A message to any process, in the name of one of this node."""
-        if node == self.node_id:
-            client = self._clients.clients.get(to)
-            if client is not None:
-                client.conn.send((p.NODE_RELAYED, self.node_id, sender, [body]))
-        else:
-            self._relay.send(node, Relayed(to=to, sender=sender, bodies=[body]))
-
-    def _free_adopted(self, freed: list[Freed]) -> None:
-        for item in freed:
-            if item.value[0] == p.VALUE_SHARED:
-                node, number, _size = item.value[1]
-                self._objects.free(node, number)
-            for id, node in item.borrowed:
-                body = marshal.dumps((p.PEER_UNBORROW, [id]))
-                self._send_as(self.node_id, node, owner_of(id), body)
-
     def _deliver(self, from_node: bytes, sender: bytes, to: bytes, bodies: Sequence[bytes]) -> bool:
         if len(bodies) > _FEW:
             self._pace.rest()
@@ -557,8 +513,7 @@ class NodeDaemon:
             client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))
             return True
         if self._adopted.speaks_for(to):
-            for body in bodies:
-                self._answer_for_adopted(from_node, sender, to, body)
+            self._adopted.answer(from_node, sender, to, bodies)
             return True
         if to == self.node_id:
             return True  # answers to what the daemon said in its own name
@@ -582,7 +537,7 @@ class NodeDaemon:
         elif message.gone:
             if message.to == self.node_id:
                 self._objects.process_died(message.sender)
-                self._free_adopted(self._adopted.process_died(message.sender))
+                self._adopted.process_died(message.sender)
             for watcher in self._watches.ended_there(node_id, message.sender) | {message.to}:
                 self._clients.push(watcher, "process_died", (message.sender,))
         elif message.freed:

@@ -2,8 +2,8 @@
 
 Writing into memory that has pages is several times faster than into new memory, and faster again
 for a process that has it mapped. So what is freed waits in a pool for the next writer, if
-possible for the one that has it mapped; and memory that is given up counts until those processes
-have unmapped it.
+possible for the one that has it mapped. Memory that is given up has no pages from then on, so it
+counts no longer, whoever still has it mapped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ class Memory:
 
     def __init__(self, number: int, fd: int, capacity: int) -> None:
         self.number = number
-        #: -1 once it is given up.
         self.fd = fd
         self.capacity = capacity
         self.pooled = False
@@ -51,10 +50,9 @@ class Memories:
     def __init__(self, capacity: int, give_up: Callable[[bytes, tuple[int, ...]], object]) -> None:
         self.capacity = capacity
         self._give_up = give_up
-        #: Bytes in use, waiting in the pool, and given up but still mapped.
+        #: Bytes in use, and waiting in the pool.
         self.used = 0
         self.pooled = 0
-        self.lingering = 0
         self._next = 1
         self._all: dict[int, Memory] = {}
         #: The pool: (capacity, number), sorted.
@@ -124,14 +122,22 @@ class Memories:
         )
 
     def _make_room(self, needed: int) -> None:
-        while self._pool and self.used + self.lingering + self.pooled + needed > self.capacity:
+        while self._pool and self.used + self.pooled + needed > self.capacity:
             self._close(self._unpool(-1))
-        if self.used + self.lingering + needed > self.capacity:
-            raise ObjectStoreFullError(needed, self.used + self.lingering, self.capacity)
+        if self.used + needed > self.capacity:
+            raise ObjectStoreFullError(needed, self.used, self.capacity)
 
-    def give_back(self, memory: Memory) -> None:
-        """Nothing is in it any more."""
+    def give_back(self, memory: Memory, *, again: bool = True) -> None:
+        """Nothing is in it any more.
+
+        Args:
+            memory: What was taken.
+            again: Whether it may be used again. Not if somebody may still read or write it.
+        """
         self.used -= memory.capacity
+        if not again:
+            self._forget(memory)
+            return
         if memory.fd >= limit() // 2:  # so many are open that workers may need them
             self._close(memory)
             return
@@ -143,13 +149,17 @@ class Memories:
             self._close(self._unpool(0))
 
     def _close(self, memory: Memory) -> None:
+        """Give up memory that nobody uses: its pages go at once, mapped or not."""
+        if memory.writers:
+            os.ftruncate(memory.fd, 0)
+            os.ftruncate(memory.fd, memory.capacity)
+        self._forget(memory)
+
+    def _forget(self, memory: Memory) -> None:
         os.close(memory.fd)
-        memory.fd = -1
-        if not memory.writers:
-            del self._all[memory.number]
-            return
-        self.lingering += memory.capacity
+        del self._all[memory.number]
         for process in memory.writers:
+            self._drop(process, memory.number)
             self._give_up(process, (memory.number,))
 
     def descriptor(self, number: int) -> int:
@@ -160,7 +170,7 @@ class Memories:
     def mapped(self, number: int, process: bytes) -> None:
         """A process keeps memory mapped that it has written."""
         memory = self._all.get(number)
-        if memory is None or memory.fd < 0:  # it was given up at the same time
+        if memory is None:  # it was given up at the same time
             self._give_up(process, (number,))
             return
         memory.writers.add(process)
@@ -168,18 +178,18 @@ class Memories:
 
     def unmapped(self, numbers: Iterable[int], process: bytes) -> None:
         """A process does so no longer."""
-        mine = self._mapped_by.get(process, set())
         for number in numbers:
-            if number not in mine:
-                continue
+            memory = self._all.get(number)
+            if memory is not None:
+                memory.writers.discard(process)
+            self._drop(process, number)
+
+    def _drop(self, process: bytes, number: int) -> None:
+        mine = self._mapped_by.get(process)
+        if mine is not None:
             mine.discard(number)
-            memory = self._all[number]
-            memory.writers.discard(process)
-            if memory.fd < 0 and not memory.writers:
-                self.lingering -= memory.capacity
-                del self._all[number]
-        if not mine:
-            self._mapped_by.pop(process, None)
+            if not mine:
+                del self._mapped_by[process]
 
     def process_died(self, process: bytes) -> None:
         """A process is gone, and its mappings with it."""
@@ -188,8 +198,7 @@ class Memories:
     def close(self) -> None:
         """Close every descriptor."""
         for memory in self._all.values():
-            if memory.fd >= 0:
-                os.close(memory.fd)
+            os.close(memory.fd)
         self._all.clear()
         self._pool.clear()
         self._mapped_by.clear()

@@ -16,7 +16,7 @@ from miniray.node.relayed import Relayed
 from miniray.node.services import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncGenerator, Iterable
 
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
@@ -145,7 +145,7 @@ class NodeObjects:
                     if segment is None:
                         segment = self.store.create(size, head.form, node_id, self.node_id)
                     async for piece in pieces:
-                        os.pwrite(segment.fd, piece, offset)
+                        _write(segment.fd, piece, offset)
                         offset += len(piece)
                 except grpc.aio.AioRpcError as error:
                     # While the head has not given the node up, only the connection broke.
@@ -167,7 +167,7 @@ class NodeObjects:
                 self.store.free(segment.number)
             raise
 
-    async def _fetch(self, node_id: bytes, number: int, offset: int) -> AsyncIterator[bytes]:
+    async def _fetch(self, node_id: bytes, number: int, offset: int) -> AsyncGenerator[bytes, None]:
         """The pieces of a segment of another node; waits while that cannot be reached."""
         channel = self._relay.channel(node_id)
         if channel is None:
@@ -180,7 +180,7 @@ class NodeObjects:
         finally:
             call.cancel()
 
-    async def serve(self, request: node_pb2.FetchRequest) -> AsyncIterator[bytes]:
+    async def serve(self, request: node_pb2.FetchRequest) -> AsyncGenerator[bytes, None]:
         """The Fetch RPC: a segment of this node in pieces."""
         segment = self.store.map(request.segment, request.node_id)
         try:
@@ -247,6 +247,12 @@ class NodeObjects:
         self._remote_owners.pop(process_id, None)
         for number in self.store.process_died(process_id):
             self._free_copies_of(number)
+
+
+def _write(fd: int, piece: bytes, offset: int) -> None:
+    written = os.pwrite(fd, piece, offset)
+    while written < len(piece):
+        written += os.pwrite(fd, memoryview(piece)[written:], offset + written)
 
 
 def _retrieve(task: asyncio.Task[Segment]) -> None:

@@ -22,6 +22,10 @@ def _nobody(_process: bytes, _numbers: tuple[int, ...]) -> None:
     """There is nobody to tell."""
 
 
+def _nothing() -> None:
+    """Nobody waits."""
+
+
 class Segment:
     """One value in shared memory."""
 
@@ -30,6 +34,7 @@ class Segment:
         "form",
         "freed",
         "keepers",
+        "left_open",
         "mappers",
         "memory",
         "number",
@@ -53,6 +58,9 @@ class Segment:
         self.mappers: dict[bytes, int] = {}
         #: Those that keep it mapped though they do not use it, until it is freed.
         self.keepers: set[bytes] = set()
+        #: A process was using it when it left. It may live on, as a driver after `shutdown`, and
+        #: look at its arrays: nobody else may write there.
+        self.left_open = False
 
     @property
     def fd(self) -> int:
@@ -67,6 +75,7 @@ class SegmentStore:
         capacity: Bytes that segments, and memory that waits for the next one, may take.
         give_up: Called with a process and numbers of memory that it is to unmap.
         forget: Called with a process and numbers of segments that it need not keep any longer.
+        room: Called when memory has come back.
     """
 
     def __init__(
@@ -74,10 +83,12 @@ class SegmentStore:
         capacity: int,
         give_up: Callable[[bytes, tuple[int, ...]], object] = _nobody,
         forget: Callable[[bytes, tuple[int, ...]], object] = _nobody,
+        room: Callable[[], object] = _nothing,
     ) -> None:
         self.capacity = capacity
         self.memories = Memories(capacity, give_up)
         self._forget = forget
+        self._room = room
         self._next = 1
         self._segments: dict[int, Segment] = {}
         self._by_owner: dict[bytes, set[int]] = {}
@@ -161,6 +172,10 @@ class SegmentStore:
             segment.keepers.add(mapper)
 
     # --- freeing -----------------------------------------------------------------
+    def returning(self) -> bool:
+        """Whether memory is about to come back: of freed values that processes kept mapped."""
+        return any(segment.freed and segment.keepers for segment in self._segments.values())
+
     @property
     def used(self) -> int:
         """Bytes of memory that segments are in."""
@@ -183,11 +198,13 @@ class SegmentStore:
             if segment is not None:  # half written: nobody else knows of it
                 segment.creator = None
                 segment.freed = True
+                segment.left_open = True
                 self._recycle(segment)
         for number in self._by_mapper.pop(process_id, set()):
             segment = self._segments.get(number)
             if segment is not None:
                 segment.mappers.pop(process_id, None)
+                segment.left_open = True
                 self._recycle(segment)
         owned = list(self._by_owner.get(process_id, ()))
         for number in owned:
@@ -213,7 +230,8 @@ class SegmentStore:
         del self._segments[segment.number]
         self._drop(self._by_owner, segment.owner, segment.number)
         self._drop(self._by_writer, segment.writer, segment.number)
-        self.memories.give_back(segment.memory)
+        self.memories.give_back(segment.memory, again=not segment.left_open)
+        self._room()
 
     @staticmethod
     def _drop(index: dict[bytes, set[int]], key: bytes, number: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -39,8 +40,9 @@ def add_services(server: grpc.aio.Server, relay: RelayHub, objects: NodeObjects)
     async def fetch(
         request: node_pb2.FetchRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        async for piece in objects.serve(request):
-            yield piece
+        async with contextlib.aclosing(objects.serve(request)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     handler = grpc.unary_stream_rpc_method_handler(
         fetch,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
 from typing import TYPE_CHECKING
+
+from miniray.exceptions import ObjectStoreFullError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +19,10 @@ if TYPE_CHECKING:
 _Mapped = tuple[tuple[int, int], int]
 
 
+#: Seconds in which a process unmaps what it was told to, unless user code keeps it busy.
+_RETURN_WITHIN = 2.0
+
+
 class StoreRequests:
     """Answers them."""
 
@@ -23,6 +32,7 @@ class StoreRequests:
         objects: NodeObjects,
         clients: ClientServer,
         runs: Callable[[bytes], bool],
+        room: asyncio.Event,
     ) -> None:
         """Register what it answers.
 
@@ -31,13 +41,16 @@ class StoreRequests:
             objects: The store.
             clients: Where requests come from.
             runs: Whether a process of this node has not ended.
+            room: Set when memory has come back.
         """
+        self._room = room
         self._node_id = node_id
         self._objects = objects
         self._store = store = objects.store
         self._runs = runs
         memories = store.memories
         clients.requests["map_segment"] = self._fetch_and_map
+        clients.requests["create_segment"] = self._create_later
         clients.quick.update(
             {
                 "create_segment": self._create,
@@ -60,8 +73,34 @@ class StoreRequests:
 
     def _create(
         self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
-    ) -> tuple[tuple[int, int], int]:
+    ) -> tuple[tuple[int, int], int] | None:
         """Room for a value: (segment, memory), and no descriptor if the writer has it mapped."""
+        try:
+            return self._room_for(client, size, form, owner, owner_node)
+        except ObjectStoreFullError:
+            if self._store.returning():
+                return None
+            raise
+
+    async def _create_later(
+        self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
+    ) -> tuple[tuple[int, int], int]:
+        """The same, when memory is on its way back from processes that were told to unmap it."""
+        deadline = time.monotonic() + _RETURN_WITHIN
+        while True:
+            try:
+                return self._room_for(client, size, form, owner, owner_node)
+            except ObjectStoreFullError:  # noqa: PERF203 - it waits then
+                left = deadline - time.monotonic()
+                if left <= 0 or not self._store.returning():
+                    raise
+                self._room.clear()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._room.wait(), left)
+
+    def _room_for(
+        self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
+    ) -> tuple[tuple[int, int], int]:
         segment = self._objects.create(size, form, owner, owner_node, client.process_id)
         if owner_node == self._node_id and not self._runs(owner):
             self._store.free(segment.number)  # nobody will: its owner has ended

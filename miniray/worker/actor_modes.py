@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextvars
 import inspect
 import queue
 import threading
@@ -147,10 +148,11 @@ class AsyncExecutor(Executor):
         loop = self._loop
         if loop is not None and not self._woken:
             self._woken = True
-            if threading.get_ident() == self._thread:
-                loop.call_soon(self._take)
+            # In a context of its own: this may run in a coroutine that waits in get().
+            if self._runtime.loop.in_callback and threading.get_ident() == self._thread:
+                loop.call_soon(self._take, context=contextvars.Context())
             else:
-                loop.call_soon_threadsafe(self._take)
+                loop.call_soon_threadsafe(self._take, context=contextvars.Context())
 
     def interrupt(self, work: Work, force: bool) -> None:
         loop = self._loop

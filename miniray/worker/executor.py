@@ -301,7 +301,7 @@ class Executor:
         held = self._still_held(work)
         status = p.STATUS_STREAM_END if work.stream is not None else p.STATUS_OK
         seconds = time.perf_counter() - work.started
-        work.caller.post((p.PEER_REPLY, work.number, status, values, held, seconds))
+        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds))
 
     def answer_error(self, work: Work, error: BaseException) -> None:
         """Send an error."""
@@ -313,7 +313,15 @@ class Executor:
         self._open.pop((work.caller.process_id, work.number), None)
         held = self._still_held(work)
         seconds = time.perf_counter() - work.started if work.started else 0.0
-        work.caller.post((p.PEER_REPLY, work.number, status, values, held, seconds))
+        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds))
+
+    def _reply(self, work: Work, message: tuple[Any, ...]) -> None:
+        if message[4] is None:
+            work.caller.post(message)
+        else:
+            # The call protected the refs of its arguments. Those of them that this process has
+            # registered by itself must be counted before that ends.
+            self._runtime.borrowing.defer(lambda: work.caller.post(message))
 
     def _error_values(self, work: Work, error: BaseException) -> tuple[Any, ...]:
         if work.cancelled and isinstance(error, (TaskCancelledError, KeyboardInterrupt)):

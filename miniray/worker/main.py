@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from miniray.config import config
 from miniray.core import context, forks
 from miniray.core.attach import Attachment
+from miniray.core.gates import Gate
 from miniray.core.handover import hand_over
 from miniray.core.job_environment import JobEnvironment
 from miniray.core.runtime import ActorClassInfo, set_runtime
@@ -220,6 +221,9 @@ class Worker:
         self.executor.instance = None
         stdio.flush_all()
         self.executor.wait_counted(config().stop_grace / 2)
+        told = Gate(self.runtime.loop)
+        self.runtime.borrowing.defer(told.arrived)  # after the replies that were deferred
+        told.wait(config().stop_grace / 2)
         hand_over(self.runtime)
         link.node_notice("leaving")
         return self._exit_code

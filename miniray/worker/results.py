@@ -29,7 +29,8 @@ class Results:
         self._runtime = runtime
         #: Refs inside values on their way, by caller and call.
         self._pins: dict[tuple[bytes, int], list[ObjectRef[Any]]] = {}
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collection may run user code in any section.
+        self._lock = threading.RLock()
         self._all_counted = threading.Condition(self._lock)
 
     def value(self, result: Any, caller: Peer, number: int) -> Value:

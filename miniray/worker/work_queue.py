@@ -39,7 +39,7 @@ class WorkQueue:
             self._loop.flush_posted()
             self._gate = gate = Gate(self._loop)
             if not items:  # else it came just before there was a gate
-                gate.wait(None)
+                gate.wait(None, idle=True)
             self._gate = None
 
     def take(self) -> Work | None:

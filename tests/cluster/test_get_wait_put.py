@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -257,3 +258,11 @@ def test_a_value_that_holds_many_refs_comes_back_whole() -> None:
 def test_a_ref_inside_a_put_value_keeps_its_value_alive() -> None:
     outer = miniray.put([miniray.put(b"z" * MIB)])
     assert miniray.get(miniray.get(outer)[0]) == b"z" * MIB
+
+
+def test_get_takes_the_same_pending_ref_many_times(tmp_path: Path) -> None:
+    for count in (2, 9, 50):
+        file = tmp_path / str(count)
+        ref = wait_and_return.remote(file, 7)
+        threading.Timer(0.05, file.touch).start()
+        assert miniray.get([ref] * count, timeout=20) == [7] * count

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from cluster_helpers import is_alive, wait_until
 
 import miniray
+from miniray.cluster_utils import Cluster
+from miniray.core.runtime import current_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +35,9 @@ def pid() -> int:
 class Holder:
     def pid(self) -> int:
         return os.getpid()
+
+    def hold(self) -> None:
+        threading.Event().wait(60)
 
 
 def test_init_starts_and_shutdown_ends() -> None:
@@ -99,3 +106,40 @@ def test_detached_actors_end_with_an_embedded_cluster() -> None:
     process = miniray.get(actor.pid.remote())
     miniray.shutdown()
     wait_until(lambda: not is_alive(process))
+
+
+@pytest.mark.parametrize("count", [1, 50])
+def test_shutdown_ends_the_waits_of_other_threads(count: int) -> None:
+    miniray.init(num_cpus=1)
+    holder = Holder.remote()
+    miniray.get(holder.pid.remote())
+    refs = [holder.hold.remote() for _ in range(count)]
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            miniray.get(refs)
+        except BaseException as error:
+            ended.append(error)
+
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: current_runtime().loop._serving.locked())  # type: ignore[attr-defined]
+    miniray.shutdown()
+    for thread in threads:
+        thread.join(20)
+    assert len(ended) == 3
+
+
+def test_arrays_stay_what_they_are_after_shutdown_in_a_cluster_that_goes_on() -> None:
+    with Cluster(initialize_head=True, head_node_args={"num_cpus": 2}) as cluster:
+        miniray.init(address=cluster.address)
+        ref = miniray.put(np.full(4 << 20, 7, dtype=np.uint8))
+        array = miniray.get(ref)
+        miniray.shutdown()
+        miniray.init(address=cluster.address)
+        kept = [miniray.put(np.full(4 << 20, 9, dtype=np.uint8)) for _ in range(5)]
+        assert len(kept) == 5
+        assert (array == 7).all()
+        miniray.shutdown()

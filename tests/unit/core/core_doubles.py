@@ -91,7 +91,7 @@ class FakeLink:
         self.segments: dict[int, tuple[int, int]] = {}
         self._numbers = itertools.count(1)
 
-    def node_request(self, method: str, args: tuple[Any, ...]) -> tuple[Any, int]:
+    def node_request(self, method: str, args: tuple[Any, ...], **_how: Any) -> tuple[Any, int]:
         if method == "create_segment":
             size, form, _owner, _owner_node = args
             number = next(self._numbers)
@@ -137,7 +137,7 @@ class FakeLoop:
         self.timers.append(entry)
         return lambda: self.timers.remove(entry)
 
-    def serve(self, _gate: object, _timeout: float | None) -> bool:
+    def serve(self, _gate: object, _timeout: float | None, *, idle: bool = False) -> bool:
         return False  # there are no sockets: who waits sleeps
 
     def nudge(self) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from core_doubles import eventually
 
+from miniray.core import interrupts as interrupts_module
 from miniray.core.gates import Gate
+from miniray.core.interrupts import Interrupts
 from miniray.core.io_loop import IOLoop
 
 if TYPE_CHECKING:
@@ -304,3 +308,104 @@ def test_a_thread_that_serves_sleeps_on_when_the_loop_ends() -> None:
     gate.arrived()
     thread.join(10)
     assert opened == [True]
+
+
+def test_what_a_callback_wants_called_soon_is_called_while_the_thread_goes_on_waiting(
+    loop: IOLoop,
+) -> None:
+    gate = Gate(loop)
+    steps: list[str] = []
+
+    def third() -> None:
+        steps.append("third")
+        gate.arrived()
+
+    def second() -> None:
+        steps.append("second")
+        loop.call_soon(third)
+
+    def first() -> None:
+        steps.append("first")
+        loop.call_soon(second)
+
+    pipe = Pipe(loop, first)
+    later(pipe.write)
+    assert gate.wait(10)
+    assert steps == ["first", "second", "third"]
+    pipe.close()
+
+
+def test_the_message_of_the_outer_wait_may_come_in_a_wait_within(
+    loop: IOLoop, alarm: Callable[[Callable[[], None]], None]
+) -> None:
+    inner, outer = Gate(loop), Gate(loop)
+    first, second = Pipe(loop, outer.arrived), Pipe(loop, inner.arrived)
+
+    def wait() -> None:
+        first.write()
+        eventually(lambda: first.threads or not inner.wait(0.001))
+        second.write()
+        assert inner.wait(10)
+
+    alarm(wait)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)
+    began = time.monotonic()
+    assert outer.wait(10)
+    assert time.monotonic() - began < 5
+    first.close()
+    second.close()
+
+
+def test_a_wait_may_be_given_years(loop: IOLoop) -> None:
+    gate = Gate(loop)
+    later(gate.arrived)
+    assert gate.wait(1e9)
+
+
+def test_close_to_the_end_of_the_stack_another_thread_handles_the_messages(loop: IOLoop) -> None:
+    gate = Gate(loop)
+    pipe = Pipe(loop, gate.arrived)
+
+    def deep(frames: int) -> bool:
+        if frames:
+            return deep(frames - 1)
+        later(pipe.write)
+        return gate.wait(10)
+
+    depth = 0
+    frame = sys._getframe()
+    while frame is not None:
+        frame, depth = frame.f_back, depth + 1  # type: ignore[assignment]
+    assert deep(sys.getrecursionlimit() - depth - 60)
+    assert pipe.threads == [loop.thread]
+    pipe.close()
+
+
+def test_a_signal_while_the_handlers_are_put_back_leaves_none_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = (signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
+    before = [signal.getsignal(number) for number in numbers]
+    handlers = [lambda _number, _frame: None for _ in numbers]
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+    try:
+        interrupts = Interrupts.begin()
+        assert interrupts is not None
+        real, raised = interrupts_module._signal.signal, []
+
+        def interrupted(number: int, handler: object) -> object:
+            was = real(number, handler)
+            if not raised:
+                raised.append(number)
+                raise KeyboardInterrupt
+            return was
+
+        monkeypatch.setattr(interrupts_module._signal, "signal", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.end()
+        monkeypatch.undo()
+        assert [signal.getsignal(number) for number in numbers] == handlers
+    finally:
+        for number, was in zip(numbers, before, strict=True):
+            signal.signal(number, was)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import eventually, open_descriptors
 
+from miniray.core import listener as listener_module
 from miniray.core import wire
 from miniray.core.io_loop import IOLoop
-from miniray.core.wire import Connection, Listener, connect, encode
+from miniray.core.listener import Listener, connect
+from miniray.core.wire import Connection, encode
 from miniray.node.async_poller import AsyncPoller
 from miniray.security.challenge import answer_blocking
 
@@ -573,7 +575,7 @@ def test_a_listener_accepts_and_removes_its_socket_at_the_end(loop: IOLoop, tmp_
 def test_a_listener_out_of_descriptors_rests_and_goes_on_later(
     loop: IOLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wire, "_ACCEPT_AGAIN", 0.05)
+    monkeypatch.setattr(listener_module, "_ACCEPT_AGAIN", 0.05)
     path = str(tmp_path / "s")
     ends: list[End] = []
     listener = Listener(path, loop, lambda sock: ends.append(End(sock, loop, server=True)))

@@ -1,0 +1,103 @@
+"""The daemon in place of owners that ended by rule: their messages in, answers out."""
+
+from __future__ import annotations
+
+import marshal
+from typing import TYPE_CHECKING, Any
+
+from miniray.config import config
+from miniray.core import protocol as p
+from miniray.core.ids import owner_of
+from miniray.node.adopted import AdoptedObjects
+from miniray.node.relayed import Relayed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from miniray.node.adopted import Freed
+    from miniray.node.clients import Client, ClientServer
+    from miniray.node.objects import NodeObjects
+    from miniray.node.relay import RelayHub
+
+
+class AdoptedService:
+    """Speaks for the objects of ``AdoptedObjects``."""
+
+    def __init__(
+        self, node_id: bytes, clients: ClientServer, relay: RelayHub, objects: NodeObjects
+    ) -> None:
+        self._node_id = node_id
+        self._clients = clients
+        self._relay = relay
+        self._objects = objects
+        self._adopted = AdoptedObjects()
+        #: Bytes that each process has sent to owners that are gone, and was not told of, by owner.
+        self._taken: dict[bytes, dict[bytes, int]] = {}
+        clients.quick["adopt"] = self._adopt
+
+    def speaks_for(self, owner: bytes) -> bool:
+        """Whether objects of this owner are here."""
+        return self._adopted.speaks_for(owner)
+
+    def borrowers(self) -> set[bytes]:
+        """The processes that hold objects of the daemon."""
+        return self._adopted.borrowers()
+
+    def process_died(self, process_id: bytes) -> None:
+        """A process, of any node, that may have held some is gone."""
+        self._taken.pop(process_id, None)
+        self._free(self._adopted.process_died(process_id))
+
+    def _adopt(self, client: Client, legacy: list[Any]) -> tuple[None, int]:
+        """A process that ends by rule leaves what others hold of its objects."""
+        for _id, value, borrowers, _contained in legacy:
+            if value[0] == p.VALUE_SHARED:
+                self._objects.left_to(value[1][0], value[1][1])
+            for process, node, _count in borrowers:
+                self._watch(process, node)
+        self._adopted.add(client.process_id, legacy)
+        return None, -1
+
+    def _watch(self, process_id: bytes, node: bytes) -> None:
+        if node != self._node_id:
+            self._relay.send(node, Relayed(to=process_id, sender=self._node_id, watch=True))
+
+    def answer(self, node: bytes, sender: bytes, owner: bytes, bodies: Sequence[bytes]) -> None:
+        """Messages of a process to an owner that is gone."""
+        for body in bodies:
+            message = marshal.loads(body)
+            if message[0] == p.PEER_CREDIT:
+                continue  # what is sent here is not counted
+            if message[0] == p.PEER_BORROW:
+                for _id, process, its_node in message[2]:
+                    self._watch(process, its_node)
+            answers, freed = self._adopted.handle(sender, message)
+            for reply in answers:
+                self._send_as(owner, node, sender, reply)
+            self._free(freed)
+        self._credit(node, sender, owner, sum(map(len, bodies)))
+
+    def _credit(self, node: bytes, sender: bytes, owner: bytes, size: int) -> None:
+        """Tell a sender now and then how much was taken: it stops when too much is on its way."""
+        taken = self._taken.setdefault(sender, {})
+        taken[owner] = taken.get(owner, 0) + size
+        if taken[owner] >= config().relay_window // 8:
+            self._send_as(owner, node, sender, (p.PEER_CREDIT, taken.pop(owner)))
+
+    def _send_as(self, sender: bytes, node: bytes, to: bytes, message: tuple[Any, ...]) -> None:
+        """A message to any process, in the name of one of this node."""
+        body = marshal.dumps(message)
+        if node == self._node_id:
+            client = self._clients.clients.get(to)
+            if client is not None:
+                client.conn.send((p.NODE_RELAYED, self._node_id, sender, [body]))
+        else:
+            self._relay.send(node, Relayed(to=to, sender=sender, bodies=[body]))
+
+    def _free(self, freed: list[Freed]) -> None:
+        for item in freed:
+            if item.value[0] == p.VALUE_SHARED:
+                node, number, _size = item.value[1]
+                self._objects.free(node, number)
+            for id, node in item.borrowed:
+                self._send_as(self._node_id, node, owner_of(id), (p.PEER_UNBORROW, [id]))

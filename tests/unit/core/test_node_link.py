@@ -1,0 +1,74 @@
+"""Requests whose waiter gives up: what comes then is closed and undone."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from core_doubles import open_descriptors
+
+from miniray.core.io_loop import IOLoop
+from miniray.core.node_link import _Answer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def loop() -> Iterator[IOLoop]:
+    loop = IOLoop()
+    loop.start()
+    yield loop
+    loop.stop()
+
+
+def descriptor() -> int:
+    return os.memfd_create("test")
+
+
+def test_an_answer_that_comes_after_its_waiter_left_is_undone(loop: IOLoop) -> None:
+    before = open_descriptors()
+    undone: list[Any] = []
+    answer = _Answer(loop, undone.append)
+    answer.abandon()
+    answer.came(None, "result", descriptor())
+    assert undone == ["result"]
+    assert open_descriptors() == before
+
+
+def test_an_answer_that_came_just_before_is_undone_too_and_once(loop: IOLoop) -> None:
+    before = open_descriptors()
+    undone: list[Any] = []
+    answer = _Answer(loop, undone.append)
+    answer.came(None, "result", descriptor())
+    answer.abandon()
+    assert undone == ["result"]
+    assert open_descriptors() == before
+
+
+def test_an_error_leaves_nothing_to_undo(loop: IOLoop) -> None:
+    undone: list[Any] = []
+    answer = _Answer(loop, undone.append)
+    answer.abandon()
+    answer.came(OSError("no"), None, -1)
+    assert undone == []
+
+
+def test_whichever_is_first_the_result_is_undone_exactly_once(loop: IOLoop) -> None:
+    for _ in range(200):
+        undone: list[Any] = []
+        answer = _Answer(loop, undone.append)
+        together = threading.Barrier(2)
+
+        def come(answer: _Answer = answer, together: threading.Barrier = together) -> None:
+            together.wait(10)
+            answer.came(None, 1, -1)
+
+        thread = threading.Thread(target=come)
+        thread.start()
+        together.wait(10)
+        answer.abandon()
+        thread.join(10)
+        assert undone == [1]

@@ -1,0 +1,96 @@
+"""The daemon in place of owners that are gone, between doubles of its clients and other nodes."""
+
+from __future__ import annotations
+
+import marshal
+from typing import Any
+
+import pytest
+
+from miniray.config import config
+from miniray.core import protocol as p
+from miniray.node.adopted_service import AdoptedService
+from miniray.node.relayed import Relayed
+
+NODE, FAR = b"node-one", b"node-two"
+OWNER, BORROWER = b"owner000", b"borrower"
+ID = OWNER + b"00000001"
+
+
+class Clients:
+    def __init__(self) -> None:
+        self.quick: dict[str, Any] = {}
+        self.clients: dict[bytes, Any] = {}
+
+
+class Relay:
+    def __init__(self) -> None:
+        self.sent: list[tuple[bytes, Relayed]] = []
+
+    def send(self, node: bytes, message: Relayed) -> bool:
+        self.sent.append((node, message))
+        return True
+
+    def messages(self, kind: int) -> list[tuple[Any, ...]]:
+        bodies = [marshal.loads(body) for _, message in self.sent for body in message.bodies]
+        return [body for body in bodies if body[0] == kind]
+
+
+class Objects:
+    def __init__(self) -> None:
+        self.freed: list[tuple[bytes, int]] = []
+        self.left: list[tuple[bytes, int]] = []
+
+    def left_to(self, node: bytes, number: int) -> None:
+        self.left.append((node, number))
+
+    def free(self, node: bytes, number: int) -> None:
+        self.freed.append((node, number))
+
+
+class Owner:
+    """A client that leaves an object in shared memory, borrowed on another node."""
+
+    process_id = OWNER
+
+
+@pytest.fixture
+def parts() -> tuple[AdoptedService, Relay, Objects]:
+    clients, relay, objects = Clients(), Relay(), Objects()
+    service = AdoptedService(NODE, clients, relay, objects)  # type: ignore[arg-type]
+    value = (p.VALUE_SHARED, (NODE, 7, 1000), ())
+    clients.quick["adopt"](Owner(), [(ID, value, ((BORROWER, FAR, 1),), ())])
+    return service, relay, objects
+
+
+def test_what_is_left_is_watched_and_answered_for(
+    parts: tuple[AdoptedService, Relay, Objects],
+) -> None:
+    service, relay, objects = parts
+    assert objects.left == [(NODE, 7)]
+    assert relay.sent == [(FAR, Relayed(to=BORROWER, sender=NODE, watch=True))]
+    service.answer(FAR, BORROWER, OWNER, [marshal.dumps((p.PEER_WANT, [ID]))])
+    [(_, values)] = relay.messages(p.PEER_VALUE)
+    assert values[0][0] == ID
+
+
+def test_it_is_freed_when_its_last_borrower_lets_go_or_dies(
+    parts: tuple[AdoptedService, Relay, Objects],
+) -> None:
+    service, _relay, objects = parts
+    service.process_died(BORROWER)
+    assert objects.freed == [(NODE, 7)]
+    assert not service.speaks_for(OWNER)
+
+
+def test_a_sender_of_much_is_told_what_was_taken(
+    parts: tuple[AdoptedService, Relay, Objects],
+) -> None:
+    service, relay, _objects = parts
+    body = marshal.dumps((p.PEER_WANT, [ID] * 1000))
+    count = config().relay_window // len(body)
+    for _ in range(count):
+        service.answer(FAR, BORROWER, OWNER, [body])
+    credits = [taken for _, taken in relay.messages(p.PEER_CREDIT)]
+    assert sum(credits) > count * len(body) * 3 // 4
+    assert len(credits) < 12
