@@ -91,6 +91,8 @@ class SegmentStore:
         self._room = room
         self._next = 1
         self._segments: dict[int, Segment] = {}
+        #: Freed, but kept mapped by processes that were just told to let go.
+        self._returning: set[int] = set()
         self._by_owner: dict[bytes, set[int]] = {}
         self._by_mapper: dict[bytes, set[int]] = {}
         self._by_creator: dict[bytes, set[int]] = {}
@@ -174,7 +176,7 @@ class SegmentStore:
     # --- freeing -----------------------------------------------------------------
     def returning(self) -> bool:
         """Whether memory is about to come back: of freed values that processes kept mapped."""
-        return any(segment.freed and segment.keepers for segment in self._segments.values())
+        return bool(self._returning)
 
     @property
     def used(self) -> int:
@@ -186,6 +188,8 @@ class SegmentStore:
         segment = self._segments.get(number)
         if segment is not None and not segment.freed:
             segment.freed = True
+            if segment.keepers:
+                self._returning.add(number)
             for process in segment.keepers:
                 self._forget(process, (number,))
             self._recycle(segment)
@@ -228,6 +232,7 @@ class SegmentStore:
         if not segment.freed or segment.mappers or segment.creator is not None:
             return
         del self._segments[segment.number]
+        self._returning.discard(segment.number)
         self._drop(self._by_owner, segment.owner, segment.number)
         self._drop(self._by_writer, segment.writer, segment.number)
         self.memories.give_back(segment.memory, again=not segment.left_open)

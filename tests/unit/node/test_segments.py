@@ -238,3 +238,38 @@ TestStore = Store.TestCase
 TestStore.settings = settings(
     max_examples=15, stateful_step_count=40, deadline=None, derandomize=True
 )
+
+
+def test_who_keeps_a_segment_mapped_is_told_when_it_is_freed() -> None:
+    told: list[tuple[bytes, tuple[int, ...]]] = []
+    came_back: list[None] = []
+    store = SegmentStore(
+        CAPACITY,
+        forget=lambda process, numbers: told.append((process, numbers)),
+        room=lambda: came_back.append(None),
+    )
+    segment = written(store, PAGE)
+    store.map(segment.number, READER)
+    store.keep(segment.number, READER)
+    assert not store.returning()
+    store.free(segment.number)
+    assert told == [(READER, (segment.number,))]
+    assert store.returning()
+    store.keep(segment.number, OWNER)  # it had not heard yet
+    assert told[1:] == [(OWNER, (segment.number,))]
+    assert not came_back
+    store.unmap([segment.number], READER)
+    assert not store.returning()
+    assert len(came_back) == 1
+    store.close()
+
+
+def test_memory_that_a_process_had_mapped_when_it_left_is_not_written_again(
+    store: SegmentStore,
+) -> None:
+    segment = written(store, PAGE, owner=READER)
+    store.map(segment.number, READER)
+    inode = os.fstat(segment.fd).st_ino
+    store.process_died(READER)
+    assert store.used == 0
+    assert os.fstat(written(store, PAGE).fd).st_ino != inode
