@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.gates import Gate
 from miniray.core.ids import owner_of
@@ -59,7 +60,10 @@ def _await_results(runtime: ClusterRuntime) -> None:
         for entry in pending:
             if table.when_ready(entry, gate.arrived):
                 gate.arrived()
-        gate.wait(None)
+        if not gate.wait(config().block_after):
+            # What is to come may need the CPU that this process was given.
+            runtime.link.node_notice("blocked", True)
+            gate.wait(None)
 
 
 def _legacy_of(runtime: ClusterRuntime) -> list[Legacy]:

@@ -8,6 +8,8 @@ import pytest
 from cluster_helpers import wait_until
 
 import miniray
+from miniray.exceptions import GetTimeoutError
+from miniray.util import state
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,13 +103,29 @@ def test_a_chain_of_refs_given_as_arguments_runs_in_order() -> None:
     assert miniray.get(ref, timeout=50) == list(range(50))
 
 
+def test_a_worker_that_ends_gives_its_cpu_to_what_it_waits_for() -> None:
+    """Both workers hold a CPU, and can end only when their children, which need one, have run."""
+
+    @miniray.remote(max_calls=1)
+    def make() -> Any:
+        return [depth.remote(0)]
+
+    for _ in range(3):
+        nested = miniray.get([make.remote() for _ in range(2)], timeout=30)
+        assert miniray.get([refs[0] for refs in nested], timeout=30) == [0, 0]
+
+
 def test_the_results_of_a_task_that_ended_can_be_used(tmp_path: Path) -> None:
     @miniray.remote(max_calls=1)
     def make() -> Any:
         return [miniray.put("owned by a task that ended"), depth.remote(1)]
 
     refs = miniray.get(make.remote())
-    assert miniray.get(refs, timeout=30) == ["owned by a task that ended", 1]
+    try:
+        assert miniray.get(refs, timeout=30) == ["owned by a task that ended", 1]
+    except GetTimeoutError as error:
+        waiting, workers = state.list_pending_demands(), state.list_workers()
+        raise AssertionError(f"{error} waiting: {waiting}, workers: {workers}") from None
 
 
 def test_a_task_left_behind_by_its_parent_still_runs(tmp_path: Path) -> None:

@@ -378,6 +378,8 @@ def test_spread_uses_all_nodes(nodes: Cluster) -> None:
     spread = task.options(scheduling_strategy="SPREAD")
     places = miniray.get([spread.remote() for _ in range(8)])
     assert {place.node for place in places} == {node.node_id for node in nodes.list_all_nodes()}
+    # Leases of the tasks stay for a moment, and would count for where the actors go.
+    wait_until(lambda: miniray.available_resources() == miniray.cluster_resources())
     holders = [Holder.options(num_gpus=1, scheduling_strategy="SPREAD").remote() for _ in range(8)]
     found = collections.Counter(
         place.node for place in miniray.get([holder.place.remote() for holder in holders])
