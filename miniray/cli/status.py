@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from miniray.cli.services import Services
-    from miniray.util.state_types import ClusterStatus, PendingDemand
+    from miniray.util.state_types import ClusterStatus, NodeStatus, PendingDemand
 
 #: So many rows of one kind are shown before the rest is only counted.
 _MAX_ROWS = 100
 _ID_LENGTH = 8
+#: The resource of which not grants count, but what is there.
+_STORE = "object_store_memory"
 #: Hex digits of the creating process's id, with which ids of actors and groups begin.
 _CREATOR_LENGTH = 16
 
@@ -120,15 +122,21 @@ def _nodes(state: ClusterStatus) -> Section:
             node["address"],
             node["hostname"],
             f"{node['state']}: {node['reason']}" if node["reason"] else node["state"],
-            describe_usage(node["used"], node["total"]),
+            describe_usage(_used(node), node["total"]),
         )
         for node in state["nodes"]
     ]
     return Section("Nodes", ("Node", "Address", "Host", "State", "Used/total"), _capped(rows))
 
 
+def _used(node: NodeStatus) -> dict[str, float]:
+    """What is granted of a node's resources, and what objects really take of its memory."""
+    return {**node["used"], _STORE: node["object_store_used"]}
+
+
 def _resources(state: ClusterStatus) -> Section:
-    used, total = state["used"], state["total"]
+    total = state["total"]
+    used = {**state["used"], _STORE: sum(node["object_store_used"] for node in state["nodes"])}
     rows = [
         (name, format_amount(name, used.get(name, 0)), format_amount(name, total.get(name, 0)))
         for name in visible_resources(total)

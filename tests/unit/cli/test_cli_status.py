@@ -65,6 +65,8 @@ def state(**changes: Any) -> ClusterStatus:
                 "total": {"CPU": 8.0, "GPU": 2.0, "node:10.0.0.1": 1.0},
                 "used": {"CPU": 2.0, "GPU": 0.5},
                 "labels": {},
+                "object_store_used": 2**20,
+                "object_store_capacity": 2**30,
                 "reason": "",
             },
             {
@@ -76,6 +78,8 @@ def state(**changes: Any) -> ClusterStatus:
                 "total": {},
                 "used": {},
                 "labels": {},
+                "object_store_used": 0,
+                "object_store_capacity": 2**30,
                 "reason": "no heartbeat for 15 s",
             },
         ],
@@ -117,6 +121,14 @@ def test_resources_are_totals_in_units() -> None:
     assert row(text, "CPU") == ["CPU", "2", "8"]
     assert row(text, "GPU") == ["GPU", "0.5", "2"]
     assert row(text, "memory") == ["memory", "0", "B", "16", "GiB"]
+
+
+def test_the_object_store_shows_what_objects_take_not_what_is_granted() -> None:
+    of = state()
+    of["nodes"][0]["total"]["object_store_memory"] = of["total"]["object_store_memory"] = 2.0**30
+    text = rendered(of, width=160)
+    assert "object_store_memory 1 MiB/1 GiB" in text
+    assert row(text, "object_store_memory") == ["object_store_memory", "1", "MiB", "1", "GiB"]
 
 
 def test_actors_are_shown_with_where_they_are_and_what_they_hold() -> None:
