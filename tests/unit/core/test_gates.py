@@ -23,15 +23,6 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def loop() -> Iterator[IOLoop]:
-    loop = IOLoop()
-    loop.start()
-    yield loop
-    loop.stop()
-    assert not loop.thread.is_alive()
-
-
-@pytest.fixture
 def alarm() -> Iterator[Callable[[Callable[[], None]], None]]:
     """Sets what SIGALRM does in the main thread."""
     before = signal.getsignal(signal.SIGALRM)

@@ -3,23 +3,11 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 from core_doubles import eventually, open_descriptors
 
 from miniray.core.io_loop import IOLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def loop() -> Iterator[IOLoop]:
-    loop = IOLoop()
-    loop.start()
-    yield loop
-    loop.stop()
 
 
 def test_callbacks_run_in_the_loops_thread_in_order(loop: IOLoop) -> None:

@@ -6,22 +6,12 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from core_doubles import open_descriptors
 
-from miniray.core.io_loop import IOLoop
 from miniray.core.node_link import _Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-@pytest.fixture
-def loop() -> Iterator[IOLoop]:
-    loop = IOLoop()
-    loop.start()
-    yield loop
-    loop.stop()
+    from miniray.core.io_loop import IOLoop
 
 
 def descriptor() -> int:

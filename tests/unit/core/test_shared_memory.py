@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,17 +14,7 @@ from miniray.core.serialization import deserialize, serialize
 from miniray.core.shared_memory import SharedMemory
 from miniray.object_ref import hooks
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 OWNER = b"owner000"
-
-
-@pytest.fixture
-def link() -> Iterator[FakeLink]:
-    link = FakeLink()
-    yield link
-    link.close()
 
 
 @pytest.fixture

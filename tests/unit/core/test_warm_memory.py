@@ -23,13 +23,6 @@ NAME = "of-warm-memory-"
 
 
 @pytest.fixture
-def link() -> Iterator[FakeLink]:
-    link = FakeLink()
-    yield link
-    link.close()
-
-
-@pytest.fixture
 def warm(link: FakeLink) -> WarmMemory:
     return WarmMemory(link)  # type: ignore[arg-type]
 

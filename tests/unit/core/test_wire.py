@@ -17,26 +17,18 @@ from core_doubles import eventually, open_descriptors
 
 from miniray.core import listener as listener_module
 from miniray.core import wire
-from miniray.core.io_loop import IOLoop
 from miniray.core.listener import Listener, connect
 from miniray.core.wire import Connection, encode
 from miniray.node.async_poller import AsyncPoller
 from miniray.security.challenge import answer_blocking
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
+    from miniray.core.io_loop import IOLoop
+
 KEY = b"k" * 32
-
-
-@pytest.fixture
-def loop() -> Iterator[IOLoop]:
-    loop = IOLoop()
-    loop.start()
-    yield loop
-    loop.stop()
-    assert not loop.thread.is_alive()
 
 
 class End:

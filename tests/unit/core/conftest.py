@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from core_doubles import FakeLink
+
+from miniray.core.io_loop import IOLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def loop() -> Iterator[IOLoop]:
+    """A loop with its thread, which ends with the test."""
+    loop = IOLoop()
+    loop.start()
+    yield loop
+    loop.stop()
+    assert not loop.thread.is_alive()
+
+
+@pytest.fixture
+def link() -> Iterator[FakeLink]:
+    """A daemon that answers at once."""
+    link = FakeLink()
+    yield link
+    link.close()
