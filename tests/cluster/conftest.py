@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,11 @@ import miniray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+# Whoever runs the tests in the background of a shell script ignores Ctrl-C, and so would every
+# process that the tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: What a module gets that does not say otherwise in a constant named CLUSTER.
 DEFAULT_CLUSTER: dict[str, Any] = {"num_cpus": 4}
