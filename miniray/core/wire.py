@@ -477,6 +477,20 @@ class Connection:
                 return False
             room.poll(left * 1000)
 
+    def read_to_end(self) -> None:
+        """Handle all that the other end, which is gone, has sent, and close. In the loop's thread.
+
+        What it sent comes before whatever its end brings about, so this must not wait for
+        the turn of its socket.
+        """
+        import select
+
+        unread = select.poll()
+        unread.register(self._sock.fileno(), select.POLLIN)
+        while not self._closed and unread.poll(0):
+            self._on_readable()
+        self.close()
+
     def close(self) -> None:
         """Close; ``on_close`` runs in the loop's thread."""
         with self._lock:

@@ -50,6 +50,9 @@ class Client:
 class ClientEvents(Protocol):
     """What the daemon does for its clients."""
 
+    def expects(self, process_id: bytes, role: str) -> bool:
+        """Whether a process of this id may be there."""
+
     def welcome(self, client: Client) -> dict[str, Any]:
         """A process has introduced itself; returns what it must know."""
 
@@ -120,6 +123,9 @@ class ClientServer:
             return
         _, process_id, role, pid, job_id, details = message
         self._unnamed.discard(conn)
+        if not self._events.expects(process_id, role):
+            conn.close()  # it has ended since
+            return
         client = Client(
             process_id,
             role=role,
@@ -175,6 +181,13 @@ class ClientServer:
         if client is not None and self.clients.get(client.process_id) is client:
             del self.clients[client.process_id]
             self._events.gone(client)
+
+    def ended(self, process_id: bytes) -> None:
+        """A process is gone: handle what it had sent; nothing is sent to it any more."""
+        client = self.clients.get(process_id)
+        if client is not None:
+            client.conn.read_to_end()
+            self.clients.pop(process_id, None)
 
     def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> bool:
         """Tell a process something; False if it is not connected."""

@@ -319,6 +319,10 @@ class NodeDaemon:
         return marshal.loads(await future)
 
     # --- clients -----------------------------------------------------------------
+    def expects(self, process_id: bytes, role: str) -> bool:
+        """Workers are this daemon's own, and may be gone before their first word is read."""
+        return role != "worker" or process_id in self._pool.workers
+
     def welcome(self, client: Client) -> dict[str, Any]:
         """A process introduced itself."""
         self._session.send(self._attached(client))
@@ -465,6 +469,10 @@ class NodeDaemon:
         if lease.actor_id is not None:
             self._actor_leases.pop(lease.actor_id, None)
         self._tell_head(lease_ended=head_pb2.LeaseEnded(lease=lease.number))
+
+    def worker_exited(self, worker: Worker) -> None:
+        """A worker process is gone; what it said last counts."""
+        self._clients.ended(worker.process_id)
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
         """A worker process is gone."""

@@ -68,9 +68,12 @@ class NodeLease:
 
     @property
     def reusable(self) -> bool:
-        """Whether its worker may run tasks of other leases of the same shape afterwards."""
-        # Without a limit of calls, a task with a device says that others may use it with it.
-        return self.actor_id is None and (not self.devices or not self.spec.get("max_calls", 0))
+        """Whether its worker may run tasks of other leases of the same shape afterwards.
+
+        Not with a limit of calls: the worker may be about to end by it, and only it and its
+        client know. (A task with a device has the limit 1 unless it says otherwise.)
+        """
+        return self.actor_id is None and not self.spec.get("max_calls", 0)
 
 
 @dataclasses.dataclass
@@ -115,8 +118,11 @@ class WorkerEvents(Protocol):
     def lease_ended(self, lease: NodeLease) -> None:
         """What a lease held is free."""
 
+    def worker_exited(self, worker: Worker) -> None:
+        """A worker process and its children are gone; the pool still knows it."""
+
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
-        """A worker process and its children are gone."""
+        """The pool has forgotten a worker that is gone."""
 
     def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
         """Tell a connected process something."""
@@ -472,6 +478,7 @@ class WorkerPool:
         if worker is None:
             self._early_exits[pid] = status
             return
+        self._events.worker_exited(worker)
         for output in worker.outputs:
             output.drain()
         self.workers.pop(worker.process_id, None)

@@ -5,6 +5,7 @@ Tasks import this module too, so it must not import miniray or pytest.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -63,13 +64,12 @@ def socket_paths(pids: set[int]) -> set[Path]:
     """Paths of the Unix sockets that these processes have open."""
     inodes = set()
     for pid in pids:
-        for entry in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                target = str(entry.readlink())
-            except OSError:  # closed while we looked
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[len("socket:[") : -1])
+        with contextlib.suppress(OSError):  # it ended while we looked
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):  # closed while we looked
+                    target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                    if target.startswith("socket:["):
+                        inodes.add(target[len("socket:[") : -1])
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
     return {
         Path(row[7]) for row in rows if len(row) > 7 and row[6] in inodes and row[7].startswith("/")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import pty
 import re
@@ -15,16 +14,17 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import processes_with, wait_until
+from open_files import open_files
 
 import miniray
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -368,15 +368,6 @@ def test_the_end_of_a_kernel_leaves_nothing(
 # --- one process, many clusters ----------------------------------------------------------------
 
 
-def open_descriptors() -> dict[str, str]:
-    gc.collect()  # a loop's wake-up descriptor closes with the loop, which is in a cycle
-    found = {}
-    for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # that of the listing itself
-            found[entry.name] = str(entry.readlink())
-    return found
-
-
 def test_many_clusters_one_after_another_leak_nothing() -> None:
     @miniray.remote
     class Echo:
@@ -392,12 +383,11 @@ def test_many_clusters_one_after_another_leak_nothing() -> None:
         miniray.shutdown()
 
     use_a_cluster()
-    descriptors, threads = open_descriptors(), set(threading.enumerate())
+    before, threads = open_files(), set(threading.enumerate())
     for _ in range(20):
         use_a_cluster()
     assert set(threading.enumerate()) == threads
-    after = open_descriptors()
-    assert len(after) <= len(descriptors), set(after.items()) - set(descriptors.items())
+    assert not open_files() - before
 
 
 # --- threads -----------------------------------------------------------------------------------

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import gc
 import itertools
 import os
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
@@ -35,11 +33,6 @@ def eventually(condition: Callable[[], Any], seconds: float = 10.0) -> Any:
             return found
         assert time.monotonic() < deadline, "the condition did not come true"
         time.sleep(0.002)
-
-
-def open_descriptors() -> int:
-    gc.collect()  # sockets that earlier tests left
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 class FakePeer:

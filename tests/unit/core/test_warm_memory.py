@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from core_doubles import FakeLink, open_descriptors
+from open_files import open_files
 
 from miniray.core import warm_memory
 from miniray.core.mapped import copy_into, map_memory
@@ -17,6 +17,8 @@ from miniray.core.warm_memory import WarmMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from core_doubles import FakeLink
 
 SIZE = 3 * 4096
 NAME = "of-warm-memory-"
@@ -60,13 +62,13 @@ def test_the_second_value_in_a_piece_of_memory_is_mapped_and_the_third_needs_no_
     warm: WarmMemory, link: FakeLink, memory: Callable[[], int]
 ) -> None:
     fd = memory()
-    before = open_descriptors()
+    before = open_files()
     for number, (letter, given) in enumerate([(b"a", fd), (b"b", fd), (b"c", -1), (b"d", -1)]):
         whole = joined(letter)
         warm.write(7, given, len(whole), pieces(letter))
         assert content(fd, len(whole)) == whole
         assert link.noticed("mapped_memory") == ([] if number == 0 else [(7,)])
-    assert open_descriptors() == before
+    assert not open_files() - before
 
 
 def test_memory_that_is_given_up_is_unmapped_and_written_anew(
@@ -116,10 +118,10 @@ def test_memory_unmapped_by_another_thread_just_now_is_written_through_its_descr
         return None, os.dup(fd)
 
     monkeypatch.setattr(link, "node_request", request)
-    before = open_descriptors()
+    before = open_files()
     warm.write(7, -1, SIZE, pieces(b"a"))
     assert content(fd, len(joined(b"a"))) == joined(b"a")
-    assert open_descriptors() == before
+    assert not open_files() - before
 
 
 def test_children_do_not_inherit_what_is_mapped_for_writing(memory: Callable[[], int]) -> None:

@@ -13,7 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from core_doubles import eventually, open_descriptors
+from core_doubles import eventually
+from open_files import open_files
 
 from miniray.core import listener as listener_module
 from miniray.core import wire
@@ -356,7 +357,7 @@ def test_descriptors_come_with_their_frames_in_order(loop: IOLoop) -> None:
     fill(ours)
     server = End(ours, loop, server=True)
     client = End(theirs, loop, server=False, on_message=take)
-    before = open_descriptors()
+    before = open_files()
     for number in range(200):
         if number % 3:
             server.conn.send((number, False, b"x" * 3000))
@@ -367,11 +368,11 @@ def test_descriptors_come_with_their_frames_in_order(loop: IOLoop) -> None:
     eventually(lambda: len(client.messages) == 200)
     assert [message[0] for message in client.messages] == list(range(200))
     assert taken == [(number, b"content %d" % number) for number in range(0, 200, 3)]
-    assert open_descriptors() == before
+    assert not open_files() - before
 
 
 def test_descriptors_of_a_connection_that_closes_are_closed(loop: IOLoop) -> None:
-    before = open_descriptors()
+    before = open_files()
     ours, theirs = socket.socketpair()
     fill(ours)
     server = End(ours, loop, server=True)
@@ -384,7 +385,7 @@ def test_descriptors_of_a_connection_that_closes_are_closed(loop: IOLoop) -> Non
     assert server.closed.wait(10)
     assert client.closed.wait(10)
     server.conn.send_with_fds((99,), [os.memfd_create("late")])
-    assert open_descriptors() == before
+    assert not open_files() - before
 
 
 def test_a_process_out_of_descriptors_hears_so_and_the_next_one_is_right(loop: IOLoop) -> None:
@@ -444,6 +445,33 @@ def test_what_a_peer_said_before_it_hung_up_is_heard(loop: IOLoop) -> None:
         server.conn.send((0,))
     assert server.closed.wait(10)
     assert len(server.messages) == 100
+
+
+def test_what_a_process_that_is_gone_said_last_is_heard_at_once(loop: IOLoop) -> None:
+    server, sock = raw_client(loop)
+    told = threading.Event()
+
+    def learn_that_it_is_gone() -> None:
+        sock.send(b"".join(encode((number, b"x" * 1000)) for number in range(100)))
+        sock.close()
+        server.conn.read_to_end()
+        heard.append(len(server.messages))
+        told.set()
+
+    heard: list[int] = []
+    loop.call_soon(learn_that_it_is_gone)
+    assert told.wait(10)
+    assert heard == [100]
+    assert server.closed.wait(10)
+
+
+def test_reading_to_the_end_does_not_wait_for_who_still_has_the_socket(loop: IOLoop) -> None:
+    server, sock = raw_client(loop)
+    sock.send(encode((1,)))
+    loop.call_soon(server.conn.read_to_end)
+    assert server.closed.wait(10)
+    assert server.messages == [(1,)]
+    sock.close()
 
 
 def test_close_in_the_middle_of_a_full_socket_drops_the_rest(loop: IOLoop) -> None:
@@ -530,7 +558,7 @@ def test_a_send_from_a_finalizer_inside_a_send_breaks_no_frame(loop: IOLoop) -> 
 
 
 def test_a_connection_is_forgotten_once_it_is_closed(loop: IOLoop) -> None:
-    before, watched = open_descriptors(), dict(loop._readers)
+    before, watched = open_files(), dict(loop._readers)
     pairs = [make_pair(loop) for _ in range(20)]
     for server, client in pairs:
         client.conn.send((1,))
@@ -539,7 +567,7 @@ def test_a_connection_is_forgotten_once_it_is_closed(loop: IOLoop) -> None:
     for server, client in pairs:
         assert server.closed.wait(10)
         assert client.closed.wait(10)
-    assert open_descriptors() == before
+    assert not open_files() - before
     assert loop._readers == watched
     assert not loop._writers
 
@@ -596,7 +624,7 @@ def test_a_listener_out_of_descriptors_rests_and_goes_on_later(
 
 
 def test_connect_to_nobody_says_so_and_leaks_nothing(tmp_path: Path) -> None:
-    before = open_descriptors()
+    before = open_files()
     with pytest.raises(FileNotFoundError):
         connect(str(tmp_path / "nobody"))
     path = tmp_path / "dead"
@@ -605,7 +633,7 @@ def test_connect_to_nobody_says_so_and_leaks_nothing(tmp_path: Path) -> None:
     sock.close()
     with pytest.raises(ConnectionRefusedError):
         connect(str(path))
-    assert open_descriptors() == before
+    assert not open_files() - before
 
 
 # --- the loops ----------------------------------------------------------------------

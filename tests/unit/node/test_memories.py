@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from open_files import open_memory
 
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node.memories import Memories, Memory
@@ -40,15 +39,6 @@ def memories(told: Told) -> Iterator[Memories]:
     memories = Memories(CAPACITY, told)
     yield memories
     memories.close()
-
-
-def descriptors() -> int:
-    """How many pieces of a store's memory this process has open."""
-    found = 0
-    for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # it was that of this very listing
-            found += os.readlink(file).startswith("/memfd:miniray")
-    return found
 
 
 def test_a_writer_gets_the_memory_that_it_has_mapped(memories: Memories) -> None:
@@ -133,7 +123,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.before = descriptors()
+        self.before = open_memory()
         self.memories = Memories(CAPACITY, self.unmap)
         self.mapped: set[tuple[bytes, int]] = set()
         self.to_unmap: list[tuple[bytes, int]] = []
@@ -188,11 +178,11 @@ class Machine(RuleBasedStateMachine):
         assert held == {(process, n) for process, n in self.mapped if n in memories._all}
         indexed = {(process, n) for process, ns in memories._mapped_by.items() for n in ns}
         assert indexed == held
-        assert descriptors() == self.before + len(self.used) + len(memories._pool)
+        assert open_memory() == self.before + len(self.used) + len(memories._pool)
 
     def teardown(self) -> None:
         self.memories.close()
-        assert descriptors() == self.before
+        assert open_memory() == self.before
 
 
 TestMemories = Machine.TestCase

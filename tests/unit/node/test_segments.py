@@ -1,15 +1,14 @@
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from open_files import open_memory
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.segments import Segment, SegmentStore
@@ -33,15 +32,6 @@ def written(store: SegmentStore, size: int, owner: bytes = OWNER) -> Segment:
     segment = store.create(size, 0, owner, WRITER)
     store.seal(segment.number)
     return segment
-
-
-def descriptors() -> int:
-    """How many pieces of a store's memory this process has open."""
-    found = 0
-    for file in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # it was that of this very listing
-            found += os.readlink(file).startswith("/memfd:miniray")
-    return found
 
 
 def test_a_segment_takes_whole_pages_until_it_is_freed(store: SegmentStore) -> None:
@@ -103,7 +93,7 @@ def test_a_full_store_says_so_with_its_numbers(store: SegmentStore) -> None:
 
 
 def test_warm_memory_makes_room_when_it_is_needed(store: SegmentStore) -> None:
-    before = descriptors()
+    before = open_memory()
     kept = written(store, CAPACITY // 2)
     pooled = [written(store, PAGE * n) for n in (1, 2, 4)]
     for segment in pooled:
@@ -113,7 +103,7 @@ def test_warm_memory_makes_room_when_it_is_needed(store: SegmentStore) -> None:
     store.free(kept.number)
     store.free(rest.number)
     store.close()
-    assert descriptors() == before
+    assert open_memory() == before
 
 
 def test_a_writer_that_dies_leaves_nothing(store: SegmentStore) -> None:
@@ -157,15 +147,15 @@ def test_an_interrupted_write_is_sealed_and_freed_in_either_order(store: Segment
 
 
 def test_an_idle_store_gives_its_memory_back() -> None:
-    before = descriptors()
+    before = open_memory()
     store = SegmentStore(CAPACITY)
     segments = [written(store, PAGE) for _ in range(64)]
     for segment in segments:
         store.free(segment.number)
     assert store.memories.pooled <= CAPACITY // 8
-    assert descriptors() <= before + 8
+    assert open_memory() <= before + 8
     store.close()
-    assert descriptors() == before
+    assert open_memory() == before
 
 
 class Store(RuleBasedStateMachine):
@@ -177,7 +167,7 @@ class Store(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         gc.collect()
-        self.before = descriptors()
+        self.before = open_memory()
         self.store = SegmentStore(CAPACITY)
         self.made: list[int] = []
 
@@ -227,7 +217,7 @@ class Store(RuleBasedStateMachine):
             segment.mappers or segment.creator is not None or not segment.freed
             for segment in segments
         )
-        assert descriptors() == self.before + len(segments) + len(store.memories._pool)
+        assert open_memory() == self.before + len(segments) + len(store.memories._pool)
 
     def teardown(self) -> None:
         for process in (b"process0", b"process1", b"process2"):
@@ -237,7 +227,7 @@ class Store(RuleBasedStateMachine):
         assert not self.store._by_mapper
         assert not self.store._by_creator
         self.store.close()
-        assert descriptors() == self.before
+        assert open_memory() == self.before
 
 
 TestStore = Store.TestCase

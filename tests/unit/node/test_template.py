@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from open_files import open_files
 
 from miniray.node.template import WORKER_VARIABLE, control_pair
 from miniray.node.template_client import TemplateClient, TemplateGoneError
@@ -309,7 +310,8 @@ async def test_a_template_without_descriptors_refuses_and_goes_on(node: Node) ->
 
 @with_node
 async def test_closing_fails_what_waits_and_closes_its_descriptors(node: Node) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
+    control = os.fstat(node.client._control.fileno()).st_ino
     node.client._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     os.kill(node.process.pid, signal.SIGSTOP)
     try:
@@ -322,8 +324,10 @@ async def test_closing_fails_what_waits_and_closes_its_descriptors(node: Node) -
     finally:
         os.kill(node.process.pid, signal.SIGCONT)
     assert all(isinstance(result, TemplateGoneError) for result in results)
-    # The read ends of the pipes are this test's; the control socket is closed.
-    assert len(list(Path("/proc/self/fd").iterdir())) == before + 100 - 1
+    opened = open_files() - before
+    assert set(opened.values()) == {1}  # the read ends of the pipes, which are this test's
+    assert len(opened) == 100
+    assert f"socket:[{control}]" not in open_files()
     assert node.gone == 0
 
 

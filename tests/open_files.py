@@ -1,0 +1,32 @@
+"""What this process has open, for tests that nothing stays open."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import os
+
+
+def open_files() -> collections.Counter[str]:
+    """How often each file, socket, pipe or memory is open.
+
+    The difference of two of these is what was opened in between: other tests in this
+    process may leave threads and garbage that close theirs at any time.
+    """
+    gc.collect()
+    return _count("")
+
+
+def open_memory() -> int:
+    """How many pieces of a store's memory are open."""
+    return _count("/memfd:miniray").total()
+
+
+def _count(prefix: str) -> collections.Counter[str]:
+    found: collections.Counter[str] = collections.Counter()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it was that of this very listing
+            target = os.readlink(f"/proc/self/fd/{fd}")
+            found[target] += target.startswith(prefix)
+    return +found
