@@ -232,12 +232,21 @@ class WorkerCrashedError(MinirayError):
     """The worker process ended while it ran a task."""
 
     def __init__(
-        self, function_name: str = "", *, pid: int = 0, node_id: str = "", code: int | None = None
+        self,
+        function_name: str = "",
+        *,
+        pid: int = 0,
+        node_id: str = "",
+        code: int | None = None,
+        starting: bool = False,
     ) -> None:
         task = f"task {function_name}" if function_name else "a task"
+        worker = f"The worker{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''}"
         super().__init__(
-            f"The worker{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''} "
-            f"that ran {task} {describe_exit(code)}. Its log has more; "
+            f"{worker} {describe_exit(code)} before it was ready, as others before it. "
+            f"Their logs have more."
+            if starting
+            else f"{worker} that ran {task} {describe_exit(code)}. Its log has more; "
             f"max_retries lets such a task run again."
         )
         self.function_name = function_name

@@ -71,7 +71,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self._on_shutdown = on_shutdown
         self.ids = ObjectIds(process_id)
         self.table = ObjectTable(process_id, node_id, self)
-        self.shared_memory = SharedMemory(link, node_id)
+        self.shared_memory = SharedMemory(link, node_id, self.settle)
         self.borrowing = Borrowing(self.table)
         self.calls = CallTable(self.table, self.borrowing, self.shared_memory)
         self.peers = PeerTable(
@@ -100,6 +100,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self._lock = threading.RLock()  # a collection in here may make a future
         self._closed = False
         self._quiet = False
+        self._draining = threading.RLock()
         #: Pushes from the daemon or the head, by topic.
         self.on_topic: dict[str, Callable[..., None]] = {
             "lease_granted": self.tasks.on_granted,

@@ -27,7 +27,7 @@ Legacy = tuple[
 
 def hand_over(runtime: ClusterRuntime) -> None:
     """Give the daemon what others still hold of this process's objects."""
-    runtime.drain()
+    runtime.settle()
     _await_results(runtime)
     legacy = _legacy_of(runtime)
     if not legacy:

@@ -7,14 +7,20 @@ comes by and at the latest by the I/O thread. Pickled and unpickled refs are see
 from __future__ import annotations
 
 import collections
-from typing import Any
+import gc
+from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.runtime_parts import RuntimeParts
 from miniray.object_ref import ObjectRef, hooks
 
+if TYPE_CHECKING:
+    import threading
+
 #: Seconds after which dropped refs are looked at again, while some go.
 _DRAIN_AGAIN = 0.02
+#: Seconds that ``settle`` waits for a thread that counts refs; it may run user's finalizers.
+_SETTLE = 1.0
 
 
 class RefTracking(RuntimeParts):
@@ -22,6 +28,8 @@ class RefTracking(RuntimeParts):
 
     #: The last look of the I/O thread found nothing dropped.
     _quiet: bool
+    #: Held by the thread that counts dropped refs.
+    _draining: threading.RLock
 
     def _install_hooks(self) -> None:
         hooks.dropped = collections.deque()
@@ -49,18 +57,32 @@ class RefTracking(RuntimeParts):
         self.loop.call_later(_DRAIN_AGAIN, self._drain_in_loop)
 
     def drain(self) -> None:
-        """Count the refs that were dropped since the last time."""
+        """Count the refs that were dropped since the last time.
+
+        One thread does that at a time, and also what others find to do meanwhile.
+        """
         self._quiet = False
         dropped = hooks.dropped
-        batch = []
-        try:
-            while True:
-                batch.append(dropped.popleft())
-        except IndexError:
-            pass
-        if batch:
-            self.table.drop(batch)
-            self.shared_memory.report_unmapped()
+        while dropped and self._draining.acquire(blocking=False):
+            try:
+                batch = []
+                try:
+                    while True:
+                        batch.append(dropped.popleft())
+                except IndexError:
+                    pass
+                if batch:
+                    self.table.drop(batch)
+                    self.shared_memory.report_unmapped()
+            finally:
+                self._draining.release()
+
+    def settle(self) -> None:
+        """Count all refs that were dropped until now, by any thread, those in garbage included."""
+        gc.collect()
+        if self._draining.acquire(timeout=_SETTLE):
+            self._draining.release()
+        self.drain()
 
     def _on_serialized(self, ref: ObjectRef[Any]) -> None:
         from miniray.core.serialization import collector

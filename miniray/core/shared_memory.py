@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 from miniray.core.mapped import map_memory
 from miniray.core.protocol import VALUE_SHARED
 from miniray.core.warm_memory import WarmMemory
+from miniray.exceptions import ObjectStoreFullError
 from miniray.object_ref import hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from miniray.core.node_link import NodeLink
     from miniray.core.objects import Value
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
 #: Segments that stay mapped although nobody uses them, and those known to have been read once.
 _KEPT = 16
 _REMEMBERED = 256
+
+
+def _nothing() -> None:
+    """Nobody counts."""
 
 
 class Mapping:
@@ -45,8 +50,18 @@ class Mapping:
 class SharedMemory:
     """This process's side of the node's object store. Thread-safe."""
 
-    def __init__(self, link: NodeLink, node_id: bytes) -> None:
+    def __init__(
+        self, link: NodeLink, node_id: bytes, settle: Callable[[], object] = _nothing
+    ) -> None:
+        """Start with nothing mapped.
+
+        Args:
+            link: To the daemon.
+            node_id: Of this node.
+            settle: Counts the refs that this process has dropped until now.
+        """
         self._link = link
+        self._settle = settle
         self._node_id = node_id
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
@@ -66,12 +81,7 @@ class SharedMemory:
         Raises:
             ObjectStoreFullError: the store has no room for it.
         """
-        self.report_unmapped()
-        (segment, memory), fd = self._link.node_request(
-            "create_segment",
-            (value.size, value.form, owner, owner_node),
-            undo=lambda made: self._discard(made[0]),
-        )
+        segment, memory, fd = self._room_for(value, owner, owner_node)
         try:
             self.warm.write(memory, fd, value.size, value.pieces())
         except BaseException:
@@ -83,6 +93,25 @@ class SharedMemory:
         self._link.node_notice("seal_segment", segment)
         contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
         return (VALUE_SHARED, (self._node_id, segment, value.size), contained)
+
+    def _room_for(self, value: Serialized, owner: bytes, owner_node: bytes) -> tuple[int, int, int]:
+        """As ``_create``; before it fails, what this process has dropped is really gone."""
+        try:
+            return self._create(value, owner, owner_node)
+        except ObjectStoreFullError:
+            pass
+        self._settle()  # another thread may have been about to free what this one dropped
+        return self._create(value, owner, owner_node)
+
+    def _create(self, value: Serialized, owner: bytes, owner_node: bytes) -> tuple[int, int, int]:
+        """Room for a value: segment, memory and its descriptor, or -1 if that is mapped here."""
+        self.report_unmapped()
+        (segment, memory), fd = self._link.node_request(
+            "create_segment",
+            (value.size, value.form, owner, owner_node),
+            undo=lambda made: self._discard(made[0]),
+        )
+        return segment, memory, fd
 
     def _discard(self, segment: int) -> None:
         """A segment of this node does not get its value."""

@@ -227,7 +227,7 @@ class Head:
         if self.actors.lease_failed(failed.lease, failed.error):
             self.grants.release(failed.lease)
         else:
-            self.leases.failed(failed.lease, failed.error, retriable=failed.retriable)
+            self.leases.failed(failed.lease, failed.error, failed.tries)
 
     def _lease_ended(self, number: int) -> None:
         self.actors.lease_over(number)

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 #: Group of the leases that a restarted head learns of.
 _ADOPTED = -1
-#: Workers of a group that may fail to start, one after another, before its tasks fail.
-_MAX_START_FAILURES = 3
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -272,19 +270,22 @@ class TaskLeases:
             process_id,
         )
 
-    def failed(self, number: int, error: bytes, *, retriable: bool) -> None:
-        """A lease cannot have a worker; its daemon has forgotten it."""
+    def failed(self, number: int, error: bytes, tries: int) -> None:
+        """A lease cannot have a worker; its daemon has forgotten it.
+
+        Another one is tried until ``tries`` of the group have failed in a row.
+        """
         lease = self.leases.pop(number, None)
         if lease is not None and not lease.returned:
-            self._start_failed(lease, error, retriable=retriable)
+            self._start_failed(lease, error, tries)
         self._grants.release(number)
 
-    def _start_failed(self, lease: TaskLease, error: bytes, *, retriable: bool) -> None:
+    def _start_failed(self, lease: TaskLease, error: bytes, tries: int) -> None:
         lease.ended = lease.returned = True
         group = lease.group
         group.leases.pop(lease.number, None)
         group.start_failures += 1
-        if retriable and group.start_failures < _MAX_START_FAILURES:
+        if group.start_failures < tries:
             self._balance(group)
         else:
             self._give_up(group, error)

@@ -9,7 +9,7 @@ from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.ids import owner_of
 from miniray.node.adopted import AdoptedObjects
-from miniray.node.relayed import Relayed
+from miniray.node.relayed import WATCH, Relayed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,7 +60,7 @@ class AdoptedService:
 
     def _watch(self, process_id: bytes, node: bytes) -> None:
         if node != self._node_id:
-            self._relay.send(node, Relayed(to=process_id, sender=self._node_id, watch=True))
+            self._relay.send(node, Relayed(to=process_id, sender=self._node_id, notice=WATCH))
 
     def answer(self, node: bytes, sender: bytes, owner: bytes, bodies: Sequence[bytes]) -> None:
         """Messages of a process to an owner that is gone."""

@@ -28,8 +28,9 @@ from miniray.node.boot_options import (
     bind_host,
     parse_address,
 )
-from miniray.node.daemon import NodeDaemon, stop_on_signals, when_exits
+from miniray.node.daemon import NodeDaemon
 from miniray.node.head_process import HeadProcess
+from miniray.node.lifetime import stop_on_signals, when_exits
 from miniray.node.machine import inspect_machine
 from miniray.node.node_config import NodeConfig
 from miniray.node.orphans import end_children
@@ -123,7 +124,7 @@ class NodeStart:
         accelerators = await accelerators_task
         node = self._node_config(accelerators, node_address, authority)
         daemon = NodeDaemon(node, self._control, self._template_pid, self.pace)
-        stop_on_signals(daemon)
+        stop_on_signals(daemon.stop)
         daemon.serve(server)
         await server.start()
         await daemon.join(channel, config().start_timeout)
@@ -281,7 +282,7 @@ class NodeStart:
 
     async def _stay(self, daemon: NodeDaemon) -> None:
         """Until the node is told to stop, or its head is gone for good."""
-        while not await first_of(daemon.stopped.wait(), daemon.session.ended.wait()):
+        while not await first_of(daemon.stopped.wait(), daemon.session_ended.wait()):
             if self.options.embedded:
                 daemon.stop("the head of the cluster is gone")
                 return

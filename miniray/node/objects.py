@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 from typing import TYPE_CHECKING
 
-import grpc
-
-from miniray._proto import node_pb2
-from miniray.config import config
 from miniray.exceptions import ObjectLostError
+from miniray.node import relayed as r
 from miniray.node.relayed import Relayed
-from miniray.node.services import fetch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import Iterable
 
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
-
-logger = logging.getLogger(__name__)
-
-#: Times that a transfer is resumed without having moved on, before it is given up.
-_RESUMES = 5
+    from miniray.node.transfers import Transfers
 
 
 class _Pull:
@@ -41,18 +31,22 @@ class _Pull:
 class NodeObjects:
     """The store of this node and its traffic with others."""
 
-    def __init__(self, node_id: bytes, store: SegmentStore, relay: RelayHub) -> None:
+    def __init__(
+        self, node_id: bytes, store: SegmentStore, relay: RelayHub, transfers: Transfers
+    ) -> None:
         self.node_id = node_id
         self.store = store
         self._relay = relay
+        self._transfers = transfers
         #: Copies of segments of other nodes: (node, segment there) → segment here.
         self._copies: dict[tuple[bytes, int], int] = {}
         #: Copies on their way; many who wait share one transfer.
         self._pulls: dict[tuple[bytes, int], _Pull] = {}
-        #: Which nodes have copies of a segment of this node.
-        self._copied_to: dict[int, set[bytes]] = {}
         #: Owners of segments here that are on other nodes, or are those nodes' daemons.
         self._remote_owners: dict[bytes, bytes] = {}
+        relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
+        relay.notices[r.FREED_COPIES] = lambda node, message: self.free_copies(node, message.items)
+        relay.notices[r.ADOPTED] = self._adopt_all
 
     # --- writing -----------------------------------------------------------------
     def create(
@@ -65,7 +59,7 @@ class NodeObjects:
         """
         segment = self.store.create(size, form, owner, creator)
         if owner_node != self.node_id and owner not in self._remote_owners:
-            watch = Relayed(to=owner, sender=self.node_id, watch=True)
+            watch = Relayed(to=owner, sender=self.node_id, notice=r.WATCH)
             if self._relay.send(owner_node, watch):
                 self._remote_owners[owner] = owner_node
             else:
@@ -78,12 +72,16 @@ class NodeObjects:
         if node_id != self.node_id:
             self._remote_owners[node_id] = node_id
 
+    def _adopt_all(self, node_id: bytes, message: Relayed) -> None:
+        for number in message.items:
+            self.adopt(number, node_id)
+
     def left_to(self, node_id: bytes, number: int) -> None:
         """A process of this node leaves a segment of any node to this daemon."""
         if node_id == self.node_id:
             self.adopt(number, node_id)
         else:
-            self._relay.send(node_id, Relayed(adopted=(number,)))
+            self._relay.send(node_id, Relayed(notice=r.ADOPTED, items=(number,)))
 
     # --- reading -----------------------------------------------------------------
     async def map(self, node_id: bytes, number: int, size: int, mapper: bytes) -> Segment:
@@ -117,7 +115,7 @@ class NodeObjects:
     async def _pull(self, key: tuple[bytes, int], size: int, pull: _Pull) -> Segment:
         """Copy a segment of another node into this one and map it for who waits."""
         try:
-            segment = await self._transfer(key, size)
+            segment = await self._transfers.copy(*key, size)
         except asyncio.CancelledError:
             raise ObjectLostError(f"segment {key[1]}", f"node {key[0].hex()} is gone") from None
         finally:
@@ -131,77 +129,13 @@ class NodeObjects:
             self._copies[key] = segment.number
         return segment
 
-    async def _transfer(self, key: tuple[bytes, int], size: int) -> Segment:
-        """Read a segment of another node into one of this node, which is not sealed yet."""
-        node_id, number = key
-        segment: Segment | None = None
-        offset = resumes = 0
-        try:
-            while True:
-                before = offset
-                try:
-                    pieces = self._fetch(node_id, number, offset)
-                    head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
-                    if segment is None:
-                        segment = self.store.create(size, head.form, node_id, self.node_id)
-                    async for piece in pieces:
-                        _write(segment.fd, piece, offset)
-                        offset += len(piece)
-                except grpc.aio.AioRpcError as error:
-                    # While the head has not given the node up, only the connection broke.
-                    resumes = resumes + 1 if offset == before else 0
-                    if error.code() is not grpc.StatusCode.UNAVAILABLE or resumes > _RESUMES:
-                        raise ObjectLostError(
-                            f"segment {number}",
-                            f"its transfer from node {node_id.hex()} failed: {error.details()}",
-                        ) from None
-                    continue
-                if segment is None or offset != size:
-                    raise ObjectLostError(
-                        f"segment {number}", f"node {node_id.hex()} sent {offset} of {size} bytes"
-                    )
-                return segment
-        except BaseException:
-            if segment is not None:
-                self.store.seal(segment.number)
-                self.store.free(segment.number)
-            raise
-
-    async def _fetch(self, node_id: bytes, number: int, offset: int) -> AsyncGenerator[bytes, None]:
-        """The pieces of a segment of another node; waits while that cannot be reached."""
-        channel = self._relay.channel(node_id)
-        if channel is None:
-            raise ObjectLostError(f"segment {number}", f"node {node_id.hex()} is gone")
-        request = node_pb2.FetchRequest(segment=number, offset=offset, node_id=self.node_id)
-        call = fetch(channel, request)
-        try:
-            async for chunk in call:
-                yield chunk
-        finally:
-            call.cancel()
-
-    async def serve(self, request: node_pb2.FetchRequest) -> AsyncGenerator[bytes, None]:
-        """The Fetch RPC: a segment of this node in pieces."""
-        segment = self.store.map(request.segment, request.node_id)
-        try:
-            self._copied_to.setdefault(request.segment, set()).add(request.node_id)
-            yield node_pb2.ObjectHead(size=segment.size, form=segment.form).SerializeToString()
-            offset = request.offset
-            while offset < segment.size:
-                length = min(config().transfer_chunk, segment.size - offset)
-                piece = os.pread(segment.fd, length, offset)
-                offset += len(piece)
-                yield piece
-        finally:
-            self.store.unmap([request.segment], request.node_id)
-
     # --- freeing -----------------------------------------------------------------
     def free(self, node_id: bytes, number: int) -> None:
         """The owner, a process of this node, freed a segment of any node."""
         if node_id == self.node_id:
             self.free_here([number])
         else:
-            self._relay.send(node_id, Relayed(freed=(number,)))
+            self._relay.send(node_id, Relayed(notice=r.FREED, items=(number,)))
 
     def free_here(self, numbers: Iterable[int]) -> None:
         """Segments of this node were freed by their owners."""
@@ -210,8 +144,8 @@ class NodeObjects:
             self._free_copies_of(number)
 
     def _free_copies_of(self, number: int) -> None:
-        for node in self._copied_to.pop(number, ()):
-            self._relay.send(node, Relayed(freed_copies=(number,)))
+        for node in self._transfers.forget(number):
+            self._relay.send(node, Relayed(notice=r.FREED_COPIES, items=(number,)))
 
     def free_copies(self, node_id: bytes, numbers: Iterable[int]) -> None:
         """Segments of another node were freed: so are their copies here."""
@@ -247,12 +181,6 @@ class NodeObjects:
         self._remote_owners.pop(process_id, None)
         for number in self.store.process_died(process_id):
             self._free_copies_of(number)
-
-
-def _write(fd: int, piece: bytes, offset: int) -> None:
-    written = os.pwrite(fd, piece, offset)
-    while written < len(piece):
-        written += os.pwrite(fd, memoryview(piece)[written:], offset + written)
 
 
 def _retrieve(task: asyncio.Task[Segment]) -> None:

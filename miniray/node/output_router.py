@@ -8,10 +8,9 @@ in the log files only.
 from __future__ import annotations
 
 import asyncio
-import marshal
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from miniray.node.relayed import Relayed
+from miniray.node.relayed import PUSH, Relayed
 
 if TYPE_CHECKING:
     from miniray.node.clients import Client, ClientServer
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from miniray.node.relay import RelayHub
     from miniray.node.workers import Worker
 
-_FLUSH = "flush_output"
-_FLUSHED = "output_flushed"
+_FLUSH = "flush output"  # (job, number)
+_FLUSHED = "output flushed"  # (number,)
 #: Seconds that other nodes have to send what their workers wrote.
 _FLUSH_TIMEOUT = 1.0
 
@@ -35,10 +34,15 @@ class Pipes(Protocol):
 class OutputRouter:
     """The way of output to drivers, here and on other nodes."""
 
-    def __init__(self, node_id: bytes, clients: ClientServer, relay: RelayHub) -> None:
+    def __init__(
+        self, node_id: bytes, clients: ClientServer, relay: RelayHub, pipes: Pipes
+    ) -> None:
         self._node_id = node_id
         self._clients = clients
         self._relay = relay
+        self._pipes = pipes
+        relay.notices[_FLUSH] = self._flush_for
+        relay.notices[_FLUSHED] = self._flushed
         self._numbers = 0
         #: Flushes under way: the nodes that have not answered, and what is set when all have.
         self._flushes: dict[int, tuple[set[bytes], asyncio.Event]] = {}
@@ -51,22 +55,15 @@ class OutputRouter:
             return
         node = worker.driver_node
         if node and node != self._node_id:
-            self._send(node, job_id, "log", body)
+            self._relay.send(node, Relayed(to=job_id, notice=PUSH, items=("log", body)))
 
-    def _send(self, node: bytes, to: bytes, topic: str, body: Any) -> bool:
-        message = Relayed(to=to, topic=topic, bodies=[marshal.dumps(body)])
-        return self._relay.send(node, message)
-
-    async def flush(self, client: Client, pipes: Pipes) -> tuple[None, int]:
+    async def flush(self, client: Client) -> tuple[None, int]:
         """Answer a driver when all that its workers wrote so far is on its way to it."""
-        pipes.read_output(client.job_id)
+        self._pipes.read_output(client.job_id)
         self._numbers += 1
         number = self._numbers
-        missing = {
-            node
-            for node in self._relay.connected()
-            if self._send(node, node, _FLUSH, (client.job_id, number))
-        }
+        flush = Relayed(notice=_FLUSH, items=(client.job_id, number))
+        missing = {node for node in self._relay.connected() if self._relay.send(node, flush)}
         if missing:
             done = asyncio.Event()
             self._flushes[number] = (missing, done)
@@ -78,14 +75,17 @@ class OutputRouter:
                 del self._flushes[number]
         return None, -1
 
-    def relayed(self, node: bytes, topic: str, body: Any, pipes: Pipes) -> None:
-        """Another daemon flushes, or has flushed."""
-        if topic == _FLUSH:
-            job_id, number = body
-            pipes.read_output(job_id)
-            self._send(node, node, _FLUSHED, number)
-        elif topic == _FLUSHED and body in self._flushes:
-            missing, done = self._flushes[body]
+    def _flush_for(self, node: bytes, message: Relayed) -> None:
+        """Another daemon's driver wants what its workers here have written."""
+        job_id, number = message.items
+        self._pipes.read_output(job_id)
+        self._relay.send(node, Relayed(notice=_FLUSHED, items=(number,)))
+
+    def _flushed(self, node: bytes, message: Relayed) -> None:
+        """Another daemon has sent what there was."""
+        (number,) = message.items
+        if number in self._flushes:
+            missing, done = self._flushes[number]
             missing.discard(node)
             if not missing:
                 done.set()

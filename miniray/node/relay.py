@@ -35,26 +35,23 @@ _BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 class RelayHub:
     """All other nodes."""
 
-    def __init__(
-        self,
-        node_id: bytes,
-        dial: Callable[[str], grpc.aio.Channel],
-        on_message: Callable[[bytes, Relayed], None],
-        on_lost: Callable[[bytes], None],
-    ) -> None:
+    def __init__(self, node_id: bytes, dial: Callable[[str], grpc.aio.Channel]) -> None:
         """Start with none.
 
         Args:
             node_id: of this node.
             dial: makes a channel to an address.
-            on_message: called with (node, message) for each message, in the order sent.
-            on_lost: called with a node that the head still counts in, when messages to it or
-                from it were given up because it was out of reach for ``node_timeout`` seconds.
         """
         self._node_id = node_id
         self._dial = dial
-        self._on_message = on_message
-        self._on_lost = on_lost
+        #: Called with (node, message) for each message between processes, in the order sent, and
+        #: in order with the notices.
+        self.on_message: Callable[[bytes, Relayed], object] = _ignore
+        #: Called with a node that the head still counts in, when messages to it or from it were
+        #: given up because it was out of reach for ``node_timeout`` seconds.
+        self.on_lost: Callable[[bytes], object] = _ignore
+        #: What to do about a notice of another daemon: kind → function (node, message).
+        self.notices: dict[str, Callable[[bytes, Relayed], object]] = {}
         #: Address of each living node; empty if it cannot be dialled.
         self._addresses: dict[bytes, str] = {}
         self._outboxes: dict[bytes, Outbox] = {}
@@ -141,7 +138,7 @@ class RelayHub:
                 logger.warning("node %s cannot be reached from here", node_id.hex())
                 given_up = True
                 outbox.give_up()
-                self._on_lost(node_id)
+                self.on_lost(node_id)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _REOPEN_AFTER[1])
 
@@ -188,9 +185,12 @@ class RelayHub:
             gaps = inbox.gaps
             messages = inbox.accept(batch)
             if inbox.gaps != gaps:
-                self._on_lost(node_id)
+                self.on_lost(node_id)
             for message in messages:
-                self._on_message(node_id, message)
+                if message.notice:
+                    self.notices[message.notice](node_id, message)
+                else:
+                    self.on_message(node_id, message)
 
     def _inbox(self, node_id: bytes) -> Inbox:
         inbox = self._inboxes.get(node_id)
@@ -244,10 +244,12 @@ class RelayHub:
             del self._incoming[node_id]
             if node_id in self._unannounced:
                 self.died(node_id)
-                self._on_lost(node_id)
+                self.on_lost(node_id)
 
     async def close(self) -> None:
         """End all streams."""
+        self._addresses.clear()  # nothing is sent any more
+        self._outboxes.clear()
         tasks = list(self._tasks.values())
         self._tasks.clear()
         for task in tasks:
@@ -268,6 +270,10 @@ def _one_at_a_time(
             await write(batch)
 
     return in_turn
+
+
+def _ignore(*_what: object) -> None:
+    """Nobody has said what to do yet."""
 
 
 async def _first_of(*parts: Coroutine[Any, Any, None]) -> None:

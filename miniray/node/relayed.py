@@ -7,31 +7,40 @@ message for each costs several times as much as all the rest of the relay.
 from __future__ import annotations
 
 import marshal
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+#: Notices of one daemon to another.
+#: ``sender`` watches the process ``to``.
+WATCH = "watch"
+#: The process ``sender``, which ``to`` watches or has written to, is gone.
+GONE = "gone"
+#: (segment, ...) of the receiving node that their owner freed.
+FREED = "freed"
+#: (segment, ...) of the sending node, of which copies at the receiving one are freed.
+FREED_COPIES = "freed copies"
+#: (segment, ...) of the receiving node that their owner, which ends by rule, left to the sender.
+ADOPTED = "adopted"
+#: (ticket, segment, offset): the sender, which cannot dial, wants a segment to be pushed.
+WANTED = "wanted"
+#: (ticket, reason, whether it may work later): a segment that was wanted cannot be pushed.
+REFUSED = "refused"
+#: (topic, body): a push to the process ``to``.
+PUSH = "push"
+
 
 class Relayed(NamedTuple):
-    """Messages of one process to another, or one of the notices below."""
+    """Messages of one process to another, or a notice."""
 
     #: Process that it is for, and that it is from.
     to: bytes = b""
     sender: bytes = b""
     bodies: Sequence[bytes] = ()
-    #: ``sender`` watches the process ``to``.
-    watch: bool = False
-    #: The process ``sender``, which ``to`` watches or has written to, is gone.
-    gone: bool = False
-    #: Segments of the receiving node that their owner freed.
-    freed: tuple[int, ...] = ()
-    #: Segments of the sending node, of which copies here are freed.
-    freed_copies: tuple[int, ...] = ()
-    #: Segments of the receiving node that their owner, which ends by rule, left to the sender.
-    adopted: tuple[int, ...] = ()
-    #: A push to the process ``to`` about this topic: the only one of ``bodies``.
-    topic: str = ""
+    #: One of the above and what belongs to it.
+    notice: str = ""
+    items: tuple[Any, ...] = ()
 
 
 def pack(messages: Iterable[Relayed]) -> bytes:

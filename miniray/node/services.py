@@ -12,8 +12,8 @@ from miniray._proto import node_pb2, node_pb2_grpc
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from miniray.node.objects import NodeObjects
     from miniray.node.relay import RelayHub
+    from miniray.node.transfers import Transfers
 
 _OBJECTS = "miniray.v1.Objects"
 
@@ -33,24 +33,34 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         await self._relay.serve(incoming, context)
 
 
-def add_services(server: grpc.aio.Server, relay: RelayHub, objects: NodeObjects) -> None:
+def add_services(server: grpc.aio.Server, relay: RelayHub, transfers: Transfers) -> None:
     """Let a server answer what other daemons call."""
     node_pb2_grpc.add_NodeServicer_to_server(NodeServicer(relay), server)  # type: ignore[no-untyped-call]
 
     async def fetch(
         request: node_pb2.FetchRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        async with contextlib.aclosing(objects.serve(request)) as pieces:
+        async with contextlib.aclosing(
+            transfers.serve(request.segment, request.offset, request.node_id)
+        ) as pieces:
             async for piece in pieces:
                 yield piece
 
-    handler = grpc.unary_stream_rpc_method_handler(
-        fetch,
-        request_deserializer=node_pb2.FetchRequest.FromString,
-    )
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(_OBJECTS, {"Fetch": handler}),)
-    )
+    async def push(
+        pieces: AsyncIterator[bytes], _context: grpc.aio.ServicerContext[Any, Any]
+    ) -> node_pb2.Pushed:
+        await transfers.receive(pieces)
+        return node_pb2.Pushed()
+
+    handlers = {
+        "Fetch": grpc.unary_stream_rpc_method_handler(
+            fetch, request_deserializer=node_pb2.FetchRequest.FromString
+        ),
+        "Push": grpc.stream_unary_rpc_method_handler(
+            push, response_serializer=node_pb2.Pushed.SerializeToString
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_OBJECTS, handlers),))
 
 
 def fetch(
@@ -66,3 +76,13 @@ def fetch(
         response_deserializer=None,
     )
     return call(request, wait_for_ready=True)
+
+
+async def push(channel: grpc.aio.Channel, pieces: AsyncIterator[bytes]) -> None:
+    """Send another node what ``fetch`` would get; waits while it cannot be reached."""
+    call = channel.stream_unary(
+        f"/{_OBJECTS}/Push",
+        request_serializer=None,
+        response_deserializer=node_pb2.Pushed.FromString,
+    )
+    await call(pieces, wait_for_ready=True)

@@ -21,7 +21,7 @@ from miniray.accelerators import assigned_environment
 from miniray.config import config
 from miniray.core.descriptors import require_room
 from miniray.core.ids import new_id
-from miniray.exceptions import RuntimeEnvSetupError
+from miniray.exceptions import RuntimeEnvSetupError, WorkerCrashedError
 from miniray.node.outputs import OutputPipe
 from miniray.node.template import WORKER_VARIABLE
 from miniray.node.template_client import TemplateClient, TemplateGoneError
@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 #: Descriptors: two pipes, the file with what a worker is told, and its connection.
 _TO_START = 6
+#: So many workers in a row that end before they are ready make their tasks fail: it may be
+#: their fault if they exit, and hardly if somebody, or the kernel, kills them.
+_TRIES_EXITED, _TRIES_KILLED = 3, 20
 #: Descriptors kept free for drivers, objects and other nodes.
 _RESERVE = 32
 
@@ -112,8 +115,8 @@ class WorkerEvents(Protocol):
     def lease_started(self, lease: NodeLease, worker: Worker) -> None:
         """A task lease has its worker."""
 
-    def lease_failed(self, lease: NodeLease, error: BaseException) -> None:
-        """A lease cannot have a worker; it is over."""
+    def lease_failed(self, lease: NodeLease, error: BaseException, tries: int) -> None:
+        """A lease cannot have a worker; it is over. ``tries`` such failures in a row are final."""
 
     def lease_ended(self, lease: NodeLease) -> None:
         """What a lease held is free."""
@@ -276,7 +279,7 @@ class WorkerPool:
             self._release_environment(worker)
             for output in worker.outputs:
                 output.close()
-            self._events.lease_failed(lease, error)
+            self._events.lease_failed(lease, error, 1)
             return
         self._by_pid[worker.pid] = worker
         status = self._early_exits.pop(worker.pid, None)
@@ -489,9 +492,9 @@ class WorkerPool:
         lease = worker.lease
         if lease is not None and lease.actor_id is None and not worker.ready and not lease.ending:
             self.leases.pop(lease.number, None)
-            self._events.lease_failed(
-                lease, RuntimeError(f"a worker ended before it was ready (exit code {code})")
-            )
+            error = WorkerCrashedError(pid=pid, code=code, starting=True)
+            tries = _TRIES_KILLED if code < 0 else _TRIES_EXITED
+            self._events.lease_failed(lease, error, tries)
         self._events.worker_ended(worker, code)
         if lease is not None and lease.number in self.leases:
             self._free(lease)

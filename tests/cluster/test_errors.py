@@ -237,3 +237,12 @@ def test_a_runtime_env_that_cannot_be_made_is_said_so() -> None:
 
     with pytest.raises((ValueError, exceptions.RuntimeEnvSetupError), match="/nonexistent/folder"):
         divide_nowhere()
+
+
+def test_workers_that_end_before_they_are_ready_fail_their_tasks_with_how() -> None:
+    @miniray.remote(runtime_env={"env_vars": {"PYTHONHOME": "/nowhere"}})
+    def never() -> None:
+        pass
+
+    with pytest.raises(WorkerCrashedError, match=r"exited with code 1 before it was ready"):
+        miniray.get(never.remote(), timeout=30)

@@ -16,6 +16,7 @@ from miniray.core.ids import ObjectIds, new_id
 from miniray.core.objects import ObjectTable
 from miniray.core.serialization import serialize
 from miniray.core.shared_memory import SharedMemory
+from miniray.exceptions import ObjectStoreFullError
 from miniray.object_ref import hooks
 
 if TYPE_CHECKING:
@@ -83,10 +84,14 @@ class FakeLink:
         self.to_head: list[tuple[Any, ...]] = []
         self.segments: dict[int, tuple[int, int]] = {}
         self._numbers = itertools.count(1)
+        #: Bytes of the largest value that it takes.
+        self.room = 1 << 40
 
     def node_request(self, method: str, args: tuple[Any, ...], **_how: Any) -> tuple[Any, int]:
         if method == "create_segment":
             size, form, _owner, _owner_node = args
+            if size > self.room:
+                raise ObjectStoreFullError(size, 0, self.room)
             number = next(self._numbers)
             fd = os.memfd_create("test")
             os.ftruncate(fd, size)

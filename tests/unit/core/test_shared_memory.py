@@ -13,6 +13,7 @@ from miniray.core import shared_memory, warm_memory
 from miniray.core.protocol import VALUE_SHARED
 from miniray.core.serialization import deserialize, serialize
 from miniray.core.shared_memory import SharedMemory
+from miniray.exceptions import ObjectStoreFullError
 from miniray.object_ref import hooks
 
 OWNER = b"owner000"
@@ -195,3 +196,21 @@ def test_only_so_many_values_stay_mapped_though_nobody_uses_them(
     first = values[0][1][1]
     assert gone.count(first) == 2
     assert len(gone) == 4
+
+
+def test_a_full_store_is_asked_again_when_all_that_was_dropped_is_counted(link: FakeLink) -> None:
+    link.room = 0
+
+    def settle() -> None:
+        link.room = 1 << 40
+
+    memory = SharedMemory(link, NODE, settle)  # type: ignore[arg-type]
+    assert memory.write(serialize(bytes(300_000)), OWNER, NODE)[0] == VALUE_SHARED
+
+
+def test_a_store_that_stays_full_says_so_once(link: FakeLink) -> None:
+    link.room = 0
+    memory = SharedMemory(link, NODE)  # type: ignore[arg-type]
+    with pytest.raises(ObjectStoreFullError) as info:
+        memory.write(serialize(bytes(300_000)), OWNER, NODE)
+    assert info.value.__context__ is None

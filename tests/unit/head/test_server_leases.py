@@ -173,9 +173,7 @@ def test_a_worker_that_may_start_elsewhere_is_tried_again(daemon: FakeDaemon) ->
     want(daemon, client, 1)
     for _ in range(3):
         begun = daemon.one("start_lease")
-        daemon.tell(
-            lease_failed=head_pb2.LeaseFailed(lease=begun.lease, error=b"fork", retriable=True)
-        )
+        daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=begun.lease, error=b"fork", tries=3))
     assert daemon.pushes(client, "lease_failed") == [(GROUP, b"fork")]
 
 

@@ -10,7 +10,7 @@ import pytest
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.node.adopted_service import AdoptedService
-from miniray.node.relayed import Relayed
+from miniray.node.relayed import WATCH, Relayed
 
 NODE, FAR = b"node-one", b"node-two"
 OWNER, BORROWER = b"owner000", b"borrower"
@@ -68,7 +68,7 @@ def test_what_is_left_is_watched_and_answered_for(
 ) -> None:
     service, relay, objects = parts
     assert objects.left == [(NODE, 7)]
-    assert relay.sent == [(FAR, Relayed(to=BORROWER, sender=NODE, watch=True))]
+    assert relay.sent == [(FAR, Relayed(to=BORROWER, sender=NODE, notice=WATCH))]
     service.answer(FAR, BORROWER, OWNER, [marshal.dumps((p.PEER_WANT, [ID]))])
     [(_, values)] = relay.messages(p.PEER_VALUE)
     assert values[0][0] == ID

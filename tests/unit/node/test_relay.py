@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import grpc
 import pytest
+from node_ends import message, numbers, two_ends, until
 
-from miniray._proto import node_pb2, node_pb2_grpc
 from miniray.config import config
 from miniray.node import relay as relay_module
-from miniray.node.relay import RelayHub
 from miniray.node.relay_box import Inbox, Outbox
 from miniray.node.relayed import Relayed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-
-#: As security/channels.py has them: a new channel tries at once, whatever others met.
-_OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-]
-
-
-def message(number: int) -> Relayed:
-    return Relayed(to=b"to", sender=b"from", bodies=[number.to_bytes(4, "big")])
-
-
-def numbers(messages: list[Relayed]) -> list[int]:
-    return [int.from_bytes(m.bodies[0], "big") for m in messages]
+    from miniray._proto import node_pb2
 
 
 # --- the boxes ---------------------------------------------------------------------------
@@ -90,101 +72,6 @@ def test_a_new_outbox_of_a_node_begins_to_count_anew() -> None:
 
 
 # --- over real streams -------------------------------------------------------------------
-class Breaker:
-    """Passes a connection on, until it is told to cut it."""
-
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._open: set[asyncio.StreamWriter] = set()
-        self.refuses = False
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.refuses:
-            writer.close()
-            return
-        there_reader, there_writer = await asyncio.open_unix_connection(self._target)
-        self._open |= {writer, there_writer}
-        await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
-
-    def cut(self) -> None:
-        for writer in self._open:
-            writer.transport.abort()
-        self._open.clear()
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(4096):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
-
-
-class Servicer(node_pb2_grpc.NodeServicer):
-    def __init__(self, hub: RelayHub) -> None:
-        self._hub = hub
-
-    async def Relay(self, incoming: Any, context: Any) -> None:
-        await self._hub.serve(incoming, context)
-
-
-def dial(address: str) -> grpc.aio.Channel:
-    return grpc.aio.insecure_channel(address, options=_OPTIONS)
-
-
-class End:
-    """One daemon's hub, reached through a breaker."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.id = name.encode()
-        self.got: dict[bytes, list[int]] = {}
-        self.lost: list[bytes] = []
-        self.hub = RelayHub(self.id, dial, self._on_message, self.lost.append)
-        self._path = str(folder / f"{name}.sock")
-        self.address = f"unix:{folder / f'{name}.proxy'}"
-        self.breaker = Breaker(self._path)
-
-    def _on_message(self, node: bytes, relayed: Relayed) -> None:
-        if relayed != Relayed():
-            self.got.setdefault(node, []).extend(numbers([relayed]))
-
-    async def start(self) -> None:
-        self._server = grpc.aio.server()
-        node_pb2_grpc.add_NodeServicer_to_server(Servicer(self.hub), self._server)  # type: ignore[no-untyped-call]
-        self._server.add_insecure_port(f"unix:{self._path}")
-        await self._server.start()
-        self._proxy = await asyncio.start_unix_server(
-            self.breaker.handle, self.address.removeprefix("unix:")
-        )
-
-    async def stop(self) -> None:
-        await self.hub.close()
-        await self._server.stop(None)
-        self._proxy.close()
-        self.breaker.cut()
-
-
-@contextlib.asynccontextmanager
-async def two_ends(folder: Path, *, dialable: bool = True) -> AsyncIterator[tuple[End, End]]:
-    a, b = End(folder, "a"), End(folder, "b")
-    for end in (a, b):
-        await end.start()
-    a.hub.joined(b.id, b.address)
-    b.hub.joined(a.id, a.address if dialable else "")
-    try:
-        yield a, b
-    finally:
-        await a.stop()
-        await b.stop()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    deadline = asyncio.get_running_loop().time() + 20
-    while not condition():
-        assert asyncio.get_running_loop().time() < deadline
-        await asyncio.sleep(0.01)
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "_REOPEN_AFTER", (0.01, 0.05))

@@ -1,0 +1,105 @@
+"""What this node asks of the head and tells it: its own requests and those of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import marshal
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from miniray._proto import common_pb2, head_pb2
+from miniray.core import protocol as p
+from miniray.node.head_requests import HeadRequests
+from miniray.node.head_session import HeadSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+
+    from miniray.node.clients import ClientServer
+
+
+class HeadClient:
+    """Requests and answers, over one session after another."""
+
+    def __init__(self, node_id: bytes, clients: ClientServer) -> None:
+        self._node_id = node_id
+        self._clients = clients
+        self._requests = HeadRequests()
+        #: The daemon's own, by number.
+        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._numbers = 0
+        #: The stream; there once the node has joined.
+        self.session: HeadSession
+
+    async def join(
+        self,
+        channel: grpc.aio.Channel,
+        timeout: float,
+        *,
+        hello: Callable[[], head_pb2.NodeHello],
+        on_message: Callable[[head_pb2.ToNode], None],
+        usage: Callable[[], head_pb2.Heartbeat],
+    ) -> head_pb2.Welcome:
+        """Open the session. Errors are those of ``HeadSession.open``."""
+        self.session = HeadSession(channel, hello, on_message, usage)
+        return await self.session.open(timeout)
+
+    async def rejoin(
+        self, timeout: float, first: Callable[[], list[head_pb2.FromNode]]
+    ) -> head_pb2.Welcome:
+        """Open it again; the head's successor hears ``first`` and what may have been lost.
+
+        Errors are those of ``HeadSession.reopen``.
+        """
+        return await self.session.reopen(
+            timeout, lambda waiting: [*first(), *self._requests.to_repeat(waiting)]
+        )
+
+    def tell(self, **kind: Any) -> None:
+        """Send a message of this kind."""
+        self.session.send(head_pb2.FromNode(**kind))
+
+    def request(self, process_id: bytes, number: int, method: str, body: bytes) -> None:
+        """A process's request, or its notice (number 0)."""
+        message = head_pb2.FromNode(
+            request=common_pb2.ClientRequest(
+                process_id=process_id, request=number, method=method, body=body
+            )
+        )
+        self._requests.sent(message)
+        self.session.send(message)
+
+    def notify(self, method: str, *args: Any) -> None:
+        """A notice of the daemon itself."""
+        self.request(self._node_id, 0, method, marshal.dumps(args))
+
+    async def ask(self, method: str, *args: Any) -> Any:
+        """A request of the daemon itself; raises what the head answers."""
+        self._numbers += 1
+        number = self._numbers
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._answers[number] = future
+        self.request(self._node_id, number, method, marshal.dumps(args))
+        return marshal.loads(await future)
+
+    def answered(self, reply: common_pb2.ClientReply) -> None:
+        """The head answers."""
+        error = reply.error or None
+        self._requests.answered(reply.process_id, reply.request)
+        if reply.process_id == self._node_id:
+            future = self._answers.pop(reply.request, None)
+            if future is not None and not future.done():
+                if error is not None:
+                    future.set_exception(pickle.loads(error))
+                else:
+                    future.set_result(reply.body)
+            return
+        client = self._clients.clients.get(reply.process_id)
+        if client is not None:
+            client.conn.send((p.HEAD_REPLY, reply.request, error, reply.body))
+
+    def process_ended(self, process_id: bytes) -> None:
+        """Nobody waits for a process's answers any more."""
+        self._requests.process_ended(process_id)

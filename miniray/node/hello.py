@@ -1,0 +1,80 @@
+"""How a node introduces itself to the head: what it has, and what runs on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+from typing import TYPE_CHECKING, Any
+
+from miniray._proto import head_pb2
+from miniray.version import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from miniray.node.clients import Client
+    from miniray.node.node_config import NodeConfig
+    from miniray.node.workers import NodeLease, Worker
+
+
+def hello(node: NodeConfig, leases: Iterable[NodeLease]) -> head_pb2.NodeHello:
+    """The first message of a session: after a restart of the head it is where leases come from."""
+    devices = node.accelerators.devices
+    return head_pb2.NodeHello(
+        node_id=node.node_id,
+        version=VERSION,
+        python=platform.python_version(),
+        host=node.host,
+        address=node.address,
+        hostname=socket.gethostname(),
+        pid=os.getpid(),
+        resources=json.dumps(
+            {
+                "scalars": node.scalars,
+                "devices": {name: list(group.ids) for name, group in devices.items()},
+                "fractional": {name: group.fractional for name, group in devices.items()},
+                "labels": node.labels,
+            }
+        ).encode(),
+        leases=[
+            head_pb2.RunningLease(
+                lease=lease.number,
+                epoch=lease.epoch,
+                process_id=lease.worker.process_id if lease.worker is not None else b"",
+                owner=lease.owner,
+                actor_id=lease.actor_id or b"",
+                allocation=json.dumps(lease.allocation).encode(),
+            )
+            for lease in leases
+        ],
+        session_dir=str(node.session_dir),
+        socket_path=node.socket_path,
+        is_head_node=node.is_head,
+        takes_batches=True,
+    )
+
+
+def attached(client: Client, machine: str) -> head_pb2.FromNode:
+    """A process of this node has connected."""
+    message = head_pb2.ProcessAttached(
+        process_id=client.process_id, pid=client.pid, job_id=client.job_id
+    )
+    if client.is_driver:
+        message.driver = True
+        message.details = json.dumps({**client.details, "machine": machine})
+    return head_pb2.FromNode(attached=message)
+
+
+def actor_report(worker: Worker, lease: NodeLease, **facts: Any) -> head_pb2.FromNode:
+    """An actor runs, or has failed, or is about to end."""
+    return head_pb2.FromNode(
+        actor=head_pb2.ActorReported(
+            actor_id=lease.actor_id,
+            lease=lease.number,
+            process_id=worker.process_id,
+            pid=worker.pid,
+            **facts,
+        )
+    )

@@ -1,0 +1,126 @@
+"""Two daemons' ends with real streams between them that a test can cut."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+import grpc
+
+from miniray.node.relay import RelayHub
+from miniray.node.relayed import Relayed
+from miniray.node.segments import SegmentStore
+from miniray.node.services import add_services
+from miniray.node.transfers import Transfers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+#: As security/channels.py has them: a new channel tries at once, whatever others met.
+_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+]
+
+
+def message(number: int) -> Relayed:
+    return Relayed(to=b"to", sender=b"from", bodies=[number.to_bytes(4, "big")])
+
+
+def numbers(messages: list[Relayed]) -> list[int]:
+    return [int.from_bytes(m.bodies[0], "big") for m in messages]
+
+
+class Breaker:
+    """Passes a connection on, until it is told to cut it."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._open: set[asyncio.StreamWriter] = set()
+        self.refuses = False
+
+    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.refuses:
+            writer.close()
+            return
+        there_reader, there_writer = await asyncio.open_unix_connection(self._target)
+        self._open |= {writer, there_writer}
+        await asyncio.gather(_copy(reader, there_writer), _copy(there_reader, writer))
+
+    def cut(self) -> None:
+        for writer in self._open:
+            writer.transport.abort()
+        self._open.clear()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await reader.read(4096):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+def dial(address: str) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=_OPTIONS)
+
+
+class End:
+    """One daemon's hub, reached through a breaker."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.id = name.encode()
+        self.got: dict[bytes, list[int]] = {}
+        self.lost: list[bytes] = []
+        self.hub = RelayHub(self.id, dial)
+        self.hub.on_message = self._on_message
+        self.hub.on_lost = self.lost.append
+        self.store = SegmentStore(1 << 26)
+        self.transfers = Transfers(self.id, self.store, self.hub)
+        self._path = str(folder / f"{name}.sock")
+        self.address = f"unix:{folder / f'{name}.proxy'}"
+        self.breaker = Breaker(self._path)
+
+    def _on_message(self, node: bytes, relayed: Relayed) -> None:
+        if relayed != Relayed():
+            self.got.setdefault(node, []).extend(numbers([relayed]))
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        add_services(self._server, self.hub, self.transfers)
+        self._server.add_insecure_port(f"unix:{self._path}")
+        await self._server.start()
+        self._proxy = await asyncio.start_unix_server(
+            self.breaker.handle, self.address.removeprefix("unix:")
+        )
+
+    async def stop(self) -> None:
+        await self.hub.close()
+        await self._server.stop(None)
+        self._proxy.close()
+        self.store.close()
+        self.breaker.cut()
+
+
+@contextlib.asynccontextmanager
+async def two_ends(folder: Path, *, dialable: bool = True) -> AsyncIterator[tuple[End, End]]:
+    a, b = End(folder, "a"), End(folder, "b")
+    for end in (a, b):
+        await end.start()
+    a.hub.joined(b.id, b.address)
+    b.hub.joined(a.id, a.address if dialable else "")
+    try:
+        yield a, b
+    finally:
+        await a.stop()
+        await b.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = asyncio.get_running_loop().time() + 20
+    while not condition():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)

@@ -1,0 +1,131 @@
+"""Objects between nodes: fetched from those that can be dialled, pushed by those that cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from node_ends import End, message, two_ends, until
+
+from miniray.exceptions import ObjectLostError
+from miniray.node import transfers as transfers_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from miniray.node.segments import Segment
+
+SIZE = 12_000_001  # twelve pieces
+OWNER = b"owner000"
+
+both_ways = pytest.mark.parametrize("dialable", [True, False], ids=["both dial", "one dials"])
+
+
+def written(end: End, data: bytes) -> int:
+    """A value in the store of a node; returns its number."""
+    segment = end.store.create(len(data), 0, OWNER, OWNER)
+    os.pwrite(segment.fd, data, 0)
+    end.store.seal(segment.number)
+    return segment.number
+
+
+def content(segment: Segment, size: int) -> bytes:
+    return os.pread(segment.fd, size, 0)
+
+
+def run(
+    folder: Path, dialable: bool, test: Callable[[End, End], Coroutine[Any, Any, None]]
+) -> None:
+    """Call the test with a node that has objects and one that wants them; the first dials."""
+
+    async def main() -> None:
+        async with two_ends(folder, dialable=dialable) as (a, b):
+            a.hub.send(b.id, message(1))
+            await until(lambda: b.got)
+            await asyncio.wait_for(test(a, b), 30)
+
+    asyncio.run(main())
+
+
+@both_ways
+def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialable: bool) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(a: End, b: End) -> None:
+        number = written(a, data)
+        copies = await asyncio.gather(*(b.transfers.copy(a.id, number, SIZE) for _ in range(3)))
+        assert [content(copy, SIZE) for copy in copies] == [data] * 3
+        a.store.free(number)
+        await until(lambda: not a.store.used)  # nobody maps it any more
+        assert a.transfers.forget(number) == {b.id}
+        assert not b.transfers._expected
+
+    run(tmp_path, dialable, test)
+
+
+@both_ways
+def test_an_object_that_is_not_there_is_lost(tmp_path: Path, dialable: bool) -> None:
+    async def test(a: End, b: End) -> None:
+        with pytest.raises(ObjectLostError):
+            await b.transfers.copy(a.id, 7, SIZE)
+        assert not b.store.used
+
+    run(tmp_path, dialable, test)
+
+
+@both_ways
+def test_a_broken_transfer_goes_on_where_it_was(
+    tmp_path: Path, dialable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(a: End, b: End) -> None:
+        number = written(a, data)
+        offsets: list[int] = []
+        write = transfers_module._write
+
+        def write_and_cut(fd: int, piece: bytes, offset: int) -> None:
+            write(fd, piece, offset)
+            offsets.append(offset)
+            if len(offsets) in (3, 7):
+                a.breaker.cut()
+                b.breaker.cut()
+
+        monkeypatch.setattr(transfers_module, "_write", write_and_cut)
+        copy = await b.transfers.copy(a.id, number, SIZE)
+        assert content(copy, SIZE) == data
+        assert offsets == sorted(set(offsets)), "a piece came twice"
+
+    run(tmp_path, dialable, test)
+
+
+@both_ways
+def test_who_stops_waiting_stops_the_transfer(
+    tmp_path: Path, dialable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(a: End, b: End) -> None:
+        number = written(a, bytes(SIZE))
+        began = asyncio.Event()
+        monkeypatch.setattr(transfers_module, "_write", lambda *_: began.set())
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, SIZE))
+        await began.wait()
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        a.store.free(number)
+        await until(lambda: not a.store.used)
+        assert not b.store.used
+        assert not b.transfers._expected
+
+    run(tmp_path, dialable, test)
+
+
+def test_a_node_that_is_gone_has_no_objects(tmp_path: Path) -> None:
+    async def test(_a: End, b: End) -> None:
+        with pytest.raises(ObjectLostError, match="is gone"):
+            await b.transfers.copy(b"nobody", 1, SIZE)
+
+    run(tmp_path, True, test)
