@@ -176,11 +176,14 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     runtime = _runtime._current or current_runtime()
     if timeout is not None:
         timeout = _check_timeout(timeout)
-    if isinstance(refs, ObjectRef):
-        return runtime.get((refs,), timeout)[0]
-    if isinstance(refs, list | tuple):
-        _check_refs("get", refs)
-        return runtime.get(refs, timeout)
+    try:
+        if isinstance(refs, ObjectRef):
+            return runtime.get((refs,), timeout)[0]
+        if isinstance(refs, list | tuple):
+            _check_refs("get", refs)
+            return runtime.get(refs, timeout)
+    except KeyboardInterrupt as interrupt:
+        raise interrupt.with_traceback(None)  # noqa: B904 - where it waited tells nobody anything
     if _is_generator(refs):
         return refs  # its refs are read one by one
     hint = " Call it with .remote(...), and get what that returns." * hasattr(refs, "remote")
@@ -246,7 +249,10 @@ def wait(
             f"num_returns of wait must be from 1 to {len(refs)}, the number of refs, "
             f"not {num_returns}."
         )
-    found = runtime.wait(refs, num_returns, timeout, fetch_local)
+    try:
+        found = runtime.wait(refs, num_returns, timeout, fetch_local)
+    except KeyboardInterrupt as interrupt:
+        raise interrupt.with_traceback(None)  # noqa: B904 - as in get
     _rest = _identity(found[1])
     return found
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.security.token import parse_token, read_token_file
+from miniray.security.token import TOKEN_VARIABLE, parse_token, read_token_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 else:
     _ParamType = click.ParamType  # not generic at run time in older versions of click
 
-TOKEN_VARIABLE = "MINIRAY_TOKEN"  # noqa: S105 - a name, not a token
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]i?B?|B)?\Z", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 

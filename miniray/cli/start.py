@@ -9,13 +9,14 @@ import click
 
 from miniray.cli import ending
 from miniray.cli.amounts import describe_amounts
-from miniray.cli.parsing import TOKEN_VARIABLE, JsonObject, Labels, Size, join_token
+from miniray.cli.parsing import JsonObject, Labels, Size, join_token
 from miniray.node.boot_options import (
     DEFAULT_PORT,
     BootError,
     BootOptions,
     parse_address,
 )
+from miniray.security.token import TOKEN_VARIABLE
 from miniray.session import ProcessId, find_clusters
 
 if TYPE_CHECKING:

@@ -53,7 +53,7 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         BootError: an embedded cluster could not be started.
     """
     raise_limit(ENOUGH)
-    place = _find(options) or _start_embedded(options)
+    place = _find(options) or _start_node(options)
     job_id = new_id()
     namespace = options.namespace or f"anonymous-{new_id().hex()}"
     try:
@@ -102,7 +102,9 @@ def _worker_paths() -> list[str]:
 
 
 def _find(options: InitOptions) -> _Place | None:
-    """The running cluster to attach to; None if an embedded one is to be started."""
+    """The node here to attach to; None if one is to be started for this driver."""
+    from miniray.core.init_options import refuse_node_arguments
+    from miniray.security.token import TOKEN_VARIABLE
     from miniray.session import latest_cluster
 
     if options.address == "local":
@@ -111,8 +113,6 @@ def _find(options: InitOptions) -> _Place | None:
     record = latest_cluster(wanted)
     if record is not None:
         if wanted is None:
-            from miniray.core.init_options import refuse_node_arguments
-
             refuse_node_arguments(options, record.address)
         return _place_of(record)
     if options.address is None:
@@ -122,8 +122,12 @@ def _find(options: InitOptions) -> _Place | None:
             "There is no running cluster of this user on this machine. Start one with "
             "`miniray start --head`, or leave address out to start an embedded one."
         )
+    if os.environ.get(TOKEN_VARIABLE):
+        refuse_node_arguments(options, options.address)
+        return None
     raise ConnectionError(
-        f"No node of a cluster at {options.address} runs on this machine. Join it first with "
+        f"No node of a cluster at {options.address} runs on this machine. Set {TOKEN_VARIABLE} to "
+        f"its token, which `miniray start --head` printed, to attach from outside; or join it with "
         f"`miniray start --address {options.address} --token TOKEN`."
     )
 
@@ -148,14 +152,18 @@ def _place_of(record: ClusterRecord) -> _Place:
     )
 
 
-def _start_embedded(options: InitOptions) -> _Place:
+def _start_node(options: InitOptions) -> _Place:
+    """Start a cluster for this driver, or a node that attaches it to one elsewhere."""
     from miniray.node.boot import launch
     from miniray.node.boot_options import BootOptions
-    from miniray.security.token import parse_token
+    from miniray.security.token import TOKEN_VARIABLE, parse_token
 
+    elsewhere = options.address not in (None, "local", "auto")
     started = launch(
         BootOptions(
-            head=True,
+            head=not elsewhere,
+            address=options.address if elsewhere else None,
+            token=os.environ[TOKEN_VARIABLE] if elsewhere else None,
             num_cpus=options.num_cpus,
             num_gpus=options.num_gpus,
             resources=dict(options.resources),

@@ -32,6 +32,14 @@ class Death(NamedTuple):
     creation: bytes | None
 
 
+class DeadActor(NamedTuple):
+    """What is remembered of an actor that is dead."""
+
+    death: Death
+    name: str
+    namespace: str
+
+
 @dataclasses.dataclass(frozen=True)
 class Circumstances:
     """What is known of an actor when its process ends."""

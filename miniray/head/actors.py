@@ -22,6 +22,7 @@ from miniray.head.actor_states import (
     DEAD,
     RESTARTING,
     Circumstances,
+    DeadActor,
     cause_of_death,
     death_of,
 )
@@ -79,7 +80,7 @@ class ActorDirectory:
         self._epoch = epoch
         self._on_change = on_change
         self._actors: dict[bytes, Actor] = {}
-        self._dead: collections.OrderedDict[bytes, Death] = collections.OrderedDict()
+        self._dead: collections.OrderedDict[bytes, DeadActor] = collections.OrderedDict()
         self._names: dict[tuple[str, str], Actor] = {}
         self._by_process: dict[bytes, Actor] = {}
         self._by_lease: dict[int, Actor] = {}
@@ -150,16 +151,17 @@ class ActorDirectory:
     def subscribe(self, process_id: bytes, id: bytes) -> None:
         """Tell a process of the actor's state, now and whenever it changes."""
         actor = self._actors.get(id)
-        death = self._dead.get(id)
+        dead = self._dead.get(id)
         if actor is not None:
             self._subscribers.add(process_id, id)
             if actor.state != ALIVE or actor.node is not None:  # else its node has yet to report
                 self._subscribers.tell(process_id, actor)
-        elif death is None and self._clients.get(owner_of(id)) is not None:
+        elif dead is None and self._clients.get(owner_of(id)) is not None:
             self._subscribers.add(process_id, id)
             self._subscribers.wait_for(id)
         else:
-            self._subscribers.tell_dead(process_id, id, death or UNKNOWN)
+            death = dead.death if dead is not None else UNKNOWN
+            self._subscribers.tell_dead(process_id, id, death)
 
     def unsubscribe(self, process_id: bytes, id: bytes) -> None:
         """A process has no handle of an actor left."""
@@ -394,7 +396,8 @@ class ActorDirectory:
         owned = self._owned.get(actor.owner)
         if owned is not None:
             owned.discard(actor.id)
-        self._dead[actor.id] = death
+        spec = actor.spec
+        self._dead[actor.id] = DeadActor(death, spec["name"] or "", spec["namespace"] or "")
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
 
@@ -446,7 +449,7 @@ class ActorDirectory:
         """Every actor that is not dead."""
         return list(self._actors.values())
 
-    def dead(self) -> list[tuple[bytes, Death]]:
+    def dead(self) -> list[tuple[bytes, DeadActor]]:
         """Actors that died, the latest last; so many as are remembered."""
         return list(self._dead.items())
 

@@ -154,7 +154,8 @@ class Head:
             )
         )
         self.nodes.add(node)
-        self.recovery.add_node(node, hello.leases)
+        if not node.drivers_only:
+            self.recovery.add_node(node, hello.leases)
 
     def lose(self, node: Node, reason: str) -> None:
         """A node is gone, with everything that ran there."""

@@ -46,6 +46,8 @@ class Node:
     address: str
     socket_path: str
     is_head_node: bool
+    #: Nothing is placed there.
+    drivers_only: bool
     #: Amounts per resource, devices included, in units.
     totals: dict[str, float]
     labels: dict[str, str]
@@ -77,6 +79,7 @@ class Node:
             address=hello.address,
             socket_path=hello.socket_path,
             is_head_node=hello.is_head_node,
+            drivers_only=hello.drivers_only,
             totals={**scalars, **counts},
             labels=labels,
             outbox=outbox,

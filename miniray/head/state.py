@@ -91,17 +91,17 @@ class ClusterState:
         dead = [
             {
                 "actor_id": id.hex(),
-                "class_name": death.class_name,
-                "name": "",
-                "namespace": "",
+                "class_name": dead.death.class_name,
+                "name": dead.name,
+                "namespace": dead.namespace,
                 "state": "DEAD",
-                "node_id": death.node_id,
-                "pid": death.pid,
+                "node_id": dead.death.node_id,
+                "pid": dead.death.pid,
                 "restarts": 0,
                 "resources": {},
-                "death_cause": death.cause,
+                "death_cause": dead.death.cause,
             }
-            for id, death in self._head.actors.dead()
+            for id, dead in self._head.actors.dead()
         ]
         return [*living, *dead]
 

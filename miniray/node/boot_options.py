@@ -79,9 +79,10 @@ class BootOptions:
     object_store_memory: int | None = None
     #: Where session folders go instead of ``/tmp``.
     temp_dir: str | None = None
-    #: The cluster belongs to one driver and ends with it.
+    #: What is started belongs to one driver and ends with it: a cluster; or, of a cluster
+    #: elsewhere, a node that only dials out and runs nothing but that driver.
     embedded: bool = False
-    #: The process whose end ends an embedded cluster.
+    #: The driver, whose end ends what is embedded.
     parent_pid: int | None = None
 
     def __post_init__(self) -> None:
@@ -99,8 +100,13 @@ class BootOptions:
             family_named(self.gpu_family, GPU_FAMILIES)
         check_resources(self.resources)
         check_labels(self.labels)
-        if self.embedded and (not self.head or self.parent_pid is None):
-            raise ValueError("An embedded cluster has its head here and needs parent_pid.")
+        if self.embedded and self.parent_pid is None:
+            raise ValueError("What is embedded in a driver needs parent_pid.")
+
+    @property
+    def drivers_only(self) -> bool:
+        """Whether nothing runs on the node but the driver that started it."""
+        return self.embedded and not self.head
 
     def _check_place(self) -> None:
         if not 0 <= self.port <= _MAX_PORT:

@@ -52,6 +52,7 @@ def hello(node: NodeConfig, leases: Iterable[NodeLease]) -> head_pb2.NodeHello:
         session_dir=str(node.session_dir),
         socket_path=node.socket_path,
         is_head_node=node.is_head,
+        drivers_only=node.drivers_only,
         takes_batches=True,
     )
 

@@ -30,6 +30,8 @@ class NodeConfig:
     #: What drivers pass to init().
     cluster_address: str
     is_head: bool
+    #: Nothing is placed on it.
+    drivers_only: bool
     scalars: Mapping[str, float]
     accelerators: NodeAccelerators
     labels: Mapping[str, str]

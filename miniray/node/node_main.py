@@ -115,7 +115,7 @@ class NodeStart:
             head_target = f"unix:{self._head_path}"
         else:
             head_target = self._address
-        if not self.options.embedded:
+        if self.options.drivers_only or not self.options.embedded:
             authority = await loop.run_in_executor(None, self._fetch_authority)
         channel = channels.channel(
             head_target, self._token.grpc_secret, None if self.options.head else authority
@@ -139,6 +139,8 @@ class NodeStart:
 
     def _detect(self) -> NodeAccelerators:
         options = self.options
+        if options.drivers_only:
+            return NodeAccelerators()
         return resolve_node_accelerators(
             options.num_gpus, options.resources, Host(), options.gpu_family
         )
@@ -208,7 +210,9 @@ class NodeStart:
             f"node:{host}": 1.0,
             **accelerators.resources,
         }
-        if options.head:
+        if options.drivers_only:
+            scalars = {}
+        elif options.head:
             scalars["node:__internal_head__"] = 1.0
         scalars |= {
             name: amount
@@ -226,6 +230,7 @@ class NodeStart:
             address=str(node_address),
             cluster_address=self._address,
             is_head=options.head,
+            drivers_only=options.drivers_only,
             scalars=scalars,
             accelerators=accelerators,
             labels={
@@ -283,7 +288,7 @@ class NodeStart:
     async def _stay(self, daemon: NodeDaemon) -> None:
         """Until the node is told to stop, or its head is gone for good."""
         while not await first_of(daemon.stopped.wait(), daemon.session_ended.wait()):
-            if self.options.embedded:
+            if self.options.embedded and self.options.head:
                 daemon.stop("the head of the cluster is gone")
                 return
             logger.warning("the head of the cluster is gone; waiting for it to come back")

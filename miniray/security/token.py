@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: Environment variable that a token can be given in: command lines are seen by other users.
+TOKEN_VARIABLE = "MINIRAY_TOKEN"  # noqa: S105 - a name, not a token
 SECRET_SIZE = 32
 FINGERPRINT_SIZE = 32
 _PREFIX = "mr1"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from cluster_helpers import is_alive, wait_until
+from cluster_helpers import is_alive, processes_with, wait_until
 from command_helpers import CommandLine, Started, one_line
 
 from miniray.security.token import JoinToken, parse_token
@@ -50,6 +50,32 @@ print(json.dumps({
     # One after the other: each waits for the other one meanwhile.
     "crossed": [miniray.get(b.ask.remote(a)), miniray.get(a.ask.remote(b))],
     "sizes": [miniray.get(x.size_of.remote(y, 10_000_000)) for x, y in ((a, b), (b, a))],
+}))
+"""
+
+OUTSIDE = """
+import json, sys
+import numpy as np
+import miniray
+
+@miniray.remote(num_cpus=0)
+class Far:
+    def node(self):
+        return miniray.get_runtime_context().get_node_id()
+    def total(self, array):
+        return int(array.sum())
+    def make(self, size):
+        return np.ones(size, dtype=np.uint8)
+
+miniray.init(sys.argv[1])
+actors = [Far.remote() for _ in range(4)]
+array = miniray.put(np.ones(10_000_000, dtype=np.uint8))
+print(json.dumps({
+    "own": miniray.get_runtime_context().get_node_id(),
+    "actors": miniray.get([actor.node.remote() for actor in actors]),
+    "there": miniray.get(actors[0].total.remote(array)),
+    "back": miniray.get(actors[1].make.remote(10_000_000)).size,
+    "cpus": miniray.cluster_resources()["CPU"],
 }))
 """
 
@@ -149,6 +175,33 @@ def test_nodes_of_different_machines_talk_over_tls(command: CommandLine) -> None
     finally:
         driver.kill()
         driver.communicate()
+
+
+def test_a_driver_outside_of_the_cluster_attaches_with_address_and_token(
+    command: CommandLine,
+) -> None:
+    head = command.start_head("--num-cpus", "2")
+    home = command.root / "outside"
+    home.mkdir()
+    outside = {"MINIRAY_TMPDIR": str(home), "MINIRAY_MACHINE_ID": "outside"}
+    told = command.python(OUTSIDE, head.address, MINIRAY_TOKEN=head.token, **outside)
+    assert told["there"] == told["back"] == 10_000_000
+    assert told["own"] not in told["actors"]  # nothing is placed on a driver's own machine
+    assert told["cpus"] == 2
+    error = command.failing_python(f"import miniray; miniray.init({head.address!r})", **outside)
+    assert "MINIRAY_TOKEN" in error
+    wait_until(lambda: not processes_with("MINIRAY_TMPDIR", str(home)))
+    assert not list(home.rglob("*.sock"))
+    shutil.rmtree(home)
+    assert (
+        len(
+            command.python(
+                "import miniray, json; miniray.init('auto'); "
+                "print(json.dumps([n for n in miniray.nodes() if n['Alive']]))"
+            )
+        )
+        == 1
+    )
 
 
 def assert_speaks_only_tls(port: int) -> None:

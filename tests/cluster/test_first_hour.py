@@ -297,9 +297,11 @@ def test_ctrl_c_while_the_driver_waits_leaves_the_cluster_usable(what: str, tmp_
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as info:
         wait()
     thread.join()
+    if what in ("get", "wait"):
+        assert info.traceback[-1].name == what  # nothing of how it waited
     assert miniray.get(counter.add.remote(), timeout=20) == 2
     assert miniray.get(add.remote(1), timeout=20) == 2
     assert len(miniray.nodes()) == 1

@@ -63,13 +63,17 @@ def test_actors_are_listed_with_what_they_are() -> None:
 
 def test_actors_that_died_are_listed_with_the_cause() -> None:
     broken = Broken.remote()
-    killed = Keeper.remote()
+    killed = Keeper.options(name="the one that was killed").remote()
     miniray.get(killed.place.remote())
     miniray.kill(killed)
     died = [("state", "=", "DEAD"), ("death_cause", "!=", "OUT_OF_SCOPE")]
     wait_until(lambda: len(state.list_actors(filters=died)) == 2)
-    causes = {found.class_name: found.death_cause for found in state.list_actors(filters=died)}
-    assert causes == {"Broken": "CREATION_FAILED", "Keeper": "KILLED"}
+    listed = state.list_actors(filters=died)
+    causes = {found.class_name: (found.death_cause, found.name) for found in listed}
+    assert causes == {
+        "Broken": ("CREATION_FAILED", None),
+        "Keeper": ("KILLED", "the one that was killed"),
+    }
     del broken
 
 
