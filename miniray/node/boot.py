@@ -214,6 +214,9 @@ def _run(
     set_subreaper()
     raise_limit()
     from miniray.node.allocator import keep_freed_buffers
+    from miniray.node.grpc_core import wait_in_one_thread
+
+    wait_in_one_thread()
     from miniray.node.node_main import NodeStart
 
     start = NodeStart(options, session, control, template_pid)
