@@ -71,7 +71,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self._on_shutdown = on_shutdown
         self.ids = ObjectIds(process_id)
         self.table = ObjectTable(process_id, node_id, self)
-        self.shared_memory = SharedMemory(link, node_id, self.settle)
+        self.shared_memory = SharedMemory(link, node_id, self.make_room)
         self.borrowing = Borrowing(self.table)
         self.calls = CallTable(self.table, self.borrowing, self.shared_memory)
         self.peers = PeerTable(

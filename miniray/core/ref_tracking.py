@@ -78,11 +78,15 @@ class RefTracking(RuntimeParts):
                 self._draining.release()
 
     def settle(self) -> None:
-        """Count all refs that were dropped until now, by any thread, those in garbage included."""
-        gc.collect()
+        """Count all refs that were dropped until now, by whatever thread."""
         if self._draining.acquire(timeout=_SETTLE):
             self._draining.release()
         self.drain()
+
+    def make_room(self) -> None:
+        """Let go of all that this process needs no more, values in garbage included."""
+        gc.collect()
+        self.settle()
 
     def _on_serialized(self, ref: ObjectRef[Any]) -> None:
         from miniray.core.serialization import collector

@@ -51,17 +51,17 @@ class SharedMemory:
     """This process's side of the node's object store. Thread-safe."""
 
     def __init__(
-        self, link: NodeLink, node_id: bytes, settle: Callable[[], object] = _nothing
+        self, link: NodeLink, node_id: bytes, make_room: Callable[[], object] = _nothing
     ) -> None:
         """Start with nothing mapped.
 
         Args:
             link: To the daemon.
             node_id: Of this node.
-            settle: Counts the refs that this process has dropped until now.
+            make_room: Lets go of all that this process needs no more.
         """
         self._link = link
-        self._settle = settle
+        self._make_room = make_room
         self._node_id = node_id
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
@@ -100,7 +100,7 @@ class SharedMemory:
             return self._create(value, owner, owner_node)
         except ObjectStoreFullError:
             pass
-        self._settle()  # another thread may have been about to free what this one dropped
+        self._make_room()  # another thread may have been about to free what this one dropped
         return self._create(value, owner, owner_node)
 
     def _create(self, value: Serialized, owner: bytes, owner_node: bytes) -> tuple[int, int, int]:

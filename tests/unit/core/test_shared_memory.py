@@ -201,10 +201,10 @@ def test_only_so_many_values_stay_mapped_though_nobody_uses_them(
 def test_a_full_store_is_asked_again_when_all_that_was_dropped_is_counted(link: FakeLink) -> None:
     link.room = 0
 
-    def settle() -> None:
+    def make_room() -> None:
         link.room = 1 << 40
 
-    memory = SharedMemory(link, NODE, settle)  # type: ignore[arg-type]
+    memory = SharedMemory(link, NODE, make_room)  # type: ignore[arg-type]
     assert memory.write(serialize(bytes(300_000)), OWNER, NODE)[0] == VALUE_SHARED
 
 
