@@ -5,19 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from _actors import Echo
 from _common import CPUS, MIB, Engine, Figure, at_once, rate, row
 from _processes import cluster_processes, pss, settled, wait_for_end
 
 WAVE = 20
 SUSTAINED = 500
 TWO_NODES = ({"num_cpus": CPUS}, {"num_cpus": CPUS, "resources": {"far": 1000}})
-
-
-class Echo:
-    """An actor that answers."""
-
-    def echo(self, value: Any = None) -> Any:
-        return value
 
 
 @row("init", Figure("init until the first actor answered", "s", 0.55))
