@@ -95,8 +95,18 @@ def copy_into(block: ctypes.Array[ctypes.c_char], offset: int, source: bytes | m
     if offset + len(source) > len(block):
         raise OSError(errno.ENOSPC, f"{len(source)} bytes at {offset} exceed {len(block)}")
     view = _Buffer()
+    # Held until the end: others could resize it while the lock is free.
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(source), ctypes.byref(view), 0)
     try:
         _libc().memcpy(ctypes.addressof(block) + offset, view.buf, len(source))
     finally:
         ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
+
+
+def address_of(source: bytes | memoryview) -> int:
+    """Where a buffer, read-only or not, begins; valid as long as it is kept."""
+    view = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(source), ctypes.byref(view), 0)
+    address: int = view.buf
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
+    return address

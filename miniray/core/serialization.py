@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE
+from miniray.core.tensors import pickler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -139,7 +140,7 @@ def _serialize(value: Any) -> Serialized:
     collector.refs = refs
     try:
         with io.BytesIO() as file:
-            cloudpickle.Pickler(file, protocol=5, buffer_callback=keep).dump(value)
+            pickler()(file, protocol=5, buffer_callback=keep).dump(value)
             data = file.getvalue()
     except Exception as error:
         from miniray.core.pickle_errors import explain

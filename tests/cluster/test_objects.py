@@ -172,6 +172,24 @@ def test_torch_tensors_come_back_equal() -> None:
     assert torch.equal(miniray.get(double.remote(miniray.put(tensor))), tensor * 2)
 
 
+def test_an_operation_in_place_changes_a_tensor_for_its_process_only() -> None:
+    torch = pytest.importorskip("torch")
+    ref = miniray.put(torch.zeros(MIB))
+
+    @miniray.remote
+    class Holder:
+        def __init__(self, refs: list[Any]) -> None:
+            self.tensor = miniray.get(refs[0])
+
+        def add(self, amount: float) -> float:
+            self.tensor += amount
+            return float(self.tensor[-1])
+
+    one, other = Holder.remote([ref]), Holder.remote([ref])
+    assert miniray.get([one.add.remote(1), one.add.remote(1), other.add.remote(5)]) == [1, 2, 5]
+    assert not miniray.get(ref).any()
+
+
 # --- when memory is given back ---------------------------------------------------------
 def test_memory_comes_back_when_the_last_ref_goes() -> None:
     ref = miniray.put(np.ones(4 * MIB, dtype=np.uint8))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import ctypes
+import gc
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from miniray.core import serialization
 from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE
 from miniray.core.serialization import (
     ALIGNMENT,
+    Serialized,
     deserialize,
     dumps_code,
     serialize,
@@ -162,3 +166,108 @@ def test_a_failure_leaves_the_collector_as_it_was(collected: list[ObjectRef[Any]
     with pytest.raises(TypeError):
         dumps_code(lambda: lock)
     assert serialization.collector.refs is None
+
+
+# --- tensors -----------------------------------------------------------------------------
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def in_shared_memory(stored: Serialized) -> Any:
+    """The value as a reader of a mapped segment gets it, and the block that is mapped."""
+    payload = stored.payload()
+    block = (ctypes.c_char * len(payload)).from_buffer_copy(payload)
+    return deserialize(stored.form, memoryview(block).cast("B")), block
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8", "bool", "complex64"])
+def test_a_dense_tensor_is_a_view_of_its_block(torch: Any, dtype: str) -> None:
+    tensor = torch.arange(6000).reshape(2, 3, 1000).to(getattr(torch, dtype))
+    stored = serialize({"t": [tensor]})
+    assert len(stored.buffers) == 1
+    assert len(stored.pickle) < 500
+    value, block = in_shared_memory(stored)
+    found = value["t"][0]
+    assert torch.equal(found, tensor)
+    assert found.dtype == tensor.dtype
+    begin = ctypes.addressof(block)
+    assert begin <= found.data_ptr() < begin + len(block)
+
+
+def test_a_tensor_in_a_message_is_a_copy_of_its_own(torch: Any) -> None:
+    stored = serialize(torch.zeros(1000))
+    payload = stored.payload()
+    first = deserialize(stored.form, payload)
+    first += 1
+    assert deserialize(stored.form, payload).sum() == 0
+
+
+def test_the_memory_of_a_tensor_lives_as_long_as_the_tensor(torch: Any) -> None:
+    value, block = in_shared_memory(serialize(torch.arange(10_000)))
+    gone = weakref.ref(block)
+    part = value[5:10]
+    del value, block
+    gc.collect()
+    assert gone() is not None
+    assert part.tolist() == [5, 6, 7, 8, 9]
+    del part
+    gc.collect()
+    assert gone() is None
+
+
+def test_other_tensors_come_back_as_torch_pickles_them(torch: Any) -> None:
+    base = torch.arange(10_000.0).reshape(100, 100)
+    for tensor in (
+        base.t(),
+        base[::2, ::3],
+        base.to_sparse(),
+        torch.zeros(0),
+        torch.tensor(3),
+        torch.nn.Parameter(base.clone()),
+        base.clone().requires_grad_(),
+        torch.quantize_per_tensor(base, 0.1, 0, torch.qint8),
+    ):
+        value, _ = in_shared_memory(serialize(tensor))
+        assert type(value) is type(tensor)
+        assert value.requires_grad == tensor.requires_grad
+        assert value.shape == tensor.shape
+        assert plain(value) == plain(tensor)
+
+
+def plain(tensor: Any) -> Any:
+    if tensor.is_sparse:
+        tensor = tensor.to_dense()
+    return (tensor.dequantize() if tensor.is_quantized else tensor).tolist()
+
+
+def test_a_tensor_of_a_graph_becomes_a_leaf(torch: Any) -> None:
+    value, _ = in_shared_memory(serialize(torch.ones(1000, requires_grad=True) * 2))
+    assert value.is_leaf
+    assert value.requires_grad
+    assert value.tolist() == [2.0] * 1000
+
+
+# --- tables ------------------------------------------------------------------------------
+def test_the_columns_of_an_arrow_table_are_views_of_the_block() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    table = arrow.table({"n": np.arange(100_000), "text": [f"row {n}" for n in range(100_000)]})
+    stored = serialize([table])
+    value, block = in_shared_memory(stored)
+    assert value[0].equals(table)
+    begin, end = ctypes.addressof(block), ctypes.addressof(block) + len(block)
+    for column in value[0].itercolumns():
+        for buffer in column.chunk(0).buffers():
+            assert buffer is None or begin <= buffer.address < end
+
+
+def test_the_columns_of_a_data_frame_are_read_only_views_of_the_block() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"n": np.arange(100_000), "x": np.linspace(0, 1, 100_000)})
+    value, block = in_shared_memory(serialize(frame))
+    pandas.testing.assert_frame_equal(value, frame)
+    begin, end = ctypes.addressof(block), ctypes.addressof(block) + len(block)
+    for name in frame:
+        column = value[name].to_numpy()
+        assert begin <= column.ctypes.data < end
+        assert not column.flags.writeable
