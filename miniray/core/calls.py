@@ -230,6 +230,9 @@ class CallTable:
         if status == p.STATUS_ERROR and self._retry_exception(call, values[0]):
             return
         if status == p.STATUS_OK:
+            # First: whoever waits for the values may send the next call at once, and its
+            # worker is free.
+            call.channel.finished(call)
             holds = False
             if call.repeatable and any(value[0] == p.VALUE_SHARED for value in values):
                 self._remember(call)
@@ -242,7 +245,7 @@ class CallTable:
                     self.free_value(value)
             if holds:
                 self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [number])))
-            self.close(call)
+            self._forget(call)
         elif status == p.STATUS_ERROR:
             self.fail_value(call, values[0])
         elif status == p.STATUS_LOST:
@@ -312,11 +315,14 @@ class CallTable:
 
     def close(self, call: Call) -> None:
         """Forget a call that has its result."""
+        self._forget(call)
+        call.channel.finished(call)
+
+    def _forget(self, call: Call) -> None:
         self.open.pop(call.number, None)
         call.pins = None
         if call.arguments[0] == p.VALUE_SHARED:
             self.free_value(call.arguments)
-        call.channel.finished(call)
 
     def _discard(self, peer: Peer, number: int, values: Any) -> None:
         """Drop a reply that nobody waits for any more."""

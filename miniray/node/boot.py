@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Seconds, on a busy machine, until a new interpreter has imported what it needs and its own
+#: timeouts begin: what they say is better than that there was no answer.
+_UNTIL_STARTED = 20.0
+
 _PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent.parent)
 
 
@@ -75,7 +79,7 @@ def launch(options: BootOptions) -> StartedNode:
     try:
         process, answers = _spawn(options, session)
         # Longer than the node itself waits for its head: it knows better what is wrong.
-        answer = _read_answer(answers, config().start_timeout + config().stop_grace, process)
+        answer = _read_answer(answers, config().start_timeout + _UNTIL_STARTED, process)
         if "error" in answer:
             process.wait()
             raise pickle.loads(bytes.fromhex(answer["error"]))

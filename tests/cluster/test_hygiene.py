@@ -68,7 +68,8 @@ def command(tmp_path: Path) -> Iterator[CommandLine]:
     before = shared_memory()
     yield command
     for pid in command.pids():  # of a test that failed
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ended with the one before
+            os.kill(pid, signal.SIGKILL)
     command.leaves_nothing()
     shutil.rmtree(root)
     assert shared_memory() <= before

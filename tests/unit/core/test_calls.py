@@ -174,6 +174,21 @@ def test_a_reply_gives_the_result_and_ends_the_call(me: Caller, channel: Channel
     assert call.pins is None
 
 
+def test_the_executor_counts_as_free_before_anybody_sees_the_result(
+    me: Caller, channel: Channel
+) -> None:
+    """Who waits for it may send the next call at once, which must not ask for another worker."""
+    call = me.call(channel)
+    me.calls.open_call(call)
+    call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
+    told: list[Any] = []
+    entry = me.table.entry(call.return_ids[0])
+    assert entry is not None
+    me.table.when_ready(entry, lambda _entry: told.extend(channel.told))
+    me.reply(peer, call, 42)
+    assert told == [("finished", call)]
+
+
 def test_a_second_reply_is_ignored_and_its_memory_freed(me: Caller, channel: Channel) -> None:
     call = me.call(channel)
     me.calls.open_call(call)
