@@ -1,7 +1,8 @@
 """What miniray is to a process that user code forks: nothing.
 
 The child of a driver or a worker closes the sockets that it inherited, counts no refs,
-runs none of our exit functions, and is refused the API until it calls ``init()`` itself.
+runs none of our exit functions, and is refused the API until it calls ``init()`` itself. It may
+read the arrays that its parent had: nobody writes into that memory again.
 """
 
 from __future__ import annotations
@@ -33,13 +34,19 @@ def guard(attachment: Attachment, in_child: Callable[[], None] | None = None) ->
     _guarded, _in_child = attachment, in_child
     if not _hook_installed:
         _hook_installed = True
-        os.register_at_fork(after_in_child=_leave_parent)
+        os.register_at_fork(after_in_child=_leave_parent, after_in_parent=_tell_of_child)
 
 
 def unguard() -> None:
     """This process is not attached any more."""
     global _guarded, _in_child
     _guarded = _in_child = None
+
+
+def _tell_of_child() -> None:
+    """Runs in the parent: what it has mapped is mapped in the child, however long that lives."""
+    if _guarded is not None:
+        _guarded.runtime.shared_memory.forked()
 
 
 def _leave_parent() -> None:

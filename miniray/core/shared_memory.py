@@ -188,6 +188,10 @@ class SharedMemory:
                 gone.append(self._unmapped.popleft())
         self._link.node_notice("unmapped", gone)
 
+    def forked(self) -> None:
+        """User code has forked: what is mapped here is mapped in the child too."""
+        self._link.node_notice("forked")
+
     def close(self) -> None:
         """This process leaves its cluster: unmap what nobody looks at."""
         self.warm.close()

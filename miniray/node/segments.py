@@ -58,8 +58,8 @@ class Segment:
         self.mappers: dict[bytes, int] = {}
         #: Those that keep it mapped though they do not use it, until it is freed.
         self.keepers: set[bytes] = set()
-        #: A process was using it when it left. It may live on, as a driver after `shutdown`, and
-        #: look at its arrays: nobody else may write there.
+        #: A process was using it when it left, or forked. It may live on, as a driver does after
+        #: `shutdown` or a child after its parent, and look at its arrays: nobody may write there.
         self.left_open = False
 
     @property
@@ -164,6 +164,11 @@ class SegmentStore:
                 del segment.mappers[mapper]
                 self._drop(self._by_mapper, mapper, number)
                 self._recycle(segment)
+
+    def leave_open(self, mapper: bytes) -> None:
+        """A process has a child that has mapped what it has, and will not tell when it unmaps."""
+        for number in self._by_mapper.get(mapper, ()):
+            self._segments[number].left_open = True
 
     def keep(self, number: int, mapper: bytes) -> None:
         """A process that maps a segment leaves it mapped until it is freed, used or not."""

@@ -200,6 +200,32 @@ def test_a_child_reads_the_values_that_its_parent_has_mapped(run: Any) -> None:
     assert run(read_in_child) == str(sum(range(100_000)))
 
 
+def test_a_child_reads_on_what_its_parent_has_let_go_of(run: Any) -> None:
+    def read_later() -> list[int]:
+        size = 8_000_000
+        wait, go = os.pipe()
+        ref = miniray.put(np.full(size, 7, dtype=np.uint8))
+        value = miniray.get(ref)
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.read(wait, 1)
+            os.write(write, str(int(value.sum())).encode())
+            os._exit(0)
+        del value, ref
+        for fill in range(4):
+            miniray.get(miniray.put(np.full(size, fill, dtype=np.uint8)))
+        os.write(go, b"!")
+        found = int(os.read(read, 100))
+        os.waitpid(child, 0)
+        for fd in (wait, go, read, write):
+            os.close(fd)
+        return [found, 7 * size]
+
+    found, expected = run(read_later)
+    assert found == expected
+
+
 def test_a_forked_child_may_attach_as_a_driver_of_its_own(session_root: Path) -> None:
     def attach() -> int:
         miniray.init(address="local", num_cpus=1)

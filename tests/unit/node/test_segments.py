@@ -78,6 +78,22 @@ def test_the_memory_of_a_freed_segment_serves_the_next_writer(store: SegmentStor
     assert store.used == 4 * PAGE
 
 
+def test_memory_that_a_child_of_a_reader_has_mapped_serves_nobody_else(store: SegmentStore) -> None:
+    first, other = written(store, 4 * PAGE), written(store, 4 * PAGE)
+    inode = os.fstat(first.fd).st_ino
+    with open(f"/proc/self/fd/{first.fd}", "rb") as child:
+        os.pwrite(first.fd, b"theirs", 0)
+        store.map(first.number, READER)
+        store.leave_open(READER)
+        store.unmap([first.number], READER)
+        store.free(first.number)
+        assert os.fstat(written(store, 4 * PAGE).fd).st_ino != inode
+        assert child.read(6) == b"theirs"
+    reused = os.fstat(other.fd).st_ino
+    store.free(other.number)
+    assert os.fstat(written(store, 4 * PAGE).fd).st_ino == reused
+
+
 def test_a_segment_far_larger_than_the_value_is_not_taken_for_it(store: SegmentStore) -> None:
     first = written(store, 8 * PAGE)
     inode = os.fstat(first.fd).st_ino
