@@ -182,7 +182,7 @@ class NodeDaemon:
             push = message.push
             self._clients.push(push.process_id, push.topic, marshal.loads(push.body))
         elif kind == "start_lease":
-            self._start_lease(message.start_lease)
+            self._pool.start(_granted(message.start_lease))
         elif kind == "start_actor":
             self._start_actor(message.start_actor)
         elif kind == "end_lease":
@@ -200,32 +200,12 @@ class NodeDaemon:
         address = DaemonAddress.parse(node.address)
         self._relay.joined(node.node_id, address.target_from(self._config.machine))
 
-    def _start_lease(self, start: head_pb2.StartLease) -> None:
-        self._pool.start(
-            NodeLease(
-                number=start.lease,
-                epoch=start.epoch,
-                owner=start.owner,
-                job_id=start.job_id,
-                spec=json.loads(start.spec),
-                allocation=json.loads(start.allocation),
-            )
-        )
-
     def _start_actor(self, start: head_pb2.StartActor) -> None:
-        self._pool.start(
-            NodeLease(
-                number=start.lease,
-                epoch=start.epoch,
-                owner=start.owner,
-                job_id=start.job_id,
-                spec=json.loads(start.spec),
-                allocation=json.loads(start.allocation),
-                actor_id=start.actor_id,
-                arguments=start.arguments,
-                restarts=start.restarts,
-            )
-        )
+        lease = _granted(start)
+        lease.actor_id = start.actor_id
+        lease.arguments = start.arguments
+        lease.restarts = start.restarts
+        self._pool.start(lease)
 
     def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
         """A client's request to the head."""
@@ -433,3 +413,15 @@ class NodeDaemon:
         await self._relay.close()
         await self._head.session.close()
         self.store.close()
+
+
+def _granted(start: head_pb2.StartLease | head_pb2.StartActor) -> NodeLease:
+    """What the head grants, as the pool keeps it."""
+    return NodeLease(
+        number=start.lease,
+        epoch=start.epoch,
+        owner=start.owner,
+        job_id=start.job_id,
+        spec=json.loads(start.spec),
+        allocation=json.loads(start.allocation),
+    )

@@ -10,7 +10,6 @@ import os
 _OFF = (
     "event_engine_client",
     "event_engine_listener",
-    "event_engine_dns",
     "event_engine_for_all_other_endpoints",
 )
 

@@ -30,6 +30,8 @@ _LASTING = frozenset(
         "remove_placement_group",
         "return_lease",
         "put_code",
+        "kv_put",
+        "kv_del",
     }
 )
 
