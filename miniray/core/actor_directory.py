@@ -172,6 +172,8 @@ class ActorDirectory:
                 self._at.pop(process_id, None)
             cause = _cause(id, death) if death is not None else None
             client.on_state(state, node_id, process_id, epoch, cause)
+            if state == DEAD and self._runtime.table.entry(id) is None:
+                self._clients.pop(id, None)  # who finds it by name later asks anew
 
     def on_head_back(self) -> None:
         """The head forgot who wants to hear of which actor."""
@@ -185,15 +187,19 @@ class ActorDirectory:
             client.on_peer_lost(peer)
 
     def unreferenced(self, id: bytes) -> None:
-        """The last handle of an actor of this process went away: it ends."""
-        self._runtime.link.head_notice("actor_out_of_scope", id)
-        self.forget(id)
-        self._drop_creation(id)
+        """The last handle of an actor of this process went away: it ends.
 
-    def forget(self, id: bytes) -> None:
-        """No handle of an actor is left in this process."""
-        if self._clients.pop(id, None) is not None:
-            self._runtime.link.head_notice("unsubscribe_actor", id)
+        Its client stays until it has: handles that were found by name may have calls in flight.
+        """
+        self._runtime.link.head_notice("actor_out_of_scope", id)
+        self._drop_creation(id)
+        self.released(id)
+
+    def released(self, id: bytes) -> None:
+        """No counted handle of an actor is left in this process."""
+        client = self._clients.get(id)
+        if client is not None and client.state == DEAD:
+            self._clients.pop(id, None)
 
     def _drop_creation(self, id: bytes) -> None:
         call = self._creation.pop(id, None)

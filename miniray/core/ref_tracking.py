@@ -116,6 +116,7 @@ class RefTracking(RuntimeParts):
     def unborrow(self, id: bytes, owner_node: bytes) -> None:
         """The last ref of a borrowed object went away."""
         self.borrowing.unborrow(id, owner_node)
+        self.actors.released(id)
 
     def origin_unused(self, id: bytes) -> None:
         """An object whose making is remembered went away."""

@@ -35,11 +35,6 @@ class ActorSubscribers:
             self._of_actor.setdefault(actor_id, set()).add(process_id)
             self._of_process.setdefault(process_id, set()).add(actor_id)
 
-    def remove(self, process_id: bytes, actor_id: bytes) -> None:
-        """A process does not want to know any more."""
-        self._of_process.get(process_id, set()).discard(actor_id)
-        self._leave(process_id, actor_id)
-
     def _leave(self, process_id: bytes, actor_id: bytes) -> None:
         processes = self._of_actor.get(actor_id, set())
         processes.discard(process_id)

@@ -163,10 +163,6 @@ class ActorDirectory:
             death = dead.death if dead is not None else UNKNOWN
             self._subscribers.tell_dead(process_id, id, death)
 
-    def unsubscribe(self, process_id: bytes, id: bytes) -> None:
-        """A process has no handle of an actor left."""
-        self._subscribers.remove(process_id, id)
-
     def kill(self, id: bytes, no_restart: bool) -> None:
         """End an actor's process; it starts again if it may and ``no_restart`` is False."""
         actor = self._actors.get(id)

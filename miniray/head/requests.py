@@ -38,7 +38,6 @@ class Requests:
             "create_actor": actors.create,
             "start_actor": lambda _, *args: actors.start(*args),
             "subscribe_actor": actors.subscribe,
-            "unsubscribe_actor": actors.unsubscribe,
             "kill_actor": lambda _, *args: actors.kill(*args),
             "actor_out_of_scope": actors.out_of_scope,
             "get_actor": lambda _, *args: actors.find(*args),

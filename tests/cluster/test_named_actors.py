@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,6 +35,10 @@ class Register:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def block(self, path: str) -> None:
+        Path(path).touch()
+        threading.Event().wait()
 
 
 def is_gone(name: str, namespace: str | None = None) -> Callable[[], bool]:
@@ -115,6 +121,15 @@ def test_a_handle_got_by_name_does_not_keep_the_actor_alive() -> None:
     wait_until(lambda: not is_alive(pid))
     with pytest.raises(ActorDiedError):
         miniray.get(found.get.remote())
+
+
+def test_a_call_by_such_a_handle_fails_when_the_actor_goes(tmp_path: Path) -> None:
+    actor = Register.options(name="busy").remote()
+    running = miniray.get_actor("busy").block.remote(str(tmp_path / "begun"))
+    wait_until((tmp_path / "begun").exists)
+    del actor
+    with pytest.raises(ActorDiedError):
+        miniray.get(running, timeout=20)
 
 
 def test_names_of_one_namespace_are_not_seen_in_another() -> None:

@@ -216,6 +216,7 @@ def test_the_memory_of_a_tensor_lives_as_long_as_the_tensor(torch: Any) -> None:
     assert gone() is None
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 def test_other_tensors_come_back_as_torch_pickles_them(torch: Any) -> None:
     base = torch.arange(10_000.0).reshape(100, 100)
     for tensor in (

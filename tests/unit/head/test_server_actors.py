@@ -86,9 +86,6 @@ def test_a_subscriber_hears_the_present_state_at_once(daemon: FakeDaemon) -> Non
     assert states(daemon, other) == [("PENDING", daemon.node_id, b"", 0)]
     process_id = ready(daemon, start)
     assert states(daemon, other) == [("ALIVE", daemon.node_id, process_id, 0)]
-    daemon.notice(other, "unsubscribe_actor", id)
-    daemon.ask(owner, "kill_actor", id, True)
-    assert states(daemon, other) == []
 
 
 def test_a_handle_may_be_quicker_than_the_news_of_its_actor(daemon: FakeDaemon) -> None:

@@ -65,7 +65,7 @@ def test_what_made_or_ended_something_of_late_is_repeated_in_order(
 
 
 def test_what_clients_tell_every_head_anew_is_not_repeated(requests: HeadRequests) -> None:
-    for method in ("want_leases", "subscribe_actor", "unsubscribe_actor", "hold_leases"):
+    for method in ("want_leases", "subscribe_actor", "hold_leases"):
         requests.sent(request(0, method=method))
     assert requests.to_repeat([]) == []
 
