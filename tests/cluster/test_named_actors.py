@@ -125,9 +125,12 @@ def test_a_handle_got_by_name_does_not_keep_the_actor_alive() -> None:
 
 def test_a_call_by_such_a_handle_fails_when_the_actor_goes(tmp_path: Path) -> None:
     actor = Register.options(name="busy").remote()
-    running = miniray.get_actor("busy").block.remote(str(tmp_path / "begun"))
+    found = miniray.get_actor("busy")
+    pid = miniray.get(found.pid.remote())
+    running = found.block.remote(str(tmp_path / "begun"))
     wait_until((tmp_path / "begun").exists)
     del actor
+    wait_until(lambda: not is_alive(pid))
     with pytest.raises(ActorDiedError):
         miniray.get(running, timeout=20)
 
