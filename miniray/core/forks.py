@@ -34,7 +34,7 @@ def guard(attachment: Attachment, in_child: Callable[[], None] | None = None) ->
     _guarded, _in_child = attachment, in_child
     if not _hook_installed:
         _hook_installed = True
-        os.register_at_fork(after_in_child=_leave_parent, after_in_parent=_tell_of_child)
+        os.register_at_fork(after_in_child=_leave_parent, before=_tell_of_child)
 
 
 def unguard() -> None:
@@ -44,7 +44,7 @@ def unguard() -> None:
 
 
 def _tell_of_child() -> None:
-    """Runs in the parent: what it has mapped is mapped in the child, however long that lives."""
+    """Runs before: what it has mapped is mapped in the child, however long that lives."""
     if _guarded is not None:
         _guarded.runtime.shared_memory.forked()
 

@@ -79,9 +79,12 @@ class RefTracking(RuntimeParts):
 
     def settle(self) -> None:
         """Count all refs that were dropped until now, by whatever thread."""
-        if self._draining.acquire(timeout=_SETTLE):
-            self._draining.release()
-        self.drain()
+        held = self._draining.acquire(timeout=_SETTLE)
+        try:
+            self.drain()
+        finally:
+            if held:
+                self._draining.release()
 
     def make_room(self) -> None:
         """Let go of all that this process needs no more, values in garbage included."""

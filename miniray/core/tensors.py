@@ -1,9 +1,8 @@
 """Tensors of PyTorch in values: out of band as NumPy arrays are, and without importing torch.
 
-By itself, torch copies a tensor's whole storage into the pickle. Here a dense tensor on the CPU
-is a buffer, which readers use where it lies. PyTorch knows no read-only tensors: those in shared
-memory are of copy-on-write pages, so that an operation in place changes the tensor of this
-process and no other one's.
+By itself, torch copies a tensor's whole storage into the pickle, and once more out of it. Here a
+dense tensor on the CPU is a buffer beside the pickle, and a reader copies it once: PyTorch knows no
+read-only tensors, and an operation in place must not be seen by the next reader.
 """
 
 from __future__ import annotations
@@ -44,9 +43,11 @@ def _reduce(tensor: Any) -> Any:
     dense = (
         tensor.device.type == "cpu"
         and tensor.layout is torch.strided
+        and not tensor.is_nested
         and tensor.is_contiguous()
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
         and tensor.nbytes >= _MIN_BYTES
+        and _has_memory(tensor)
         and not tensor.__dict__
         and not tensor._backward_hooks
     )
@@ -59,15 +60,17 @@ def _reduce(tensor: Any) -> Any:
     return rebuild, (pickle.PickleBuffer(octets), *facts)
 
 
+def _has_memory(tensor: Any) -> bool:
+    """Whether its storage is there: sharded training gives that back for a while."""
+    end = (tensor.storage_offset() + tensor.numel()) * tensor.itemsize
+    return bool(tensor.data_ptr()) and tensor.untyped_storage().nbytes() >= end
+
+
 def rebuild(buffer: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    """A tensor over a buffer, or over a copy if others hold the same bytes."""
+    """A tensor with the content of a buffer."""
     import torch
 
     view = memoryview(buffer)
-    if isinstance(view.obj, ctypes.Array):  # a mapped segment: its pages are this process's own
-        block: Any = (ctypes.c_char * view.nbytes).from_address(address_of(view))
-        block.keeps = view
-    else:
-        block = bytearray(view)
-    tensor = torch.frombuffer(block, dtype=getattr(torch, dtype)).view(shape)
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+    ctypes.memmove(tensor.data_ptr(), address_of(view), view.nbytes)
     return tensor.requires_grad_(requires_grad)

@@ -131,7 +131,8 @@ class NodeDirectory:
         del self._living[node.id]
         node.alive = False
         node.reason = reason
-        self._lost[node.id] = node
+        if not node.drivers_only:
+            self._lost[node.id] = node
         if len(self._lost) > _REMEMBERED:
             self._lost.popitem(last=False)
         for other in self._living.values():

@@ -192,7 +192,9 @@ class ClusterState:
         )
 
     def _all_nodes(self) -> tuple[Node, ...]:
-        return (*self._head.nodes, *self._head.nodes.lost())
+        """Nodes that have, or had, something to offer: not those that drivers outside bring."""
+        nodes = self._head.nodes
+        return tuple(node for node in (*nodes, *nodes.lost()) if not node.drivers_only)
 
     def _node(self, node: Node) -> NodeStatus:
         pool = self._head.scheduler.nodes.get(node.name) if node.alive else None

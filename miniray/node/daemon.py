@@ -65,7 +65,7 @@ class NodeDaemon:
         self._clients = ClientServer(node.socket_path, poller, node.socket_key, self)
         self._head = HeadClient(self.node_id, self._clients)
         self._code = CodeCache(lambda key: self._head.ask("get_code", key))
-        self._relay = RelayHub(self.node_id, node.dial)
+        self._relay = RelayHub(self.node_id, node.dial, only_dials=node.drivers_only)
         room = asyncio.Event()
         self.store = SegmentStore(
             node.object_store_capacity,
@@ -81,6 +81,7 @@ class NodeDaemon:
             self.node_id, self._clients, self._relay, self._adopted, self._runs, pace
         )
         self._traffic.on_ended_there = self._ended_there
+        self._traffic.on_unreachable = self._transfers.node_unreachable
         StoreRequests(self.node_id, self._objects, self._clients, self._runs, room)
         self._pool = WorkerPool(
             template=self._template,
@@ -387,6 +388,7 @@ class NodeDaemon:
     def _node_died(self, node_id: bytes) -> None:
         self._relay.died(node_id)
         self._objects.node_died(node_id)
+        self._transfers.node_died(node_id)
         self._traffic.node_died(node_id)
 
     def serve(self, server: grpc.aio.Server) -> None:

@@ -57,6 +57,7 @@ class HeadRequests:
     def answered(self, process_id: bytes, number: int) -> None:
         """The head answered a request."""
         self._open.pop((process_id, number), None)
+        self._drop_older(self._clock())
 
     def process_ended(self, process_id: bytes) -> None:
         """Nobody waits for a process's answers any more."""

@@ -35,13 +35,21 @@ _BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 class RelayHub:
     """All other nodes."""
 
-    def __init__(self, node_id: bytes, dial: Callable[[str], grpc.aio.Channel]) -> None:
+    def __init__(
+        self,
+        node_id: bytes,
+        dial: Callable[[str], grpc.aio.Channel],
+        *,
+        only_dials: bool = False,
+    ) -> None:
         """Start with none.
 
         Args:
             node_id: of this node.
             dial: makes a channel to an address.
+            only_dials: whether nodes of other machines cannot dial this one.
         """
+        self._only_dials = only_dials
         self._node_id = node_id
         self._dial = dial
         #: Called with (node, message) for each message between processes, in the order sent, and
@@ -89,11 +97,13 @@ class RelayHub:
         self._channels.pop(node_id, None)
 
     def send(self, node_id: bytes, message: Relayed) -> bool:
-        """Send a message; False if there is no such node."""
+        """Send a message; False if there is no such node, or no way to it."""
         outbox = self._outboxes.get(node_id)
         if outbox is None:
             if node_id not in self._addresses:
                 return False
+            if self._only_dials and not self._addresses[node_id]:
+                return False  # neither can dial the other
             outbox = self._outboxes[node_id] = Outbox()
         address = self._addresses[node_id]
         if address and node_id not in self._tasks:

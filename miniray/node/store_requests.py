@@ -89,9 +89,11 @@ class StoreRequests:
         """The same, when memory is on its way back from processes that were told to unmap it."""
         deadline = time.monotonic() + _RETURN_WITHIN
         while True:
+            if not self._runs(client.process_id):
+                raise ConnectionError("the process that asked has ended")  # nobody hears it
             try:
                 return self._room_for(client, size, form, owner, owner_node)
-            except ObjectStoreFullError:  # noqa: PERF203 - it waits then
+            except ObjectStoreFullError:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self._store.returning():
                     raise

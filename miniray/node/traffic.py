@@ -58,6 +58,8 @@ class Traffic:
         self.on_ended_there: Callable[[bytes], None] = adopted.process_died
         relay.on_message = self._relayed
         relay.on_lost = self._node_unreachable
+        #: Called with a node of which messages were lost.
+        self.on_unreachable: Callable[[bytes], object] = _ignore
         clients.notices["watch"] = self._watch
         relay.notices[r.WATCH] = lambda node, message: self._add_watch(
             message.to, node, message.sender
@@ -146,8 +148,13 @@ class Traffic:
     def _node_unreachable(self, node_id: bytes) -> None:
         """Messages to or from a node were given up; its processes may live."""
         self._tell_watchers("process_unreachable", self._watches.out_of_reach(node_id))
+        self.on_unreachable(node_id)
 
     def _tell_watchers(self, topic: str, watched: dict[bytes, set[bytes]]) -> None:
         for process_id, watchers in watched.items():
             for watcher in watchers:
                 self._clients.push(watcher, topic, (process_id,))
+
+
+def _ignore(_node_id: bytes) -> None:
+    """Nobody else wants to know."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 from typing import TYPE_CHECKING
@@ -43,14 +42,15 @@ class _BrokenError(Exception):
 class _Expected:
     """A push that was asked for: what has come of it, and the call that brings it."""
 
-    def __init__(self) -> None:
+    def __init__(self, node_id: bytes) -> None:
+        self.node_id = node_id
         #: Pieces; None at the end; what went wrong instead of more.
         self.pieces: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(_AHEAD)
         self.call: asyncio.Task[None] | None = None
 
     def fail(self, error: Exception) -> None:
         """Nothing more will come."""
-        if self.pieces.full():
+        while not self.pieces.empty():
             self.pieces.get_nowait()  # the next try begins behind what was taken
         self.pieces.put_nowait(error)
 
@@ -65,14 +65,25 @@ class Transfers:
         #: Which nodes have copies of a segment of this node.
         self._copied_to: dict[int, set[bytes]] = {}
         self._expected: dict[int, _Expected] = {}
-        self._tickets = itertools.count(1).__next__
-        self._pushes: set[asyncio.Task[None]] = set()
+        #: Pushes under way, by the node that they go to.
+        self._pushes: dict[bytes, set[asyncio.Task[None]]] = {}
         relay.notices[r.WANTED] = self._wanted
         relay.notices[r.REFUSED] = self._refused
 
     def forget(self, number: int) -> set[bytes]:
         """A segment of this node is freed; returns the nodes that have copies of it."""
         return self._copied_to.pop(number, set())
+
+    def node_died(self, node_id: bytes) -> None:
+        """A node is gone: nothing is sent to it any more."""
+        for task in self._pushes.pop(node_id, ()):
+            task.cancel()
+
+    def node_unreachable(self, node_id: bytes) -> None:
+        """Messages to or from a node were lost: what was asked of it there is asked again."""
+        for expected in self._expected.values():
+            if expected.node_id == node_id:
+                expected.fail(_BrokenError("the node could not be reached"))
 
     # --- receiving ---------------------------------------------------------------
     async def copy(self, node_id: bytes, number: int, size: int) -> Segment:
@@ -90,6 +101,8 @@ class Transfers:
                 try:
                     async with contextlib.aclosing(self._pieces(node_id, number, offset)) as pieces:
                         head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
+                        if head.size != size:
+                            raise _BrokenError("no answer came")
                         if segment is None:
                             segment = self._store.create(size, head.form, node_id, self._node_id)
                         async for piece in pieces:
@@ -141,8 +154,9 @@ class Transfers:
     async def _pushed(
         self, node_id: bytes, number: int, offset: int
     ) -> AsyncGenerator[bytes, None]:
-        ticket = self._tickets()
-        expected = self._expected[ticket] = _Expected()
+        # Random: a push that comes late may be for a daemon that was here before.
+        ticket = int.from_bytes(os.urandom(8), "big")
+        expected = self._expected[ticket] = _Expected(node_id)
         try:
             wanted = Relayed(notice=r.WANTED, items=(ticket, number, offset))
             if not self._relay.send(node_id, wanted):
@@ -218,8 +232,9 @@ class Transfers:
     def _wanted(self, node_id: bytes, message: Relayed) -> None:
         """A node that cannot dial this one wants a segment."""
         task = asyncio.ensure_future(self._push(node_id, *message.items))
-        self._pushes.add(task)
-        task.add_done_callback(self._pushes.discard)
+        pushes = self._pushes.setdefault(node_id, set())
+        pushes.add(task)
+        task.add_done_callback(pushes.discard)
 
     async def _push(self, node_id: bytes, ticket: int, number: int, offset: int) -> None:
         channel = self._relay.channel(node_id)
@@ -236,8 +251,11 @@ class Transfers:
             self._refuse(node_id, ticket, error.reason, may_work=False)
         except grpc.aio.AioRpcError as error:
             self._refuse(node_id, ticket, str(error.details()), may_work=True)
-        except asyncio.CancelledError:  # by gRPC: nobody else cancels this task
+        except asyncio.CancelledError:  # by gRPC, unless the node is gone
             self._refuse(node_id, ticket, "the connection broke", may_work=True)
+        except Exception as error:
+            logger.exception("segment %d could not be pushed to node %s", number, node_id.hex())
+            self._refuse(node_id, ticket, repr(error), may_work=True)
 
     def _refuse(self, node_id: bytes, ticket: int, reason: str, *, may_work: bool) -> None:
         items = (ticket, reason, may_work)

@@ -76,6 +76,7 @@ print(json.dumps({
     "there": miniray.get(actors[0].total.remote(array)),
     "back": miniray.get(actors[1].make.remote(10_000_000)).size,
     "cpus": miniray.cluster_resources()["CPU"],
+    "nodes": [node["NodeID"] for node in miniray.nodes()],
 }))
 """
 
@@ -188,6 +189,8 @@ def test_a_driver_outside_of_the_cluster_attaches_with_address_and_token(
     assert told["there"] == told["back"] == 10_000_000
     assert told["own"] not in told["actors"]  # nothing is placed on a driver's own machine
     assert told["cpus"] == 2
+    assert len(told["nodes"]) == 1
+    assert told["own"] not in told["nodes"]
     error = command.failing_python(f"import miniray; miniray.init({head.address!r})", **outside)
     assert "MINIRAY_TOKEN" in error
     wait_until(lambda: not processes_with("MINIRAY_TMPDIR", str(home)))

@@ -7,10 +7,11 @@ import random
 from typing import TYPE_CHECKING
 
 import pytest
-from node_ends import message, numbers, two_ends, until
+from node_ends import dial, message, numbers, two_ends, until
 
 from miniray.config import config
 from miniray.node import relay as relay_module
+from miniray.node.relay import RelayHub
 from miniray.node.relay_box import Inbox, Outbox
 from miniray.node.relayed import Relayed
 
@@ -75,6 +76,19 @@ def test_a_new_outbox_of_a_node_begins_to_count_anew() -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "_REOPEN_AFTER", (0.01, 0.05))
+
+
+def test_there_is_no_way_between_two_nodes_that_only_dial(tmp_path: Path) -> None:
+    async def run() -> None:
+        hub = RelayHub(b"a", dial, only_dials=True)
+        hub.joined(b"b", "")
+        assert not hub.send(b"b", message(1))
+        assert hub.connected() == set()
+        hub.joined(b"c", f"unix:{tmp_path}/nobody")
+        assert hub.send(b"c", message(1))
+        await hub.close()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("dialable", [True, False], ids=["both dial", "one dials"])

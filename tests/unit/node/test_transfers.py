@@ -129,3 +129,37 @@ def test_a_node_that_is_gone_has_no_objects(tmp_path: Path) -> None:
             await b.transfers.copy(b"nobody", 1, SIZE)
 
     run(tmp_path, True, test)
+
+
+def test_a_push_that_fails_in_an_unknown_way_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: Any) -> None:
+        raise OSError("the disk is on fire")
+
+    async def test(a: End, b: End) -> None:
+        monkeypatch.setattr(transfers_module, "push", fail)
+        with pytest.raises(ObjectLostError, match="on fire"):
+            await b.transfers.copy(a.id, written(a, bytes(SIZE)), SIZE)
+
+    run(tmp_path, False, test)
+
+
+def test_nothing_is_kept_for_a_node_that_dies_before_it_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def test(a: End, b: End) -> None:
+        monkeypatch.setattr(transfers_module, "push", never)
+        number = written(a, bytes(SIZE))
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, SIZE))
+        await until(lambda: a.transfers._pushes.get(b.id))
+        copying.cancel()
+        a.store.free(number)
+        assert a.store.used
+        a.transfers.node_died(b.id)
+        await until(lambda: not a.store.used)
+
+    run(tmp_path, False, test)
