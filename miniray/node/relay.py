@@ -75,10 +75,6 @@ class RelayHub:
         """Nodes to which or from which there is a stream."""
         return self._incoming.keys() | self._outboxes.keys()
 
-    def knows(self, node_id: bytes) -> bool:
-        """Whether a node lives, as far as the head said."""
-        return node_id in self._addresses
-
     def joined(self, node_id: bytes, address: str) -> None:
         """The head says that a node is there."""
         if node_id != self._node_id:
