@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import wait_until
+from watched_output import watch
 
 import miniray
 from miniray.exceptions import RayTaskError, TaskCancelledError
@@ -128,19 +129,13 @@ def test_a_breakpoint_can_be_attached_to_and_continued(terminal: Any, session_ro
 
 
 def test_the_worker_prints_how_to_attach(
-    session_root: Path, capfd: pytest.CaptureFixture[str], terminal: Any
+    session_root: Path, monkeypatch: pytest.MonkeyPatch, terminal: Any
 ) -> None:
+    stderr = watch(monkeypatch, "stderr")
     ref = stop_here.remote(1)
     (id,) = wait_for_breakpoints(session_root, 1)
-    seen = ""
-
-    def shown() -> bool:
-        nonlocal seen
-        output = capfd.readouterr()
-        seen += output.err + output.out
-        return f"miniray debug {id}" in seen
-
-    wait_until(shown)
+    stderr.wait_for(f"miniray debug {id}")
+    seen = stderr.getvalue()
     assert "test_debugger.py" in seen
     assert "stop_here" in seen
     session = terminal(id)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import processes_with, wait_until
+from watched_output import watch
 
 import miniray
 from miniray.node.machine import cpu_count, memory_limit
@@ -187,8 +188,9 @@ def test_refs_and_handles_print_as_what_they_are() -> None:
 
 
 def test_get_inside_of_an_asyncio_actor_works_and_warns_once(
-    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stderr = watch(monkeypatch, "stderr")
     miniray.init(num_cpus=2)
 
     @miniray.remote
@@ -198,17 +200,9 @@ def test_get_inside_of_an_asyncio_actor_works_and_warns_once(
 
     asker = Asker.remote()
     assert [miniray.get(asker.ask.remote(value)) for value in range(3)] == [1, 2, 3]
-    seen = ""
-
-    def warned() -> bool:
-        nonlocal seen
-        seen += capfd.readouterr().err
-        return "Use `await ref` instead" in seen
-
-    wait_until(warned)
+    stderr.wait_for("Use `await ref` instead")
     miniray.shutdown()  # everything that was printed has come
-    seen += capfd.readouterr().err
-    assert seen.count("blocks the event loop") == 1
+    assert stderr.getvalue().count("blocks the event loop") == 1
 
 
 def test_a_function_that_drags_in_much_data_is_named_with_its_variable() -> None:

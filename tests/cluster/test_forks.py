@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import wait_until
+from watched_output import watch
 
 import miniray
 from miniray.exceptions import NotInitializedError
@@ -163,7 +164,7 @@ def test_a_forked_child_has_none_of_the_sockets_of_its_driver() -> None:
     # A process of its own: this one may have sockets of other tests.
     program = f"""
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[1])]!r}
 import miniray
 from test_forks import add_one, count_sockets
 miniray.init("local", num_cpus=1)
@@ -261,8 +262,10 @@ def test_a_child_that_returns_from_the_task_ends_and_answers_nobody() -> None:
 
 
 def test_a_child_that_fails_in_a_task_ends_with_code_1_and_a_traceback(
-    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    stderr = watch(monkeypatch, "stderr")
+
     @miniray.remote
     def fork_and_fail() -> int:
         child = os.fork()
@@ -271,17 +274,7 @@ def test_a_child_that_fails_in_a_task_ends_with_code_1_and_a_traceback(
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert miniray.get(fork_and_fail.remote(), timeout=20) == 1
-    seen = ""
-
-    def traceback_shown() -> bool:
-        nonlocal seen
-        seen += capfd.readouterr().err
-        return "only in the child" in seen
-
-    try:
-        wait_until(traceback_shown)
-    finally:
-        print(f"what the driver printed: {seen!r}")
+    stderr.wait_for("only in the child")
 
 
 def test_children_of_threaded_and_asyncio_actors_answer_nobody() -> None:

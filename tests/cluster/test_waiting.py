@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import wait_for_file, wait_until
+from watched_output import watch
 
 import miniray
 from miniray.cluster_utils import Cluster
@@ -16,6 +17,8 @@ from miniray.util.state import PendingDemandState, list_actors, list_pending_dem
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from watched_output import Watched
 
 #: Seconds after which the head warns, in these tests.
 WARN_AFTER = 0.6
@@ -174,21 +177,20 @@ def test_what_waits_for_its_arguments_does_not_wait_for_resources(
 class Warnings:
     """What the driver wrote to stderr about a name."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], name: str) -> None:
-        self._capsys = capsys
-        self._name = name
-        self._text = ""
+    def __init__(self, stderr: Watched, name: str) -> None:
+        self._stderr = stderr
+        self._start = f"miniray: {name} waits"
 
     def lines(self) -> list[str]:
-        self._text += self._capsys.readouterr().err
-        return [line for line in self._text.splitlines() if f"miniray: {self._name} waits" in line]
+        return [line for line in self._stderr.getvalue().splitlines() if self._start in line]
 
 
 def test_the_driver_is_warned_once_of_what_waits_long(
-    held: Any, capsys: pytest.CaptureFixture[str]
+    held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    stderr = watch(monkeypatch, "stderr")
     held(num_cpus=3)
-    warnings = Warnings(capsys, "wanted")
+    warnings = Warnings(stderr, "wanted")
     began = time.monotonic()
     refs = [wanted.options(num_cpus=4).remote() for _ in range(3)]
     wait_until(warnings.lines)
@@ -200,17 +202,19 @@ def test_the_driver_is_warned_once_of_what_waits_long(
     assert len(warnings.lines()) == 1
 
 
-def test_what_does_not_wait_long_is_not_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_does_not_wait_long_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = watch(monkeypatch, "stderr")
     assert miniray.get([wanted.options(num_cpus=3).remote() for _ in range(20)]) == ["done"] * 20
     time.sleep(2 * WARN_AFTER)
-    assert capsys.readouterr().err == ""
+    assert stderr.getvalue() == ""
 
 
 def test_the_infeasible_is_told_at_once_and_placed_when_a_node_joins(
-    nodes: Cluster, capsys: pytest.CaptureFixture[str]
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    warnings = Warnings(capsys, "wanted")
-    actor_warnings = Warnings(capsys, "Wanted")
+    stderr = watch(monkeypatch, "stderr")
+    warnings = Warnings(stderr, "wanted")
+    actor_warnings = Warnings(stderr, "Wanted")
     began = time.monotonic()
     ref = wanted.options(resources={"rare": 2}).remote()
     wait_until(warnings.lines)

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from watched_output import watch
 
 from miniray.config import config
 from miniray.core.log_printer import LogBatch
@@ -93,16 +94,20 @@ def test_what_exceeds_the_bound_is_left_out_with_a_note(
     assert "/the/logs" in note
 
 
-def test_room_is_there_again_when_lines_were_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_room_is_there_again_when_lines_were_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = watch(monkeypatch, "stdout")
+    stderr = watch(monkeypatch, "stderr")
     thread = LogThread("/logs", limit=1000)
-    deadline = time.monotonic() + 10
     for number in range(20):
-        thread.put(batch(f"{number}" * 300))
-        while capsys.readouterr().out == "":
+        thread.put(batch(f"<{number}>" + "x" * 500))
+        stdout.wait_for(f"<{number}>")
+        # Printed comes before counted as printed: the next one may have to wait for that.
+        deadline = time.monotonic() + 10
+        while thread._printed != thread._put:
             assert time.monotonic() < deadline
             time.sleep(0.001)
     thread.close()
-    assert capsys.readouterr() == ("", "")
+    assert stderr.getvalue() == ""
 
 
 def test_closing_gives_up_on_a_stream_that_takes_nothing(
@@ -122,19 +127,16 @@ def test_closing_gives_up_on_a_stream_that_takes_nothing(
 
 
 def test_a_count_of_folded_lines_is_printed_when_its_time_has_passed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("MINIRAY_DEDUP_WINDOW", "0.05")
+    stdout = watch(monkeypatch, "stdout")
+    monkeypatch.setenv("MINIRAY_DEDUP_WINDOW", "0.5")
     config.cache_clear()
     try:
         thread = LogThread("/logs")
         for pid in range(4):
             thread.put(batch("same", pid=pid))
-        printed = ""
-        deadline = time.monotonic() + 10
-        while "[repeated 3x across cluster]" not in printed:
-            assert time.monotonic() < deadline, printed
-            printed += capsys.readouterr().out
+        stdout.wait_for("[repeated 3x across cluster]")
         thread.close()
     finally:
         config.cache_clear()
