@@ -73,6 +73,12 @@ class Config:
     # --- objects -----------------------------------------------------------------
     #: Share of the container's memory that the object store may use.
     object_store_share: float = 0.3
+    #: Where values go that do not fit into the object store; empty: a folder of the session.
+    spill_folder: str = ""
+    #: Share of the object store from which on values are written to disk ahead of need.
+    spill_threshold: float = 0.8
+    #: Who finds the store full waits so long for what other processes have mapped.
+    store_full_timeout: float = 30.0
     #: A process remembers so many finished tasks, and so many bytes of their arguments, to make
     #: results that are lost with a node again; beyond that the oldest are given up.
     lineage_calls: int = 10_000

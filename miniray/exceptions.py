@@ -326,17 +326,33 @@ class OwnerDiedError(ObjectLostError):
 
 
 class ObjectStoreFullError(MinirayError):
-    """The object store of a node has no room for a value."""
+    """The object store of a node has no room for a value, in memory or on disk.
 
-    def __init__(self, needed: int, used: int, capacity: int) -> None:
-        super().__init__(
-            f"A value of {needed} bytes does not fit into the object store, which has {used} of "
-            f"{capacity} bytes in use. Drop refs that are no longer needed, or start the node "
-            f"with a larger object_store_memory."
-        )
+    Attributes:
+        needed: Bytes of the value.
+        used: Bytes of memory that other values take.
+        capacity: Bytes of memory that the store may take.
+        details: Who holds how much, and what failed.
+    """
+
+    def __init__(self, needed: int, used: int, capacity: int, details: str = "") -> None:
+        if needed > capacity:
+            text = (
+                f"A value of {needed} bytes is larger than the object store of its node, which "
+                f"has {capacity} bytes. Split it, or start the node with a larger "
+                f"object_store_memory."
+            )
+        else:
+            text = (
+                f"A value of {needed} bytes does not fit into the object store, which has {used} "
+                f"of {capacity} bytes in use. Drop refs and arrays that are no longer needed, or "
+                f"start the node with a larger object_store_memory."
+            )
+        super().__init__(" ".join(filter(None, [text, details])))
         self.needed = needed
         self.used = used
         self.capacity = capacity
+        self.details = details
 
 
 # Ray's names.

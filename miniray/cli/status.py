@@ -141,6 +141,9 @@ def _resources(state: ClusterStatus) -> Section:
         (name, format_amount(name, used.get(name, 0)), format_amount(name, total.get(name, 0)))
         for name in visible_resources(total)
     ]
+    spilled = sum(node["object_store_spilled"] for node in state["nodes"])
+    if spilled:
+        rows.append(("objects on disk", format_amount(_STORE, spilled), "-"))
     return Section("Resources", ("Resource", "Used", "Total"), rows)
 
 

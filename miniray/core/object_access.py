@@ -100,9 +100,11 @@ class ObjectAccess(RefTracking):
             return pickle.loads(value[1])
         if form == p.VALUE_SHARED:
             mapping = entry.mapping
-            if mapping is None:
-                mapping = entry.mapping = self.shared_memory.map(value[1])
-            return deserialize(mapping.form, mapping.view)
+            block = None if mapping is None else mapping.block()
+            if mapping is None or block is None:
+                mapping, block = self.shared_memory.map(value[1])
+                entry.mapping = mapping
+            return deserialize(mapping.form, memoryview(block).cast("B"))
         if form == p.VALUE_ERROR:
             error = pickle.loads(value[1])
             raise error.as_instanceof_cause() if isinstance(error, TaskError) else error

@@ -64,7 +64,8 @@ class Entry:
         self.wanted = False
         #: Owner's side: what made the value is remembered (``lineage.py``).
         self.kept = False
-        #: Shared memory of the value, once this process has mapped it.
+        #: Shared memory of the value, once this process has mapped it. It stays mapped as long
+        #: as somebody looks at it: what only a ref is held of may leave memory.
         self.mapping: Mapping | None = None
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray.core.mapped import map_memory
@@ -36,14 +38,19 @@ def _nothing() -> None:
     """Nobody counts."""
 
 
+Block = ctypes.Array[ctypes.c_char]
+
+
 class Mapping:
-    """A mapped segment: ``view`` is valid as long as the mapping or a view of it lives."""
+    """A segment that was mapped; it still is as long as somebody holds its block or a view."""
 
-    __slots__ = ("__weakref__", "form", "segment", "view")
+    __slots__ = ("block", "form", "segment")
 
-    def __init__(self, view: memoryview, form: int, segment: int) -> None:
-        self.view = view
+    def __init__(self, block: Block, form: int, segment: int) -> None:
+        #: Returns the block, or None if it is unmapped.
+        self.block = weakref.ref(block)
         self.form = form
+        #: Its number on this node.
         self.segment = segment
 
 
@@ -69,7 +76,9 @@ class SharedMemory:
         # Reentrant: a garbage collection may run user code, which may get, in any section.
         self._lock = threading.RLock()
         #: By node and segment there: what stays mapped, and what was read once.
-        self._kept: collections.OrderedDict[tuple[bytes, int], Mapping] = collections.OrderedDict()
+        self._kept: collections.OrderedDict[tuple[bytes, int], tuple[Mapping, Block]] = (
+            collections.OrderedDict()
+        )
         self._read: collections.OrderedDict[tuple[bytes, int], None] = collections.OrderedDict()
         #: Where to find what is kept by the number of its segment on this node.
         self._kept_as: dict[int, tuple[bytes, int]] = {}
@@ -95,23 +104,28 @@ class SharedMemory:
         return (VALUE_SHARED, (self._node_id, segment, value.size), contained)
 
     def _room_for(self, value: Serialized, owner: bytes, owner_node: bytes) -> tuple[int, int, int]:
-        """As ``_create``; before it fails, what this process has dropped is really gone."""
-        try:
-            return self._create(value, owner, owner_node)
-        except ObjectStoreFullError:
-            pass
-        self._make_room()  # another thread may have been about to free what this one dropped
-        return self._create(value, owner, owner_node)
-
-    def _create(self, value: Serialized, owner: bytes, owner_node: bytes) -> tuple[int, int, int]:
-        """Room for a value: segment, memory and its descriptor, or -1 if that is mapped here."""
-        self.report_unmapped()
-        (segment, memory), fd = self._link.node_request(
+        """Segment, memory and its descriptor, or -1 if that is mapped here."""
+        (segment, memory), fd = self._request(
             "create_segment",
             (value.size, value.form, owner, owner_node),
-            undo=lambda made: self._discard(made[0]),
+            lambda made: self._discard(made[0]),
         )
         return segment, memory, fd
+
+    def _request(self, method: str, args: tuple[Any, ...], undo: Callable[[Any], None]) -> Any:
+        """Ask for memory of the daemon.
+
+        At first without waiting for what other processes have mapped: what this one needs no
+        more, and was about to tell, goes before.
+        """
+        self.report_unmapped()
+        try:
+            return self._link.node_request(method, (*args, False), undo=undo)
+        except ObjectStoreFullError as error:
+            if error.needed > error.capacity:
+                raise
+        self._make_room()
+        return self._link.node_request(method, (*args, True), undo=undo)
 
     def _discard(self, segment: int) -> None:
         """A segment of this node does not get its value."""
@@ -119,20 +133,20 @@ class SharedMemory:
         self._link.node_notice("free_segment", self._node_id, segment)
 
     # --- reading -----------------------------------------------------------------
-    def map(self, payload: Any) -> Mapping:
-        """Map a value, fetched from its node first if it is on another.
+    def map(self, payload: Any) -> tuple[Mapping, Block]:
+        """Map a value, fetched from its node, or read from disk, if need be.
 
         Raises:
             ObjectLostError: its node, or the segment, is gone.
+            ObjectStoreFullError: there is no room for it on this node.
         """
         node_id, segment, size = payload
         key = (node_id, segment)
         kept = self._kept.get(key)
         if kept is not None:
             return kept
-        self.report_unmapped()
-        (local, form), fd = self._link.node_request(
-            "map_segment", (node_id, segment, size), undo=lambda got: self._gone(got[0])
+        (local, form), fd = self._request(
+            "map_segment", (node_id, segment, size), lambda got: self._gone(got[0])
         )
         try:
             block = map_memory(fd, size, shared=False, gone=lambda: self._gone(local))
@@ -141,9 +155,9 @@ class SharedMemory:
             raise
         finally:
             os.close(fd)
-        mapping = Mapping(memoryview(block).cast("B"), form, local)
-        self._remember(key, mapping)
-        return mapping
+        mapping = Mapping(block, form, local)
+        self._remember(key, mapping, block)
+        return mapping, block
 
     def _gone(self, segment: int) -> None:
         """The last view of a segment went away. May run in a garbage collection anywhere."""
@@ -152,25 +166,25 @@ class SharedMemory:
         hooks.dropped.append(b"")
         hooks.call()
 
-    def _remember(self, key: tuple[bytes, int], mapping: Mapping) -> None:
+    def _remember(self, key: tuple[bytes, int], mapping: Mapping, block: Block) -> None:
         """What is read a second time stays mapped: it may be read a third time."""
-        old: list[Mapping] = []
+        old: list[tuple[Mapping, Block]] = []
         with self._lock:
             if key not in self._read:
                 self._read[key] = None
                 if len(self._read) > _REMEMBERED:
                     self._read.popitem(last=False)
                 return
-            self._kept[key] = mapping
+            self._kept[key] = (mapping, block)
             self._kept_as[mapping.segment] = key
             if len(self._kept) > _KEPT:
                 _, dropped = self._kept.popitem(last=False)
-                self._kept_as.pop(dropped.segment, None)
+                self._kept_as.pop(dropped[0].segment, None)
                 old.append(dropped)
         self._link.node_notice("keep_segment", mapping.segment)
 
     def forget(self, segments: Iterable[int]) -> None:
-        """The owner of these segments, by their numbers on this node, has freed them."""
+        """These segments, by their numbers on this node, were freed, or room is needed."""
         dropped = []
         with self._lock:
             for segment in segments:

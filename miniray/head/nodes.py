@@ -61,6 +61,8 @@ class Node:
     #: Bytes of shared memory that objects take there, and that they may take at most.
     object_store_used: int = 0
     object_store_capacity: int = 0
+    #: Bytes of disk that values take.
+    object_store_spilled: int = 0
 
     @classmethod
     def of(cls, hello: head_pb2.NodeHello, outbox: Outbox, now: float) -> Node:
@@ -91,6 +93,7 @@ class Node:
         """Keep what a heartbeat tells."""
         self.object_store_used = heartbeat.object_store_used
         self.object_store_capacity = heartbeat.object_store_capacity
+        self.object_store_spilled = heartbeat.object_store_spilled
 
     def send(self, **kind: Any) -> None:
         """Queue a message for its daemon; the argument names its kind."""

@@ -209,6 +209,7 @@ class ClusterState:
             labels=node.labels,
             object_store_used=node.object_store_used,
             object_store_capacity=node.object_store_capacity,
+            object_store_spilled=node.object_store_spilled,
             reason=node.reason,
         )
 
@@ -290,6 +291,7 @@ def _ray_node(node: Node) -> dict[str, Any]:
         "Labels": node.labels,
         "ObjectStoreUsed": node.object_store_used,
         "ObjectStoreCapacity": node.object_store_capacity,
+        "ObjectStoreSpilled": node.object_store_spilled,
     }
 
 

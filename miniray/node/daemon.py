@@ -30,6 +30,8 @@ from miniray.node.output_router import OutputRouter
 from miniray.node.relay import RelayHub
 from miniray.node.segments import SegmentStore
 from miniray.node.services import add_services
+from miniray.node.spill_files import SpillFiles
+from miniray.node.spilling import Spilling
 from miniray.node.store_requests import StoreRequests
 from miniray.node.template_client import TemplateClient
 from miniray.node.traffic import Traffic
@@ -66,15 +68,16 @@ class NodeDaemon:
         self._head = HeadClient(self.node_id, self._clients)
         self._code = CodeCache(lambda key: self._head.ask("get_code", key))
         self._relay = RelayHub(self.node_id, node.dial, only_dials=node.drivers_only)
-        room = asyncio.Event()
         self.store = SegmentStore(
             node.object_store_capacity,
             lambda process, memory: self._clients.push(process, "give_up_memory", (memory,)),
             lambda process, segments: self._clients.push(process, "forget_segments", (segments,)),
-            room.set,
         )
-        self._transfers = Transfers(self.node_id, self.store, self._relay)
-        self._objects = NodeObjects(self.node_id, self.store, self._relay, self._transfers)
+        self._spilling = Spilling(self.store, SpillFiles(node.spill_folder))
+        self._transfers = Transfers(self.node_id, self.store, self._spilling, self._relay)
+        self._objects = NodeObjects(
+            self.node_id, self.store, self._spilling, self._relay, self._transfers
+        )
         self._environments = EnvironmentManager(node.environments_folder)
         self._adopted = AdoptedService(self.node_id, self._clients, self._relay, self._objects)
         self._traffic = Traffic(
@@ -82,7 +85,7 @@ class NodeDaemon:
         )
         self._traffic.on_ended_there = self._ended_there
         self._traffic.on_unreachable = self._transfers.node_unreachable
-        StoreRequests(self.node_id, self._objects, self._clients, self._runs, room)
+        StoreRequests(self.node_id, self._objects, self._clients, self._spilling, self._runs)
         self._pool = WorkerPool(
             template=self._template,
             events=self,
@@ -172,7 +175,9 @@ class NodeDaemon:
 
     def _usage(self) -> head_pb2.Heartbeat:
         return head_pb2.Heartbeat(
-            object_store_used=self.store.used, object_store_capacity=self.store.capacity
+            object_store_used=self.store.used,
+            object_store_capacity=self.store.capacity,
+            object_store_spilled=self._spilling.spilled,
         )
 
     def _from_head(self, message: head_pb2.ToNode) -> None:
@@ -414,6 +419,7 @@ class NodeDaemon:
         await asyncio.sleep(0)  # the hang-ups are written
         await self._relay.close()
         await self._head.session.close()
+        await self._spilling.close()
         self.store.close()
 
 

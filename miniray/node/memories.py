@@ -61,20 +61,21 @@ class Memories:
         self._mapped_by: dict[bytes, set[int]] = {}
 
     # --- taking and giving back ------------------------------------------------------------
-    def take(self, capacity: int, process: bytes, others: int) -> Memory:
+    def take(self, capacity: int, process: bytes, others: int, *, beyond: bool = False) -> Memory:
         """Memory of at least so many bytes for a process that is going to write.
 
         Args:
             capacity: Bytes, whole pages.
             process: The writer.
             others: How many values are in the store, for the message of an error.
+            beyond: Whether to take it even if there is no room.
 
         Raises:
             ObjectStoreFullError: there is no room.
         """
         memory = self._take_pooled(capacity, process)
         if memory is None:
-            self._make_room(capacity)
+            self._make_room(capacity, beyond=beyond)
             fd = self._open(others)
             os.ftruncate(fd, capacity)
             memory = self._all[self._next] = Memory(self._next, fd, capacity)
@@ -121,10 +122,10 @@ class Memories:
             f"or raise the limit (`ulimit -n`) before the node is started",
         )
 
-    def _make_room(self, needed: int) -> None:
+    def _make_room(self, needed: int, *, beyond: bool) -> None:
         while self._pool and self.used + self.pooled + needed > self.capacity:
             self._close(self._unpool(-1))
-        if self.used + needed > self.capacity:
+        if self.used + needed > self.capacity and not beyond:
             raise ObjectStoreFullError(needed, self.used, self.capacity)
 
     def give_back(self, memory: Memory, *, again: bool = True) -> None:

@@ -241,6 +241,7 @@ class NodeStart:
             },
             object_store_capacity=store,
             environments_folder=self.session.folder.parent / "environments",
+            spill_folder=Path(config().spill_folder or self.session.folder / "spilled"),
             machine=_machine(),
             dial=lambda target: _dial(target, secret, authority),
         )

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.spilling import Spilling
     from miniray.node.transfers import Transfers
 
 
@@ -32,14 +33,24 @@ class NodeObjects:
     """The store of this node and its traffic with others."""
 
     def __init__(
-        self, node_id: bytes, store: SegmentStore, relay: RelayHub, transfers: Transfers
+        self,
+        node_id: bytes,
+        store: SegmentStore,
+        spilling: Spilling,
+        relay: RelayHub,
+        transfers: Transfers,
     ) -> None:
         self.node_id = node_id
         self.store = store
+        self._spilling = spilling
+        spilling.is_copy = lambda segment: segment.number in self._copied
+        spilling.evict = lambda segment: self._free_copy(self._copied[segment.number])
         self._relay = relay
         self._transfers = transfers
         #: Copies of segments of other nodes: (node, segment there) → segment here.
         self._copies: dict[tuple[bytes, int], int] = {}
+        #: The same the other way round.
+        self._copied: dict[int, tuple[bytes, int]] = {}
         #: Copies on their way; many who wait share one transfer.
         self._pulls: dict[tuple[bytes, int], _Pull] = {}
         #: Owners of segments here that are on other nodes, or are those nodes' daemons.
@@ -84,15 +95,17 @@ class NodeObjects:
             self._relay.send(node_id, Relayed(notice=r.ADOPTED, items=(number,)))
 
     # --- reading -----------------------------------------------------------------
-    async def map(self, node_id: bytes, number: int, size: int, mapper: bytes) -> Segment:
+    async def map(
+        self, node_id: bytes, number: int, size: int, mapper: bytes, *, patient: bool = True
+    ) -> Segment:
         """A segment of any node, mapped here by a process of this node.
 
         Raises:
             ObjectLostError: it, or its node, is gone.
-            ObjectStoreFullError: there is no room for a copy.
+            ObjectStoreFullError: there is no room for a copy, or to read it from disk.
         """
         if node_id == self.node_id:
-            return self.store.map(number, mapper)
+            return await self._map_here(number, mapper, patient=patient)
         key = (node_id, number)
         local = self._copies.get(key)
         if local is not None:
@@ -112,6 +125,16 @@ class NodeObjects:
             self._pulls.pop(key, None)
             raise ObjectLostError(f"segment {number}", f"node {node_id.hex()} is gone") from None
 
+    async def _map_here(self, number: int, mapper: bytes, *, patient: bool) -> Segment:
+        segment = self.store.map(number, mapper)
+        if not segment.in_memory:
+            try:
+                await self._spilling.restore(segment, mapper, patient=patient)
+            except BaseException:
+                self.store.unmap([number], mapper)
+                raise
+        return segment
+
     async def _pull(self, key: tuple[bytes, int], size: int, pull: _Pull) -> Segment:
         """Copy a segment of another node into this one and map it for who waits."""
         try:
@@ -127,6 +150,7 @@ class NodeObjects:
             self.store.free(segment.number)
         else:
             self._copies[key] = segment.number
+            self._copied[segment.number] = key
         return segment
 
     # --- freeing -----------------------------------------------------------------
@@ -151,11 +175,15 @@ class NodeObjects:
         """Segments of another node were freed: so are their copies here."""
         for number in numbers:
             key = (node_id, number)
-            local = self._copies.pop(key, None)
-            if local is not None:
-                self.store.free(local)
+            if key in self._copies:
+                self._free_copy(key)
             elif key in self._pulls:
                 self._pulls[key].freed = True
+
+    def _free_copy(self, key: tuple[bytes, int]) -> None:
+        number = self._copies.pop(key)
+        del self._copied[number]
+        self.store.free(number)
 
     def node_died(self, node_id: bytes) -> None:
         """A node is gone: what it sent, and what its processes owned here.
@@ -166,7 +194,7 @@ class NodeObjects:
             if key[0] == node_id:
                 pull.task.cancel()
         for key in [key for key in self._copies if key[0] == node_id]:
-            self.store.free(self._copies.pop(key))
+            self._free_copy(key)
         for owner in [owner for owner, node in self._remote_owners.items() if node == node_id]:
             self.process_died(owner)
 

@@ -2,11 +2,12 @@
 
 The memory under them (``memories.py``) is held open by this daemon only: nothing stays after it.
 Bytes count until the owner freed a segment and nobody maps it; then its memory, which is warm,
-serves the next writer.
+serves the next writer. A segment that nobody maps may be on disk instead (``spilling.py``).
 """
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
@@ -14,6 +15,8 @@ from miniray.node.memories import Memories, Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from miniray.node.spill_files import Place
 
 _PAGE = 4096
 
@@ -24,6 +27,10 @@ def _nobody(_process: bytes, _numbers: tuple[int, ...]) -> None:
 
 def _nothing() -> None:
     """Nobody waits."""
+
+
+def _ignore(_place: Place) -> None:
+    """There is no disk."""
 
 
 class Segment:
@@ -37,15 +44,22 @@ class Segment:
         "left_open",
         "mappers",
         "memory",
+        "moves",
         "number",
         "owner",
+        "place",
         "size",
         "writer",
     )
 
     def __init__(self, number: int, memory: Memory, size: int, form: int, owner: bytes) -> None:
         self.number = number
-        self.memory = memory
+        #: None while it is on disk only.
+        self.memory: Memory | None = memory
+        #: Where it is on disk, if it was written there; it never changes.
+        self.place: Place | None = None
+        #: It is being written to disk, or read from there.
+        self.moves = False
         self.size = size
         self.form = form
         self.owner = owner
@@ -63,9 +77,20 @@ class Segment:
         self.left_open = False
 
     @property
+    def in_memory(self) -> bool:
+        """Whether it can be mapped; else it has to be read from disk first."""
+        return self.memory is not None
+
+    @property
     def fd(self) -> int:
         """Descriptor of its memory."""
+        assert self.memory is not None
         return self.memory.fd
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of memory that it takes."""
+        return 0 if self.memory is None else self.memory.capacity
 
 
 class SegmentStore:
@@ -75,7 +100,6 @@ class SegmentStore:
         capacity: Bytes that segments, and memory that waits for the next one, may take.
         give_up: Called with a process and numbers of memory that it is to unmap.
         forget: Called with a process and numbers of segments that it need not keep any longer.
-        room: Called when memory has come back.
     """
 
     def __init__(
@@ -83,16 +107,22 @@ class SegmentStore:
         capacity: int,
         give_up: Callable[[bytes, tuple[int, ...]], object] = _nobody,
         forget: Callable[[bytes, tuple[int, ...]], object] = _nobody,
-        room: Callable[[], object] = _nothing,
     ) -> None:
         self.capacity = capacity
         self.memories = Memories(capacity, give_up)
         self._forget = forget
-        self._room = room
+        #: Called when memory has come back, or may be had now.
+        self.on_room: Callable[[], object] = _nothing
+        #: Called with the place of a freed segment that was on disk.
+        self.on_unplaced: Callable[[Place], object] = _ignore
         self._next = 1
         self._segments: dict[int, Segment] = {}
-        #: Freed, but kept mapped by processes that were just told to let go.
+        #: Complete, wanted and not mapped; the least recently used first.
+        self._idle: collections.OrderedDict[int, Segment] = collections.OrderedDict()
+        #: Kept mapped by processes that were just told to let go.
         self._returning: set[int] = set()
+        #: Kept mapped by processes that were not told so; the first that was kept first.
+        self._kept: dict[int, Segment] = {}
         self._by_owner: dict[bytes, set[int]] = {}
         self._by_mapper: dict[bytes, set[int]] = {}
         self._by_creator: dict[bytes, set[int]] = {}
@@ -109,8 +139,7 @@ class SegmentStore:
         Raises:
             ObjectStoreFullError: there is no room.
         """
-        capacity = max(_PAGE, -(-size // _PAGE) * _PAGE)
-        memory = self.memories.take(capacity, creator, len(self))
+        memory = self.take(size, creator)
         number = self._next
         self._next += 1
         segment = Segment(number, memory, size, form, owner)
@@ -122,13 +151,18 @@ class SegmentStore:
         self._by_creator.setdefault(creator, set()).add(number)
         return segment
 
+    def take(self, size: int, process: bytes, *, beyond: bool = False) -> Memory:
+        """Memory for a value; ObjectStoreFullError if there is no room, unless ``beyond``."""
+        capacity = max(_PAGE, -(-size // _PAGE) * _PAGE)
+        return self.memories.take(capacity, process, len(self), beyond=beyond)
+
     def seal(self, number: int) -> None:
         """The writer is done."""
         segment = self._segments.get(number)
         if segment is not None and segment.creator is not None:
             self._drop(self._by_creator, segment.creator, number)
             segment.creator = None
-            self._recycle(segment)  # its owner may have ended meanwhile
+            self._look_at(segment)  # its owner may have ended meanwhile
 
     def change_owner(self, number: int, owner: bytes) -> None:
         """Somebody else answers for a segment from now on."""
@@ -147,8 +181,9 @@ class SegmentStore:
         return segment
 
     def map(self, number: int, mapper: bytes) -> Segment:
-        """A process maps a segment."""
+        """A process maps a segment, which is to be read from disk first if it is there only."""
         segment = self.get(number)
+        self._idle.pop(number, None)
         segment.mappers[mapper] = segment.mappers.get(mapper, 0) + 1
         self._by_mapper.setdefault(mapper, set()).add(number)
         return segment
@@ -162,8 +197,9 @@ class SegmentStore:
             segment.mappers[mapper] -= 1
             if segment.mappers[mapper] == 0:
                 del segment.mappers[mapper]
+                segment.keepers.discard(mapper)
                 self._drop(self._by_mapper, mapper, number)
-                self._recycle(segment)
+                self._look_at(segment)
 
     def leave_open(self, mapper: bytes) -> None:
         """A process has a child that has mapped what it has, and will not tell when it unmaps."""
@@ -175,12 +211,13 @@ class SegmentStore:
         segment = self._segments.get(number)
         if segment is None or segment.freed:
             self._forget(mapper, (number,))
-        else:
+        elif mapper in segment.mappers:
             segment.keepers.add(mapper)
+            self._kept[number] = segment
 
     # --- freeing -----------------------------------------------------------------
     def returning(self) -> bool:
-        """Whether memory is about to come back: of freed values that processes kept mapped."""
+        """Whether memory may be about to come back: of values that processes kept mapped."""
         return bool(self._returning)
 
     @property
@@ -193,11 +230,17 @@ class SegmentStore:
         segment = self._segments.get(number)
         if segment is not None and not segment.freed:
             segment.freed = True
-            if segment.keepers:
-                self._returning.add(number)
-            for process in segment.keepers:
-                self._forget(process, (number,))
-            self._recycle(segment)
+            self._ask_for(segment)
+            self._look_at(segment)
+
+    def _ask_for(self, segment: Segment) -> None:
+        """Tell the processes that keep a segment mapped to let go."""
+        self._kept.pop(segment.number, None)
+        if segment.keepers:
+            self._returning.add(segment.number)
+        for process in segment.keepers:
+            self._forget(process, (segment.number,))
+        segment.keepers.clear()
 
     def process_died(self, process_id: bytes) -> list[int]:
         """Undo what a process had; returns the numbers of the segments that it owned."""
@@ -208,13 +251,14 @@ class SegmentStore:
                 segment.creator = None
                 segment.freed = True
                 segment.left_open = True
-                self._recycle(segment)
+                self._look_at(segment)
         for number in self._by_mapper.pop(process_id, set()):
             segment = self._segments.get(number)
             if segment is not None:
                 segment.mappers.pop(process_id, None)
+                segment.keepers.discard(process_id)
                 segment.left_open = True
-                self._recycle(segment)
+                self._look_at(segment)
         owned = list(self._by_owner.get(process_id, ()))
         for number in owned:
             self.free(number)
@@ -233,15 +277,71 @@ class SegmentStore:
         """The processes that own segments here."""
         return list(self._by_owner)
 
-    def _recycle(self, segment: Segment) -> None:
-        if not segment.freed or segment.mappers or segment.creator is not None:
+    # --- memory and disk -------------------------------------------------------------
+    def idle(self) -> Iterable[Segment]:
+        """Complete segments in memory that nobody maps; the least recently used first."""
+        return self._idle.values()
+
+    def is_idle(self, segment: Segment) -> bool:
+        """Whether a segment is one of them."""
+        return segment.number in self._idle
+
+    def is_held_by_others(self, process: bytes) -> bool:
+        """Whether other processes map or write segments."""
+        return any(
+            other != process for index in (self._by_mapper, self._by_creator) for other in index
+        )
+
+    def ask_keepers(self, needed: int) -> None:
+        """Ask processes for so many bytes of what they keep mapped and may not use."""
+        for segment in list(self._kept.values()):
+            if needed <= 0:
+                return
+            needed -= segment.capacity
+            self._ask_for(segment)
+
+    def begin_move(self, segment: Segment) -> None:
+        """A segment is being written to disk, or read from there."""
+        segment.moves = True
+        self._idle.pop(segment.number, None)
+
+    def end_move(self, segment: Segment) -> None:
+        """It is no longer, whatever came of it."""
+        segment.moves = False
+        self._look_at(segment)
+
+    def drop_memory(self, segment: Segment) -> None:
+        """A segment that nobody maps is on disk: its memory is free."""
+        self._idle.pop(segment.number, None)
+        self._give_back(segment)
+
+    def _look_at(self, segment: Segment) -> None:
+        """Somebody is done with a segment: it may be idle now, or gone."""
+        if segment.mappers or segment.creator is not None or segment.moves:
+            return
+        self._kept.pop(segment.number, None)
+        self._returning.discard(segment.number)
+        if not segment.freed:
+            if segment.place is not None and self.used > self.capacity:
+                self._give_back(segment)  # it was read back although there was no room
+            elif segment.memory is not None:
+                self._idle[segment.number] = segment
+                self.on_room()
             return
         del self._segments[segment.number]
-        self._returning.discard(segment.number)
+        self._idle.pop(segment.number, None)
         self._drop(self._by_owner, segment.owner, segment.number)
         self._drop(self._by_writer, segment.writer, segment.number)
-        self.memories.give_back(segment.memory, again=not segment.left_open)
-        self._room()
+        if segment.place is not None:
+            self.on_unplaced(segment.place)
+        self._give_back(segment)
+
+    def _give_back(self, segment: Segment) -> None:
+        if segment.memory is not None:
+            self.memories.give_back(segment.memory, again=not segment.left_open)
+            segment.memory = None
+            segment.left_open = False  # that was about the memory
+        self.on_room()
 
     @staticmethod
     def _drop(index: dict[bytes, set[int]], key: bytes, number: int) -> None:
@@ -254,4 +354,5 @@ class SegmentStore:
     def close(self) -> None:
         """Close every descriptor."""
         self._segments.clear()
+        self._idle.clear()
         self.memories.close()

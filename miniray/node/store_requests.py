@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectStoreFullError
@@ -14,13 +11,12 @@ if TYPE_CHECKING:
 
     from miniray.node.clients import Client, ClientServer
     from miniray.node.objects import NodeObjects
+    from miniray.node.spilling import Spilling
 
 #: (node, segment of this node, form), and the descriptor of its memory.
 _Mapped = tuple[tuple[int, int], int]
-
-
-#: Seconds in which a process unmaps what it was told to, unless user code keeps it busy.
-_RETURN_WITHIN = 2.0
+#: (segment, memory), and the descriptor of the memory or -1.
+_Created = tuple[tuple[int, int], int]
 
 
 class StoreRequests:
@@ -31,8 +27,8 @@ class StoreRequests:
         node_id: bytes,
         objects: NodeObjects,
         clients: ClientServer,
+        spilling: Spilling,
         runs: Callable[[bytes], bool],
-        room: asyncio.Event,
     ) -> None:
         """Register what it answers.
 
@@ -40,10 +36,10 @@ class StoreRequests:
             node_id: Of this node.
             objects: The store.
             clients: Where requests come from.
+            spilling: What makes room in it.
             runs: Whether a process of this node has not ended.
-            room: Set when memory has come back.
         """
-        self._room = room
+        self._spilling = spilling
         self._node_id = node_id
         self._objects = objects
         self._store = store = objects.store
@@ -73,54 +69,68 @@ class StoreRequests:
         )
 
     def _create(
-        self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
-    ) -> tuple[tuple[int, int], int] | None:
+        self,
+        client: Client,
+        size: int,
+        form: int,
+        owner: bytes,
+        owner_node: bytes,
+        _patient: bool,
+    ) -> _Created | None:
         """Room for a value: (segment, memory), and no descriptor if the writer has it mapped."""
+        if self._spilling.is_awaited(size):
+            return None
         try:
             return self._room_for(client, size, form, owner, owner_node)
         except ObjectStoreFullError:
-            if self._store.returning():
-                return None
-            raise
+            return None
+        finally:
+            self._spilling.spill_ahead()
 
     async def _create_later(
-        self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
-    ) -> tuple[tuple[int, int], int]:
-        """The same, when memory is on its way back from processes that were told to unmap it."""
-        deadline = time.monotonic() + _RETURN_WITHIN
-        while True:
+        self,
+        client: Client,
+        size: int,
+        form: int,
+        owner: bytes,
+        owner_node: bytes,
+        patient: bool,
+    ) -> _Created:
+        """The same, when there is room."""
+
+        def take() -> _Created:
             if not self._runs(client.process_id):
                 raise ConnectionError("the process that asked has ended")  # nobody hears it
-            try:
-                return self._room_for(client, size, form, owner, owner_node)
-            except ObjectStoreFullError:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._store.returning():
-                    raise
-                self._room.clear()
-                with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._room.wait(), left)
+            return self._room_for(client, size, form, owner, owner_node)
+
+        return await self._spilling.when_there_is_room(
+            size, take, asker=client.process_id, patient=patient
+        )
 
     def _room_for(
         self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
-    ) -> tuple[tuple[int, int], int]:
+    ) -> _Created:
         segment = self._objects.create(size, form, owner, owner_node, client.process_id)
         if owner_node == self._node_id and not self._runs(owner):
             self._store.free(segment.number)  # nobody will: its owner has ended
         memory = segment.memory
+        assert memory is not None
         fd = -1 if client.process_id in memory.writers else memory.fd
         return (segment.number, memory.number), fd
 
-    def _map(self, client: Client, node_id: bytes, number: int, _size: int) -> _Mapped | None:
-        if node_id != self._node_id:
+    def _map(
+        self, client: Client, node_id: bytes, number: int, _size: int, _patient: bool
+    ) -> _Mapped | None:
+        if node_id != self._node_id or not self._store.get(number).in_memory:
             return None
         segment = self._store.map(number, client.process_id)
         return (segment.number, segment.form), segment.fd
 
     async def _fetch_and_map(
-        self, client: Client, node_id: bytes, number: int, size: int
+        self, client: Client, node_id: bytes, number: int, size: int, patient: bool
     ) -> _Mapped:
-        segment = await self._objects.map(node_id, number, size, client.process_id)
-        if not self._runs(client.process_id):  # it ended while it waited
-            self._store.unmap([segment.number], client.process_id)
+        process = client.process_id
+        segment = await self._objects.map(node_id, number, size, process, patient=patient)
+        if not self._runs(process):  # it ended while it waited
+            self._store.unmap([segment.number], process)
         return (segment.number, segment.form), segment.fd

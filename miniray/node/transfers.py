@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.spilling import Spilling
 
 logger = logging.getLogger(__name__)
 
@@ -58,9 +59,12 @@ class _Expected:
 class Transfers:
     """Both ends of all transfers."""
 
-    def __init__(self, node_id: bytes, store: SegmentStore, relay: RelayHub) -> None:
+    def __init__(
+        self, node_id: bytes, store: SegmentStore, spilling: Spilling, relay: RelayHub
+    ) -> None:
         self._node_id = node_id
         self._store = store
+        self._spilling = spilling
         self._relay = relay
         #: Which nodes have copies of a segment of this node.
         self._copied_to: dict[int, set[bytes]] = {}
@@ -104,7 +108,7 @@ class Transfers:
                         if head.size != size:
                             raise _BrokenError("no answer came")
                         if segment is None:
-                            segment = self._store.create(size, head.form, node_id, self._node_id)
+                            segment = await self._room_for(size, head.form, node_id)
                         async for piece in pieces:
                             _write(segment.fd, piece, offset)
                             offset += len(piece)
@@ -124,6 +128,13 @@ class Transfers:
                 self._store.seal(segment.number)
                 self._store.free(segment.number)
             raise
+
+    async def _room_for(self, size: int, form: int, node_id: bytes) -> Segment:
+        return await self._spilling.when_there_is_room(
+            size,
+            lambda: self._store.create(size, form, node_id, self._node_id),
+            asker=self._node_id,
+        )
 
     def _pieces(self, node_id: bytes, number: int, offset: int) -> AsyncGenerator[bytes, None]:
         """An ``ObjectHead`` as bytes, then the bytes of the segment from the offset on."""
@@ -223,7 +234,10 @@ class Transfers:
             yield head.SerializeToString()
             while offset < segment.size:
                 length = min(config().transfer_chunk, segment.size - offset)
-                piece = os.pread(segment.fd, length, offset)
+                if segment.in_memory:
+                    piece = os.pread(segment.fd, length, offset)
+                else:
+                    piece = await self._spilling.read(segment, offset, length)
                 offset += len(piece)
                 yield piece
         finally:

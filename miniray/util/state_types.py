@@ -25,6 +25,8 @@ class NodeStatus(TypedDict):
     #: Bytes of shared memory that objects take, as of the last heartbeat, and may take at most.
     object_store_used: int
     object_store_capacity: int
+    #: Bytes of disk that objects take for which there was no memory.
+    object_store_spilled: int
     #: Why it is not ALIVE, or "".
     reason: str
 

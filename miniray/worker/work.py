@@ -117,8 +117,8 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...]
 def load_value(runtime: ClusterRuntime, value: Value) -> Any:
     """The Python value of a value that came with a message."""
     if value[0] == p.VALUE_SHARED:
-        mapping = runtime.shared_memory.map(value[1])
-        return deserialize(mapping.form, mapping.view)
+        mapping, block = runtime.shared_memory.map(value[1])
+        return deserialize(mapping.form, memoryview(block).cast("B"))
     return deserialize(value[0], value[1])
 
 

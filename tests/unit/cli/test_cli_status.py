@@ -67,6 +67,7 @@ def state(**changes: Any) -> ClusterStatus:
                 "labels": {},
                 "object_store_used": 2**20,
                 "object_store_capacity": 2**30,
+                "object_store_spilled": 0,
                 "reason": "",
             },
             {
@@ -80,6 +81,7 @@ def state(**changes: Any) -> ClusterStatus:
                 "labels": {},
                 "object_store_used": 0,
                 "object_store_capacity": 2**30,
+                "object_store_spilled": 0,
                 "reason": "no heartbeat for 15 s",
             },
         ],
@@ -101,6 +103,12 @@ def rendered(of: ClusterStatus, *, terminal: bool = False, width: int = 80) -> s
 def row(text: str, beginning: str) -> list[str]:
     (line,) = [line for line in text.splitlines() if line.strip().startswith(beginning)]
     return line.split()
+
+
+def test_values_on_disk_are_shown_when_there_are_some() -> None:
+    assert "on disk" not in rendered(state())
+    nodes = [{**node, "object_store_spilled": 2**29} for node in state()["nodes"]]
+    assert row(rendered(state(nodes=nodes)), "objects on disk")[3:] == ["1", "GiB", "-"]
 
 
 def test_the_first_line_says_which_cluster_and_how_large() -> None:

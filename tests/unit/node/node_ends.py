@@ -12,6 +12,8 @@ from miniray.node.relay import RelayHub
 from miniray.node.relayed import Relayed
 from miniray.node.segments import SegmentStore
 from miniray.node.services import add_services
+from miniray.node.spill_files import SpillFiles
+from miniray.node.spilling import Spilling
 from miniray.node.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -79,7 +81,8 @@ class End:
         self.hub.on_message = self._on_message
         self.hub.on_lost = self.lost.append
         self.store = SegmentStore(1 << 26)
-        self.transfers = Transfers(self.id, self.store, self.hub)
+        self.spilling = Spilling(self.store, SpillFiles(folder / f"{name}.spilled"))
+        self.transfers = Transfers(self.id, self.store, self.spilling, self.hub)
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"
         self.breaker = Breaker(self._path)
@@ -101,6 +104,7 @@ class End:
         await self.hub.close()
         await self._server.stop(None)
         self._proxy.close()
+        await self.spilling.close()
         self.store.close()
         self.breaker.cut()
 

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gc
 import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ from open_files import open_memory
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.segments import Segment, SegmentStore
+from miniray.node.spill_files import SpillFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -185,6 +188,9 @@ class Store(RuleBasedStateMachine):
         gc.collect()
         self.before = open_memory()
         self.store = SegmentStore(CAPACITY)
+        self.folder = tempfile.TemporaryDirectory()
+        self.files = SpillFiles(Path(self.folder.name))
+        self.store.on_unplaced = self.files.release
         self.made: list[int] = []
 
     @rule(size=st.integers(1, 20 * PAGE), owner=processes, creator=processes)
@@ -218,6 +224,32 @@ class Store(RuleBasedStateMachine):
         if self.made:
             self.store.unmap([self.made[pick % len(self.made)]], process)
 
+    @rule()
+    def spill(self) -> None:
+        """The least recently used one leaves memory."""
+        segment = next(iter(self.store.idle()), None)
+        if segment is not None:
+            if segment.place is None:
+                segment.place = self.files.reserve(segment.size)
+            self.store.drop_memory(segment)
+
+    @rule(pick=picks)
+    def move(self, pick: int) -> None:
+        """A segment begins to move, or comes to an end with that."""
+        segments = list(self.store._segments.values())
+        if not segments:
+            return
+        segment = segments[pick % len(segments)]
+        if segment.moves:
+            if not segment.in_memory:
+                try:
+                    segment.memory = self.store.take(segment.size, b"process0")
+                except ObjectStoreFullError:
+                    return
+            self.store.end_move(segment)
+        elif self.store.is_idle(segment) or not segment.in_memory:
+            self.store.begin_move(segment)
+
     @rule(process=processes)
     def die(self, process: bytes) -> None:
         self.store.process_died(process)
@@ -226,22 +258,37 @@ class Store(RuleBasedStateMachine):
     def sums_are_right(self) -> None:
         store = self.store
         segments = store._segments.values()
-        assert store.used == sum(os.fstat(segment.fd).st_size for segment in segments)
+        in_memory = [segment for segment in segments if segment.in_memory]
+        assert store.used == sum(os.fstat(segment.fd).st_size for segment in in_memory)
+        placed = [segment for segment in segments if segment.place is not None]
+        assert self.files.used == sum(-(-segment.size // PAGE) * PAGE for segment in placed)
+        assert all(segment.in_memory or segment.place is not None for segment in segments)
         assert store.memories.pooled == sum(capacity for capacity, _ in store.memories._pool)
         assert store.used + store.memories.pooled <= CAPACITY
         assert all(
-            segment.mappers or segment.creator is not None or not segment.freed
+            segment.mappers or segment.creator is not None or segment.moves or not segment.freed
             for segment in segments
         )
-        assert open_memory() == self.before + len(segments) + len(store.memories._pool)
+        assert {segment.number for segment in store.idle()} == {
+            segment.number
+            for segment in in_memory
+            if not (segment.mappers or segment.creator or segment.moves or segment.freed)
+        }
+        assert open_memory() == self.before + len(in_memory) + len(store.memories._pool)
 
     def teardown(self) -> None:
         for process in (b"process0", b"process1", b"process2"):
             self.store.process_died(process)
+        for segment in list(self.store._segments.values()):
+            self.store.end_move(segment)
         assert len(self.store) == 0
         assert not self.store._by_owner
         assert not self.store._by_mapper
         assert not self.store._by_creator
+        assert not self.store._kept
+        assert self.files.used == 0
+        self.files.close()
+        self.folder.cleanup()
         self.store.close()
         assert open_memory() == self.before
 
@@ -254,13 +301,13 @@ TestStore.settings = settings(
 
 def test_who_keeps_a_segment_mapped_is_told_when_it_is_freed() -> None:
     told: list[tuple[bytes, tuple[int, ...]]] = []
-    came_back: list[None] = []
+    looked: list[int] = []
     store = SegmentStore(
         CAPACITY,
         forget=lambda process, numbers: told.append((process, numbers)),
-        room=lambda: came_back.append(None),
     )
     segment = written(store, PAGE)
+    store.on_room = lambda: looked.append(store.used)
     store.map(segment.number, READER)
     store.keep(segment.number, READER)
     assert not store.returning()
@@ -269,10 +316,10 @@ def test_who_keeps_a_segment_mapped_is_told_when_it_is_freed() -> None:
     assert store.returning()
     store.keep(segment.number, OWNER)  # it had not heard yet
     assert told[1:] == [(OWNER, (segment.number,))]
-    assert not came_back
+    assert not looked
     store.unmap([segment.number], READER)
     assert not store.returning()
-    assert len(came_back) == 1
+    assert looked == [0]  # whoever waits for room looks at it when it is there
     store.close()
 
 

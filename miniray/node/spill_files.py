@@ -1,0 +1,186 @@
+"""Files that hold values for which there is no memory.
+
+Values share files, so that many small ones take few descriptors, and give their part of the disk
+back as they go. The files have no name: nothing is left of them when the daemon ends, however.
+What opens, counts and releases runs in the daemon's loop; what reads and writes runs in threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import logging
+import mmap
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+#: A file takes values until it has this many bytes.
+_FILE_SIZE = 256 * 1024 * 1024
+#: Parts of a file begin at such multiples: the disk gives back whole blocks only.
+_BLOCK = 4096
+#: Bytes that one call of the system reads or writes at most: the end of the node waits for it.
+_STEP = 16 * 1024 * 1024
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+
+
+class _File:
+    """One file on disk."""
+
+    __slots__ = ("end", "fd", "places")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        #: Where the next value begins.
+        self.end = 0
+        #: Values in it.
+        self.places = 0
+
+
+class Place:
+    """Where a value is on disk."""
+
+    __slots__ = ("_file", "offset", "size")
+
+    def __init__(self, file: _File, offset: int, size: int) -> None:
+        self._file = file
+        self.offset = offset
+        self.size = size
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the file."""
+        return self._file.fd
+
+
+class SpillFiles:
+    """The files of a node.
+
+    Args:
+        folder: Where they are made; it is made too if it does not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        #: Bytes of disk that values take.
+        self.used = 0
+        self._current: _File | None = None
+        self._files: set[_File] = set()
+
+    def reserve(self, size: int) -> Place:
+        """A place for a value of so many bytes.
+
+        Raises:
+            OSError: no file can be made.
+        """
+        file = self._current
+        if file is None or file.end + size > _FILE_SIZE:
+            before = file
+            file = self._current = _File(self._open())
+            self._files.add(file)
+            if before is not None:
+                self._close_if_unused(before)
+        length = -(-size // _BLOCK) * _BLOCK
+        place = Place(file, file.end, size)
+        file.end += length
+        file.places += 1
+        self.used += length
+        return place
+
+    def _open(self) -> int:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+                raise
+        # A file system that cannot make files without a name.
+        fd, name = tempfile.mkstemp(prefix="miniray-spilled-", dir=self.folder)
+        os.unlink(name)
+        return fd
+
+    def is_last(self, place: Place) -> bool:
+        """Whether the file of a place is closed when the place is released."""
+        return place._file.places == 1
+
+    def release(self, place: Place) -> None:
+        """A value is not needed any more; its part of the disk was punched, if others stay."""
+        self.used -= -(-place.size // _BLOCK) * _BLOCK
+        place._file.places -= 1
+        self._close_if_unused(place._file)
+
+    def _close_if_unused(self, file: _File) -> None:
+        if file.places or file not in self._files:
+            return
+        if file is self._current:
+            self._current = None
+        self._files.remove(file)
+        os.close(file.fd)
+
+    def close(self) -> None:
+        """Give all of it up. Nothing may be reading or writing."""
+        for file in self._files:
+            os.close(file.fd)
+        self._files.clear()
+        self._current = None
+        self.used = 0
+
+
+# --- in threads ---------------------------------------------------------------------------------
+def write(place: Place, memory: int, stopped: Callable[[], bool]) -> None:
+    """Copy a value from the memory of this descriptor to its place.
+
+    Raises:
+        OSError: the disk is full, or broken.
+    """
+    with mmap.mmap(memory, place.size, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
+        done = 0
+        while done < place.size and not stopped():
+            with view[done : done + _STEP] as part:
+                done += os.pwrite(place.fd, part, place.offset + done)
+
+
+def read(place: Place, memory: int, stopped: Callable[[], bool]) -> None:
+    """Copy a value from its place to the memory of this descriptor, which is large enough.
+
+    Raises:
+        OSError: the disk is broken.
+    """
+    with mmap.mmap(memory, place.size) as mapped, memoryview(mapped) as view:
+        done = 0
+        while done < place.size and not stopped():
+            with view[done : done + _STEP] as part:
+                count = os.preadv(place.fd, [part], place.offset + done)
+            if count == 0:
+                raise OSError(errno.EIO, f"only {done} of {place.size} bytes of it are left")
+            done += count
+
+
+def read_piece(place: Place, offset: int, length: int) -> bytes:
+    """Some bytes of a value at its place."""
+    return os.pread(place.fd, min(length, place.size - offset), place.offset + offset)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return libc
+
+
+def punch(place: Place) -> None:
+    """Give its part of a file back to the disk; if that cannot be done, it goes with the file."""
+    length = -(-place.size // _BLOCK) * _BLOCK
+    mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+    if _libc().fallocate(place.fd, mode, place.offset, length) != 0:
+        code = ctypes.get_errno()
+        if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            logger.warning("could not give %d bytes of disk back: %s", length, os.strerror(code))

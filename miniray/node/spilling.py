@@ -1,0 +1,311 @@
+"""What happens when the memory of the object store is full: values move to disk, and back.
+
+Memory comes from what nobody has mapped, least recently used first: copies of other nodes' values
+are dropped, values of this node are written to disk unless they are there already. Then processes
+are asked for what they keep mapped without using it. Who asked for room waits for that, and for
+what others have mapped; every wait ends with room or with an error that tells who holds what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from miniray.config import config
+from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.node.spill_files import punch, read, read_piece, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from miniray.node.memories import Memory
+    from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.spill_files import Place, SpillFiles
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: Values that are written or read at the same time: more would only make the disk seek.
+_THREADS = 2
+#: Seconds in which a process unmaps what it was told to, unless user code keeps it busy.
+_RETURN_WITHIN = 2.0
+#: Seconds after a failed write in which nothing is written ahead of need.
+_AFTER_FAILURE = 10.0
+
+
+def _is_no_copy(_segment: Segment) -> bool:
+    return False
+
+
+def _there_are_none(_segment: Segment) -> None:
+    """Nothing to drop."""
+
+
+class Spilling:
+    """Makes room in a store.
+
+    Args:
+        store: Of this node.
+        files: Where values go.
+        holders: Tells in a sentence who holds how much of the store, for the error.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        files: SpillFiles,
+        holders: Callable[[], str] = str,
+    ) -> None:
+        self._store = store
+        self._files = files
+        #: Whether a segment is only a copy of a value of another node, and what drops one.
+        self.is_copy: Callable[[Segment], bool] = _is_no_copy
+        self.evict: Callable[[Segment], None] = _there_are_none
+        self._holders = holders
+        self._room = asyncio.Event()
+        store.on_room = self._room.set
+        store.on_unplaced = self._discard
+        self._threads = concurrent.futures.ThreadPoolExecutor(
+            _THREADS, thread_name_prefix="miniray-spill"
+        )
+        self._stopped = threading.Event()
+        #: Writing and giving back, under way; closing waits for nobody.
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._restores: dict[int, asyncio.Task[None]] = {}
+        #: Bytes of memory that are being written to disk.
+        self._leaving = 0
+        #: Bytes that those who wait for room have asked for.
+        self._wanted = 0
+        self._failures = 0
+        self._failure = ""
+        self._failed_at = -_AFTER_FAILURE
+
+    @property
+    def spilled(self) -> int:
+        """Bytes of disk that values take."""
+        return self._files.used
+
+    # --- room --------------------------------------------------------------------------------
+    def is_awaited(self, size: int) -> bool:
+        """Whether so many bytes would take the room of somebody who waits for it."""
+        store = self._store
+        return bool(self._wanted) and store.used + self._wanted + size > store.capacity
+
+    async def when_there_is_room(
+        self, size: int, take: Callable[[], T], *, asker: bytes, patient: bool = True
+    ) -> T:
+        """Call ``take`` as soon as there is room for so many bytes.
+
+        Args:
+            size: Bytes.
+            take: Takes them, or raises ObjectStoreFullError.
+            asker: The process that needs them.
+            patient: Whether to wait for what other processes have mapped.
+
+        Raises:
+            ObjectStoreFullError: there is no room, and none will come.
+        """
+        self._wanted += size
+        failures = self._failures
+        try:
+            while True:
+                with contextlib.suppress(ObjectStoreFullError):
+                    return take()
+                if size > self._store.capacity:
+                    raise self._full(size, failures)
+                writes = self._failures == failures
+                short = self._begin(self._store.capacity - self._wanted, writes=writes)
+                if short > 0:
+                    self._store.ask_keepers(short)
+                with contextlib.suppress(ObjectStoreFullError):
+                    return take()  # copies, and what is on disk already, are gone at once
+                if not await self._something_returns(asker, patient=patient):
+                    raise self._full(size, failures)
+        finally:
+            self._wanted -= size
+
+    async def _something_returns(self, asker: bytes, *, patient: bool) -> bool:
+        """Wait until memory has come back; False if none can be expected any more."""
+        if self._leaving:
+            limit = None
+        elif patient and self._store.is_held_by_others(asker):
+            limit = config().store_full_timeout
+        elif self._store.returning():
+            limit = _RETURN_WITHIN
+        else:
+            return False
+        self._room.clear()
+        try:
+            await asyncio.wait_for(self._room.wait(), limit)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    def _full(self, size: int, failures: int) -> ObjectStoreFullError:
+        store = self._store
+        notes = []
+        if size <= store.capacity:
+            notes.append(self._holders())
+            if self._failures != failures:
+                notes.append(f"Nothing could be moved to {self._files.folder}: {self._failure}.")
+        return ObjectStoreFullError(size, store.used, store.capacity, " ".join(filter(None, notes)))
+
+    def spill_ahead(self) -> None:
+        """Move out what exceeds ``spill_threshold``, so that the next writer need not wait."""
+        target = int(self._store.capacity * config().spill_threshold)
+        if self._store.used - self._leaving > target:
+            if time.monotonic() - self._failed_at < _AFTER_FAILURE:
+                return
+            self._begin(target, writes=True)
+
+    def _begin(self, target: int, *, writes: bool) -> int:
+        """Begin to move out values until ``target`` bytes are in use.
+
+        Args:
+            target: Bytes.
+            writes: Whether values may be written to disk.
+
+        Returns:
+            Bytes that it falls short.
+        """
+        excess = self._store.used - self._leaving - target
+        victims = []
+        for segment in self._store.idle():
+            if excess <= 0:
+                break
+            if not (writes or segment.place is not None or self.is_copy(segment)):
+                continue
+            excess -= segment.capacity
+            victims.append(segment)
+        for segment in victims:
+            if self.is_copy(segment):
+                self.evict(segment)
+            elif segment.place is not None:
+                self._store.drop_memory(segment)
+            else:
+                self._leaving += segment.capacity
+                self._store.begin_move(segment)
+                self._run(self._spill(segment))
+        return excess
+
+    async def _spill(self, segment: Segment) -> None:
+        place = None
+        try:
+            place = self._files.reserve(segment.size)
+            await self._in_thread(write, place, segment.fd, self._stopped.is_set)
+            segment.place, place = place, None
+        except OSError as error:
+            self._failures += 1
+            self._failure = error.strerror or str(error)
+            if time.monotonic() - self._failed_at >= _AFTER_FAILURE:
+                logger.warning("could not write to %s: %s", self._files.folder, self._failure)
+            self._failed_at = time.monotonic()
+        finally:
+            self._leaving -= segment.capacity
+            self._store.end_move(segment)
+            if place is not None:
+                self._discard(place)
+            if segment.place is not None and self._store.is_idle(segment):
+                self._store.drop_memory(segment)
+            self._room.set()  # those who wait look again, whatever came of it
+
+    # --- back --------------------------------------------------------------------------------
+    async def restore(self, segment: Segment, asker: bytes, *, patient: bool = True) -> None:
+        """Read a value back that a process has mapped; many who wait share one reading.
+
+        Raises:
+            ObjectLostError: the disk cannot be read.
+            ObjectStoreFullError: there is no room for it in memory.
+        """
+        while not segment.in_memory:
+            task = self._restores.get(segment.number)
+            if task is None:
+                task = asyncio.ensure_future(self._restore(segment, asker, patient))
+                self._restores[segment.number] = task
+                task.add_done_callback(lambda task: self._restored(segment.number, task))
+            await asyncio.shield(task)
+
+    def _restored(self, number: int, task: asyncio.Task[None]) -> None:
+        del self._restores[number]
+        if not task.cancelled():
+            task.exception()  # who waited may be gone, then nobody else looks at it
+
+    async def _restore(self, segment: Segment, asker: bytes, patient: bool) -> None:
+        store = self._store
+        place = segment.place
+        assert place is not None
+        store.begin_move(segment)
+        try:
+            memory = await self._memory_for(segment, asker, patient)
+            try:
+                await self._in_thread(read, place, memory.fd, self._stopped.is_set)
+            except BaseException as error:
+                store.memories.give_back(memory)
+                if not isinstance(error, OSError):
+                    raise
+                logger.exception("segment %d could not be read back from disk", segment.number)
+                raise ObjectLostError(
+                    f"segment {segment.number}", f"it could not be read back from disk: {error}"
+                ) from None
+            segment.memory = memory
+        finally:
+            store.end_move(segment)
+
+    async def _memory_for(self, segment: Segment, asker: bytes, patient: bool) -> Memory:
+        store = self._store
+        failures = self._failures
+        try:
+            return await self.when_there_is_room(
+                segment.size,
+                lambda: store.take(segment.size, asker),
+                asker=asker,
+                patient=patient,
+            )
+        except ObjectStoreFullError:
+            # When the disk is full, what is on it must still be readable. Nothing has to be
+            # written to drop it again, so one value at a time may exceed the store's capacity.
+            if self._failures == failures or store.used > store.capacity:
+                raise
+            return store.take(segment.size, asker, beyond=True)
+
+    async def read(self, segment: Segment, offset: int, length: int) -> bytes:
+        """Bytes of a value that is on disk, read without bringing it back."""
+        assert segment.place is not None
+        return await self._in_thread(read_piece, segment.place, offset, length)
+
+    def _discard(self, place: Place) -> None:
+        """A value that was on disk is not needed any more."""
+        if self._files.is_last(place):
+            self._files.release(place)
+        else:
+            self._run(self._punch(place))
+
+    async def _punch(self, place: Place) -> None:
+        await self._in_thread(punch, place)
+        self._files.release(place)
+
+    # --- threads -----------------------------------------------------------------------------
+    async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, *args)
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Stop reading and writing, then give the disk back."""
+        self._stopped.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        tasks = [*self._tasks, *self._restores.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._files.close()

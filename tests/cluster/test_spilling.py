@@ -1,0 +1,372 @@
+"""More data than the object store holds: on disk, back again, and errors when that is full too."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cluster_helpers import wait_until
+
+import miniray
+from miniray.exceptions import ObjectStoreFullError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+MIB = 1024 * 1024
+CAPACITY = 64 * MIB
+VALUE = 8 * MIB
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(session_root: Path) -> Iterator[None]:
+    """A store of eight values, of which the head hears often."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIRAY_HEARTBEAT_INTERVAL", "0.05")
+        patch.setenv("MINIRAY_STORE_FULL_TIMEOUT", "3")
+        miniray.init(num_cpus=4, object_store_memory=CAPACITY)
+        yield
+        miniray.shutdown()
+
+
+def total(key: str) -> int:
+    return sum(node[key] for node in miniray.nodes() if node["Alive"])
+
+
+def spilled() -> int:
+    """Bytes on disk, as of the last heartbeats."""
+    return total("ObjectStoreSpilled")
+
+
+def store_is_empty() -> bool:
+    return total("ObjectStoreUsed") == 0 and spilled() == 0
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Whatever a test does, memory and disk are empty after it."""
+    yield
+    wait_until(store_is_empty, timeout=10)
+
+
+def value_of(number: int, size: int = VALUE) -> Any:
+    return np.full(size // 8, number, dtype=np.int64)
+
+
+def is_value_of(number: int, value: Any) -> bool:
+    return bool((value == number).all()) and value.nbytes == VALUE
+
+
+@miniray.remote
+def make(number: int) -> Any:
+    return value_of(number)
+
+
+@miniray.remote
+def successor(value: Any) -> Any:
+    return value + 1
+
+
+@miniray.remote(num_cpus=0)
+class Holder:
+    """Looks at values for as long as it is told to."""
+
+    def __init__(self) -> None:
+        self.held: list[Any] = []
+
+    def hold(self, value: Any) -> None:
+        self.held.append(value)
+
+    def is_intact(self, *numbers: int) -> bool:
+        return all(is_value_of(*pair) for pair in zip(numbers, self.held, strict=True))
+
+    def release(self) -> None:
+        self.held.clear()
+
+
+def held_values(count: int) -> list[Any]:
+    """Views, so that their values cannot leave memory."""
+    return [miniray.get(miniray.put(value_of(number))) for number in range(count)]
+
+
+# --- more than fits ----------------------------------------------------------------------
+def test_three_times_the_store_goes_through_put_and_get() -> None:
+    refs = [miniray.put(value_of(number)) for number in range(24)]
+    assert total("ObjectStoreUsed") <= CAPACITY
+    for number in [*range(24), *reversed(range(24))]:
+        assert is_value_of(number, miniray.get(refs[number]))
+    assert spilled() >= 2 * CAPACITY
+
+
+def test_three_times_the_store_goes_through_tasks() -> None:
+    made = [make.remote(number) for number in range(24)]
+    refs = [successor.remote(successor.remote(ref)) for ref in made]
+    for number in range(24):
+        assert is_value_of(number, miniray.get(made[number]))
+        assert is_value_of(number + 2, miniray.get(refs[number]))
+
+
+def test_one_get_of_more_than_the_store_names_who_holds_it() -> None:
+    refs = [miniray.put(value_of(number)) for number in range(12)]
+    with pytest.raises(ObjectStoreFullError, match=str(CAPACITY)):
+        miniray.get(refs)
+    assert is_value_of(11, miniray.get(refs[11]))
+
+
+def test_reading_and_writing_go_on_at_the_same_time() -> None:
+    refs = [miniray.put(value_of(number)) for number in range(16)]
+    wrong: list[int] = []
+
+    def read(order: Any) -> None:
+        for number in order:
+            if not is_value_of(number, miniray.get(refs[number])):
+                wrong.append(number)
+
+    threads = [
+        threading.Thread(target=read, args=(order,)) for order in (range(16), range(15, -1, -1))
+    ]
+    for thread in threads:
+        thread.start()
+    more = [miniray.put(value_of(number)) for number in range(16, 32)]
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert wrong == []
+    assert all(is_value_of(number, miniray.get(ref)) for number, ref in enumerate(more, 16))
+
+
+def test_a_value_that_was_read_often_leaves_memory_as_well() -> None:
+    ref = miniray.put(value_of(1))
+    for _ in range(5):
+        assert is_value_of(1, miniray.get(ref))
+    others = [miniray.put(value_of(number)) for number in range(12)]
+    assert is_value_of(1, miniray.get(ref))
+    del others
+
+
+def test_nested_and_returned_refs_reach_values_on_disk() -> None:
+    @miniray.remote
+    def pack(count: int) -> Any:
+        return {number: miniray.put(value_of(number)) for number in range(count)}
+
+    @miniray.remote
+    def total_of(refs: dict[int, Any]) -> int:
+        return sum(int(miniray.get(ref)[0]) for ref in refs.values())
+
+    packed = pack.remote(16)
+    assert miniray.get(total_of.remote(packed)) == sum(range(16))
+    assert is_value_of(3, miniray.get(miniray.get(packed)[3]))
+
+
+# --- freed -------------------------------------------------------------------------------
+def test_the_disk_comes_back_when_refs_go() -> None:
+    refs = [miniray.put(value_of(number)) for number in range(24)]
+    wait_until(lambda: spilled() >= CAPACITY)
+    del refs[:20]
+    wait_until(lambda: spilled() <= 4 * VALUE)
+    assert [is_value_of(number, miniray.get(ref)) for number, ref in enumerate(refs, 20)] == [
+        True
+    ] * 4
+
+
+def test_what_a_killed_actor_owned_leaves_the_disk() -> None:
+    @miniray.remote(num_cpus=0)
+    class Owner:
+        def fill(self) -> int:
+            self.refs = [miniray.put(value_of(number)) for number in range(24)]
+            return os.getpid()
+
+    owner = Owner.remote()
+    os.kill(miniray.get(owner.fill.remote()), 9)
+    wait_until(store_is_empty, timeout=10)
+
+
+def test_nothing_of_the_disk_has_a_name(session_root: Path) -> None:
+    refs = [miniray.put(value_of(number)) for number in range(24)]
+    files = [path for path in session_root.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) < VALUE
+    del refs
+
+
+# --- what is looked at -------------------------------------------------------------------
+def test_a_view_keeps_its_bytes_whatever_is_put_afterwards() -> None:
+    view = miniray.get(miniray.put(value_of(7)))
+    holder = Holder.remote()
+    miniray.get(holder.hold.remote(value_of(8)))
+    for number in range(30):
+        assert is_value_of(number, miniray.get(miniray.put(value_of(number))))
+    refs = [miniray.put(value_of(number)) for number in range(16)]
+    assert is_value_of(7, view)
+    assert miniray.get(holder.is_intact.remote(8))
+    del refs
+    miniray.get(holder.release.remote())
+
+
+def test_a_put_waits_for_what_others_look_at_and_goes_on() -> None:
+    holder = Holder.remote()
+    miniray.get([holder.hold.remote(value_of(number)) for number in range(7)])
+    done: list[Any] = []
+    thread = threading.Thread(target=lambda: done.append(miniray.put(value_of(1, 2 * VALUE))))
+    thread.start()
+    thread.join(0.3)
+    assert not done
+    assert miniray.get(holder.is_intact.remote(*range(7)))  # nothing else is disturbed
+    miniray.get(holder.release.remote())
+    thread.join(20)
+    assert len(done) == 1
+    del done[:]
+
+
+def test_a_full_store_says_so_with_numbers_and_works_again() -> None:
+    views = held_values(7)
+    with pytest.raises(ObjectStoreFullError) as info:
+        miniray.put(value_of(1, 2 * VALUE))
+    assert info.value.needed >= 2 * VALUE
+    assert 7 * VALUE <= info.value.used <= info.value.capacity == CAPACITY
+    assert str(CAPACITY) in str(info.value)
+    assert all(is_value_of(number, view) for number, view in enumerate(views))
+    views.clear()  # the error's traceback holds this frame
+    assert miniray.get(miniray.put(value_of(1, 2 * VALUE)))[0] == 1
+
+
+def test_a_full_store_fails_a_result_and_its_worker_lives_on() -> None:
+    @miniray.remote(num_cpus=0)
+    class Maker:
+        def make(self, size: int) -> Any:
+            return value_of(1, size)
+
+    maker = Maker.remote()
+    views = held_values(7)
+    with pytest.raises(ObjectStoreFullError):
+        miniray.get(maker.make.remote(2 * VALUE))
+    with pytest.raises(ObjectStoreFullError):
+        maker.make.remote(value_of(1, 2 * VALUE))
+    views.clear()
+    assert miniray.get(maker.make.remote(2 * VALUE))[0] == 1
+
+
+def test_a_value_larger_than_the_store_fails_at_once() -> None:
+    kept = [miniray.put(value_of(number)) for number in range(6)]
+    before = spilled()
+    begin = time.monotonic()
+    with pytest.raises(ObjectStoreFullError, match=f"larger than .* {CAPACITY} bytes"):
+        miniray.put(np.zeros(2 * CAPACITY, dtype=np.uint8))
+    assert time.monotonic() - begin < 2
+    assert spilled() == before
+    del kept
+
+
+# --- other nodes -------------------------------------------------------------------------
+def test_values_on_disk_move_to_other_nodes_and_copies_give_way(session_root: Path) -> None:
+    program = """
+    import numpy as np
+    import miniray
+    from miniray.cluster_utils import Cluster
+
+    cluster = Cluster(head_node_args={"num_cpus": 1, "object_store_memory": 64 << 20})
+    cluster.add_node(num_cpus=1, resources={"far": 1}, object_store_memory=64 << 20)
+    miniray.init(cluster.address)
+
+    @miniray.remote(num_cpus=0, resources={"far": 0.1})
+    class Far:
+        def check(self, refs):
+            return [bool((miniray.get(ref) == number).all()) for number, ref in enumerate(refs)]
+
+        def make(self, count):
+            self.made = [miniray.put(np.full(1 << 20, number)) for number in range(count)]
+            return self.made
+
+    far = Far.remote()
+    near = [miniray.put(np.full(1 << 20, number)) for number in range(20)]
+    assert miniray.get(far.check.remote(near)) == [True] * 20
+    assert miniray.get(far.check.remote(near)) == [True] * 20
+    there = miniray.get(far.make.remote(20))
+    assert [bool((miniray.get(ref) == n).all()) for n, ref in enumerate(there)] == [True] * 20
+    print({n["NodeID"]: n["ObjectStoreSpilled"] for n in miniray.nodes()})
+    miniray.shutdown()
+    cluster.shutdown()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=100)
+
+
+# --- a disk that is full or broken -------------------------------------------------------
+REFUSED = """
+import numpy as np
+import miniray
+from miniray.exceptions import ObjectStoreFullError
+
+miniray.init(num_cpus=1, object_store_memory=64 << 20)
+kept = []
+try:
+    for number in range(100):
+        kept.append(miniray.put(np.full(1 << 20, number)))
+except ObjectStoreFullError as error:
+    print(error)
+else:
+    raise SystemExit("nothing was refused")
+assert all((miniray.get(ref) == number).all() for number, ref in enumerate(kept))
+print(len(kept), "values are whole")
+kept.clear()
+assert miniray.get(miniray.put(np.full(1 << 20, 1)))[0] == 1
+miniray.shutdown()
+"""
+
+
+def refused(prepare: Callable[[], None] | None = None, **variables: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED],
+        env={**os.environ, **variables},
+        preexec_fn=prepare,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_full_disk_is_named_and_loses_nothing(session_root: Path) -> None:
+    # No file may grow larger than this, so the third value cannot be written.
+    limit = 20 * MIB
+    text = refused(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
+    assert "File too large" in text
+    assert "spilled" in text
+    count = re.search(r"(\d+) values are whole", text)
+    assert count is not None
+    assert 8 <= int(count[1]) <= 10
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    text = refused(MINIRAY_SPILL_FOLDER=str(tmp_path / "file" / "folder"))
+    assert "Not a directory" in text
+    assert str(tmp_path / "file" / "folder") in text
+
+
+def test_the_folder_can_be_chosen(tmp_path: Path, session_root: Path) -> None:
+    program = """
+    import os, numpy as np, miniray
+    miniray.init(num_cpus=1, object_store_memory=16 << 20)
+    kept = [miniray.put(np.full(1 << 20, number)) for number in range(6)]
+    assert (miniray.get(kept[0]) == 0).all()
+    miniray.shutdown()
+    """
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "MINIRAY_SPILL_FOLDER": str(tmp_path / "fast disk")},
+        check=True,
+        timeout=100,
+    )
+    assert (tmp_path / "fast disk").is_dir()
+    assert list((tmp_path / "fast disk").iterdir()) == []

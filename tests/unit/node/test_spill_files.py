@@ -1,0 +1,152 @@
+"""Files for values that do not fit into memory: shared, nameless, given back in parts."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from open_files import open_files
+
+from miniray.node import spill_files
+from miniray.node.spill_files import SpillFiles, punch, read, read_piece, write
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from miniray.node.spill_files import Place
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[SpillFiles]:
+    files = SpillFiles(tmp_path / "spilled")
+    yield files
+    files.close()
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    fd = os.memfd_create("spill-test", os.MFD_CLOEXEC)
+    yield fd
+    os.close(fd)
+
+
+def never() -> bool:
+    return False
+
+
+def stored(files: SpillFiles, memory: int, value: bytes) -> Place:
+    os.ftruncate(memory, len(value))
+    os.pwrite(memory, value, 0)
+    place = files.reserve(len(value))
+    write(place, memory, never)
+    return place
+
+
+def taken_of_the_disk(place: Place) -> int:
+    return os.fstat(place.fd).st_blocks * 512
+
+
+def test_values_come_back_as_they_were(files: SpillFiles, memory: int) -> None:
+    values = [os.urandom(size) for size in (1, 4095, 4096, 4097, 3 * MIB + 5)]
+    places = [stored(files, memory, value) for value in values]
+    for value, place in zip(values, places, strict=True):
+        os.ftruncate(memory, 0)
+        os.ftruncate(memory, len(value))
+        read(place, memory, never)
+        assert os.pread(memory, len(value), 0) == value
+        assert read_piece(place, 0, len(value)) == value
+        assert read_piece(place, len(value) - 1, 100) == value[-1:]
+
+
+def test_values_of_more_than_a_step_are_moved_whole(
+    files: SpillFiles, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill_files, "_STEP", 1000)
+    value = os.urandom(12_345)
+    place = stored(files, memory, value)
+    os.pwrite(memory, bytes(len(value)), 0)
+    read(place, memory, never)
+    assert os.pread(memory, len(value), 0) == value
+
+
+def test_many_values_share_a_descriptor(files: SpillFiles, memory: int) -> None:
+    first = stored(files, memory, b"x" * 100_000)
+    before = open_files()
+    places = [stored(files, memory, b"x" * 100_000) for _ in range(100)]
+    assert not open_files() - before
+    assert {place.fd for place in places} == {first.fd}
+
+
+def test_a_large_value_has_a_file_to_itself(
+    files: SpillFiles, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill_files, "_FILE_SIZE", 2 * MIB)
+    small = stored(files, memory, b"x")
+    large = stored(files, memory, b"y" * 3 * MIB)
+    assert large.fd != small.fd
+    before = open_files()
+    files.release(small)  # nothing more goes into its file, so that is closed
+    assert sum((before - open_files()).values()) == 1
+    assert read_piece(large, 0, 10) == b"y" * 10
+
+
+def test_the_files_have_no_name(files: SpillFiles, memory: int) -> None:
+    stored(files, memory, b"x" * MIB)
+    assert list(files.folder.iterdir()) == []
+
+
+def test_the_disk_has_room_again_when_one_of_many_goes(files: SpillFiles, memory: int) -> None:
+    going, staying = stored(files, memory, b"g" * MIB), stored(files, memory, b"s" * MIB)
+    before = taken_of_the_disk(staying)
+    assert files.used == 2 * MIB
+    assert not files.is_last(going)
+    punch(going)
+    files.release(going)
+    assert files.used == MIB
+    assert taken_of_the_disk(staying) <= before - MIB
+    assert read_piece(staying, 0, MIB) == b"s" * MIB
+
+
+def test_a_file_is_closed_with_its_last_value(files: SpillFiles, memory: int) -> None:
+    before = open_files()
+    places = [stored(files, memory, b"x" * MIB) for _ in range(3)]
+    for place in places:
+        assert files.is_last(place) == (place is places[-1])
+        files.release(place)
+    assert not open_files() - before
+    assert files.used == 0
+    assert read_piece(stored(files, memory, b"next"), 0, 4) == b"next"
+
+
+def test_a_file_system_without_nameless_files_serves_as_well(
+    files: SpillFiles, memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refuse(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert read_piece(stored(files, memory, b"value"), 0, 5) == b"value"
+    assert list(files.folder.iterdir()) == []
+
+
+def test_a_cut_off_file_is_an_error_and_not_zeros(files: SpillFiles, memory: int) -> None:
+    place = stored(files, memory, b"x" * MIB)
+    os.ftruncate(place.fd, MIB // 2)
+    with pytest.raises(OSError, match=f"only {MIB // 2} of {MIB} bytes"):
+        read(place, memory, never)
+
+
+def test_moving_ends_early_when_the_node_stops(files: SpillFiles, memory: int) -> None:
+    os.ftruncate(memory, MIB)
+    place = files.reserve(MIB)
+    write(place, memory, lambda: True)
+    assert read_piece(place, 0, 10) == b""

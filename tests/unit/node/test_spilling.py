@@ -1,0 +1,407 @@
+"""Room in a full store: what leaves memory, what comes back, who waits and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from miniray.config import config
+from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.node import spilling as spilling_module
+from miniray.node.segments import Segment, SegmentStore
+from miniray.node.spill_files import SpillFiles
+from miniray.node.spilling import Spilling
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+    from pathlib import Path
+
+PAGE = 4096
+ROOM = 8  # values of one page
+OWNER, READER, WRITER = b"owner000", b"reader00", b"writer00"
+
+
+class Node:
+    """A store of eight pages that spills, without the rest of a daemon."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[tuple[bytes, tuple[int, ...]]] = []
+        self.store = SegmentStore(
+            ROOM * PAGE, forget=lambda process, numbers: self.told.append((process, numbers))
+        )
+        self.spilling = Spilling(self.store, SpillFiles(folder / "spilled"), lambda: "All held.")
+
+    async def create(self, *, patient: bool = True, pages: int = 1) -> Segment:
+        """A value as a writer makes it; its content is its number."""
+        segment = await self.spilling.when_there_is_room(
+            pages * PAGE,
+            lambda: self.store.create(pages * PAGE, 0, OWNER, WRITER),
+            asker=WRITER,
+            patient=patient,
+        )
+        os.pwrite(segment.fd, content(segment), 0)
+        self.store.seal(segment.number)
+        return segment
+
+    async def fill(self) -> list[Segment]:
+        return [await self.create() for _ in range(ROOM)]
+
+    async def read(self, segment: Segment, reader: bytes = READER) -> bytes:
+        """A value as a reader sees it, which has it mapped from then on."""
+        self.store.map(segment.number, reader)
+        await self.spilling.restore(segment, reader)
+        return os.pread(segment.fd, segment.size, 0)
+
+
+def content(segment: Segment) -> bytes:
+    return segment.number.to_bytes(8, "little") * (segment.size // 8)
+
+
+@contextlib.asynccontextmanager
+async def a_node(folder: Path) -> AsyncIterator[Node]:
+    node = Node(folder)
+    yield node
+    await node.spilling.close()
+    node.store.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[[Callable[[Node], Coroutine[None, None, None]]], None]:
+    """Runs a test's steps in an event loop, with a node."""
+
+    def run(steps: Callable[[Node], Coroutine[None, None, None]]) -> None:
+        async def whole() -> None:
+            async with a_node(tmp_path) as node:
+                await asyncio.wait_for(steps(node), 30)
+
+        asyncio.run(whole())
+
+    return run
+
+
+Run = "Callable[[Callable[[Node], Coroutine[None, None, None]]], None]"
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_the_least_recently_used_value_leaves_memory(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = await node.fill()
+        assert await node.read(values[0]) == content(values[0])
+        node.store.unmap([values[0].number], READER)
+        await node.create()
+        assert [value.in_memory for value in values[:3]] == [True, False, True]
+        assert node.store.used == ROOM * PAGE
+
+    run(steps)
+
+
+def test_values_come_back_when_they_are_read_and_take_the_place_of_others(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = [await node.create() for _ in range(3 * ROOM)]
+        assert node.store.used <= ROOM * PAGE
+        for value in values + values[::-1]:
+            assert await node.read(value) == content(value)
+            node.store.unmap([value.number], READER)
+            assert node.store.used <= ROOM * PAGE
+
+    run(steps)
+
+
+def test_a_value_that_was_written_once_leaves_memory_without_being_written_again(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = [await node.create() for _ in range(ROOM + 1)]
+        on_disk = node.spilling.spilled
+        assert await node.read(values[0]) == content(values[0])
+        node.store.unmap([values[0].number], READER)
+        # All others were read or written later: it is the oldest again.
+        for value in values[1:]:
+            if value.in_memory:
+                await node.read(value)
+        await node.create()
+        assert not values[0].in_memory
+        assert node.spilling.spilled - on_disk <= PAGE  # the one that left for its return
+
+    run(steps)
+
+
+def test_the_disk_is_given_back_when_values_are_freed(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = [await node.create() for _ in range(3 * ROOM)]
+        assert node.spilling.spilled >= 2 * ROOM * PAGE
+        for value in values:
+            node.store.free(value.number)
+        await until(lambda: node.spilling.spilled == 0)
+        assert node.store.used == 0
+        assert len(node.store) == 0
+
+    run(steps)
+
+
+def test_many_who_wait_for_a_value_share_one_reading(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    real = spilling_module.read
+    monkeypatch.setattr(spilling_module, "read", lambda *args: (reads.append(args), real(*args))[1])
+
+    async def steps(node: Node) -> None:
+        value = await node.create()
+        await node.fill()
+        assert not value.in_memory
+        readers = [b"reader%02d" % number for number in range(10)]
+        found = await asyncio.gather(*(node.read(value, reader) for reader in readers))
+        assert found == [content(value)] * 10
+        assert len(reads) == 1
+
+    run(steps)
+
+
+class Slow:
+    """Writing to disk that a test holds up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._real = spilling_module.write
+        self.begun = asyncio.Event()
+        self.go_on = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        monkeypatch.setattr(spilling_module, "write", self)
+
+    def __call__(self, *args: object) -> None:
+        self._loop.call_soon_threadsafe(self.begun.set)
+        assert self.go_on.wait(20)
+        self._real(*args)  # type: ignore[arg-type]
+
+
+def test_a_value_that_is_mapped_while_it_is_written_stays_in_memory(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def steps(node: Node) -> None:
+        values = await node.fill()
+        slow = Slow(monkeypatch)
+        waiting = asyncio.ensure_future(node.create())
+        await slow.begun.wait()
+        for value in values:
+            assert await node.read(value) == content(value)
+        slow.go_on.set()
+        await until(lambda: values[0].place is not None)
+        assert values[0].in_memory
+        assert not waiting.done()
+        node.store.unmap([values[0].number], READER)
+        await waiting  # nothing had to be written again
+        assert not values[0].in_memory
+
+    run(steps)
+
+
+def test_a_value_that_is_freed_while_it_is_written_leaves_nothing(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def steps(node: Node) -> None:
+        values = await node.fill()
+        slow = Slow(monkeypatch)
+        waiting = asyncio.ensure_future(node.create())
+        await slow.begun.wait()
+        node.store.free(values[0].number)
+        assert node.store.used == ROOM * PAGE  # its memory is being read
+        slow.go_on.set()
+        await waiting
+        assert node.store.used == ROOM * PAGE
+        await until(lambda: node.spilling.spilled == 0)
+
+    run(steps)
+
+
+def test_who_came_first_gets_the_room_that_is_made_for_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def steps(node: Node) -> None:
+        await node.fill()
+        slow = Slow(monkeypatch)
+        large = asyncio.ensure_future(node.create(pages=2))
+        await slow.begun.wait()
+        assert node.spilling.is_awaited(PAGE)
+        slow.go_on.set()
+        await large
+        assert not node.spilling.is_awaited(0)
+
+    run(steps)
+
+
+def test_a_copy_is_dropped_before_anything_is_written(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = await node.fill()
+
+        node.spilling.is_copy = lambda segment: segment is values[0]
+        node.spilling.evict = lambda segment: node.store.free(segment.number)
+        await node.create()
+        assert node.spilling.spilled == 0
+        with pytest.raises(ObjectLostError):
+            node.store.get(values[0].number)
+
+    run(steps)
+
+
+def test_a_process_is_asked_for_what_it_keeps_mapped(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = await node.fill()
+        for value in values:
+            await node.read(value)
+        node.store.keep(values[3].number, READER)
+        waiting = asyncio.ensure_future(node.create(patient=False))
+        await until(lambda: node.told)
+        assert node.told == [(READER, (values[3].number,))]
+        node.store.unmap([values[3].number], READER)
+        await waiting
+        assert not values[3].in_memory
+        assert len(node.told) == 1  # it was asked once
+
+    run(steps)
+
+
+def test_who_is_not_patient_does_not_wait_for_what_others_have_mapped(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = await node.fill()
+        for value in values:
+            await node.read(value)
+        with pytest.raises(ObjectStoreFullError, match="All held"):
+            await node.create(patient=False)
+        waiting = asyncio.ensure_future(node.create())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        node.store.unmap([values[0].number], READER)
+        await waiting
+
+    run(steps)
+
+
+def test_nobody_waits_for_what_only_the_asker_has_mapped(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        for value in await node.fill():
+            await node.read(value, WRITER)
+        with pytest.raises(ObjectStoreFullError):
+            await node.create()
+
+    run(steps)
+
+
+def test_waiting_for_others_ends(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINIRAY_STORE_FULL_TIMEOUT", "0.05")
+    config.cache_clear()
+
+    async def steps(node: Node) -> None:
+        for value in await node.fill():
+            await node.read(value)
+        with pytest.raises(ObjectStoreFullError):
+            await node.create()
+
+    try:
+        run(steps)
+    finally:
+        config.cache_clear()
+
+
+def test_a_value_larger_than_the_store_disturbs_nothing(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = await node.fill()
+        with pytest.raises(ObjectStoreFullError, match="larger than the object store"):
+            await node.create(pages=ROOM + 1)
+        assert all(value.in_memory for value in values)
+
+    run(steps)
+
+
+def full_disk(*_args: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_told_and_nothing_is_lost(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(node: Node) -> None:
+        values = await node.fill()
+        real = spilling_module.write
+        monkeypatch.setattr(spilling_module, "write", full_disk)
+        with pytest.raises(ObjectStoreFullError, match="No space left on device") as caught:
+            await node.create()
+        assert "All held" in caught.value.details
+        assert all(value.in_memory for value in values)
+        await until(lambda: node.spilling.spilled == 0)
+        monkeypatch.setattr(spilling_module, "write", real)
+        await node.create()  # it is tried again
+        assert await node.read(values[0]) == content(values[0])
+
+    run(steps)
+
+
+def test_what_is_on_a_full_disk_can_be_read(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(node: Node) -> None:
+        values = [await node.create() for _ in range(2 * ROOM)]
+        await until(lambda: node.spilling.spilled == ROOM * PAGE)
+        monkeypatch.setattr(spilling_module, "write", full_disk)
+        for value in [*values, *reversed(values)]:
+            assert await node.read(value) == content(value)
+            node.store.unmap([value.number], READER)
+            assert node.store.used <= ROOM * PAGE
+        with pytest.raises(ObjectStoreFullError):
+            while True:  # what is on the disk already makes room for some
+                values.append(await node.create())
+        for value in values:
+            assert await node.read(value) == content(value)
+            node.store.unmap([value.number], READER)
+            assert node.store.used <= ROOM * PAGE
+
+    run(steps)
+
+
+def test_a_value_that_cannot_be_read_back_is_lost_with_the_reason(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def steps(node: Node) -> None:
+        value = await node.create()
+        await node.fill()
+        monkeypatch.setattr(spilling_module, "read", broken)
+        with pytest.raises(ObjectLostError, match="Input/output error"):
+            await node.read(value)
+        node.store.unmap([value.number], READER)
+        used = node.store.used
+        node.store.free(value.number)
+        assert node.store.used == used
+        assert used <= ROOM * PAGE
+
+    run(steps)
+
+
+def test_what_exceeds_the_threshold_leaves_ahead_of_need(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        for _ in range(ROOM):
+            await node.create()
+            node.spilling.spill_ahead()
+        limit = config().spill_threshold * ROOM * PAGE
+        await until(lambda: node.store.used <= limit)
+        assert node.store.used > limit - PAGE
+
+    run(steps)
+
+
+def test_closing_does_not_wait_for_the_disk(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def steps(node: Node) -> None:
+        await node.fill()
+        slow = Slow(monkeypatch)
+        waiting = asyncio.ensure_future(node.create())
+        await slow.begun.wait()
+        await node.spilling.close()
+        waiting.cancel()
+        slow.go_on.set()
+
+    run(steps)
