@@ -146,7 +146,8 @@ class Memories:
         bisect.insort(self._pool, (memory.capacity, memory.number))
         self.pooled += memory.capacity
         # Warm memory is kept for as much as is in use, so an idle node gives it back.
-        while self._pool and self.pooled > max(self.used, self.capacity // 8):
+        most = min(max(self.used, self.capacity // 8), self.capacity - self.used)
+        while self._pool and self.pooled > most:
             self._close(self._unpool(0))
 
     def _close(self, memory: Memory) -> None:
