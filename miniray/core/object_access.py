@@ -103,8 +103,9 @@ class ObjectAccess(RefTracking):
             block = None if mapping is None else mapping.block()
             if mapping is None or block is None:
                 mapping, block = self.shared_memory.map(value[1])
-                entry.mapping = mapping
-            return deserialize(mapping.form, memoryview(block).cast("B"))
+                if mapping.may_be_shared:
+                    entry.mapping = mapping
+            return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
         if form == p.VALUE_ERROR:
             error = pickle.loads(value[1])
             raise error.as_instanceof_cause() if isinstance(error, TaskError) else error

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE
-from miniray.core.tensors import pickler
+from miniray.core import tensors
+from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,17 +64,17 @@ class Serialized:
         self.buffers = buffers
         self.refs = refs
         #: Bytes that the value takes where it is stored.
-        self.size = _packed_size(len(data), buffers) if form == VALUE_PACKED else len(data)
+        self.size = _packed_size(len(data), buffers) if buffers else len(data)
 
     def payload(self) -> bytes:
         """The bytes as they travel inside a message."""
-        if self.form != VALUE_PACKED:
+        if not self.buffers:
             return self.pickle
         return b"".join(self.pieces())
 
     def pieces(self) -> list[bytes | memoryview]:
         """What to write one after the other to get the stored form."""
-        if self.form != VALUE_PACKED:
+        if not self.buffers:
             return [self.pickle]
         lengths = [buffer.nbytes for buffer in self.buffers]
         head = _HEAD.pack(len(lengths), len(self.pickle)) + struct.pack(
@@ -135,20 +135,22 @@ def _serialize(value: Any) -> Serialized:
         buffers.append(view)
         return False
 
-    outer = collector.refs
+    outer = collector.refs, tensors.thread.met
     refs: list[ObjectRef[Any]] = []
     collector.refs = refs
+    tensors.thread.met = False
     try:
         with io.BytesIO() as file:
-            pickler()(file, protocol=5, buffer_callback=keep).dump(value)
+            tensors.pickler()(file, protocol=5, buffer_callback=keep).dump(value)
             data = file.getvalue()
+        packed = VALUE_TENSORS if tensors.thread.met else VALUE_PACKED
     except Exception as error:
         from miniray.core.pickle_errors import explain
 
         raise explain(value, error) from error
     finally:
-        collector.refs = outer
-    return Serialized(VALUE_PACKED if buffers else VALUE_PICKLE, data, buffers, refs)
+        collector.refs, tensors.thread.met = outer
+    return Serialized(packed if buffers else VALUE_PICKLE, data, buffers, refs)
 
 
 def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef[Any]]]:
@@ -177,12 +179,13 @@ def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef
         collector.refs = outer
 
 
-def deserialize(form: int, data: Any) -> Any:
+def deserialize(form: int, data: Any, *, mapped: bool = False) -> Any:
     """The value of a stored form; views in it keep ``data`` alive.
 
     Args:
-        form: VALUE_PICKLE, VALUE_PACKED or VALUE_BYTES.
+        form: VALUE_PICKLE, VALUE_PACKED, VALUE_TENSORS or VALUE_BYTES.
         data: bytes, or a memoryview of shared memory.
+        mapped: Whether it is mapped shared memory. VALUE_TENSORS must be mapped for this reader.
     """
     if form == VALUE_PICKLE:
         return pickle.loads(data)
@@ -200,4 +203,11 @@ def deserialize(form: int, data: Any) -> Any:
         position += -position % ALIGNMENT
         buffers.append(locked[position : position + size])
         position += size
-    return pickle.loads(view[start : start + length], buffers=buffers)
+    if form != VALUE_TENSORS:
+        return pickle.loads(view[start : start + length], buffers=buffers)
+    outer = tensors.thread.own
+    tensors.thread.own = mapped
+    try:
+        return pickle.loads(view[start : start + length], buffers=buffers)
+    finally:
+        tensors.thread.own = outer

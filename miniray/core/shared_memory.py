@@ -17,7 +17,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray.core.mapped import map_memory
-from miniray.core.protocol import VALUE_SHARED
+from miniray.core.protocol import VALUE_SHARED, VALUE_TENSORS
 from miniray.core.warm_memory import WarmMemory
 from miniray.exceptions import ObjectStoreFullError
 from miniray.object_ref import hooks
@@ -52,6 +52,11 @@ class Mapping:
         self.form = form
         #: Its number on this node.
         self.segment = segment
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether others of this process may read it too: nobody can change what is in it."""
+        return self.form != VALUE_TENSORS
 
 
 class SharedMemory:
@@ -156,7 +161,8 @@ class SharedMemory:
         finally:
             os.close(fd)
         mapping = Mapping(block, form, local)
-        self._remember(key, mapping, block)
+        if mapping.may_be_shared:
+            self._remember(key, mapping, block)
         return mapping, block
 
     def _gone(self, segment: int) -> None:

@@ -1,8 +1,9 @@
 """Tensors of PyTorch in values: out of band as NumPy arrays are, and without importing torch.
 
 By itself, torch copies a tensor's whole storage into the pickle, and once more out of it. Here a
-dense tensor on the CPU is a buffer beside the pickle, and a reader copies it once: PyTorch knows no
-read-only tensors, and an operation in place must not be seen by the next reader.
+dense tensor on the CPU is a buffer beside the pickle. PyTorch knows no read-only tensors, and an
+operation in place must not be seen by the next reader: so each reader maps shared memory for
+itself, copy-on-write, and what came in a message is copied.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import functools
 import pickle
 import sys
+import threading
 from typing import Any
 
 import cloudpickle
@@ -19,6 +21,18 @@ from miniray.core.mapped import address_of
 
 #: Below this many bytes a tensor is pickled as torch does it.
 _MIN_BYTES = 1024
+
+
+class _Thread(threading.local):
+    """What this thread is pickling or unpickling."""
+
+    #: It has met a tensor.
+    met = False
+    #: The buffers are the reader's own.
+    own = False
+
+
+thread = _Thread()
 
 
 def pickler() -> type[cloudpickle.Pickler]:
@@ -55,6 +69,7 @@ def _reduce(tensor: Any) -> Any:
         return tensor.__reduce_ex__(5)
     octets: Any = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())
     octets.keeps = tensor
+    thread.met = True
     dtype = str(tensor.dtype).removeprefix("torch.")
     facts = (dtype, tuple(tensor.shape), tensor.requires_grad)
     return rebuild, (pickle.PickleBuffer(octets), *facts)
@@ -71,6 +86,12 @@ def rebuild(buffer: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool
     import torch
 
     view = memoryview(buffer)
-    tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-    ctypes.memmove(tensor.data_ptr(), address_of(view), view.nbytes)
+    kind = getattr(torch, dtype)
+    if thread.own:
+        octets: Any = (ctypes.c_char * view.nbytes).from_address(address_of(view))
+        octets.keeps = view
+        tensor = torch.frombuffer(octets, dtype=kind).reshape(shape)
+    else:
+        tensor = torch.empty(shape, dtype=kind)
+        ctypes.memmove(tensor.data_ptr(), address_of(view), view.nbytes)
     return tensor.requires_grad_(requires_grad)

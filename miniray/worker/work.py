@@ -118,7 +118,7 @@ def load_value(runtime: ClusterRuntime, value: Value) -> Any:
     """The Python value of a value that came with a message."""
     if value[0] == p.VALUE_SHARED:
         mapping, block = runtime.shared_memory.map(value[1])
-        return deserialize(mapping.form, memoryview(block).cast("B"))
+        return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
     return deserialize(value[0], value[1])
 
 

@@ -67,6 +67,9 @@ class Keeper:
     def where(self, array: Any) -> tuple[str, int]:
         return where(array)
 
+    def where_is_tensor(self, tensor: Any) -> tuple[str, int]:
+        return where(tensor.numpy())
+
     def keep(self, value: Any) -> None:
         self.kept = value
 
@@ -189,6 +192,20 @@ def test_an_operation_in_place_changes_a_tensor_for_its_reader_only() -> None:
     assert not miniray.get(ref).any()
     for _ in range(4):  # nor for the next reader of the same process
         assert miniray.get(ref).add_(1)[0] == 1
+
+
+def test_readers_of_a_tensor_share_its_memory_until_they_write() -> None:
+    torch = pytest.importorskip("torch")
+    ref = miniray.put(torch.zeros(MIB))
+    tensor, again = miniray.get(ref), miniray.get(ref)
+    assert where(tensor.numpy()) == where(again.numpy())
+    assert tensor.data_ptr() != again.data_ptr()
+    actor = Keeper.remote()
+    array = miniray.get(miniray.put(np.ones(MIB)))
+    assert where(array)[0] != where(tensor.numpy())[0]
+    assert miniray.get(actor.where_is_tensor.remote(ref)) == where(tensor.numpy())
+    tensor.add_(1)
+    assert not again.any()
 
 
 # --- when memory is given back ---------------------------------------------------------

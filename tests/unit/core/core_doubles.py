@@ -86,19 +86,22 @@ class FakeLink:
         self._numbers = itertools.count(1)
         #: Bytes of the largest value that it takes.
         self.room = 1 << 40
+        #: Which of the requests for room may be kept waiting.
+        self.patience: list[bool] = []
 
     def node_request(self, method: str, args: tuple[Any, ...], **_how: Any) -> tuple[Any, int]:
         if method == "create_segment":
-            size, form, _owner, _owner_node = args
+            size, form, _owner, _owner_node, patient = args
+            self.patience.append(patient)
             if size > self.room:
-                raise ObjectStoreFullError(size, 0, self.room)
+                raise ObjectStoreFullError(size, 1 << 40, 1 << 40)
             number = next(self._numbers)
             fd = os.memfd_create("test")
             os.ftruncate(fd, size)
             self.segments[number] = (fd, form)
             return (number, number), os.dup(fd)
         assert method == "map_segment"
-        _node, number, _size = args
+        _node, number, _size, _patient = args
         fd, form = self.segments[number]
         return (number, form), os.dup(fd)
 

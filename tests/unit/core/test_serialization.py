@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miniray.core import serialization
-from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE
+from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
 from miniray.core.serialization import (
     ALIGNMENT,
     Serialized,
@@ -177,7 +178,7 @@ def in_shared_memory(stored: Serialized) -> Any:
     """The value as a reader of a mapped segment gets it, and the block that is mapped."""
     payload = stored.payload()
     block = (ctypes.c_char * len(payload)).from_buffer_copy(payload)
-    return deserialize(stored.form, memoryview(block).cast("B")), block
+    return deserialize(stored.form, memoryview(block).cast("B"), mapped=True), block
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "int8", "bool", "complex64"])
@@ -200,6 +201,35 @@ def test_what_one_reader_does_to_a_tensor_no_other_sees(torch: Any) -> None:
     first += torch.ones(1000, requires_grad=True)
     first.detach_().resize_(10)
     assert deserialize(stored.form, view).sum() == 0
+
+
+def test_a_tensor_in_shared_memory_is_not_copied_and_arrays_beside_it_stay_locked(
+    torch: Any,
+) -> None:
+    (tensor, array), block = in_shared_memory(serialize((torch.zeros(1000), np.zeros(1000))))
+    start = ctypes.addressof(block)
+    assert start <= tensor.data_ptr() < start + len(block)
+    tensor += 1
+    assert tensor.sum() == 1000
+    assert not array.flags.writeable
+    view = weakref.ref(block)
+    del block, array
+    assert view() is not None  # the tensor keeps it
+    del tensor
+    assert view() is None
+
+
+def test_pickling_inside_of_pickling_keeps_tensors_apart(torch: Any) -> None:
+    class Outer:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def __reduce__(self) -> Any:
+            serialize(self.inner)
+            return str, ("outer",)
+
+    assert serialize([Outer(torch.ones(1000)), np.ones(1000)]).form == VALUE_PACKED
+    assert serialize([Outer(np.ones(1000)), torch.ones(1000)]).form == VALUE_TENSORS
 
 
 def test_a_tensor_without_its_storage_is_left_to_torch(torch: Any) -> None:

@@ -25,8 +25,8 @@ def memory(link: FakeLink) -> SharedMemory:
 
 
 def load(memory: SharedMemory, value: Any) -> Any:
-    mapping = memory.map(value[1])
-    return deserialize(mapping.form, mapping.view)
+    mapping, block = memory.map(value[1])
+    return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
 
 
 @pytest.mark.parametrize("value", [b"x" * 300_000, "y" * 300_000, list(range(50_000))], ids=type)
@@ -82,10 +82,19 @@ def test_a_write_that_is_interrupted_gives_its_room_back(
 
 def test_readers_see_their_own_copy_of_what_they_write(memory: SharedMemory) -> None:
     stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
-    one, two = memory.map(stored[1]), memory.map(stored[1])
-    one.view[0:1] = b"Z"
-    assert one.view[:1] == b"Z"
-    assert two.view[:1] == b"x"
+    (_, one), (_, two) = memory.map(stored[1]), memory.map(stored[1])
+    one[0] = b"Z"
+    assert one[:1] == b"Z"
+    assert two[:1] == b"x"
+
+
+def test_a_mapping_lasts_as_long_as_somebody_looks_at_it(memory: SharedMemory) -> None:
+    mapping, block = memory.map(memory.write(serialize(b"x" * 300_000), OWNER, NODE)[1])
+    view = memoryview(block)[5:10]
+    del block
+    assert mapping.block() is view.obj
+    del view
+    assert mapping.block() is None
 
 
 def test_the_last_view_of_a_value_unmaps_it_and_the_next_report_says_so(
@@ -110,11 +119,11 @@ def test_the_end_of_a_view_wakes_the_runtime_as_a_dropped_ref_does(
 ) -> None:
     """A process that then does nothing more must not keep the memory from others."""
     woken: list[int] = []
-    mapping = memory.map(memory.write(serialize(b"x" * 300_000), OWNER, NODE)[1])
+    _, block = memory.map(memory.write(serialize(b"x" * 300_000), OWNER, NODE)[1])
     hooks.dropped.clear()
     monkeypatch.setattr(hooks, "woken", False)
     monkeypatch.setattr(hooks, "wake", lambda: woken.append(1))
-    del mapping
+    del block
     assert woken == [1]
     assert hooks.dropped
 
@@ -123,8 +132,7 @@ def test_what_is_unmapped_is_reported_before_more_room_is_asked_for(
     memory: SharedMemory, link: FakeLink
 ) -> None:
     stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
-    mapping = memory.map(stored[1])
-    del mapping
+    memory.map(stored[1])
     memory.write(serialize(b"x" * 300_000), OWNER, NODE)
     assert link.noticed("unmapped") == [([stored[1][1]],)]
 
@@ -206,6 +214,7 @@ def test_a_full_store_is_asked_again_when_all_that_was_dropped_is_counted(link: 
 
     memory = SharedMemory(link, NODE, make_room)  # type: ignore[arg-type]
     assert memory.write(serialize(bytes(300_000)), OWNER, NODE)[0] == VALUE_SHARED
+    assert link.patience == [False, True]
 
 
 def test_a_store_that_stays_full_says_so_once(link: FakeLink) -> None:
