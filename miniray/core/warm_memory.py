@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from miniray.core.node_link import NodeLink
 
+#: Stands for a number of memory where a value has to be written to disk.
+ON_DISK = 0
 #: Linux writes at most this much with one call.
 _WRITE_LIMIT = 0x7FFFF000
 _IOV_LIMIT = 1024
@@ -47,7 +49,7 @@ class WarmMemory:
         """Write a value of ``size`` bytes, in pieces, to the beginning of a piece of memory.
 
         Args:
-            memory: Its number.
+            memory: Its number, or ON_DISK.
             fd: Its descriptor, which stays open; -1 if the daemon knows that it is mapped here.
             size: Bytes of all pieces.
             pieces: What to write one after the other.
@@ -66,6 +68,8 @@ class WarmMemory:
                 write_all(fd, pieces)
             finally:
                 os.close(fd)
+        elif memory == ON_DISK:
+            write_all(fd, pieces)
         elif memory in self._written:
             block = map_memory(fd, os.fstat(fd).st_size, shared=True)
             self._keep(memory, block)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.spill_files import Place
     from miniray.node.spilling import Spilling
     from miniray.node.transfers import Transfers
 
@@ -69,13 +70,25 @@ class NodeObjects:
             ObjectStoreFullError: there is no room.
         """
         segment = self.store.create(size, form, owner, creator)
+        self._look_after(segment, owner, owner_node)
+        return segment
+
+    def create_on_disk(
+        self, place: Place, form: int, owner: bytes, owner_node: bytes, creator: bytes
+    ) -> Segment:
+        """The same on disk, where the writer puts it."""
+        segment = self.store.create_on_disk(place, form, owner, creator)
+        self._look_after(segment, owner, owner_node)
+        return segment
+
+    def _look_after(self, segment: Segment, owner: bytes, owner_node: bytes) -> None:
+        """See to it that a segment goes when its owner does."""
         if owner_node != self.node_id and owner not in self._remote_owners:
             watch = Relayed(to=owner, sender=self.node_id, notice=r.WATCH)
             if self._relay.send(owner_node, watch):
                 self._remote_owners[owner] = owner_node
             else:
                 self.store.free(segment.number)  # nobody will: its owner went with its node
-        return segment
 
     def adopt(self, number: int, node_id: bytes) -> None:
         """A node's daemon answers for a segment of this node, whose owner ends by rule."""

@@ -52,10 +52,12 @@ class Segment:
         "writer",
     )
 
-    def __init__(self, number: int, memory: Memory, size: int, form: int, owner: bytes) -> None:
+    def __init__(
+        self, number: int, memory: Memory | None, size: int, form: int, owner: bytes
+    ) -> None:
         self.number = number
         #: None while it is on disk only.
-        self.memory: Memory | None = memory
+        self.memory = memory
         #: Where it is on disk, if it was written there; it never changes.
         self.place: Place | None = None
         #: It is being written to disk, or read from there.
@@ -139,10 +141,17 @@ class SegmentStore:
         Raises:
             ObjectStoreFullError: there is no room.
         """
-        memory = self.take(size, creator)
-        number = self._next
+        return self._add(Segment(self._next, self.take(size, creator), size, form, owner), creator)
+
+    def create_on_disk(self, place: Place, form: int, owner: bytes, creator: bytes) -> Segment:
+        """A value that its writer puts on disk, because there is no room in memory."""
+        segment = Segment(self._next, None, place.size, form, owner)
+        segment.place = place
+        return self._add(segment, creator)
+
+    def _add(self, segment: Segment, creator: bytes) -> Segment:
+        number, owner = segment.number, segment.owner
         self._next += 1
-        segment = Segment(number, memory, size, form, owner)
         segment.creator = segment.writer = creator
         if owner != creator:
             self._by_writer.setdefault(creator, set()).add(number)

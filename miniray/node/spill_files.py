@@ -75,14 +75,21 @@ class SpillFiles:
         self._current: _File | None = None
         self._files: set[_File] = set()
 
-    def reserve(self, size: int) -> Place:
+    def reserve(self, size: int, *, alone: bool = False) -> Place:
         """A place for a value of so many bytes.
+
+        Args:
+            size: Bytes.
+            alone: Whether it has a file to itself, which may be shown to other processes.
 
         Raises:
             OSError: no file can be made.
         """
         file = self._current
-        if file is None or file.end + size > _FILE_SIZE:
+        if alone:
+            file = _File(self._open())
+            self._files.add(file)
+        elif file is None or file.end + size > _FILE_SIZE:
             before = file
             file = self._current = _File(self._open())
             self._files.add(file)
@@ -135,6 +142,15 @@ class SpillFiles:
 
 
 # --- in threads ---------------------------------------------------------------------------------
+def allocate(place: Place) -> None:
+    """Have the disk's blocks for a value set aside.
+
+    Raises:
+        OSError: the disk is full, or broken.
+    """
+    os.posix_fallocate(place.fd, place.offset, place.size)
+
+
 def write(place: Place, memory: int, stopped: Callable[[], bool]) -> None:
     """Copy a value from the memory of this descriptor to its place.
 

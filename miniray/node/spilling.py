@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from miniray.config import config
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.spill_files import punch, read, read_piece, write
+from miniray.node.spill_files import allocate, punch, read, read_piece, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -201,11 +201,7 @@ class Spilling:
             await self._in_thread(write, place, segment.fd, self._stopped.is_set)
             segment.place, place = place, None
         except OSError as error:
-            self._failures += 1
-            self._failure = error.strerror or str(error)
-            if time.monotonic() - self._failed_at >= _AFTER_FAILURE:
-                logger.warning("could not write to %s: %s", self._files.folder, self._failure)
-            self._failed_at = time.monotonic()
+            self._disk_failed(error)
         finally:
             self._leaving -= segment.capacity
             self._store.end_move(segment)
@@ -214,6 +210,26 @@ class Spilling:
             if segment.place is not None and self._store.is_idle(segment):
                 self._store.drop_memory(segment)
             self._room.set()  # those who wait look again, whatever came of it
+
+    async def place_for(self, size: int) -> Place | None:
+        """A place on disk that a writer may write to itself; None if the disk has no room."""
+        place = None
+        try:
+            place = self._files.reserve(size, alone=True)
+            await self._in_thread(allocate, place)
+        except OSError as error:
+            self._disk_failed(error)
+            if place is not None:
+                self._discard(place)
+            return None
+        return place
+
+    def _disk_failed(self, error: OSError) -> None:
+        self._failures += 1
+        self._failure = error.strerror or str(error)
+        if time.monotonic() - self._failed_at >= _AFTER_FAILURE:
+            logger.warning("could not write to %s: %s", self._files.folder, self._failure)
+        self._failed_at = time.monotonic()
 
     # --- back --------------------------------------------------------------------------------
     async def restore(self, segment: Segment, asker: bytes, *, patient: bool = True) -> None:

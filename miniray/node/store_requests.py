@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniray.core.warm_memory import ON_DISK
 from miniray.exceptions import ObjectStoreFullError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from miniray.node.clients import Client, ClientServer
     from miniray.node.objects import NodeObjects
+    from miniray.node.segments import Segment
     from miniray.node.spilling import Spilling
 
 #: (node, segment of this node, form), and the descriptor of its memory.
 _Mapped = tuple[tuple[int, int], int]
-#: (segment, memory), and the descriptor of the memory or -1.
+#: (segment, memory or ON_DISK), and the descriptor to write to or -1.
 _Created = tuple[tuple[int, int], int]
 
 
@@ -96,27 +98,48 @@ class StoreRequests:
         owner_node: bytes,
         patient: bool,
     ) -> _Created:
-        """The same, when there is room."""
+        """The same, when there is room; before it would wait for others, on disk."""
 
         def take() -> _Created:
             if not self._runs(client.process_id):
                 raise ConnectionError("the process that asked has ended")  # nobody hears it
             return self._room_for(client, size, form, owner, owner_node)
 
-        return await self._spilling.when_there_is_room(
-            size, take, asker=client.process_id, patient=patient
-        )
+        def wait(*, patient: bool) -> Awaitable[_Created]:
+            asker = client.process_id
+            return self._spilling.when_there_is_room(size, take, asker=asker, patient=patient)
+
+        if not patient:
+            return await wait(patient=False)
+        try:
+            return await wait(patient=False)
+        except ObjectStoreFullError as error:
+            if size > error.capacity:
+                raise
+        place = await self._spilling.place_for(size)
+        if place is None:
+            return await wait(patient=True)
+        segment = self._objects.create_on_disk(place, form, owner, owner_node, client.process_id)
+        if not self._runs(client.process_id):
+            self._store.seal(segment.number)
+            self._store.free(segment.number)
+            raise ConnectionError("the process that asked has ended")
+        self._free_if_unowned(segment, owner, owner_node)
+        return (segment.number, ON_DISK), place.fd
 
     def _room_for(
         self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
     ) -> _Created:
         segment = self._objects.create(size, form, owner, owner_node, client.process_id)
-        if owner_node == self._node_id and not self._runs(owner):
-            self._store.free(segment.number)  # nobody will: its owner has ended
+        self._free_if_unowned(segment, owner, owner_node)
         memory = segment.memory
         assert memory is not None
         fd = -1 if client.process_id in memory.writers else memory.fd
         return (segment.number, memory.number), fd
+
+    def _free_if_unowned(self, segment: Segment, owner: bytes, owner_node: bytes) -> None:
+        if owner_node == self._node_id and not self._runs(owner):
+            self._store.free(segment.number)  # nobody will: its owner has ended
 
     def _map(
         self, client: Client, node_id: bytes, number: int, _size: int, _patient: bool

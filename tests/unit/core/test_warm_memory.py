@@ -97,15 +97,27 @@ def test_only_so_many_pieces_of_memory_stay_mapped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(warm_memory, "_KEPT", 2)
-    fds = [memory() for _ in range(3)]
-    for number in (0, 1):
+    for number in (1, 2):
+        fd = memory()
         for letter in (b"a", b"b"):
-            warm.write(number, fds[number], SIZE, pieces(letter))
-    warm.write(0, -1, SIZE, pieces(b"c"))  # so 1 is the one that was not used for longest
+            warm.write(number, fd, SIZE, pieces(letter))
+    warm.write(1, -1, SIZE, pieces(b"c"))  # so 2 is the one that was not used for longest
+    fd = memory()
     for letter in (b"a", b"b"):
-        warm.write(2, fds[2], SIZE, pieces(letter))
-    assert link.noticed("unmapped_memory") == [([1],)]
+        warm.write(3, fd, SIZE, pieces(letter))
+    assert link.noticed("unmapped_memory") == [([2],)]
     assert maps() == 2
+
+
+def test_a_file_on_disk_is_written_and_never_mapped(
+    warm: WarmMemory, link: FakeLink, memory: Callable[[], int]
+) -> None:
+    fd = memory()
+    for letter in (b"a", b"b", b"c"):
+        warm.write(warm_memory.ON_DISK, fd, SIZE, pieces(letter))
+        assert content(fd, len(joined(letter))) == joined(letter)
+    assert not maps()
+    assert not link.notices
 
 
 def test_memory_unmapped_by_another_thread_just_now_is_written_through_its_descriptor(
