@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-from miniray.exceptions import ObjectLostError
 from miniray.node import relayed as r
+from miniray.node.fetch_ahead import FetchAhead
+from miniray.node.pulls import Pulls
 from miniray.node.relayed import Relayed
 
 if TYPE_CHECKING:
@@ -14,34 +14,33 @@ if TYPE_CHECKING:
 
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
-    from miniray.node.transfers import Transfers
-
-
-class _Pull:
-    """One transfer on its way, and who waits for it."""
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[Segment]
-        #: Processes that map the copy when it is there.
-        self.mappers: list[bytes] = []
-        #: The owner freed the value meanwhile: who waits may still read it, nobody else.
-        self.freed = False
+    from miniray.node.serving import Serving
+    from miniray.node.transfers import Key, Transfers
 
 
 class NodeObjects:
     """The store of this node and its traffic with others."""
 
     def __init__(
-        self, node_id: bytes, store: SegmentStore, relay: RelayHub, transfers: Transfers
+        self,
+        node_id: bytes,
+        store: SegmentStore,
+        relay: RelayHub,
+        transfers: Transfers,
+        serving: Serving,
     ) -> None:
         self.node_id = node_id
         self.store = store
         self._relay = relay
         self._transfers = transfers
+        self._serving = serving
         #: Copies of segments of other nodes: (node, segment there) → segment here.
-        self._copies: dict[tuple[bytes, int], int] = {}
-        #: Copies on their way; many who wait share one transfer.
-        self._pulls: dict[tuple[bytes, int], _Pull] = {}
+        self._copies: dict[Key, int] = {}
+        serving.copies = self._copies
+        #: Copies on their way.
+        self.pulls = Pulls(store, transfers.copy, self._copies)
+        #: Copies that are wanted here before they are read.
+        self.ahead = FetchAhead(self.pulls, store)
         #: Owners of segments here that are on other nodes, or are those nodes' daemons.
         self._remote_owners: dict[bytes, bytes] = {}
         relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
@@ -84,50 +83,51 @@ class NodeObjects:
             self._relay.send(node_id, Relayed(notice=r.ADOPTED, items=(number,)))
 
     # --- reading -----------------------------------------------------------------
-    async def map(self, node_id: bytes, number: int, size: int, mapper: bytes) -> Segment:
-        """A segment of any node, mapped here by a process of this node.
+    def is_here(self, node_id: bytes, number: int) -> bool:
+        """Whether a segment of any node can be mapped at once."""
+        return self._local(node_id, number) is not None
+
+    def map_here(self, node_id: bytes, number: int, mapper: bytes) -> Segment | None:
+        """A segment of any node, mapped by a process of this node; None if it is not here.
 
         Raises:
-            ObjectLostError: it, or its node, is gone.
+            ObjectLostError: it is of this node, and gone.
+        """
+        local = self._local(node_id, number)
+        return None if local is None else self.store.map(local, mapper)
+
+    def _local(self, node_id: bytes, number: int) -> int | None:
+        return number if node_id == self.node_id else self._copies.get((node_id, number))
+
+    async def map(
+        self, node_id: bytes, number: int, size: int, mapper: bytes, request: int
+    ) -> Segment:
+        """The same; it is copied to this node first if it is not here.
+
+        Args:
+            node_id: Its node.
+            number: Its number there.
+            size: Its bytes.
+            mapper: The process that maps it.
+            request: Number under which that process may withdraw.
+
+        Raises:
+            ObjectLostError: it, or its node, is gone, or the process has withdrawn.
             ObjectStoreFullError: there is no room for a copy.
         """
-        if node_id == self.node_id:
-            return self.store.map(number, mapper)
-        key = (node_id, number)
-        local = self._copies.get(key)
+        local = self._local(node_id, number)
         if local is not None:
             return self.store.map(local, mapper)
-        pull = self._pulls.get(key)
-        if pull is None:
-            pull = self._pulls[key] = _Pull()
-            pull.task = asyncio.get_running_loop().create_task(self._pull(key, size, pull))
-            pull.task.add_done_callback(_retrieve)
-        pull.mappers.append(mapper)
-        try:
-            return await asyncio.shield(pull.task)
-        except asyncio.CancelledError:
-            if not pull.task.cancelled():
-                raise  # it is this request that was cancelled
-            # The node died before the transfer had begun.
-            self._pulls.pop(key, None)
-            raise ObjectLostError(f"segment {number}", f"node {node_id.hex()} is gone") from None
+        waiter = self.pulls.wait((node_id, number), size, mapper, request, maps=True)
+        return await waiter.segment
 
-    async def _pull(self, key: tuple[bytes, int], size: int, pull: _Pull) -> Segment:
-        """Copy a segment of another node into this one and map it for who waits."""
-        try:
-            segment = await self._transfers.copy(*key, size)
-        except asyncio.CancelledError:
-            raise ObjectLostError(f"segment {key[1]}", f"node {key[0].hex()} is gone") from None
-        finally:
-            del self._pulls[key]
-        self.store.seal(segment.number)
-        for mapper in pull.mappers:
-            self.store.map(segment.number, mapper)
-        if pull.freed:
-            self.store.free(segment.number)
-        else:
-            self._copies[key] = segment.number
-        return segment
+    async def fetch(
+        self, node_id: bytes, number: int, size: int, process_id: bytes, request: int
+    ) -> None:
+        """Copy a segment to this node, if it is not here. As ``map``, but nobody maps it."""
+        if self._local(node_id, number) is None:
+            waiter = self.pulls.wait((node_id, number), size, process_id, request, maps=False)
+            await waiter.segment
 
     # --- freeing -----------------------------------------------------------------
     def free(self, node_id: bytes, number: int) -> None:
@@ -144,7 +144,7 @@ class NodeObjects:
             self._free_copies_of(number)
 
     def _free_copies_of(self, number: int) -> None:
-        for node in self._transfers.forget(number):
+        for node in self._serving.forget(number):
             self._relay.send(node, Relayed(notice=r.FREED_COPIES, items=(number,)))
 
     def free_copies(self, node_id: bytes, numbers: Iterable[int]) -> None:
@@ -154,17 +154,20 @@ class NodeObjects:
             local = self._copies.pop(key, None)
             if local is not None:
                 self.store.free(local)
-            elif key in self._pulls:
-                self._pulls[key].freed = True
+            else:
+                self.pulls.lose(key, "its owner has freed it")
 
     def node_died(self, node_id: bytes) -> None:
         """A node is gone: what it sent, and what its processes owned here.
 
-        Copies of its segments serve those who have them mapped, no others.
+        Copies of its segments serve those who have them mapped, no others. What is on its way
+        from another node that has a copy goes on, for who waits for it.
         """
-        for key, pull in self._pulls.items():
+        for key, arriving in list(self._transfers.arriving.items()):
             if key[0] == node_id:
-                pull.task.cancel()
+                self.pulls.origin_died(key)
+                if arriving.feeder == node_id:
+                    self.pulls.lose(key, f"node {node_id.hex()} is gone")
         for key in [key for key in self._copies if key[0] == node_id]:
             self.store.free(self._copies.pop(key))
         for owner in [owner for owner, node in self._remote_owners.items() if node == node_id]:
@@ -179,11 +182,7 @@ class NodeObjects:
     def process_died(self, process_id: bytes) -> None:
         """A process that may own, write or map segments here is gone."""
         self._remote_owners.pop(process_id, None)
+        self.ahead.process_died(process_id)
+        self.pulls.process_died(process_id)
         for number in self.store.process_died(process_id):
             self._free_copies_of(number)
-
-
-def _retrieve(task: asyncio.Task[Segment]) -> None:
-    """Everybody who waited may be gone: then nobody else looks at how it ended."""
-    if not task.cancelled():
-        task.exception()

@@ -111,16 +111,16 @@ class StoreRequests:
         fd = -1 if client.process_id in memory.writers else memory.fd
         return (segment.number, memory.number), fd
 
-    def _map(self, client: Client, node_id: bytes, number: int, _size: int) -> _Mapped | None:
-        if node_id != self._node_id:
-            return None
-        segment = self._store.map(number, client.process_id)
-        return (segment.number, segment.form), segment.fd
+    def _map(
+        self, client: Client, node_id: bytes, number: int, _size: int, _request: int
+    ) -> _Mapped | None:
+        segment = self._objects.map_here(node_id, number, client.process_id)
+        return None if segment is None else ((segment.number, segment.form), segment.fd)
 
     async def _fetch_and_map(
-        self, client: Client, node_id: bytes, number: int, size: int
+        self, client: Client, node_id: bytes, number: int, size: int, request: int
     ) -> _Mapped:
-        segment = await self._objects.map(node_id, number, size, client.process_id)
+        segment = await self._objects.map(node_id, number, size, client.process_id, request)
         if not self._runs(client.process_id):  # it ended while it waited
             self._store.unmap([segment.number], client.process_id)
         return (segment.number, segment.form), segment.fd
