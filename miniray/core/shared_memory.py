@@ -14,6 +14,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.fetches import Fetches
 from miniray.core.mapped import map_memory
 from miniray.core.protocol import VALUE_SHARED
 from miniray.core.warm_memory import WarmMemory
@@ -66,6 +67,8 @@ class SharedMemory:
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
         self.warm = WarmMemory(link)
+        #: What is on its way to this node for this process.
+        self.fetches = Fetches(link, node_id)
         # Reentrant: a garbage collection may run user code, which may get, in any section.
         self._lock = threading.RLock()
         #: By node and segment there: what stays mapped, and what was read once.
@@ -119,11 +122,12 @@ class SharedMemory:
         self._link.node_notice("free_segment", self._node_id, segment)
 
     # --- reading -----------------------------------------------------------------
-    def map(self, payload: Any) -> Mapping:
+    def map(self, payload: Any, timeout: float | None = None) -> Mapping:
         """Map a value, fetched from its node first if it is on another.
 
         Raises:
             ObjectLostError: its node, or the segment, is gone.
+            TimeoutError: it was not here within ``timeout`` seconds.
         """
         node_id, segment, size = payload
         key = (node_id, segment)
@@ -131,9 +135,18 @@ class SharedMemory:
         if kept is not None:
             return kept
         self.report_unmapped()
-        (local, form), fd = self._link.node_request(
-            "map_segment", (node_id, segment, size), undo=lambda got: self._gone(got[0])
-        )
+        request = self.fetches.next_number()
+        try:
+            (local, form), fd = self._link.node_request(
+                "map_segment",
+                (node_id, segment, size, request),
+                timeout=timeout,
+                undo=lambda got: self._gone(got[0]),
+            )
+        except BaseException:
+            if node_id != self._node_id:
+                self.fetches.withdraw([request])
+            raise
         try:
             block = map_memory(fd, size, shared=False, gone=lambda: self._gone(local))
         except OSError:

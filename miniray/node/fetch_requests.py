@@ -29,6 +29,7 @@ class FetchRequests:
         self._objects = objects
         self._runs = runs
         clients.quick["fetch_segment"] = self._is_here
+        clients.quick["are_here"] = self._are_here
         clients.requests["fetch_segment"] = self._fetch
         clients.notices["prefetch"] = self._prefetch
         clients.notices["withdraw"] = self._withdraw
@@ -37,6 +38,11 @@ class FetchRequests:
         self, _client: Client, node_id: bytes, number: int, *_: Any
     ) -> tuple[None, int] | None:
         return _HERE if self._objects.is_here(node_id, number) else None
+
+    def _are_here(
+        self, _client: Client, places: Iterable[tuple[bytes, int]]
+    ) -> tuple[list[bool], int]:
+        return [self._objects.is_here(*place) for place in places], -1
 
     async def _fetch(
         self, client: Client, node_id: bytes, number: int, size: int, request: int, urgent: bool

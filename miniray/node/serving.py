@@ -236,9 +236,7 @@ class Serving:
         self._relay.send(node_id, Relayed(notice=r.REFUSED, items=items))
 
 
-async def _send(
-    channel: grpc.aio.Channel, first: bytes, rest: AsyncGenerator[bytes, None]
-) -> None:
+async def _send(channel: grpc.aio.Channel, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
     """Push pieces; after the word whom to ask instead, until the other end hangs up."""
     if not node_pb2.ObjectHead.FromString(first).ask:
         await push(channel, _followed_by(first, rest))
