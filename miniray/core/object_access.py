@@ -145,8 +145,7 @@ class ObjectAccess(RefTracking):
                 mapping = entry.mapping = self.shared_memory.map(value[1])
             return deserialize(mapping.form, mapping.view)
         if form == p.VALUE_ERROR:
-            error = pickle.loads(value[1])
-            raise error.as_instanceof_cause() if isinstance(error, TaskError) else error
+            raise _as_raised(pickle.loads(value[1]))
         return deserialize(form, value[1])
 
     def wait(
@@ -317,6 +316,11 @@ class ObjectAccess(RefTracking):
                 await there
             finally:
                 self.table.drop_waiter(entry, ready)
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """The error that `get` raises; no frame of its traceback holds it, which would be a circle."""
+    return error.as_instanceof_cause() if isinstance(error, TaskError) else error
 
 
 def _resolve(future: Any) -> None:

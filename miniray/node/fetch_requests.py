@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ class FetchRequests:
 
     def _withdraw(self, client: Client, requests: Iterable[int]) -> None:
         """Requests whose answers nobody waits for any more."""
+        # A request that was read just before is a task that has not begun to wait yet.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(self._withdraw_now, client.process_id, requests)
+
+    def _withdraw_now(self, process_id: bytes, requests: Iterable[int]) -> None:
         for request in requests:
-            self._objects.ahead.withdraw(client.process_id, request)
-            self._objects.pulls.withdraw(client.process_id, request)
+            self._objects.ahead.withdraw(process_id, request)
+            self._objects.pulls.withdraw(process_id, request)
