@@ -76,7 +76,8 @@ class ObjectAccess(RefTracking):
             value = entry.value
             if value is not None:
                 try:
-                    self._bring(entry, value, deadline)
+                    if deadline is not None:
+                        self._bring(entry, value, deadline)
                     return self.load(entry, value)
                 except ObjectLostError as error:
                     self._recover(entry, value, error)
@@ -85,10 +86,10 @@ class ObjectAccess(RefTracking):
                     f"The value of {entry.id.hex()} was lost, and not made again in time."
                 )
 
-    def _bring(self, entry: Entry, value: Value, deadline: float | None) -> None:
+    def _bring(self, entry: Entry, value: Value, deadline: float) -> None:
         """Map a value of another node before a deadline; raises GetTimeoutError after it."""
         fetches = self.shared_memory.fetches
-        if deadline is None or entry.mapping is not None or not fetches.is_remote(value):
+        if entry.mapping is not None or not fetches.is_remote(value):
             return
         left = waiting.time_left(deadline)
         if not left:

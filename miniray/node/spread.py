@@ -56,6 +56,7 @@ class Spread:
         if old is not None:
             self.leave(old)
         self.nodes.add(node)
+        self._whole.discard(node)  # it had a copy once, and has dropped it
         free = (other for other in self._free if other not in tried)
         parent = next((other for other in free if self._can_feed(other, node)), None)
         if parent is None:

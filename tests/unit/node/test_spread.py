@@ -84,6 +84,19 @@ def test_nobody_copies_from_who_copies_from_it() -> None:
     assert place(spread, b"a", b"b").parent == SOURCE
 
 
+def test_who_dropped_its_copy_and_wants_another_is_no_source_for_whom_it_waits() -> None:
+    spread = Spread(SOURCE)
+    first = place(spread, b"a")
+    spread.has_copy(b"a", serves=True)
+    spread.leave(first)
+    place(spread, b"b")
+    place(spread, b"c")
+    above = place(spread, b"a").parent
+    assert above != SOURCE
+    again = spread.place(above, (), serves=True)
+    assert again is None or again.parent != b"a"
+
+
 def test_who_cannot_be_reached_is_not_named() -> None:
     spread = Spread(SOURCE)
     for node in names(2):
