@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import importlib
 import os
+import statistics
 import time
 from typing import Any
 
-from _common import Engine, Figure, at_once, rate, row
+from _common import MIB, Engine, Figure, at_once, rate, row
 
 #: Names of the environment variables that say how much to start.
 NODES = "BENCHMARK_NODES"
 ACTORS = "BENCHMARK_ACTORS"
 
 NODE_CPUS = 4
+#: Nodes that a value is sent to at once.
+RECEIVERS = 8
 
 
 class Peer:
@@ -32,6 +35,10 @@ class Peer:
 
     def ping(self) -> None:
         """Does nothing."""
+
+    def take(self, value: Any) -> int:
+        """Reads what it is given."""
+        return len(value)
 
     def call_others(self, rounds: int) -> None:
         api = importlib.import_module(self.package)
@@ -89,3 +96,29 @@ def all_to_all(engine: Engine) -> float:
     rounds = max(1, 1000 // count)
     operations = rounds * count * (count - 1)
     return rate(lambda: ray.get([c.call_others.remote(rounds) for c in callers]), operations)
+
+
+@row(
+    "broadcast",
+    Figure("100 MiB to 8 nodes, in times of a transfer to one", "", target=4.0),
+    Figure("100 MiB to 8 nodes", "s"),
+    limit=180,
+)
+def broadcast(engine: Engine) -> tuple[float, float]:
+    nodes: list[dict[str, Any]] = [{"num_cpus": NODE_CPUS}]
+    nodes += [{"num_cpus": 1, "resources": {f"node{n}": 1000}} for n in range(RECEIVERS)]
+    ray = engine.start_nodes(nodes)
+    made = peers(engine, ray, RECEIVERS)
+
+    def seconds(receivers: list[Any]) -> float:
+        ref = ray.put(bytes(100 * MIB))
+        start = time.perf_counter()
+        ray.get([peer.take.remote(ref) for peer in receivers])
+        return time.perf_counter() - start
+
+    seconds(made)  # memory is warm from here on
+    rounds = 5
+    single = [seconds([made[n % RECEIVERS]]) for n in range(RECEIVERS)]
+    all_at_once = [seconds(made) for _ in range(rounds)]
+    one, all_of_them = statistics.median(single), statistics.median(all_at_once)
+    return all_of_them / one, all_of_them

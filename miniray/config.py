@@ -85,6 +85,8 @@ class Config:
     lineage_bytes: int = 64 * 1024 * 1024
     #: Size of one piece of an object on its way between daemons.
     transfer_chunk: int = 1024 * 1024
+    #: A node that passes a copy on and sends nothing for this long is left for another one.
+    transfer_stall: float = 10.0
 
     # --- output ------------------------------------------------------------------
     #: Identical lines from many workers are folded into one with a count.

@@ -92,6 +92,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             self.table, self.borrowing, self.calls, self.calls.lineage, self.tasks
         )
         self.calls.recover = self.recovery.lost
+        self.shared_memory.fetches.on_lost = self.lost_on_the_way
         self.borrowing.recover = self.recovery.again
         self.actors = ActorDirectory(self)
         self._exported: set[bytes] = set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,12 @@ from miniray.object_ref_generator import ObjectRefGenerator
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from miniray.core.fetches import Fetches
     from miniray.core.objects import Entry, Value
+    from miniray.core.shared_memory import Block, Mapping
+
+#: Seconds in which a value that is on this node should be mapped, whatever timeout is given.
+_TO_MAP = 1.0
 
 
 class ObjectAccess(RefTracking):
@@ -58,7 +64,15 @@ class ObjectAccess(RefTracking):
                 f"{len(missing)} of {len(entries)} values were not there within {timeout} s; "
                 f"the first is {missing[0].id.hex() if missing else pending[0].id.hex()}."
             )
-        return [self._load(entry, deadline) for entry in entries]
+        if len(entries) == 1:
+            return [self._load(entries[0], deadline)]
+        # All of them begin to move while the first is waited for.
+        values = (entry.value for entry in entries if entry.mapping is None)
+        ahead = self.shared_memory.fetches.prefetch(value for value in values if value is not None)
+        try:
+            return [self._load(entry, deadline) for entry in entries]
+        finally:
+            self.shared_memory.fetches.withdraw(ahead)
 
     def _load(self, entry: Entry, deadline: float | None) -> Any:
         """The value of an entry; one that was lost is made again if that is possible."""
@@ -66,13 +80,40 @@ class ObjectAccess(RefTracking):
             value = entry.value
             if value is not None:
                 try:
-                    return self.load(entry, value)
+                    return self.load(entry, value, deadline)
                 except ObjectLostError as error:
                     self._recover(entry, value, error)
             if not self._wait_values([entry], 1, waiting.time_left(deadline)):
                 raise GetTimeoutError(
                     f"The value of {entry.id.hex()} was lost, and not made again in time."
                 )
+
+    def _map(self, entry: Entry, value: Value, deadline: float | None) -> tuple[Mapping, Block]:
+        """Shared memory of a value; raises GetTimeoutError if it is not here in time."""
+        mapping = entry.mapping
+        block = None if mapping is None else mapping.block()
+        if mapping is None or block is None:
+            left = None if deadline is None else self._time_to_map(entry, value, deadline)
+            try:
+                mapping, block = self.shared_memory.map(value[1], left)
+            except TimeoutError:
+                raise GetTimeoutError(
+                    f"The value of {entry.id.hex()} is on another node, or on disk, and was not "
+                    f"here in time."
+                ) from None
+            if mapping.may_be_shared:
+                entry.mapping = mapping
+        return mapping, block
+
+    def _time_to_map(self, entry: Entry, value: Value, deadline: float) -> float:
+        """Seconds; what is on this node is mapped even after the deadline."""
+        left = waiting.time_left(deadline) or 0.0
+        fetches = self.shared_memory.fetches
+        if not left and fetches.is_remote(value):
+            fetches.look([entry])
+            if not fetches.is_here(entry):
+                return left
+        return max(left, _TO_MAP)
 
     def _recover(self, entry: Entry, value: Value, error: ObjectLostError) -> None:
         """See to it that a value that could not be loaded is replaced; raises if none can be."""
@@ -82,33 +123,40 @@ class ObjectAccess(RefTracking):
         if reason is not None:
             raise ObjectLostError(entry.id.hex(), f"{error.reason}; {reason}") from None
 
+    def lost_on_the_way(self, entry: Entry, value: Value, error: ObjectLostError) -> None:
+        """A value that `wait` wanted here is gone: if none can be made, `get` will say so."""
+        with contextlib.suppress(ObjectLostError):
+            self._recover(entry, value, error)
+
     def _entry(self, ref: ObjectRef[Any]) -> Entry:
         entry = self.table.entry(ref.binary())
         if entry is None:
             raise ObjectLostError(ref.hex(), "this process is not attached to its cluster any more")
         return entry
 
-    def _wait_values(self, pending: Sequence[Entry], needed: int, timeout: float | None) -> bool:
+    def _wait_values(
+        self,
+        pending: Sequence[Entry],
+        needed: int,
+        timeout: float | None,
+        fetches: Fetches | None = None,
+    ) -> bool:
         self.loop.flush_posted()
         self.borrowing.want(pending)
-        return waiting.wait_for(self.loop, self.table, pending, needed, timeout, self.block)
+        return waiting.wait_for(
+            self.loop, self.table, pending, needed, timeout, self.block, fetches
+        )
 
-    def load(self, entry: Entry, value: Value) -> Any:
+    def load(self, entry: Entry, value: Value, deadline: float | None = None) -> Any:
         """The Python value of an entry; raises what failed."""
         form = value[0]
         if form == p.VALUE_PICKLE:
             return pickle.loads(value[1])
         if form == p.VALUE_SHARED:
-            mapping = entry.mapping
-            block = None if mapping is None else mapping.block()
-            if mapping is None or block is None:
-                mapping, block = self.shared_memory.map(value[1])
-                if mapping.may_be_shared:
-                    entry.mapping = mapping
+            mapping, block = self._map(entry, value, deadline)
             return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
         if form == p.VALUE_ERROR:
-            error = pickle.loads(value[1])
-            raise error.as_instanceof_cause() if isinstance(error, TaskError) else error
+            raise _as_raised(pickle.loads(value[1]))
         return deserialize(form, value[1])
 
     def wait(
@@ -120,20 +168,30 @@ class ObjectAccess(RefTracking):
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
         if hooks.dropped:
             self.drain()
+        fetches = self.shared_memory.fetches if fetch_local else None
         try:
-            found = self._split(refs, num_returns)
+            found = self._split(refs, num_returns, fetches)
         except AttributeError:
             if not any(isinstance(ref, ObjectRefGenerator) for ref in refs):
                 raise
             return self._wait_streams(refs, num_returns, timeout, fetch_local)
         if found is None:
-            pending = [e for e in map(self._entry, refs) if e.value is None]
+            pending = self._pending(refs, fetches)
+            if fetches is not None and timeout == 0:
+                fetches.look(pending)
+                pending = self._pending(refs, fetches)
             needed = num_returns - (len(refs) - len(pending))
             if needed > 0:
-                self._wait_values(pending, needed, timeout)
-            found = self._split(refs, num_returns, at_most=True)
+                self._wait_values(pending, needed, timeout, fetches)
+            found = self._split(refs, num_returns, fetches, at_most=True)
             assert found is not None
         return found
+
+    def _pending(self, refs: Sequence[ObjectRef[Any]], fetches: Fetches | None) -> list[Entry]:
+        entries = map(self._entry, refs)
+        if fetches is None:
+            return [entry for entry in entries if entry.value is None]
+        return [entry for entry in entries if not fetches.is_here(entry)]
 
     def _wait_streams(
         self,
@@ -150,7 +208,12 @@ class ObjectAccess(RefTracking):
         return [given[ref] for ref in ready], [given[ref] for ref in rest]
 
     def _split(
-        self, refs: Sequence[ObjectRef[Any]], wanted: int, *, at_most: bool = False
+        self,
+        refs: Sequence[ObjectRef[Any]],
+        wanted: int,
+        fetches: Fetches | None,
+        *,
+        at_most: bool = False,
     ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]] | None:
         """The first ``wanted`` ready refs and the rest; None if there are fewer.
 
@@ -162,7 +225,7 @@ class ObjectAccess(RefTracking):
         find = self.table.entry
         for index, ref in enumerate(refs):
             entry = find(ref._id) or self._entry(ref)
-            if entry.value is None:
+            if entry.value is None or (fetches is not None and not fetches.is_here(entry)):
                 rest.append(ref)
                 continue
             ready.append(ref)
@@ -215,12 +278,32 @@ class ObjectAccess(RefTracking):
             if value is None:  # it was lost meanwhile, and is made again
                 continue
             try:
-                if is_shared(value) and value[1][0] != self.node_id:
+                if self.shared_memory.fetches.is_remote(value) and entry.mapping is None:
                     # Moving it here takes a while; the event loop goes on meanwhile.
+                    await self._brought(value)
                     return await loop.run_in_executor(None, self.load, entry, value)
                 return self.load(entry, value)
             except ObjectLostError as error:
                 self._recover(entry, value, error)
+
+    async def _brought(self, value: Value) -> None:
+        """Wait until a value of another node is here, or cannot be, which loading it tells."""
+        import asyncio
+
+        fetches = self.shared_memory.fetches
+        loop = asyncio.get_running_loop()
+        here: asyncio.Future[None] = loop.create_future()
+
+        def ended() -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
+                loop.call_soon_threadsafe(_resolve, here)
+
+        request = fetches.fetch(value[1], ended)
+        try:
+            await here
+        except asyncio.CancelledError:
+            fetches.withdraw([request])
+            raise
 
     async def _there(self, entry: Entry) -> None:
         """Wait until an entry has a value."""
@@ -244,6 +327,11 @@ class ObjectAccess(RefTracking):
                 await there
             finally:
                 self.table.drop_waiter(entry, ready)
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """The error that `get` raises; no frame of its traceback holds it, which would be a circle."""
+    return error.as_instanceof_cause() if isinstance(error, TaskError) else error
 
 
 def _resolve(future: Any) -> None:

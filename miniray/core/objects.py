@@ -19,6 +19,7 @@ from miniray.object_ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from miniray.core.fetches import Fetch
     from miniray.core.shared_memory import Mapping
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Entry:
     __slots__ = (
         "borrowers",
         "contained",
+        "fetch",
         "id",
         "kept",
         "local",
@@ -67,6 +69,8 @@ class Entry:
         #: Shared memory of the value, once this process has mapped it. It stays mapped as long
         #: as somebody looks at it: what only a ref is held of may leave memory.
         self.mapping: Mapping | None = None
+        #: Its way to this node, if the value is on another and `wait` has asked for it.
+        self.fetch: Fetch | None = None
 
 
 class Outside(Protocol):
@@ -299,6 +303,8 @@ class ObjectTable:
             del self._held_by[borrower]
 
     def _release(self, entry: Entry) -> None:
+        if entry.fetch is not None:
+            entry.fetch.cancel()
         if not self.is_owned(entry.id):
             if entry.registered:
                 self._outside.unborrow(entry.id, entry.owner_node)

@@ -16,6 +16,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.fetches import Fetches
 from miniray.core.mapped import map_memory
 from miniray.core.protocol import VALUE_SHARED, VALUE_TENSORS
 from miniray.core.warm_memory import WarmMemory
@@ -78,6 +79,8 @@ class SharedMemory:
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
         self.warm = WarmMemory(link)
+        #: What is on its way to this node for this process.
+        self.fetches = Fetches(link, node_id)
         # Reentrant: a garbage collection may run user code, which may get, in any section.
         self._lock = threading.RLock()
         #: By node and segment there: what stays mapped, and what was read once.
@@ -117,7 +120,13 @@ class SharedMemory:
         )
         return segment, memory, fd
 
-    def _request(self, method: str, args: tuple[Any, ...], undo: Callable[[Any], None]) -> Any:
+    def _request(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        undo: Callable[[Any], None],
+        timeout: float | None = None,
+    ) -> Any:
         """Ask for memory of the daemon.
 
         At first without waiting for what other processes have mapped: what this one needs no
@@ -125,12 +134,12 @@ class SharedMemory:
         """
         self.report_unmapped()
         try:
-            return self._link.node_request(method, (*args, False), undo=undo)
+            return self._link.node_request(method, (*args, False), timeout=timeout, undo=undo)
         except ObjectStoreFullError as error:
             if error.needed > error.capacity:
                 raise
         self._make_room()
-        return self._link.node_request(method, (*args, True), undo=undo)
+        return self._link.node_request(method, (*args, True), timeout=timeout, undo=undo)
 
     def _discard(self, segment: int) -> None:
         """A segment of this node does not get its value."""
@@ -138,21 +147,31 @@ class SharedMemory:
         self._link.node_notice("free_segment", self._node_id, segment)
 
     # --- reading -----------------------------------------------------------------
-    def map(self, payload: Any) -> tuple[Mapping, Block]:
+    def map(self, payload: Any, timeout: float | None = None) -> tuple[Mapping, Block]:
         """Map a value, fetched from its node, or read from disk, if need be.
 
         Raises:
             ObjectLostError: its node, or the segment, is gone.
             ObjectStoreFullError: there is no room for it on this node.
+            TimeoutError: it was not here within ``timeout`` seconds.
         """
         node_id, segment, size = payload
         key = (node_id, segment)
         kept = self._kept.get(key)
         if kept is not None:
             return kept
-        (local, form), fd = self._request(
-            "map_segment", (node_id, segment, size), lambda got: self._gone(got[0])
-        )
+        request = self.fetches.next_number()
+        try:
+            (local, form), fd = self._request(
+                "map_segment",
+                (node_id, segment, size, request),
+                lambda got: self._gone(got[0]),
+                timeout,
+            )
+        except BaseException:
+            if node_id != self._node_id:
+                self.fetches.withdraw([request])
+            raise
         try:
             block = map_memory(fd, size, shared=False, gone=lambda: self._gone(local))
         except OSError:

@@ -10,6 +10,7 @@ from miniray.core.gates import Gate
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from miniray.core.fetches import Fetches
     from miniray.core.io_loop import IOLoop
     from miniray.core.objects import Entry, ObjectTable
 
@@ -25,29 +26,48 @@ def wait_for(
     needed: int,
     timeout: float | None,
     block: Callable[[Callable[[float | None], bool], float | None], bool],
+    fetches: Fetches | None = None,
 ) -> bool:
     """Wait until ``needed`` of the pending entries have values; False on timeout.
 
     Args:
         loop: What brings the values.
         table: Where the entries are.
-        pending: Entries that had no value a moment ago.
+        pending: Entries that had no value, or none on this node, a moment ago.
         needed: How many must arrive.
         timeout: Seconds, None for no limit.
         block: Runs the wait itself; tells the node when it takes long.
+        fetches: Brings values to this node, if only those count.
     """
     gate = Gate(loop, needed)
     if len(pending) > _FEW:
-        return _wait_for_many(table, pending, gate, timeout, block)
-    for entry in pending:
-        if table.when_ready(entry, gate.arrived):
-            gate.arrived()
+        return _wait_for_many(table, pending, gate, timeout, block, fetches)
+    arrived = gate.arrived if fetches is None else _when_here(table, gate, fetches)
     try:
+        for entry in pending:
+            if table.when_ready(entry, arrived):
+                arrived(entry)
         return block(gate.wait, timeout)
     finally:
         for entry in pending:
             if entry.value is None:
-                table.drop_waiter(entry, gate.arrived)
+                table.drop_waiter(entry, arrived)
+            elif fetches is not None:
+                fetches.drop_waiter(entry, arrived)
+
+
+def _when_here(table: ObjectTable, gate: Gate, fetches: Fetches) -> Callable[[Entry], None]:
+    """What to call with an entry that has a value: counts it when that is on this node."""
+
+    def arrived(entry: Entry) -> None:
+        value = entry.value
+        if value is not None:
+            if fetches.when_here(entry, value, arrived):
+                gate.arrived()
+        elif table.when_ready(entry, arrived):  # it was lost, and made again
+            arrived(entry)
+
+    return arrived
 
 
 def _wait_for_many(
@@ -56,10 +76,18 @@ def _wait_for_many(
     gate: Gate,
     timeout: float | None,
     block: Callable[[Callable[[float | None], bool], float | None], bool],
+    fetches: Fetches | None,
 ) -> bool:
     missing = {entry.id for entry in pending}
 
     def arrived(entry: Entry) -> None:
+        if fetches is not None:
+            value = entry.value
+            # If it was lost it will be made again, and come here as any value that comes.
+            if value is None or entry.id not in missing:
+                return
+            if not fetches.when_here(entry, value, arrived):
+                return
         try:
             missing.remove(entry.id)  # whoever sees the value first counts it
         except KeyError:
@@ -74,6 +102,9 @@ def _wait_for_many(
         return block(gate.wait, timeout)
     finally:
         table.unwatch(arrived)
+        if fetches is not None:
+            for entry in pending:
+                fetches.drop_waiter(entry, arrived)
 
 
 def deadline_of(timeout: float | None) -> float | None:

@@ -23,6 +23,7 @@ from miniray.node.adopted_service import AdoptedService
 from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
 from miniray.node.code_cache import CodeCache
+from miniray.node.fetch_requests import FetchRequests
 from miniray.node.head_client import HeadClient
 from miniray.node.hello import actor_report, attached, hello
 from miniray.node.objects import NodeObjects
@@ -30,6 +31,7 @@ from miniray.node.output_router import OutputRouter
 from miniray.node.relay import RelayHub
 from miniray.node.segments import SegmentStore
 from miniray.node.services import add_services
+from miniray.node.serving import Serving
 from miniray.node.spill_files import SpillFiles
 from miniray.node.spilling import Spilling
 from miniray.node.store_requests import StoreRequests
@@ -75,8 +77,16 @@ class NodeDaemon:
         )
         self._spilling = Spilling(self.store, SpillFiles(node.spill_folder))
         self._transfers = Transfers(self.node_id, self.store, self._spilling, self._relay)
-        self._objects = NodeObjects(
+        self._serving = Serving(
             self.node_id, self.store, self._spilling, self._relay, self._transfers
+        )
+        self._objects = NodeObjects(
+            self.node_id,
+            self.store,
+            self._spilling,
+            self._relay,
+            self._transfers,
+            self._serving,
         )
         self._environments = EnvironmentManager(node.environments_folder)
         self._adopted = AdoptedService(self.node_id, self._clients, self._relay, self._objects)
@@ -86,6 +96,7 @@ class NodeDaemon:
         self._traffic.on_ended_there = self._ended_there
         self._traffic.on_unreachable = self._transfers.node_unreachable
         StoreRequests(self.node_id, self._objects, self._clients, self._spilling, self._runs)
+        FetchRequests(self._objects, self._clients, self._runs)
         self._pool = WorkerPool(
             template=self._template,
             events=self,
@@ -393,12 +404,12 @@ class NodeDaemon:
     def _node_died(self, node_id: bytes) -> None:
         self._relay.died(node_id)
         self._objects.node_died(node_id)
-        self._transfers.node_died(node_id)
+        self._serving.node_died(node_id)
         self._traffic.node_died(node_id)
 
     def serve(self, server: grpc.aio.Server) -> None:
         """Let a server answer what other daemons call."""
-        add_services(server, self._relay, self._transfers)
+        add_services(server, self._relay, self._serving, self._transfers)
 
     # --- ending ------------------------------------------------------------------
     def stop(self, reason: str) -> None:

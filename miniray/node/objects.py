@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
-from miniray.exceptions import ObjectLostError
 from miniray.node import relayed as r
+from miniray.node.fetch_ahead import FetchAhead
+from miniray.node.pulls import Pulls
 from miniray.node.relayed import Relayed
 
 if TYPE_CHECKING:
@@ -14,20 +14,10 @@ if TYPE_CHECKING:
 
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.serving import Serving
     from miniray.node.spill_files import Place
     from miniray.node.spilling import Spilling
-    from miniray.node.transfers import Transfers
-
-
-class _Pull:
-    """One transfer on its way, and who waits for it."""
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[Segment]
-        #: Processes that map the copy when it is there.
-        self.mappers: list[bytes] = []
-        #: The owner freed the value meanwhile: who waits may still read it, nobody else.
-        self.freed = False
+    from miniray.node.transfers import Key, Transfers
 
 
 class NodeObjects:
@@ -40,20 +30,21 @@ class NodeObjects:
         spilling: Spilling,
         relay: RelayHub,
         transfers: Transfers,
+        serving: Serving,
     ) -> None:
         self.node_id = node_id
         self.store = store
         self._spilling = spilling
-        spilling.is_copy = lambda segment: segment.number in self._copied
-        spilling.evict = lambda segment: self._free_copy(self._copied[segment.number])
+        spilling.is_copy = lambda segment: self._copies.is_copy(segment.number)
+        spilling.evict = lambda segment: self._free_copy(self._copies.key_of(segment.number))
         self._relay = relay
         self._transfers = transfers
-        #: Copies of segments of other nodes: (node, segment there) → segment here.
-        self._copies: dict[tuple[bytes, int], int] = {}
-        #: The same the other way round.
-        self._copied: dict[int, tuple[bytes, int]] = {}
-        #: Copies on their way; many who wait share one transfer.
-        self._pulls: dict[tuple[bytes, int], _Pull] = {}
+        self._serving = serving
+        self._copies = serving.copies
+        #: Copies on their way.
+        self.pulls = Pulls(store, transfers.copy, self._copies)
+        #: Copies that are wanted here before they are read.
+        self.ahead = FetchAhead(self.pulls, store)
         #: Owners of segments here that are on other nodes, or are those nodes' daemons.
         self._remote_owners: dict[bytes, bytes] = {}
         relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
@@ -108,63 +99,71 @@ class NodeObjects:
             self._relay.send(node_id, Relayed(notice=r.ADOPTED, items=(number,)))
 
     # --- reading -----------------------------------------------------------------
-    async def map(
-        self, node_id: bytes, number: int, size: int, mapper: bytes, *, patient: bool = True
-    ) -> Segment:
-        """A segment of any node, mapped here by a process of this node.
+    def is_here(self, node_id: bytes, number: int) -> bool:
+        """Whether a segment of any node is on this one, in memory or on disk."""
+        return self._local(node_id, number) is not None
+
+    def map_here(self, node_id: bytes, number: int, mapper: bytes) -> Segment | None:
+        """A segment of any node, mapped by a process of this node; None if it is not in memory.
 
         Raises:
-            ObjectLostError: it, or its node, is gone.
-            ObjectStoreFullError: there is no room for a copy, or to read it from disk.
+            ObjectLostError: it is of this node, and gone.
         """
-        if node_id == self.node_id:
-            return await self._map_here(number, mapper, patient=patient)
-        key = (node_id, number)
-        local = self._copies.get(key)
+        local = self._local(node_id, number)
+        if local is None or not self.store.get(local).in_memory:
+            return None
+        return self.store.map(local, mapper)
+
+    def _local(self, node_id: bytes, number: int) -> int | None:
+        return number if node_id == self.node_id else self._copies.find((node_id, number))
+
+    async def map(
+        self,
+        node_id: bytes,
+        number: int,
+        size: int,
+        mapper: bytes,
+        request: int,
+        *,
+        patient: bool,
+    ) -> Segment:
+        """The same; it is copied to this node, or read from disk, if need be.
+
+        Args:
+            node_id: Its node.
+            number: Its number there.
+            size: Its bytes.
+            mapper: The process that maps it.
+            request: Number under which that process may withdraw.
+            patient: Whether to wait for what other processes have mapped, to read it from disk.
+
+        Raises:
+            ObjectLostError: it, or its node, is gone, or the process has withdrawn.
+            ObjectStoreFullError: there is no room for it.
+        """
+        local = self._local(node_id, number)
         if local is not None:
-            return self.store.map(local, mapper)
-        pull = self._pulls.get(key)
-        if pull is None:
-            pull = self._pulls[key] = _Pull()
-            pull.task = asyncio.get_running_loop().create_task(self._pull(key, size, pull))
-            pull.task.add_done_callback(_retrieve)
-        pull.mappers.append(mapper)
-        try:
-            return await asyncio.shield(pull.task)
-        except asyncio.CancelledError:
-            if not pull.task.cancelled():
-                raise  # it is this request that was cancelled
-            # The node died before the transfer had begun.
-            self._pulls.pop(key, None)
-            raise ObjectLostError(f"segment {number}", f"node {node_id.hex()} is gone") from None
+            segment = self.store.map(local, mapper)
+            if not segment.in_memory:
+                await self._restore(segment, mapper, patient=patient)
+            return segment
+        waiter = self.pulls.wait((node_id, number), size, mapper, request, maps=True)
+        return await waiter.segment
 
-    async def _map_here(self, number: int, mapper: bytes, *, patient: bool) -> Segment:
-        segment = self.store.map(number, mapper)
-        if not segment.in_memory:
-            try:
-                await self._spilling.restore(segment, mapper, patient=patient)
-            except BaseException:
-                self.store.unmap([number], mapper)
-                raise
-        return segment
-
-    async def _pull(self, key: tuple[bytes, int], size: int, pull: _Pull) -> Segment:
-        """Copy a segment of another node into this one and map it for who waits."""
+    async def _restore(self, segment: Segment, mapper: bytes, *, patient: bool) -> None:
         try:
-            segment = await self._transfers.copy(*key, size)
-        except asyncio.CancelledError:
-            raise ObjectLostError(f"segment {key[1]}", f"node {key[0].hex()} is gone") from None
-        finally:
-            del self._pulls[key]
-        self.store.seal(segment.number)
-        for mapper in pull.mappers:
-            self.store.map(segment.number, mapper)
-        if pull.freed:
-            self.store.free(segment.number)
-        else:
-            self._copies[key] = segment.number
-            self._copied[segment.number] = key
-        return segment
+            await self._spilling.restore(segment, mapper, patient=patient)
+        except BaseException:
+            self.store.unmap([segment.number], mapper)
+            raise
+
+    async def fetch(
+        self, node_id: bytes, number: int, size: int, process_id: bytes, request: int
+    ) -> None:
+        """Copy a segment to this node, if it is not here. As ``map``, but nobody maps it."""
+        if self._local(node_id, number) is None:
+            waiter = self.pulls.wait((node_id, number), size, process_id, request, maps=False)
+            await waiter.segment
 
     # --- freeing -----------------------------------------------------------------
     def free(self, node_id: bytes, number: int) -> None:
@@ -181,32 +180,35 @@ class NodeObjects:
             self._free_copies_of(number)
 
     def _free_copies_of(self, number: int) -> None:
-        for node in self._transfers.forget(number):
+        for node in self._serving.forget(number):
             self._relay.send(node, Relayed(notice=r.FREED_COPIES, items=(number,)))
 
     def free_copies(self, node_id: bytes, numbers: Iterable[int]) -> None:
         """Segments of another node were freed: so are their copies here."""
         for number in numbers:
             key = (node_id, number)
-            if key in self._copies:
+            if self._copies.find(key) is not None:
                 self._free_copy(key)
-            elif key in self._pulls:
-                self._pulls[key].freed = True
+            else:
+                self.pulls.lose(key, "its owner has freed it")
 
-    def _free_copy(self, key: tuple[bytes, int]) -> None:
-        number = self._copies.pop(key)
-        del self._copied[number]
+    def _free_copy(self, key: Key) -> None:
+        number = self._copies.remove(key)
+        assert number is not None
         self.store.free(number)
 
     def node_died(self, node_id: bytes) -> None:
         """A node is gone: what it sent, and what its processes owned here.
 
-        Copies of its segments serve those who have them mapped, no others.
+        Copies of its segments serve those who have them mapped, no others. What is on its way
+        from another node that has a copy goes on, for who waits for it.
         """
-        for key, pull in self._pulls.items():
+        for key, arriving in list(self._transfers.arriving.items()):
             if key[0] == node_id:
-                pull.task.cancel()
-        for key in [key for key in self._copies if key[0] == node_id]:
+                self.pulls.origin_died(key)
+                if arriving.feeder == node_id:
+                    self.pulls.lose(key, f"node {node_id.hex()} is gone")
+        for key in self._copies.of_node(node_id):
             self._free_copy(key)
         for owner in [owner for owner, node in self._remote_owners.items() if node == node_id]:
             self.process_died(owner)
@@ -220,11 +222,7 @@ class NodeObjects:
     def process_died(self, process_id: bytes) -> None:
         """A process that may own, write or map segments here is gone."""
         self._remote_owners.pop(process_id, None)
+        self.ahead.process_died(process_id)
+        self.pulls.process_died(process_id)
         for number in self.store.process_died(process_id):
             self._free_copies_of(number)
-
-
-def _retrieve(task: asyncio.Task[Segment]) -> None:
-    """Everybody who waited may be gone: then nobody else looks at how it ended."""
-    if not task.cancelled():
-        task.exception()

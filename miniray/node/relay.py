@@ -109,6 +109,10 @@ class RelayHub:
         outbox.put(message)
         return True
 
+    def can_dial(self, node_id: bytes) -> bool:
+        """Whether there is such a node, and it can be dialled."""
+        return bool(self._addresses.get(node_id))
+
     def channel(self, node_id: bytes) -> grpc.aio.Channel | None:
         """A channel for objects: apart from calls, which must not wait behind gigabytes."""
         address = self._addresses.get(node_id)

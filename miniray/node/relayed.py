@@ -23,7 +23,10 @@ FREED = "freed"
 FREED_COPIES = "freed copies"
 #: (segment, ...) of the receiving node that their owner, which ends by rule, left to the sender.
 ADOPTED = "adopted"
-#: (ticket, segment, offset): the sender, which cannot dial, wants a segment to be pushed.
+#: (segment, ...) of the receiving node, of which the sender has got a copy.
+COPIED = "copied"
+#: (ticket, segment, offset, node, ...): the sender, which cannot dial, wants a segment pushed;
+#: the nodes were named to it and did not serve.
 WANTED = "wanted"
 #: (ticket, reason, whether it may work later): a segment that was wanted cannot be pushed.
 REFUSED = "refused"

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from miniray.node.relay import RelayHub
+    from miniray.node.serving import Serving
     from miniray.node.transfers import Transfers
 
 _OBJECTS = "miniray.v1.Objects"
@@ -33,7 +34,9 @@ class NodeServicer(node_pb2_grpc.NodeServicer):
         await self._relay.serve(incoming, context)
 
 
-def add_services(server: grpc.aio.Server, relay: RelayHub, transfers: Transfers) -> None:
+def add_services(
+    server: grpc.aio.Server, relay: RelayHub, serving: Serving, transfers: Transfers
+) -> None:
     """Let a server answer what other daemons call."""
     node_pb2_grpc.add_NodeServicer_to_server(NodeServicer(relay), server)  # type: ignore[no-untyped-call]
 
@@ -41,7 +44,9 @@ def add_services(server: grpc.aio.Server, relay: RelayHub, transfers: Transfers)
         request: node_pb2.FetchRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
         async with contextlib.aclosing(
-            transfers.serve(request.segment, request.offset, request.node_id)
+            serving.serve(
+                request.origin, request.segment, request.offset, request.node_id, request.tried
+            )
         ) as pieces:
             async for piece in pieces:
                 yield piece
@@ -64,9 +69,9 @@ def add_services(server: grpc.aio.Server, relay: RelayHub, transfers: Transfers)
 
 
 def fetch(
-    channel: grpc.aio.Channel, request: node_pb2.FetchRequest
+    channel: grpc.aio.Channel, request: node_pb2.FetchRequest, *, patient: bool
 ) -> grpc.aio.UnaryStreamCall[node_pb2.FetchRequest, bytes]:
-    """Ask another node for a segment; waits while it cannot be reached.
+    """Ask another node for a segment; if patient, waits while it cannot be reached.
 
     What comes is an ``ObjectHead`` as bytes, then the bytes of the segment from the offset on.
     """
@@ -75,7 +80,7 @@ def fetch(
         request_serializer=node_pb2.FetchRequest.SerializeToString,
         response_deserializer=None,
     )
-    return call(request, wait_for_ready=True)
+    return call(request, wait_for_ready=patient)
 
 
 async def push(channel: grpc.aio.Channel, pieces: AsyncIterator[bytes]) -> None:

@@ -142,18 +142,28 @@ class StoreRequests:
             self._store.free(segment.number)  # nobody will: its owner has ended
 
     def _map(
-        self, client: Client, node_id: bytes, number: int, _size: int, _patient: bool
+        self,
+        client: Client,
+        node_id: bytes,
+        number: int,
+        _size: int,
+        _request: int,
+        _patient: bool,
     ) -> _Mapped | None:
-        if node_id != self._node_id or not self._store.get(number).in_memory:
-            return None
-        segment = self._store.map(number, client.process_id)
-        return (segment.number, segment.form), segment.fd
+        segment = self._objects.map_here(node_id, number, client.process_id)
+        return None if segment is None else ((segment.number, segment.form), segment.fd)
 
     async def _fetch_and_map(
-        self, client: Client, node_id: bytes, number: int, size: int, patient: bool
+        self,
+        client: Client,
+        node_id: bytes,
+        number: int,
+        size: int,
+        request: int,
+        patient: bool,
     ) -> _Mapped:
         process = client.process_id
-        segment = await self._objects.map(node_id, number, size, process, patient=patient)
+        segment = await self._objects.map(node_id, number, size, process, request, patient=patient)
         if not self._runs(process):  # it ended while it waited
             self._store.unmap([segment.number], process)
         return (segment.number, segment.form), segment.fd

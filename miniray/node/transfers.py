@@ -1,14 +1,15 @@
-"""Objects on their way between this node and others, piece by piece.
+"""Objects on their way to this node, piece by piece.
 
-The node that wants an object fetches it. One that cannot be dialled, because it only dials
-out, is asked over the relay to push it instead. What breaks on the way goes on where it was.
+The node that wants an object fetches it from the node that has it, or from one that it is sent
+to instead, which has a copy or is getting one (``serving.py``). A node that cannot be dialled,
+because it only dials out, is asked over the relay to push. What breaks on the way goes on where
+it was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from miniray.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node import relayed as r
 from miniray.node.relayed import Relayed
-from miniray.node.services import fetch, push
+from miniray.node.services import fetch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from miniray.node.segments import Segment, SegmentStore
     from miniray.node.spilling import Spilling
 
-logger = logging.getLogger(__name__)
+#: A segment of any node: the node, and its number there.
+Key = tuple[bytes, int]
 
 #: Times that a transfer is resumed without having moved on, before it is given up.
 _RESUMES = 5
@@ -38,6 +40,57 @@ _AHEAD = 2
 
 class _BrokenError(Exception):
     """A transfer ended before its time and may be resumed."""
+
+
+class _NotServedError(Exception):
+    """A node that the origin named has not served; the origin has to name another."""
+
+
+class Arriving:
+    """A copy that is on its way to this node; what has come can be passed on already."""
+
+    def __init__(self, feeder: bytes) -> None:
+        #: The node that it comes from at present.
+        self.feeder = feeder
+        #: None until the first word of it came.
+        self.segment: Segment | None = None
+        #: Bytes that are here.
+        self.offset = 0
+        #: Nodes that the origin named, and that did not serve.
+        self.tried: list[bytes] = []
+        self._ended = False
+        self._moved = asyncio.Event()
+
+    def begun(self, segment: Segment) -> None:
+        """There is room for it."""
+        self.segment = segment
+        self._tell()
+
+    def came(self, size: int) -> None:
+        """So many more bytes are here."""
+        self.offset += size
+        self._tell()
+
+    def end(self) -> None:
+        """It is whole, or nothing more will come."""
+        self._ended = True
+        self._tell()
+
+    def _tell(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def room(self) -> Segment | None:
+        """Where it is written, once that is known; None if it ended before."""
+        while self.segment is None and not self._ended:
+            await self._moved.wait()
+        return self.segment
+
+    async def beyond(self, offset: int) -> int:
+        """How much is here, once it is more than ``offset``, or no more will come."""
+        while self.offset <= offset and not self._ended:
+            await self._moved.wait()
+        return self.offset
 
 
 class _Expected:
@@ -57,7 +110,7 @@ class _Expected:
 
 
 class Transfers:
-    """Both ends of all transfers."""
+    """The receiving end of all transfers to this node."""
 
     def __init__(
         self, node_id: bytes, store: SegmentStore, spilling: Spilling, relay: RelayHub
@@ -66,22 +119,10 @@ class Transfers:
         self._store = store
         self._spilling = spilling
         self._relay = relay
-        #: Which nodes have copies of a segment of this node.
-        self._copied_to: dict[int, set[bytes]] = {}
+        #: What is on its way.
+        self.arriving: dict[Key, Arriving] = {}
         self._expected: dict[int, _Expected] = {}
-        #: Pushes under way, by the node that they go to.
-        self._pushes: dict[bytes, set[asyncio.Task[None]]] = {}
-        relay.notices[r.WANTED] = self._wanted
         relay.notices[r.REFUSED] = self._refused
-
-    def forget(self, number: int) -> set[bytes]:
-        """A segment of this node is freed; returns the nodes that have copies of it."""
-        return self._copied_to.pop(number, set())
-
-    def node_died(self, node_id: bytes) -> None:
-        """A node is gone: nothing is sent to it any more."""
-        for task in self._pushes.pop(node_id, ()):
-            task.cancel()
 
     def node_unreachable(self, node_id: bytes) -> None:
         """Messages to or from a node were lost: what was asked of it there is asked again."""
@@ -89,7 +130,6 @@ class Transfers:
             if expected.node_id == node_id:
                 expected.fail(_BrokenError("the node could not be reached"))
 
-    # --- receiving ---------------------------------------------------------------
     async def copy(self, node_id: bytes, number: int, size: int) -> Segment:
         """Read a segment of another node into one of this node, which is not sealed yet.
 
@@ -97,58 +137,116 @@ class Transfers:
             ObjectLostError: it, or its node, is gone, or does not answer.
             ObjectStoreFullError: there is no room for a copy.
         """
-        segment: Segment | None = None
-        offset = resumes = 0
+        key = (node_id, number)
+        arriving = self.arriving[key] = Arriving(node_id)
         try:
-            while True:
-                before = offset
-                try:
-                    async with contextlib.aclosing(self._pieces(node_id, number, offset)) as pieces:
-                        head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
-                        if head.size != size:
-                            raise _BrokenError("no answer came")
-                        if segment is None:
-                            segment = await self._room_for(size, head.form, node_id)
-                        async for piece in pieces:
-                            _write(segment.fd, piece, offset)
-                            offset += len(piece)
-                    if offset < size:  # how a stream looks whose other end was cut off
-                        raise _BrokenError(f"{offset} of {size} bytes came")
-                    return segment
-                except _BrokenError as error:
-                    # While the head has not given the node up, only the connection broke.
-                    resumes = resumes + 1 if offset == before else 0
-                    if resumes > _RESUMES:
-                        raise ObjectLostError(
-                            f"segment {number}",
-                            f"its transfer from node {node_id.hex()} failed: {error}",
-                        ) from None
+            segment = await self._whole(key, size, arriving)
         except BaseException:
-            if segment is not None:
-                self._store.seal(segment.number)
-                self._store.free(segment.number)
+            if arriving.segment is not None:
+                self._store.seal(arriving.segment.number)
+                self._store.free(arriving.segment.number)
             raise
+        finally:
+            arriving.end()
+            if self.arriving.get(key) is arriving:
+                del self.arriving[key]
+        self._relay.send(node_id, Relayed(notice=r.COPIED, items=(number,)))
+        return segment
 
-    async def _room_for(self, size: int, form: int, node_id: bytes) -> Segment:
-        return await self._spilling.when_there_is_room(
-            size,
-            lambda: self._store.create(size, form, node_id, self._node_id),
-            asker=self._node_id,
-        )
+    async def _whole(self, key: Key, size: int, arriving: Arriving) -> Segment:
+        """Try until all of it is here."""
+        resumes = 0
+        while True:
+            before = arriving.offset
+            try:
+                return await self._from_origin(key, size, arriving)
+            except _NotServedError:
+                continue  # there are only so many nodes, and none is named twice
+            except _BrokenError as error:
+                # While the head has not given the node up, only the connection broke.
+                resumes = resumes + 1 if arriving.offset == before else 0
+                if resumes > _RESUMES:
+                    raise ObjectLostError(
+                        f"segment {key[1]}",
+                        f"its transfer from node {key[0].hex()} failed: {error}",
+                    ) from None
 
-    def _pieces(self, node_id: bytes, number: int, offset: int) -> AsyncGenerator[bytes, None]:
-        """An ``ObjectHead`` as bytes, then the bytes of the segment from the offset on."""
-        channel = self._relay.channel(node_id)
+    async def _from_origin(self, key: Key, size: int, arriving: Arriving) -> Segment:
+        """Ask the node of a segment, and go where it says."""
+        arriving.feeder = key[0]
+        async with contextlib.aclosing(self._pieces(key, arriving)) as pieces:
+            head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
+            if not head.ask:
+                return await self._take(head, pieces, size, arriving, key[0])
+            # The origin counts this node among those that the other one serves until the call
+            # to the origin ends, which stays open meanwhile.
+            arriving.feeder = head.ask
+            try:
+                return await self._from_holder(head.ask, key, size, arriving)
+            except (_BrokenError, ObjectLostError) as error:
+                arriving.tried.append(head.ask)
+                raise _NotServedError from error
+
+    async def _from_holder(self, holder: bytes, key: Key, size: int, arriving: Arriving) -> Segment:
+        """Copy from a node that is not the segment's own."""
+        channel = self._relay.channel(holder)
+        if channel is None:
+            raise _BrokenError("it cannot be dialled")
+        fetched = self._fetched(channel, holder, key, arriving, patient=False)
+        async with contextlib.aclosing(fetched), contextlib.aclosing(_lively(fetched)) as pieces:
+            head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
+            return await self._take(head, pieces, size, arriving, key[0])
+
+    async def _take(
+        self,
+        head: node_pb2.ObjectHead,
+        pieces: AsyncIterator[bytes],
+        size: int,
+        arriving: Arriving,
+        origin: bytes,
+    ) -> Segment:
+        if head.size != size:
+            raise _BrokenError("no answer came")
+        segment = arriving.segment
+        if segment is None:
+            segment = await self._spilling.when_there_is_room(
+                size,
+                lambda: self._store.create(size, head.form, origin, self._node_id),
+                asker=self._node_id,
+            )
+            arriving.begun(segment)
+        async for piece in pieces:
+            _write(segment.fd, piece, arriving.offset)
+            arriving.came(len(piece))
+        if arriving.offset < size:  # how a stream looks whose other end was cut off
+            raise _BrokenError(f"{arriving.offset} of {size} bytes came")
+        return segment
+
+    # --- asking --------------------------------------------------------------------
+    def _pieces(self, key: Key, arriving: Arriving) -> AsyncGenerator[bytes, None]:
+        """An ``ObjectHead`` as bytes, then the bytes that are not here yet."""
+        channel = self._relay.channel(key[0])
         if channel is not None:
-            return self._fetched(channel, node_id, number, offset)
-        return self._pushed(node_id, number, offset)
+            return self._fetched(channel, key[0], key, arriving, patient=True)
+        return self._pushed(key, arriving)
 
     async def _fetched(
-        self, channel: grpc.aio.Channel, node_id: bytes, number: int, offset: int
+        self,
+        channel: grpc.aio.Channel,
+        node_id: bytes,
+        key: Key,
+        arriving: Arriving,
+        *,
+        patient: bool,
     ) -> AsyncGenerator[bytes, None]:
-        call = fetch(
-            channel, node_pb2.FetchRequest(segment=number, offset=offset, node_id=self._node_id)
+        request = node_pb2.FetchRequest(
+            origin=key[0],
+            segment=key[1],
+            offset=arriving.offset,
+            node_id=self._node_id,
+            tried=arriving.tried,
         )
+        call = fetch(channel, request, patient=patient)
         try:
             async for piece in call:
                 yield piece
@@ -156,21 +254,20 @@ class Transfers:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 raise _BrokenError(error.details()) from None
             raise ObjectLostError(
-                f"segment {number}",
+                f"segment {key[1]}",
                 f"its transfer from node {node_id.hex()} failed: {error.details()}",
             ) from None
         finally:
             call.cancel()
 
-    async def _pushed(
-        self, node_id: bytes, number: int, offset: int
-    ) -> AsyncGenerator[bytes, None]:
+    async def _pushed(self, key: Key, arriving: Arriving) -> AsyncGenerator[bytes, None]:
+        node_id, number = key
         # Random: a push that comes late may be for a daemon that was here before.
         ticket = int.from_bytes(os.urandom(8), "big")
         expected = self._expected[ticket] = _Expected(node_id)
         try:
-            wanted = Relayed(notice=r.WANTED, items=(ticket, number, offset))
-            if not self._relay.send(node_id, wanted):
+            items = (ticket, number, arriving.offset, *arriving.tried)
+            if not self._relay.send(node_id, Relayed(notice=r.WANTED, items=items)):
                 raise ObjectLostError(f"segment {number}", f"node {node_id.hex()} is gone")
             while True:
                 piece = await expected.pieces.get()
@@ -184,6 +281,7 @@ class Transfers:
             if expected.call is not None:
                 expected.call.cancel()  # it may wait for room
 
+    # --- what is pushed ----------------------------------------------------------------
     async def receive(self, pieces: AsyncIterator[bytes]) -> None:
         """The Push RPC: a segment that this node asked for."""
         first = await anext(aiter(pieces), b"")
@@ -191,7 +289,7 @@ class Transfers:
         expected = self._expected.get(ticket)
         if expected is None:
             return  # nobody waits any more
-        expected.call = asyncio.ensure_future(self._take(first, pieces, expected))
+        expected.call = asyncio.ensure_future(self._collect(first, pieces, expected))
         try:
             await expected.call
         except asyncio.CancelledError:
@@ -201,7 +299,7 @@ class Transfers:
                 raise
 
     @staticmethod
-    async def _take(first: bytes, pieces: AsyncIterator[bytes], expected: _Expected) -> None:
+    async def _collect(first: bytes, pieces: AsyncIterator[bytes], expected: _Expected) -> None:
         try:
             await expected.pieces.put(first)
             async for piece in pieces:
@@ -218,67 +316,17 @@ class Transfers:
             error = _BrokenError(reason) if may_work else ObjectLostError("segment", reason)
             expected.fail(error)
 
-    # --- sending -----------------------------------------------------------------
-    async def serve(
-        self, number: int, offset: int, node_id: bytes, ticket: int = 0
-    ) -> AsyncGenerator[bytes, None]:
-        """A segment of this node in pieces, for another node.
 
-        Raises:
-            ObjectLostError: there is no such segment.
-        """
-        segment = self._store.map(number, node_id)
+async def _lively(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """The same pieces; each must come within ``transfer_stall`` seconds."""
+    limit = config().transfer_stall
+    while True:
         try:
-            self._copied_to.setdefault(number, set()).add(node_id)
-            head = node_pb2.ObjectHead(size=segment.size, form=segment.form, ticket=ticket)
-            yield head.SerializeToString()
-            while offset < segment.size:
-                length = min(config().transfer_chunk, segment.size - offset)
-                if segment.in_memory:
-                    piece = os.pread(segment.fd, length, offset)
-                else:
-                    piece = await self._spilling.read(segment, offset, length)
-                offset += len(piece)
-                yield piece
-        finally:
-            self._store.unmap([number], node_id)
-
-    def _wanted(self, node_id: bytes, message: Relayed) -> None:
-        """A node that cannot dial this one wants a segment."""
-        task = asyncio.ensure_future(self._push(node_id, *message.items))
-        pushes = self._pushes.setdefault(node_id, set())
-        pushes.add(task)
-        task.add_done_callback(pushes.discard)
-
-    async def _push(self, node_id: bytes, ticket: int, number: int, offset: int) -> None:
-        channel = self._relay.channel(node_id)
-        try:
-            if channel is None:
-                raise ObjectLostError(
-                    f"segment {number}", "neither of the two nodes can dial the other"
-                )
-            async with contextlib.aclosing(self.serve(number, offset, node_id, ticket)) as pieces:
-                # What a call's iterator raises is lost in gRPC, so this is found out before.
-                first = await anext(pieces)
-                await push(channel, _followed_by(first, pieces))
-        except ObjectLostError as error:
-            self._refuse(node_id, ticket, error.reason, may_work=False)
-        except grpc.aio.AioRpcError as error:
-            self._refuse(node_id, ticket, str(error.details()), may_work=True)
-        except asyncio.CancelledError:  # by gRPC, unless the node is gone
-            self._refuse(node_id, ticket, "the connection broke", may_work=True)
-        except Exception as error:
-            logger.exception("segment %d could not be pushed to node %s", number, node_id.hex())
-            self._refuse(node_id, ticket, repr(error), may_work=True)
-
-    def _refuse(self, node_id: bytes, ticket: int, reason: str, *, may_work: bool) -> None:
-        items = (ticket, reason, may_work)
-        self._relay.send(node_id, Relayed(notice=r.REFUSED, items=items))
-
-
-async def _followed_by(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    yield first
-    async for piece in rest:
+            piece = await asyncio.wait_for(anext(pieces, None), limit)
+        except asyncio.TimeoutError:
+            raise _BrokenError(f"nothing came for {limit} s") from None
+        if piece is None:
+            return
         yield piece
 
 

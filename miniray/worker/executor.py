@@ -24,7 +24,13 @@ from miniray.object_ref import hooks
 from miniray.worker import stdio
 from miniray.worker.exits import ActorExit, end_child
 from miniray.worker.results import Results
-from miniray.worker.work import ArgumentLostError, Work, load_arguments
+from miniray.worker.work import (
+    ArgumentLostError,
+    Work,
+    fetch_arguments,
+    forget_arguments,
+    load_arguments,
+)
 from miniray.worker.work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -80,6 +86,7 @@ class Executor:
         """PEER_TASK: a task of the lease's owner."""
         _, number, key, name, arguments, refs, return_ids, stream = message
         work = Work(peer, number, key, name, arguments, refs, return_ids, None, stream)
+        fetch_arguments(self._runtime, work)
         self._open[(peer.process_id, number)] = work
         self._queue.put(work)
         if not self._recall_timer and len(self._open) > 1:
@@ -91,6 +98,7 @@ class Executor:
         _, number, _actor, _epoch, method, arguments, refs, return_ids, group, stream = message
         name = f"{self.class_name}.{method}"
         work = Work(peer, number, method, name, arguments, refs, return_ids, group, stream)
+        fetch_arguments(self._runtime, work)
         self._open[(peer.process_id, number)] = work
         self.enqueue(work)
 
@@ -123,6 +131,7 @@ class Executor:
             if work is None:
                 self._queue.put(None)
                 break
+            forget_arguments(self._runtime, work)
             if self._open.pop((work.caller.process_id, work.number), None) is not None:
                 back.setdefault(work.caller, []).append(work.number)
         for peer, numbers in back.items():
@@ -136,6 +145,7 @@ class Executor:
             return
         work.cancelled = True
         work.recursive = recursive
+        forget_arguments(self._runtime, work)
         self.interrupt(work, force)
 
     def interrupt(self, work: Work, force: bool) -> None:
@@ -244,9 +254,9 @@ class Executor:
         running = context.execution.get()
         if running is not None and isinstance(work.target, bytes):
             running.function_name = getattr(function, "__qualname__", work.name)
+        self._interruptible = True
         args, kwargs = load_arguments(self._runtime, work)
         self.set_name(work.name)
-        self._interruptible = True
         return function(*args, **kwargs)
 
     def resolve(self, work: Work) -> Callable[..., Any]:

@@ -29,6 +29,7 @@ class Work:
     """A task or a method call that this worker has to run."""
 
     __slots__ = (
+        "ahead",
         "arguments",
         "caller",
         "cancelled",
@@ -67,6 +68,8 @@ class Work:
         self.return_ids = return_ids
         self.group = group
         self.stream = stream
+        #: Arguments on their way to this node: numbers under which they were asked for.
+        self.ahead: list[int] = []
         self.cancelled = False
         #: What it started is cancelled with it.
         self.recursive = True
@@ -96,6 +99,29 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...]
     if contained:
         adopt = runtime.table.adopt
         work.held = [adopt(id, node)[0] if node else _plain_ref(id) for id, node in contained]
+    try:
+        return _load_all(runtime, work)
+    finally:
+        forget_arguments(runtime, work)
+
+
+def fetch_arguments(runtime: ClusterRuntime, work: Work) -> None:
+    """Begin to move what a piece of work will read; it may wait for a while in the queue."""
+    values = [value for *_, value in work.refs if value is not None] if work.refs else []
+    if work.arguments[0] == p.VALUE_SHARED:
+        values.append(work.arguments)
+    if values:
+        work.ahead = runtime.shared_memory.fetches.prefetch(values)
+
+
+def forget_arguments(runtime: ClusterRuntime, work: Work) -> None:
+    """What ``fetch_arguments`` began is not needed any more, or in use."""
+    if work.ahead:
+        ahead, work.ahead = work.ahead, []
+        runtime.shared_memory.fetches.withdraw(ahead)
+
+
+def _load_all(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
     args, kwargs = load_value(runtime, work.arguments)
     if work.refs:
         positional = list(args)

@@ -101,7 +101,7 @@ class FakeLink:
             self.segments[number] = (fd, form)
             return (number, number), os.dup(fd)
         assert method == "map_segment"
-        _node, number, _size, _patient = args
+        _node, number, _size, _request, _patient = args
         fd, form = self.segments[number]
         return (number, form), os.dup(fd)
 

@@ -12,6 +12,7 @@ from miniray.node.relay import RelayHub
 from miniray.node.relayed import Relayed
 from miniray.node.segments import SegmentStore
 from miniray.node.services import add_services
+from miniray.node.serving import Serving
 from miniray.node.spill_files import SpillFiles
 from miniray.node.spilling import Spilling
 from miniray.node.transfers import Transfers
@@ -83,6 +84,7 @@ class End:
         self.store = SegmentStore(1 << 26)
         self.spilling = Spilling(self.store, SpillFiles(folder / f"{name}.spilled"))
         self.transfers = Transfers(self.id, self.store, self.spilling, self.hub)
+        self.serving = Serving(self.id, self.store, self.spilling, self.hub, self.transfers)
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"
         self.breaker = Breaker(self._path)
@@ -93,7 +95,7 @@ class End:
 
     async def start(self) -> None:
         self._server = grpc.aio.server()
-        add_services(self._server, self.hub, self.transfers)
+        add_services(self._server, self.hub, self.serving, self.transfers)
         self._server.add_insecure_port(f"unix:{self._path}")
         await self._server.start()
         self._proxy = await asyncio.start_unix_server(

@@ -10,6 +10,7 @@ import pytest
 from node_ends import End, message, two_ends, until
 
 from miniray.exceptions import ObjectLostError
+from miniray.node import serving as serving_module
 from miniray.node import transfers as transfers_module
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
         assert [content(copy, SIZE) for copy in copies] == [data] * 3
         a.store.free(number)
         await until(lambda: not a.store.used)  # nobody maps it any more
-        assert a.transfers.forget(number) == {b.id}
+        assert a.serving.forget(number) == {b.id}
         assert not b.transfers._expected
 
     run(tmp_path, dialable, test)
@@ -138,7 +139,7 @@ def test_a_push_that_fails_in_an_unknown_way_is_refused(
         raise OSError("the disk is on fire")
 
     async def test(a: End, b: End) -> None:
-        monkeypatch.setattr(transfers_module, "push", fail)
+        monkeypatch.setattr(serving_module, "push", fail)
         with pytest.raises(ObjectLostError, match="on fire"):
             await b.transfers.copy(a.id, written(a, bytes(SIZE)), SIZE)
 
@@ -152,14 +153,14 @@ def test_nothing_is_kept_for_a_node_that_dies_before_it_is_reached(
         await asyncio.Event().wait()
 
     async def test(a: End, b: End) -> None:
-        monkeypatch.setattr(transfers_module, "push", never)
+        monkeypatch.setattr(serving_module, "push", never)
         number = written(a, bytes(SIZE))
         copying = asyncio.ensure_future(b.transfers.copy(a.id, number, SIZE))
-        await until(lambda: a.transfers._pushes.get(b.id))
+        await until(lambda: a.serving._pushes.get(b.id))
         copying.cancel()
         a.store.free(number)
         assert a.store.used
-        a.transfers.node_died(b.id)
+        a.serving.node_died(b.id)
         await until(lambda: not a.store.used)
 
     run(tmp_path, False, test)

@@ -1,0 +1,175 @@
+"""Copies on their way to this node: one transfer for all who wait, ended when nobody does.
+
+How a segment gets here is ``transfers.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from miniray.exceptions import ObjectLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from miniray.node.copies import Copies
+    from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.transfers import Key
+
+
+class Waiter:
+    """One request of a process that waits for a copy."""
+
+    def __init__(self, process_id: bytes, request: int, pull: _Pull, *, maps: bool) -> None:
+        self.name = (process_id, request)
+        self.pull = pull
+        self.maps = maps
+        #: The copy, mapped for the process if it wanted that.
+        self.segment: asyncio.Future[Segment] = asyncio.get_running_loop().create_future()
+        self.segment.add_done_callback(_retrieve)
+
+
+class _Pull:
+    """One transfer, and who waits for it."""
+
+    def __init__(self, key: Key) -> None:
+        self.key = key
+        self.task: asyncio.Task[None]
+        self.waiters: set[Waiter] = set()
+        #: The node of the segment died meanwhile: it is for those who wait, and nobody else.
+        self.last = False
+
+
+class Pulls:
+    """All of them.
+
+    Args:
+        store: Where copies are.
+        copy: Copies a segment of another node into the store; what it returns is to be sealed.
+        copies: Where a copy is noted when it is there.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        copy: Callable[[bytes, int, int], Awaitable[Segment]],
+        copies: Copies,
+    ) -> None:
+        self._store = store
+        self._copy = copy
+        self._copies = copies
+        self._pulls: dict[Key, _Pull] = {}
+        #: By process and number of its request.
+        self._waiters: dict[tuple[bytes, int], Waiter] = {}
+        self._waiting: dict[bytes, set[Waiter]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._pulls)
+
+    def wait(self, key: Key, size: int, process_id: bytes, request: int, *, maps: bool) -> Waiter:
+        """Let a process wait for a copy; the first who does begins the transfer.
+
+        Args:
+            key: The node and the number there.
+            size: Bytes of the segment.
+            process_id: Who waits.
+            request: A number of its own, for ``withdraw``.
+            maps: Whether the copy is mapped for the process when it is there.
+        """
+        pull = self._pulls.get(key)
+        if pull is None:
+            pull = self._pulls[key] = _Pull(key)
+            pull.task = asyncio.get_running_loop().create_task(self._run(pull, size))
+            self._tasks.add(pull.task)
+            pull.task.add_done_callback(self._tasks.discard)
+        waiter = Waiter(process_id, request, pull, maps=maps)
+        pull.waiters.add(waiter)
+        self._waiters[waiter.name] = waiter
+        self._waiting.setdefault(process_id, set()).add(waiter)
+        return waiter
+
+    def withdraw(self, process_id: bytes, request: int) -> None:
+        """A process does not wait any more."""
+        waiter = self._waiters.get((process_id, request))
+        if waiter is not None:
+            self._withdraw(waiter, "nobody waits for it any more")
+
+    def process_died(self, process_id: bytes) -> None:
+        """A process is gone, and waits no more."""
+        for waiter in list(self._waiting.get(process_id, ())):
+            self._withdraw(waiter, "the process that asked for it has ended")
+
+    def lose(self, key: Key, reason: str) -> None:
+        """A copy will not come any more."""
+        pull = self._pulls.get(key)
+        if pull is not None:
+            for waiter in list(pull.waiters):
+                self._withdraw(waiter, reason)
+
+    def origin_died(self, key: Key) -> None:
+        """The node of a segment is gone: a copy that still comes is for who waits now."""
+        pull = self._pulls.get(key)
+        if pull is not None:
+            pull.last = True
+
+    def _withdraw(self, waiter: Waiter, reason: str) -> None:
+        pull = waiter.pull
+        self._forget(waiter)
+        _fail(waiter, ObjectLostError(f"segment {pull.key[1]}", reason))
+        if not pull.waiters and self._pulls.get(pull.key) is pull:
+            del self._pulls[pull.key]
+            pull.task.cancel()
+
+    def _forget(self, waiter: Waiter) -> None:
+        waiter.pull.waiters.discard(waiter)
+        del self._waiters[waiter.name]
+        mine = self._waiting[waiter.name[0]]
+        mine.discard(waiter)
+        if not mine:
+            del self._waiting[waiter.name[0]]
+
+    async def _run(self, pull: _Pull, size: int) -> None:
+        try:
+            segment = await self._copy(*pull.key, size)
+        except asyncio.CancelledError:
+            self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "its transfer was ended"))
+            raise
+        except Exception as error:  # noqa: BLE001 - it is the answer to all who wait
+            self._end(pull, error)
+            return
+        self._store.seal(segment.number)
+        if pull.last or self._pulls.get(pull.key) is not pull:
+            self._arrived(pull, segment)
+            self._store.free(segment.number)
+        else:
+            self._copies.add(pull.key, segment.number)
+            self._arrived(pull, segment)
+
+    def _arrived(self, pull: _Pull, segment: Segment) -> None:
+        for waiter in list(pull.waiters):
+            self._forget(waiter)
+            if waiter.maps:  # at once: its owner may free it before who waits goes on
+                self._store.map(segment.number, waiter.name[0])
+            waiter.segment.set_result(segment)
+        self._end(pull, None)
+
+    def _end(self, pull: _Pull, error: Exception | None) -> None:
+        if self._pulls.get(pull.key) is pull:
+            del self._pulls[pull.key]
+        for waiter in list(pull.waiters):
+            self._forget(waiter)
+            assert error is not None
+            _fail(waiter, error)
+
+
+def _fail(waiter: Waiter, error: Exception) -> None:
+    if not waiter.segment.done():
+        waiter.segment.set_exception(error)
+
+
+def _retrieve(future: asyncio.Future[Segment]) -> None:
+    """Who waited may be gone: then nobody else looks at how it ended."""
+    if not future.cancelled():
+        future.exception()

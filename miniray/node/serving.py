@@ -1,0 +1,279 @@
+"""Objects on their way from this node to others: its own, and copies of other nodes' objects.
+
+The node of a segment decides who copies from whom (``spread.py``) and sends those that it does
+not serve itself to one that does. What is still arriving here is passed on as it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from typing import TYPE_CHECKING
+
+import grpc
+
+from miniray._proto import node_pb2
+from miniray.config import config
+from miniray.exceptions import ObjectLostError
+from miniray.node import relayed as r
+from miniray.node.copies import Copies
+from miniray.node.relayed import Relayed
+from miniray.node.services import push
+from miniray.node.spread import Spread
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+
+    from miniray.node.relay import RelayHub
+    from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.spilling import Spilling
+    from miniray.node.spread import Place
+    from miniray.node.transfers import Arriving, Key, Transfers
+
+logger = logging.getLogger(__name__)
+
+
+class _Spreading:
+    """The tree of a segment of this node, and who waits for a place in it."""
+
+    def __init__(self, node_id: bytes) -> None:
+        self.spread = Spread(node_id)
+        #: Set when there may be room for one more.
+        self.room = asyncio.Event()
+
+
+class Serving:
+    """The sending end of all transfers from this node."""
+
+    def __init__(
+        self,
+        node_id: bytes,
+        store: SegmentStore,
+        spilling: Spilling,
+        relay: RelayHub,
+        transfers: Transfers,
+    ) -> None:
+        """Register what it answers.
+
+        Args:
+            node_id: Of this node.
+            store: Its segments.
+            spilling: What reads those that are on disk.
+            relay: The way to other daemons.
+            transfers: What is on its way here.
+        """
+        self._node_id = node_id
+        self._store = store
+        self._spilling = spilling
+        self._relay = relay
+        self._arriving = transfers.arriving
+        #: Copies here of segments of other nodes.
+        self.copies = Copies()
+        self._spreads: dict[int, _Spreading] = {}
+        #: Pushes under way, by the node that they go to.
+        self._pushes: dict[bytes, set[asyncio.Task[None]]] = {}
+        relay.notices[r.WANTED] = self._wanted
+        relay.notices[r.COPIED] = self._copied
+
+    def forget(self, number: int) -> set[bytes]:
+        """A segment of this node is freed; returns the nodes that may have copies of it."""
+        spreading = self._spreads.pop(number, None)
+        if spreading is None:
+            return set()
+        spreading.room.set()
+        return spreading.spread.nodes
+
+    def node_died(self, node_id: bytes) -> None:
+        """A node is gone: nothing is sent to it any more."""
+        for task in self._pushes.pop(node_id, ()):
+            task.cancel()
+        for spreading in self._spreads.values():
+            spreading.spread.node_died(node_id)
+            spreading.room.set()
+
+    # --- sending -----------------------------------------------------------------
+    async def serve(
+        self,
+        origin: bytes,
+        number: int,
+        offset: int,
+        node_id: bytes,
+        tried: Sequence[bytes] = (),
+        ticket: int = 0,
+    ) -> AsyncGenerator[bytes, None]:
+        """A segment in pieces for another node, or the word whom to ask instead.
+
+        Args:
+            origin: The node of the segment.
+            number: Its number there.
+            offset: Where to begin.
+            node_id: Who asks.
+            tried: Nodes that this one named to it and that did not serve.
+            ticket: Of a push.
+
+        Raises:
+            ObjectLostError: it is not here.
+        """
+        if origin == self._node_id:
+            parts = self._serve_own(number, offset, node_id, tried, ticket)
+        else:
+            parts = self._pass_on((origin, number), offset, node_id)
+        async with contextlib.aclosing(parts):
+            async for part in parts:
+                yield part
+
+    async def _serve_own(
+        self, number: int, offset: int, node_id: bytes, tried: Sequence[bytes], ticket: int
+    ) -> AsyncGenerator[bytes, None]:
+        place = await self._place(number, node_id, tried)
+        try:
+            if place.parent != self._node_id:
+                head = node_pb2.ObjectHead(ask=place.parent, ticket=ticket)
+                yield head.SerializeToString()
+                await asyncio.Event().wait()  # until the other end hangs up
+            with self._mapped(self._store.get(number), node_id) as segment:
+                yield _head(segment, ticket)
+                while offset < segment.size:
+                    piece = await self._read(segment, offset, segment.size)
+                    offset += len(piece)
+                    yield piece
+        finally:
+            self._leave(number, place)
+
+    async def _place(self, number: int, node_id: bytes, tried: Sequence[bytes]) -> Place:
+        """Wait until a node may copy a segment of this one, from here or from elsewhere."""
+        failed = tried[-1:]
+        while True:
+            segment = self._store.get(number)
+            if segment.freed:
+                raise ObjectLostError(f"segment {number}", "its owner has freed it")
+            spreading = self._spreads.get(number)
+            if spreading is None:
+                spreading = self._spreads[number] = _Spreading(self._node_id)
+            for holder in failed:
+                spreading.spread.failed(holder)
+            failed = ()
+            serves = self._relay.can_dial(node_id)
+            place = spreading.spread.place(node_id, tried, serves=serves)
+            if place is not None:
+                return place
+            spreading.room.clear()
+            await spreading.room.wait()
+
+    def _leave(self, number: int, place: Place) -> None:
+        spreading = self._spreads.get(number)
+        if spreading is not None:
+            spreading.spread.leave(place)
+            spreading.room.set()
+
+    def _copied(self, node_id: bytes, message: Relayed) -> None:
+        """Another node has a copy of a segment of this one."""
+        for number in message.items:
+            spreading = self._spreads.get(number)
+            if spreading is not None:
+                spreading.spread.has_copy(node_id, serves=self._relay.can_dial(node_id))
+                spreading.room.set()
+
+    async def _pass_on(self, key: Key, offset: int, node_id: bytes) -> AsyncGenerator[bytes, None]:
+        """A copy that is here, or as much of it as is."""
+        local = self.copies.find(key)
+        arriving: Arriving | None = None
+        found: Segment | None = None
+        if local is not None:
+            found = self._store.get(local)
+        else:
+            arriving = self._arriving.get(key)
+            if arriving is not None:
+                found = await arriving.room()
+        if found is None:
+            raise ObjectLostError(f"segment {key[1]}", "there is no copy of it on this node")
+        with self._mapped(found, node_id) as segment:
+            yield _head(segment, 0)
+            while offset < segment.size:
+                end = segment.size if arriving is None else await arriving.beyond(offset)
+                if end <= offset:
+                    raise ObjectLostError(f"segment {key[1]}", "its transfer to this node ended")
+                piece = await self._read(segment, offset, end)
+                offset += len(piece)
+                yield piece
+
+    async def _read(self, segment: Segment, offset: int, end: int) -> bytes:
+        length = min(config().transfer_chunk, end - offset)
+        if segment.in_memory:
+            return os.pread(segment.fd, length, offset)
+        return await self._spilling.read(segment, offset, length)
+
+    @contextlib.contextmanager
+    def _mapped(self, segment: Segment, node_id: bytes) -> Iterator[Segment]:
+        """A segment that another node reads."""
+        self._store.map(segment.number, node_id)
+        try:
+            yield segment
+        finally:
+            self._store.unmap([segment.number], node_id)
+
+    # --- pushing -----------------------------------------------------------------
+    def _wanted(self, node_id: bytes, message: Relayed) -> None:
+        """A node that cannot dial this one wants a segment."""
+        task = asyncio.ensure_future(self._push(node_id, *message.items))
+        pushes = self._pushes.setdefault(node_id, set())
+        pushes.add(task)
+        task.add_done_callback(pushes.discard)
+
+    async def _push(
+        self, node_id: bytes, ticket: int, number: int, offset: int, *tried: bytes
+    ) -> None:
+        channel = self._relay.channel(node_id)
+        try:
+            if channel is None:
+                raise ObjectLostError(
+                    f"segment {number}", "neither of the two nodes can dial the other"
+                )
+            served = self.serve(self._node_id, number, offset, node_id, tried, ticket)
+            async with contextlib.aclosing(served) as pieces:
+                # What a call's iterator raises is lost in gRPC, so this is found out before.
+                first = await anext(pieces)
+                await _send(channel, first, pieces)
+        except ObjectLostError as error:
+            self._refuse(node_id, ticket, error.reason, may_work=False)
+        except grpc.aio.AioRpcError as error:
+            self._refuse(node_id, ticket, str(error.details()), may_work=True)
+        except asyncio.CancelledError:  # by gRPC, unless the node is gone
+            self._refuse(node_id, ticket, "the connection broke", may_work=True)
+        except Exception as error:
+            logger.exception("segment %d could not be pushed to node %s", number, node_id.hex())
+            self._refuse(node_id, ticket, repr(error), may_work=True)
+
+    def _refuse(self, node_id: bytes, ticket: int, reason: str, *, may_work: bool) -> None:
+        items = (ticket, reason, may_work)
+        self._relay.send(node_id, Relayed(notice=r.REFUSED, items=items))
+
+
+async def _send(channel: grpc.aio.Channel, first: bytes, rest: AsyncGenerator[bytes, None]) -> None:
+    """Push pieces; after the word whom to ask instead, until the other end hangs up."""
+    if not node_pb2.ObjectHead.FromString(first).ask:
+        await push(channel, _followed_by(first, rest))
+        return
+    over = asyncio.Event()
+    try:
+        await push(channel, _until(over, first))
+    finally:
+        over.set()
+
+
+async def _followed_by(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece
+
+
+async def _until(over: asyncio.Event, only: bytes) -> AsyncIterator[bytes]:
+    yield only
+    await over.wait()
+
+
+def _head(segment: Segment, ticket: int) -> bytes:
+    head = node_pb2.ObjectHead(size=segment.size, form=segment.form, ticket=ticket)
+    return bytes(head.SerializeToString())

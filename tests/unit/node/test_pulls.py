@@ -1,0 +1,301 @@
+"""Who waits for copies of other nodes' values, and how much is fetched before it is read."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.node.copies import Copies
+from miniray.node.fetch_ahead import FetchAhead
+from miniray.node.pulls import Pulls
+from miniray.node.segments import SegmentStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from miniray.node.segments import Segment
+    from miniray.node.transfers import Key
+
+SIZE = 100_000
+KEY = (b"node", 7)
+A, B = b"process a", b"process b"
+
+
+class Transfers:
+    """Copies that end when a test says so."""
+
+    def __init__(self, store: SegmentStore) -> None:
+        self._store = store
+        self.begun: list[Key] = []
+        self.ended: list[Key] = []
+        self._open: dict[Key, asyncio.Future[None]] = {}
+
+    async def copy(self, node_id: bytes, number: int, size: int) -> Segment:
+        key = (node_id, number)
+        self.begun.append(key)
+        self._open[key] = asyncio.get_running_loop().create_future()
+        segment = self._store.create(size, 0, node_id, b"daemon")
+        try:
+            await self._open[key]
+        except BaseException:
+            self._store.seal(segment.number)
+            self._store.free(segment.number)
+            raise
+        finally:
+            self.ended.append(key)
+        return segment
+
+    def finish(self, key: Key, error: Exception | None = None) -> None:
+        if error is None:
+            self._open[key].set_result(None)
+        else:
+            self._open[key].set_exception(error)
+
+
+class Node:
+    def __init__(self, capacity: int = 1 << 24) -> None:
+        self.store = SegmentStore(capacity)
+        self.transfers = Transfers(self.store)
+        self.copies = Copies()
+        self.pulls = Pulls(self.store, self.transfers.copy, self.copies)
+        self.ahead = FetchAhead(self.pulls, self.store)
+
+
+def run(test: Callable[[Node], Coroutine[Any, Any, None]], **node: int) -> None:
+    async def main() -> None:
+        made = Node(**node)
+        try:
+            await asyncio.wait_for(test(made), 10)
+        finally:
+            made.store.close()
+
+    asyncio.run(main())
+
+
+async def settled() -> None:
+    """What is ready to run has run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+# --- pulls -------------------------------------------------------------------------------
+def test_all_who_wait_share_one_transfer_and_map_it_once_each() -> None:
+    async def test(node: Node) -> None:
+        waiters = [
+            node.pulls.wait(KEY, SIZE, process, request, maps=request != 3)
+            for request, process in enumerate((A, A, B, B), 1)
+        ]
+        await settled()
+        node.transfers.finish(KEY)
+        segments = [await waiter.segment for waiter in waiters]
+        assert node.transfers.begun == [KEY]
+        assert {segment.number for segment in segments} == {node.copies.find(KEY)}
+        assert segments[0].mappers == {A: 2, B: 1}
+        assert not len(node.pulls)
+
+    run(test)
+
+
+def test_a_transfer_ends_with_the_last_who_waits() -> None:
+    async def test(node: Node) -> None:
+        first = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
+        second = node.pulls.wait(KEY, SIZE, B, 1, maps=True)
+        await settled()
+        node.pulls.withdraw(A, 1)
+        with pytest.raises(ObjectLostError, match="nobody waits"):
+            await first.segment
+        await settled()
+        assert not node.transfers.ended
+        assert node.store.used
+        node.pulls.withdraw(B, 1)
+        with pytest.raises(ObjectLostError):
+            await second.segment
+        await settled()
+        assert node.transfers.ended == [KEY]
+        assert not node.store.used
+        assert node.copies.find(KEY) is None
+
+    run(test)
+
+
+def test_a_process_that_ends_waits_no_more() -> None:
+    async def test(node: Node) -> None:
+        for request, key in enumerate([KEY, (b"node", 8), KEY]):
+            node.pulls.wait(key, SIZE, A, request, maps=True)
+        node.pulls.wait((b"node", 8), SIZE, B, 1, maps=True)
+        await settled()
+        node.pulls.process_died(A)
+        await settled()
+        assert node.transfers.ended == [KEY]
+        node.transfers.finish((b"node", 8))
+        await settled()
+        assert list(node.copies.of_node(b"node")) == [(b"node", 8)]
+
+    run(test)
+
+
+def test_who_comes_after_the_last_has_left_begins_anew() -> None:
+    async def test(node: Node) -> None:
+        node.pulls.wait(KEY, SIZE, A, 1, maps=True)
+        await settled()
+        node.pulls.withdraw(A, 1)
+        again = node.pulls.wait(KEY, SIZE, A, 2, maps=True)
+        await settled()
+        assert node.transfers.begun == [KEY, KEY]
+        node.transfers.finish(KEY)
+        assert (await again.segment).number == node.copies.find(KEY)
+
+    run(test)
+
+
+def test_a_freed_value_is_lost_for_all_who_wait_and_its_half_copy_is_gone() -> None:
+    async def test(node: Node) -> None:
+        waiters = [node.pulls.wait(KEY, SIZE, process, 1, maps=True) for process in (A, B)]
+        await settled()
+        node.pulls.lose(KEY, "its owner has freed it")
+        for waiter in waiters:
+            with pytest.raises(ObjectLostError, match="freed"):
+                await waiter.segment
+        await settled()
+        assert not node.store.used
+        assert not len(node.pulls)
+
+    run(test)
+
+
+def test_what_stops_a_transfer_is_told_to_all_who_wait() -> None:
+    async def test(node: Node) -> None:
+        waiters = [node.pulls.wait(KEY, SIZE, process, 1, maps=True) for process in (A, B)]
+        await settled()
+        node.transfers.finish(KEY, ObjectStoreFullError(SIZE, 0, 0))
+        for waiter in waiters:
+            with pytest.raises(ObjectStoreFullError):
+                await waiter.segment
+        assert not len(node.pulls)
+        assert not node.pulls._waiters
+
+    run(test)
+
+
+def test_a_copy_whose_node_has_died_is_for_those_who_wait_only() -> None:
+    async def test(node: Node) -> None:
+        waiter = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
+        await settled()
+        node.pulls.origin_died(KEY)
+        node.transfers.finish(KEY)
+        segment = await waiter.segment
+        assert node.copies.find(KEY) is None
+        assert segment.freed
+        node.store.unmap([segment.number], A)
+        assert not node.store.used
+
+    run(test)
+
+
+# --- ahead -------------------------------------------------------------------------------
+def keys(count: int) -> list[Key]:
+    return [(b"node", number) for number in range(count)]
+
+
+def test_what_is_fetched_ahead_takes_a_part_of_the_store_only() -> None:
+    async def test(node: Node) -> None:
+        for request, key in enumerate(keys(6)):
+            node.ahead.prefetch(A, request, key, SIZE)
+        await settled()
+        assert node.transfers.begun == keys(2)  # a quarter of the store
+        node.transfers.finish(keys(6)[0])
+        await settled()
+        assert node.transfers.begun == keys(2)  # it is here, and not yet read
+        node.ahead.withdraw(A, 0)
+        await settled()
+        assert node.transfers.begun == keys(3)
+        node.ahead.withdraw(A, 4)  # it had not begun
+        node.ahead.process_died(A)
+        await settled()
+        assert not len(node.ahead)
+        assert not node.ahead.bytes
+        assert node.transfers.begun == keys(3)
+        assert sorted(node.transfers.ended) == keys(3)
+        assert list(node.copies.of_node(b"node")) == keys(1)
+
+    run(test, capacity=8 * SIZE)
+
+
+def test_one_value_is_fetched_ahead_however_large_if_there_is_room() -> None:
+    async def test(node: Node) -> None:
+        node.ahead.prefetch(A, 1, KEY, SIZE)
+        await settled()
+        assert node.transfers.begun == [KEY]
+
+    run(test, capacity=2 * SIZE)
+
+
+def test_nothing_is_fetched_ahead_into_a_full_store() -> None:
+    async def test(node: Node) -> None:
+        node.store.create(SIZE, 0, A, A)
+        node.ahead.prefetch(A, 1, KEY, SIZE)
+        await settled()
+        assert not node.transfers.begun
+        assert not len(node.ahead)
+
+    run(test, capacity=SIZE * 3 // 2)
+
+
+def test_who_reads_does_not_wait_behind_what_is_fetched_ahead() -> None:
+    async def test(node: Node) -> None:
+        for request, key in enumerate(keys(6)):
+            node.ahead.prefetch(A, request, key, SIZE)
+        last = keys(6)[-1]
+        waiter = node.pulls.wait(last, SIZE, A, 100, maps=True)
+        await settled()
+        node.transfers.finish(last)
+        assert (await waiter.segment).mappers == {A: 1}
+        node.ahead.withdraw(A, 5)
+        assert node.copies.find(last) is not None
+
+    run(test, capacity=8 * SIZE)
+
+
+def test_a_value_that_is_wanted_here_is_told_of_when_it_is() -> None:
+    async def test(node: Node) -> None:
+        fetches = [
+            asyncio.ensure_future(node.ahead.fetch(A, request, key, SIZE))
+            for request, key in enumerate(keys(3))
+        ]
+        await settled()
+        assert node.transfers.begun == keys(2)
+        node.transfers.finish(keys(3)[0])
+        node.transfers.finish(keys(3)[1], ObjectLostError("segment", "it is gone"))
+        await fetches[0]
+        with pytest.raises(ObjectLostError, match="it is gone"):
+            await fetches[1]
+        await settled()
+        assert node.transfers.begun == keys(3)  # nothing counts that has come
+        node.ahead.withdraw(A, 2)
+        with pytest.raises(ObjectLostError, match="nobody waits"):
+            await fetches[2]
+        assert not len(node.ahead)
+        assert not node.ahead.bytes
+
+    run(test, capacity=8 * SIZE)
+
+
+def test_a_value_that_waits_its_turn_can_be_withdrawn() -> None:
+    async def test(node: Node) -> None:
+        fetches = [
+            asyncio.ensure_future(node.ahead.fetch(A, request, key, SIZE))
+            for request, key in enumerate(keys(3))
+        ]
+        await settled()
+        node.ahead.withdraw(A, 2)
+        with pytest.raises(ObjectLostError, match="nobody waits"):
+            await fetches[2]
+        node.ahead.process_died(A)
+        for fetch in fetches[:2]:
+            with pytest.raises(ObjectLostError):
+                await fetch
+
+    run(test, capacity=8 * SIZE)
