@@ -368,6 +368,7 @@ def test_the_end_of_a_kernel_leaves_nothing(
 # --- one process, many clusters ----------------------------------------------------------------
 
 
+@pytest.mark.timeout(180)
 def test_many_clusters_one_after_another_leak_nothing() -> None:
     @miniray.remote
     class Echo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -97,20 +98,29 @@ def test_tasks_finish_while_their_workers_are_killed() -> None:
     def square(n: int) -> tuple[int, Any]:
         return n * n, np.full(MIB // 8, n % 251, dtype=np.uint8)
 
-    def kill_one() -> None:
-        found = workers()
-        if found:
-            try:
-                os.kill(random.choice(found), signal.SIGKILL)
-            except ProcessLookupError:  # it has ended by itself
-                pass
+    refs: list[Any] = []
+    before = 0
 
+    def kill_one() -> None:
+        """The next worker is killed when something was done after the last one was."""
+        nonlocal before
+        asked = list(refs)
+        done = len(miniray.wait(asked, num_returns=len(asked), timeout=0, fetch_local=False)[0])
+        found = workers()
+        if found and done != before:
+            before = done
+            with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                os.kill(random.choice(found), signal.SIGKILL)
+
+    refs.append(miniray.put(0))
     with Now_and_then(kill_one, every=0.1):
         for _ in range(4):
-            results = miniray.get([square.remote(n) for n in range(150)], timeout=60)
+            refs[:] = [square.remote(n) for n in range(150)]
+            results = miniray.get(list(refs), timeout=60)
             assert [value for value, _ in results] == [n * n for n in range(150)]
             assert all((array == n % 251).all() for n, (_, array) in enumerate(results))
             del results
+    refs.clear()
     wait_until(stores_are_empty)
 
 
