@@ -24,7 +24,7 @@ from miniray.exceptions import ObjectStoreFullError
 from miniray.object_ref import hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.core.node_link import NodeLink
     from miniray.core.objects import Value
@@ -126,6 +126,8 @@ class SharedMemory:
         args: tuple[Any, ...],
         undo: Callable[[Any], None],
         timeout: float | None = None,
+        *,
+        patient: bool = True,
     ) -> Any:
         """Ask for memory of the daemon.
 
@@ -139,7 +141,17 @@ class SharedMemory:
             if error.needed > error.capacity:
                 raise
         self._make_room()
-        return self._link.node_request(method, (*args, True), timeout=timeout, undo=undo)
+        return self._link.node_request(method, (*args, patient), timeout=timeout, undo=undo)
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Be the only one on this node that maps several values although memory is short."""
+        ticket = self.fetches.next_number()
+        try:
+            self._link.node_request("take_turn", (ticket,))
+            yield
+        finally:
+            self._link.node_notice("end_turn", ticket)
 
     def _discard(self, segment: int) -> None:
         """A segment of this node does not get its value."""
@@ -147,8 +159,15 @@ class SharedMemory:
         self._link.node_notice("free_segment", self._node_id, segment)
 
     # --- reading -----------------------------------------------------------------
-    def map(self, payload: Any, timeout: float | None = None) -> tuple[Mapping, Block]:
+    def map(
+        self, payload: Any, timeout: float | None = None, *, patient: bool = True
+    ) -> tuple[Mapping, Block]:
         """Map a value, fetched from its node, or read from disk, if need be.
+
+        Args:
+            payload: Its node, its segment there, and its size in bytes.
+            timeout: Seconds; None: no limit.
+            patient: Whether to wait for room that other processes have mapped.
 
         Raises:
             ObjectLostError: its node, or the segment, is gone.
@@ -167,6 +186,7 @@ class SharedMemory:
                 (node_id, segment, size, request),
                 lambda got: self._gone(got[0]),
                 timeout,
+                patient=patient,
             )
         except BaseException:
             if node_id != self._node_id:
@@ -211,11 +231,22 @@ class SharedMemory:
     def forget(self, segments: Iterable[int]) -> None:
         """These segments, by their numbers on this node, were freed, or room is needed."""
         dropped = []
+        looked_at = []
         with self._lock:
             for segment in segments:
                 key = self._kept_as.pop(segment, None)
-                if key is not None:
+                if key is None:
+                    looked_at.append(segment)  # or unmapped, which the daemon is told before
+                else:
                     dropped.append(self._kept.pop(key))
+        while dropped:
+            mapping, block = dropped.pop()
+            del block
+            if mapping.block() is not None:
+                looked_at.append(mapping.segment)
+        self.report_unmapped()
+        if looked_at:  # nobody need wait for it
+            self._link.node_notice("in_use", looked_at)
 
     def report_unmapped(self) -> None:
         """Tell the daemon which segments this process reads no more."""

@@ -95,7 +95,10 @@ class NodeDaemon:
         )
         self._traffic.on_ended_there = self._ended_there
         self._traffic.on_unreachable = self._transfers.node_unreachable
-        StoreRequests(self.node_id, self._objects, self._clients, self._spilling, self._runs)
+        requests = StoreRequests(
+            self.node_id, self._objects, self._clients, self._spilling, self._runs
+        )
+        self._turns = requests.turns
         FetchRequests(self._objects, self._clients, self._runs)
         self._pool = WorkerPool(
             template=self._template,
@@ -261,6 +264,7 @@ class NodeDaemon:
     ) -> None:
         self._objects.process_died(process_id)
         self._adopted.process_died(process_id)
+        self._turns.process_died(process_id)
         self._head.process_ended(process_id)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path(os.path.dirname(self._config.socket_path), process_id))

@@ -8,7 +8,7 @@ serves the next writer. A segment that nobody maps may be on disk instead (``spi
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from miniray.exceptions import ObjectLostError
 from miniray.node.memories import Memories, Memory
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.node.spill_files import Place
+
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
 
 _PAGE = 4096
 
@@ -121,8 +124,8 @@ class SegmentStore:
         self._segments: dict[int, Segment] = {}
         #: Complete, wanted and not mapped; the least recently used first.
         self._idle: collections.OrderedDict[int, Segment] = collections.OrderedDict()
-        #: Kept mapped by processes that were just told to let go.
-        self._returning: set[int] = set()
+        #: Kept mapped by processes that were just told to let go: which ones.
+        self._returning: dict[int, set[bytes]] = {}
         #: Kept mapped by processes that were not told so; the first that was kept first.
         self._kept: dict[int, Segment] = {}
         self._by_owner: dict[bytes, set[int]] = {}
@@ -189,6 +192,10 @@ class SegmentStore:
             raise ObjectLostError(f"segment {number}", "its memory was freed already")
         return segment
 
+    def has(self, segment: Segment) -> bool:
+        """Whether a segment is still here."""
+        return self._segments.get(segment.number) is segment
+
     def map(self, number: int, mapper: bytes) -> Segment:
         """A process maps a segment, which is to be read from disk first if it is there only."""
         segment = self.get(number)
@@ -208,7 +215,14 @@ class SegmentStore:
                 del segment.mappers[mapper]
                 segment.keepers.discard(mapper)
                 self._drop(self._by_mapper, mapper, number)
+                self._drop(self._returning, number, mapper)
                 self._look_at(segment)
+                if segment.mappers:
+                    self.on_room()  # the others may be asked for it now, or look at it
+
+    def _is_only_kept(self, segment: Segment) -> bool:
+        """Whether all who map a segment said that they would keep it, used or not."""
+        return segment.mappers.keys() <= segment.keepers
 
     def leave_open(self, mapper: bytes) -> None:
         """A process has a child that has mapped what it has, and will not tell when it unmaps."""
@@ -223,6 +237,14 @@ class SegmentStore:
         elif mapper in segment.mappers:
             segment.keepers.add(mapper)
             self._kept[number] = segment
+            if self._is_only_kept(segment):
+                self.on_room()
+
+    def in_use(self, numbers: Iterable[int], mapper: bytes) -> None:
+        """A process looks at segments that it was asked for."""
+        for number in numbers:
+            self._drop(self._returning, number, mapper)
+        self.on_room()  # who waits for them may give up
 
     # --- freeing -----------------------------------------------------------------
     def returning(self) -> bool:
@@ -246,7 +268,7 @@ class SegmentStore:
         """Tell the processes that keep a segment mapped to let go."""
         self._kept.pop(segment.number, None)
         if segment.keepers:
-            self._returning.add(segment.number)
+            self._returning.setdefault(segment.number, set()).update(segment.keepers)
         for process in segment.keepers:
             self._forget(process, (segment.number,))
         segment.keepers.clear()
@@ -266,6 +288,7 @@ class SegmentStore:
             if segment is not None:
                 segment.mappers.pop(process_id, None)
                 segment.keepers.discard(process_id)
+                self._drop(self._returning, number, process_id)
                 segment.left_open = True
                 self._look_at(segment)
         owned = list(self._by_owner.get(process_id, ()))
@@ -306,8 +329,9 @@ class SegmentStore:
         for segment in list(self._kept.values()):
             if needed <= 0:
                 return
-            needed -= segment.capacity
-            self._ask_for(segment)
+            if self._is_only_kept(segment):  # else others look at it
+                needed -= segment.capacity
+                self._ask_for(segment)
 
     def begin_move(self, segment: Segment) -> None:
         """A segment is being written to disk, or read from there."""
@@ -329,7 +353,7 @@ class SegmentStore:
         if segment.mappers or segment.creator is not None or segment.moves:
             return
         self._kept.pop(segment.number, None)
-        self._returning.discard(segment.number)
+        self._returning.pop(segment.number, None)
         if not segment.freed:
             if segment.place is not None and self.used > self.capacity:
                 self._give_back(segment)  # it was read back although there was no room
@@ -353,11 +377,11 @@ class SegmentStore:
         self.on_room()
 
     @staticmethod
-    def _drop(index: dict[bytes, set[int]], key: bytes, number: int) -> None:
-        numbers = index.get(key)
-        if numbers is not None:
-            numbers.discard(number)
-            if not numbers:
+    def _drop(index: dict[_Key, set[_Item]], key: _Key, item: _Item) -> None:
+        items = index.get(key)
+        if items is not None:
+            items.discard(item)
+            if not items:
                 del index[key]
 
     def close(self) -> None:

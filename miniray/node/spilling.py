@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+_Key = TypeVar("_Key")
 
 #: Values that are written or read at the same time: more would only make the disk seek.
 _THREADS = 2
@@ -45,6 +46,12 @@ def _is_no_copy(_segment: Segment) -> bool:
 
 def _there_are_none(_segment: Segment) -> None:
     """Nothing to drop."""
+
+
+def _forget(tasks: dict[_Key, asyncio.Task[None]], key: _Key, task: asyncio.Task[None]) -> None:
+    del tasks[key]
+    if not task.cancelled():
+        task.exception()  # who waited may be gone, then nobody else looks at it
 
 
 class Spilling:
@@ -77,7 +84,10 @@ class Spilling:
         self._stopped = threading.Event()
         #: Writing and giving back, under way; closing waits for nobody.
         self._tasks: set[asyncio.Task[None]] = set()
-        self._restores: dict[int, asyncio.Task[None]] = {}
+        #: By segment, and whether those who wait are patient.
+        self._restores: dict[tuple[int, bool], asyncio.Task[None]] = {}
+        #: Of these, what has room and is being read.
+        self._readings: dict[int, asyncio.Task[None]] = {}
         #: Bytes of memory that are being written to disk.
         self._leaving = 0
         #: Bytes that those who wait for room have asked for.
@@ -239,39 +249,49 @@ class Spilling:
             ObjectLostError: the disk cannot be read.
             ObjectStoreFullError: there is no room for it in memory.
         """
+        # Who is not patient may hold what a patient one waits for: they do not wait together.
+        key = (segment.number, patient)
         while not segment.in_memory:
-            task = self._restores.get(segment.number)
+            task = self._restores.get(key)
             if task is None:
                 task = asyncio.ensure_future(self._restore(segment, asker, patient))
-                self._restores[segment.number] = task
-                task.add_done_callback(lambda task: self._restored(segment.number, task))
+                self._restores[key] = task
+                task.add_done_callback(lambda task: _forget(self._restores, key, task))
             await asyncio.shield(task)
-
-    def _restored(self, number: int, task: asyncio.Task[None]) -> None:
-        del self._restores[number]
-        if not task.cancelled():
-            task.exception()  # who waited may be gone, then nobody else looks at it
+            if not self._store.has(segment):
+                raise ObjectLostError(f"segment {segment.number}", "it was freed meanwhile")
 
     async def _restore(self, segment: Segment, asker: bytes, patient: bool) -> None:
-        store = self._store
+        memory = await self._memory_for(segment, asker, patient)
+        number = segment.number
+        reading = self._readings.get(number)
+        if reading is None and not segment.in_memory and self._store.has(segment):
+            reading = asyncio.ensure_future(self._read_back(segment, memory))
+            self._readings[number] = reading
+            reading.add_done_callback(lambda task: _forget(self._readings, number, task))
+        else:  # another was quicker, or all who wanted it are gone
+            self._store.memories.give_back(memory)
+            self._room.set()
+        if reading is not None:
+            await asyncio.shield(reading)
+
+    async def _read_back(self, segment: Segment, memory: Memory) -> None:
         place = segment.place
         assert place is not None
-        store.begin_move(segment)
+        self._store.begin_move(segment)
         try:
-            memory = await self._memory_for(segment, asker, patient)
-            try:
-                await self._in_thread(read, place, memory.fd, self._stopped.is_set)
-            except BaseException as error:
-                store.memories.give_back(memory)
-                if not isinstance(error, OSError):
-                    raise
-                logger.exception("segment %d could not be read back from disk", segment.number)
-                raise ObjectLostError(
-                    f"segment {segment.number}", f"it could not be read back from disk: {error}"
-                ) from None
+            await self._in_thread(read, place, memory.fd, self._stopped.is_set)
             segment.memory = memory
+        except BaseException as error:
+            self._store.memories.give_back(memory)
+            if not isinstance(error, OSError):
+                raise
+            logger.exception("segment %d could not be read back from disk", segment.number)
+            raise ObjectLostError(
+                f"segment {segment.number}", f"it could not be read back from disk: {error}"
+            ) from None
         finally:
-            store.end_move(segment)
+            self._store.end_move(segment)
 
     async def _memory_for(self, segment: Segment, asker: bytes, patient: bool) -> Memory:
         store = self._store
@@ -320,7 +340,7 @@ class Spilling:
         """Stop reading and writing, then give the disk back."""
         self._stopped.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        tasks = [*self._tasks, *self._restores.values()]
+        tasks = [*self._tasks, *self._restores.values(), *self._readings.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from miniray.core.warm_memory import ON_DISK
 from miniray.exceptions import ObjectStoreFullError
+from miniray.node.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -47,6 +49,8 @@ class StoreRequests:
         self._store = store = objects.store
         self._runs = runs
         memories = store.memories
+        self.turns = Turns()
+        clients.requests["take_turn"] = self._take_turn
         clients.requests["map_segment"] = self._fetch_and_map
         clients.requests["create_segment"] = self._create_later
         clients.quick.update(
@@ -58,9 +62,11 @@ class StoreRequests:
         )
         clients.notices.update(
             {
+                "end_turn": lambda client, ticket: self._end_turn(client.process_id, ticket),
                 "seal_segment": lambda _client, number: store.seal(number),
                 "free_segment": lambda _client, node, number: objects.free(node, number),
                 "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
+                "in_use": lambda client, numbers: store.in_use(numbers, client.process_id),
                 "forked": lambda client: store.leave_open(client.process_id),
                 "keep_segment": lambda client, number: store.keep(number, client.process_id),
                 "mapped_memory": lambda client, number: memories.mapped(number, client.process_id),
@@ -167,3 +173,13 @@ class StoreRequests:
         if not self._runs(process):  # it ended while it waited
             self._store.unmap([segment.number], process)
         return (segment.number, segment.form), segment.fd
+
+    async def _take_turn(self, client: Client, ticket: int) -> tuple[None, int]:
+        if not self._runs(client.process_id):
+            raise ConnectionError("the process that asked has ended")  # nobody hears it
+        await self.turns.take(client.process_id, ticket)
+        return None, -1
+
+    def _end_turn(self, process_id: bytes, ticket: int) -> None:
+        # A request that was read just before is a task that has not begun to wait yet.
+        asyncio.get_running_loop().call_soon(self.turns.end, process_id, ticket)

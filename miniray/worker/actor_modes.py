@@ -14,14 +14,15 @@ from miniray.core import context, event_loop
 from miniray.core import protocol as p
 from miniray.exceptions import TaskCancelledError
 from miniray.worker.actor_loop import serving_loop
+from miniray.worker.arguments import load_arguments
 from miniray.worker.executor import Executor
 from miniray.worker.exits import ActorExit
-from miniray.worker.work import Work, load_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.worker.work import Work
 
 #: Ray's default for asyncio actors.
 ASYNC_CONCURRENCY = 1000

@@ -22,15 +22,10 @@ from miniray.core.borrowing import error_value
 from miniray.exceptions import TaskCancelledError
 from miniray.object_ref import hooks
 from miniray.worker import stdio
+from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.exits import ActorExit, end_child
 from miniray.worker.results import Results
-from miniray.worker.work import (
-    ArgumentLostError,
-    Work,
-    fetch_arguments,
-    forget_arguments,
-    load_arguments,
-)
+from miniray.worker.work import ArgumentLostError, Work
 from miniray.worker.work_queue import WorkQueue
 
 if TYPE_CHECKING:

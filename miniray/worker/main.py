@@ -30,9 +30,10 @@ from miniray.core.runtime import ActorClassInfo, set_runtime
 from miniray.exceptions import TaskError
 from miniray.worker import stdio
 from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, ThreadedExecutor
+from miniray.worker.arguments import load_arguments
 from miniray.worker.executor import CANCEL_SIGNAL, Executor
 from miniray.worker.exits import ActorExit
-from miniray.worker.work import ArgumentLostError, Work, load_arguments
+from miniray.worker.work import ArgumentLostError, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable

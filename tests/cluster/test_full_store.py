@@ -115,6 +115,19 @@ def test_three_times_the_store_goes_through_tasks() -> None:
         assert is_value_of(number + 2, miniray.get(refs[number]))
 
 
+def test_tasks_with_several_arguments_do_not_starve_each_other() -> None:
+    """Four at a time need six values each, where seven fit."""
+
+    @miniray.remote
+    def total_of(*values: Any) -> int:
+        return sum(int(value[0]) for value in values)
+
+    refs = [miniray.put(value_of(number)) for number in range(12)]
+    picks = [[(start + step) % 12 for step in (0, 5, 7, 2, 9, 10)] for start in range(24)]
+    sums = [total_of.remote(*(refs[pick] for pick in some)) for some in picks]
+    assert miniray.get(sums, timeout=50) == [sum(some) for some in picks]
+
+
 def test_one_get_of_more_than_the_store_names_who_holds_it() -> None:
     refs = [miniray.put(value_of(number)) for number in range(12)]
     with pytest.raises(ObjectStoreFullError, match=str(CAPACITY)):

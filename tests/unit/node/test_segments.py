@@ -316,11 +316,33 @@ def test_who_keeps_a_segment_mapped_is_told_when_it_is_freed() -> None:
     assert store.returning()
     store.keep(segment.number, OWNER)  # it had not heard yet
     assert told[1:] == [(OWNER, (segment.number,))]
-    assert not looked
+    looked.clear()
     store.unmap([segment.number], READER)
     assert not store.returning()
     assert looked == [0]  # whoever waits for room looks at it when it is there
     store.close()
+
+
+def test_who_waits_hears_that_what_was_asked_for_is_looked_at(store: SegmentStore) -> None:
+    looked: list[bool] = []
+    segment = written(store, PAGE)
+    for process in (READER, WRITER):
+        store.map(segment.number, process)
+    store.keep(segment.number, READER)
+    store.ask_keepers(PAGE)
+    assert not store.returning()  # another one looks at it
+    store.on_room = lambda: looked.append(store.returning())
+    store.unmap([segment.number], WRITER)
+    assert looked == [False]  # it can be asked for now
+    store.ask_keepers(PAGE)
+    assert store.returning()
+    store.in_use([segment.number], READER)
+    assert looked == [False, False]
+    store.keep(segment.number, READER)  # it may be asked again
+    store.ask_keepers(PAGE)
+    assert store.returning()
+    store.unmap([segment.number], READER)
+    assert not store.returning()
 
 
 def test_memory_that_a_process_had_mapped_when_it_left_is_not_written_again(

@@ -166,6 +166,40 @@ def test_many_who_wait_for_a_value_share_one_reading(
     run(steps)
 
 
+def test_who_is_not_patient_does_not_wait_with_one_who_is(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = [await node.create() for _ in range(ROOM + 1)]
+        assert not values[0].in_memory
+        for value in values[1:]:
+            await node.read(value, b"holder00")
+        patient = asyncio.ensure_future(node.read(values[0]))
+        await asyncio.sleep(0)
+        with pytest.raises(ObjectStoreFullError):
+            await node.spilling.restore(values[0], WRITER, patient=False)
+        assert not patient.done()
+        node.store.unmap([values[1].number], b"holder00")
+        assert await patient == content(values[0])
+
+    run(steps)
+
+
+def test_nobody_waits_for_a_value_that_was_freed(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = [await node.create() for _ in range(ROOM + 1)]
+        for value in values[1:]:
+            await node.read(value, b"holder00")
+        waiting = asyncio.ensure_future(node.read(values[0]))
+        await asyncio.sleep(0)
+        node.store.process_died(READER)
+        node.store.free(values[0].number)
+        node.store.unmap([values[1].number], b"holder00")
+        with pytest.raises(ObjectLostError):
+            await waiting
+        assert node.store.used == (ROOM - 1 + values[1].in_memory) * PAGE
+
+    run(steps)
+
+
 class Slow:
     """Writing to disk that a test holds up."""
 

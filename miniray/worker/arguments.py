@@ -1,0 +1,98 @@
+"""Arguments of calls: fetched ahead while the call is queued, and loaded when its turn has come."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from miniray.core.recovery import is_shared
+from miniray.core.serialization import deserialize
+from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.worker.work import ArgumentLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.core.objects import Value
+    from miniray.object_ref import ObjectRef
+    from miniray.worker.work import Work
+
+
+def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a piece of work; refs in them are borrowed for its time."""
+    contained = work.arguments[2]
+    for _, _, _, value in work.refs:
+        if value is not None and value[2]:
+            contained = (*contained, *value[2])
+    if contained:
+        adopt = runtime.table.adopt
+        work.held = [adopt(id, node)[0] if node else _plain_ref(id) for id, node in contained]
+    try:
+        if not work.refs or sum(map(is_shared, _values(work))) < 2:
+            return _load_all(runtime, work)
+        # Who waits for memory with some arguments in hand may wait for others that do the same.
+        with contextlib.suppress(ObjectStoreFullError):
+            return _load_all(runtime, work, patient=False)
+        with runtime.shared_memory.turn():
+            return _load_all(runtime, work)
+    finally:
+        forget_arguments(runtime, work)
+
+
+def _values(work: Work) -> Iterator[Value]:
+    yield work.arguments
+    for *_, value in work.refs:
+        if value is not None:
+            yield value
+
+
+def fetch_arguments(runtime: ClusterRuntime, work: Work) -> None:
+    """Begin to move what a piece of work will read; it may wait for a while in the queue."""
+    if not work.refs and not is_shared(work.arguments):
+        return
+    values = [value for value in _values(work) if is_shared(value)]
+    if values:
+        work.ahead = runtime.shared_memory.fetches.prefetch(values)
+
+
+def forget_arguments(runtime: ClusterRuntime, work: Work) -> None:
+    """What ``fetch_arguments`` began is not needed any more, or in use."""
+    if work.ahead:
+        ahead, work.ahead = work.ahead, []
+        runtime.shared_memory.fetches.withdraw(ahead)
+
+
+def _load_all(
+    runtime: ClusterRuntime, work: Work, *, patient: bool = True
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, kwargs = _load(runtime, work.arguments, patient=patient)
+    if work.refs:
+        positional = list(args)
+        for where, id, _node, value in work.refs:
+            try:
+                item = _load(runtime, value, patient=patient)
+            except ObjectLostError as error:
+                if not is_shared(value):
+                    raise
+                raise ArgumentLostError(id, value[1]) from error
+            if isinstance(where, int):
+                positional[where] = item
+            else:
+                kwargs[where] = item
+        args = tuple(positional)
+    return args, kwargs
+
+
+def _load(runtime: ClusterRuntime, value: Value, *, patient: bool) -> Any:
+    """The Python value of a value that came with a message."""
+    if is_shared(value):
+        mapping, block = runtime.shared_memory.map(value[1], patient=patient)
+        return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
+    return deserialize(value[0], value[1])
+
+
+def _plain_ref(id: bytes) -> ObjectRef[Any]:
+    from miniray.object_ref import ObjectRef
+
+    return ObjectRef(id, b"")
