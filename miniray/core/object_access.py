@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core import waiting
+from miniray.core.call_site import call_site
 from miniray.core.recovery import is_shared
 from miniray.core.ref_tracking import RefTracking
 from miniray.core.serialization import deserialize, serialize
@@ -37,12 +38,18 @@ class ObjectAccess(RefTracking):
         if hooks.dropped:
             self.drain()
         serialized = serialize(value)
-        if serialized.size > config().inline_limit:
+        tunables = config()
+        made = None
+        if serialized.size > tunables.inline_limit:
+            made = call_site()
             stored = self.shared_memory.write(serialized, self.process_id, self.node_id)
         else:
+            if tunables.record_call_sites:
+                made = call_site()
             contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
             stored = (serialized.form, serialized.payload(), contained)
-        return self.table.create_with_value(self.ids.new(), stored, list(serialized.refs) or None)
+        refs = list(serialized.refs) or None
+        return self.table.create_with_value(self.ids.new(), stored, refs, made)
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
         if hooks.dropped:

@@ -19,6 +19,7 @@ from miniray.object_ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from miniray.core.call_site import CallSite
     from miniray.core.shared_memory import Mapping
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class Entry:
         "id",
         "kept",
         "local",
+        "made",
         "mapping",
         "owner_node",
         "registered",
@@ -64,6 +66,8 @@ class Entry:
         self.wanted = False
         #: Owner's side: what made the value is remembered (``lineage.py``).
         self.kept = False
+        #: Where it was put, or what made it, as far as that is recorded.
+        self.made: CallSite | None = None
         #: Shared memory of the value, once this process has mapped it.
         self.mapping: Mapping | None = None
 
@@ -97,6 +101,8 @@ class ObjectTable:
         #: Ids that name actors created here: their entries never get a value.
         self._actors: set[bytes] = set()
         self._watchers: list[Callable[[Entry], None]] = []
+        #: Refs that the user pickled, or that code captured: they count for ever.
+        self.pickled: dict[bytes, int] = {}
         #: What each borrower holds, so that its death costs no walk over all objects.
         self._held_by: dict[bytes, set[bytes]] = {}
 
@@ -112,13 +118,18 @@ class ObjectTable:
         return ObjectRef(id, self.node_id)
 
     def create_with_value(
-        self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None
+        self,
+        id: bytes,
+        value: Value,
+        contained: list[ObjectRef[Any]] | None,
+        made: CallSite | None = None,
     ) -> ObjectRef[Any]:
         """A ref for a new object of this process that has its value."""
         entry = Entry(id, self.node_id)
         entry.local = 1
         entry.value = value
         entry.contained = contained
+        entry.made = made
         self._entries[id] = entry
         return ObjectRef(id, self.node_id)
 
@@ -155,7 +166,11 @@ class ObjectTable:
 
     # --- values ------------------------------------------------------------------
     def set_value(
-        self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None = None
+        self,
+        id: bytes,
+        value: Value,
+        contained: list[ObjectRef[Any]] | None = None,
+        made: CallSite | None = None,
     ) -> bool:
         """Give an object its value and call who waits; False if nobody wants it any more.
 
@@ -169,6 +184,7 @@ class ObjectTable:
                 return value is entry.value
             entry.value = value
             entry.contained = contained
+            entry.made = made
             waiters = entry.waiters
             entry.waiters = None
             if self._watchers:
@@ -220,11 +236,12 @@ class ObjectTable:
 
     # --- counts ------------------------------------------------------------------
     def pin(self, id: bytes) -> None:
-        """Count one more use in this process of an object that it already holds."""
+        """Keep an object for ever: nobody can know when a copy of its ref goes."""
         with self.lock:
             entry = self._entries.get(id)
             if entry is not None:
                 entry.local += 1
+                self.pickled[id] = self.pickled.get(id, 0) + 1
 
     def drop(self, ids: Iterable[bytes]) -> None:
         """Refs went away."""

@@ -25,8 +25,10 @@ from miniray.node.clients import Client, ClientServer
 from miniray.node.code_cache import CodeCache
 from miniray.node.head_client import HeadClient
 from miniray.node.hello import actor_report, attached, hello
+from miniray.node.memory_service import MemoryService
 from miniray.node.objects import NodeObjects
 from miniray.node.output_router import OutputRouter
+from miniray.node.process_names import ProcessNames
 from miniray.node.relay import RelayHub
 from miniray.node.segments import SegmentStore
 from miniray.node.services import add_services
@@ -96,6 +98,10 @@ class NodeDaemon:
             },
             logs=node.logs,
             soft_limit=max(1, int(node.scalars.get("CPU", 1))),
+        )
+        self._names = ProcessNames(self.node_id, self._clients, self._pool)
+        self._memory = MemoryService(
+            self.node_id, self._objects, self._adopted, self._clients, self._relay, self._names
         )
         self._outputs = OutputRouter(self.node_id, self._clients, self._relay, self._pool)
         self._install_handlers()
@@ -245,6 +251,7 @@ class NodeDaemon:
     ) -> None:
         self._objects.process_died(process_id)
         self._adopted.process_died(process_id)
+        self._memory.ended(process_id)
         self._head.process_ended(process_id)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path(os.path.dirname(self._config.socket_path), process_id))
@@ -390,6 +397,7 @@ class NodeDaemon:
         self._objects.node_died(node_id)
         self._transfers.node_died(node_id)
         self._traffic.node_died(node_id)
+        self._memory.ended(node_id)
 
     def serve(self, server: grpc.aio.Server) -> None:
         """Let a server answer what other daemons call."""

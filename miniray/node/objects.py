@@ -129,6 +129,10 @@ class NodeObjects:
             self._copies[key] = segment.number
         return segment
 
+    def copies(self) -> dict[int, tuple[bytes, int]]:
+        """Segments here that are copies: of which node, and which segment there."""
+        return {local: source for source, local in self._copies.items()}
+
     # --- freeing -----------------------------------------------------------------
     def free(self, node_id: bytes, number: int) -> None:
         """The owner, a process of this node, freed a segment of any node."""

@@ -13,7 +13,7 @@ from miniray.exceptions import ObjectLostError
 from miniray.node.memories import Memories, Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 _PAGE = 4096
 
@@ -101,6 +101,10 @@ class SegmentStore:
 
     def __len__(self) -> int:
         return len(self._segments)
+
+    def __iter__(self) -> Iterator[Segment]:
+        """All of them at this moment."""
+        return iter(list(self._segments.values()))
 
     # --- writing -----------------------------------------------------------------
     def create(self, size: int, form: int, owner: bytes, creator: bytes) -> Segment:

@@ -28,10 +28,11 @@ from miniray.worker.work import ArgumentLostError, Work, load_arguments
 from miniray.worker.work_queue import WorkQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.peers import Peer
+    from miniray.object_ref import ObjectRef
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Executor:
         )
         runtime.on_peer_gone = self.on_peer_gone
         runtime.block = self.block
+        runtime.object_reports.executing = self.holds
 
     # --- what arrives, in the I/O thread ------------------------------------------------
     def on_task(self, peer: Peer, message: tuple[Any, ...]) -> None:
@@ -171,6 +173,13 @@ class Executor:
                 work.consumed = -1
                 if work.consumed_changed is not None:
                     work.consumed_changed.set()
+
+    def holds(self) -> Iterator[tuple[str, Iterable[ObjectRef[Any]]]]:
+        """Calls that run here, and results that were not counted yet, with refs they hold."""
+        for work in list(self._open.values()):
+            if work.held is not None:
+                yield work.name, work.held
+        yield from self._results.holds()
 
     # --- running -------------------------------------------------------------------
     def run(self) -> None:

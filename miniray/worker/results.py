@@ -82,6 +82,11 @@ class Results:
             return error_value(wrapped)
         return error_value(error)
 
+    def holds(self) -> list[tuple[str, list[ObjectRef[Any]]]]:
+        """What keeps refs until callers have counted them: a name for it, and the refs."""
+        with self._lock:
+            return [("a result on its way", refs) for refs in self._pins.values()]
+
     def release(self, caller: Peer, numbers: list[int]) -> None:
         """The caller counts the refs in these replies now."""
         with self._lock:
