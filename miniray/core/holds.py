@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.util.memory_types import PICKLED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from miniray.core.objects import Entry
     from miniray.object_ref import ObjectRef
@@ -36,7 +36,7 @@ class _Seen:
 class Holds:
     """What holds the objects of these ids."""
 
-    def __init__(self, ids: Iterable[bytes]) -> None:
+    def __init__(self, ids: Collection[bytes]) -> None:
         self._reasons: dict[bytes, dict[ReferenceType, Hold]] = {id: {} for id in ids}
         #: By object, and then by the identity of the ref.
         self._seen: dict[bytes, dict[int, _Seen]] = {id: {} for id in ids}

@@ -199,10 +199,9 @@ class NodeLink:
 
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
         """What every node and process holds; each process has so many seconds to answer."""
-        patience = seconds + _PATIENCE
-        report: list[NodeMemory] = self.node_request("memory", (limit, detail, seconds), patience)[
-            0
-        ]
+        question = (limit, detail, seconds)
+        report: list[NodeMemory]
+        report, _ = self.node_request("memory_report", question, seconds + _PATIENCE)
         return report
 
     # --- telling -----------------------------------------------------------------

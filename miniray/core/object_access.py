@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core import waiting
-from miniray.core.call_site import call_site
+from miniray.core.call_site import call_site, describe
 from miniray.core.recovery import is_shared
 from miniray.core.ref_tracking import RefTracking
 from miniray.core.serialization import deserialize, serialize
@@ -42,7 +42,9 @@ class ObjectAccess(RefTracking):
         made = None
         if serialized.size > tunables.inline_limit:
             made = call_site()
-            stored = self.shared_memory.write(serialized, self.process_id, self.node_id)
+            stored = self.shared_memory.write(
+                serialized, self.process_id, self.node_id, describe(made)
+            )
         else:
             if tunables.record_call_sites:
                 made = call_site()

@@ -115,12 +115,14 @@ class _Objects:
     def add_entries(self, entries: Iterable[Entry]) -> None:
         """Count objects, and keep the largest."""
         for entry in entries:
+            listed = self._detail
             if not self._is_actor(entry.id):
-                self._count(entry.value, owned=self._table.is_owned(entry.id))
-                if self._detail or _is_shared(entry.value):
-                    self._largest.add(_size_of(entry.value), entry)
-            elif self._detail:
-                self._largest.add(0, entry)
+                owned = self._table.is_owned(entry.id)
+                self._count(entry.value, owned=owned)
+                # What was borrowed and not read may be in shared memory: only its owner knows.
+                listed |= _is_shared(entry.value) or not (owned or entry.value)
+            if listed:
+                self._largest.add(_size_of(entry.value), entry)
 
     def add_arguments(self, calls: Iterable[Call]) -> None:
         """Large arguments of calls are in shared memory too, though they are no objects."""
@@ -132,7 +134,7 @@ class _Objects:
     def choose(self) -> None:
         """All are there: only of the largest is it told why they are held."""
         self._chosen = self._largest.items()
-        self.holds = Holds(item.id for item in self._chosen if not isinstance(item, Call))
+        self.holds = Holds([item.id for item in self._chosen if not isinstance(item, Call)])
 
     def see_calls(self, calls: Iterable[Call]) -> None:
         """What calls in flight, and constructors that may run again, hold and make."""

@@ -75,8 +75,14 @@ class SharedMemory:
         self._kept_as: dict[int, tuple[bytes, int]] = {}
 
     # --- writing -----------------------------------------------------------------
-    def write(self, value: Serialized, owner: bytes, owner_node: bytes) -> Value:
+    def write(self, value: Serialized, owner: bytes, owner_node: bytes, made: str = "") -> Value:
         """Store a value on this node for an owner on any; returns what others need to read it.
+
+        Args:
+            value: What to store.
+            owner: The process that owns it.
+            owner_node: That process's node.
+            made: Where in user code it was made, for reports.
 
         Raises:
             ObjectStoreFullError: the store has no room for it.
@@ -90,7 +96,7 @@ class SharedMemory:
         finally:
             if fd >= 0:
                 os.close(fd)
-        self._link.node_notice("seal_segment", segment)
+        self._link.node_notice("seal_segment", segment, made)
         contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
         return (VALUE_SHARED, (self._node_id, segment, value.size), contained)
 

@@ -99,6 +99,7 @@ class StoreReport:
             "owner": segment.owner,
             "writer": segment.writer,
             "state": state_of(segment),
+            "call_site": segment.made,
             "mappers": list(segment.mappers),
             "source_node": source_node,
             "source": source,

@@ -100,7 +100,7 @@ class MemoryService:
         self._numbers = itertools.count(1).__next__
         self._questions: dict[int, _Question] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        clients.requests["memory"] = self._cluster
+        clients.requests["memory_report"] = self._cluster
         clients.notices["objects_held"] = lambda client, number, held: self._answered(
             number, client.process_id, held
         )

@@ -35,6 +35,7 @@ class Segment:
         "freed",
         "keepers",
         "left_open",
+        "made",
         "mappers",
         "memory",
         "number",
@@ -54,6 +55,8 @@ class Segment:
         #: The process that wrote it, complete or not.
         self.writer = b""
         self.freed = False
+        #: Where it was put, or what made it, for reports; empty if nobody told.
+        self.made = ""
         #: How often each process has it mapped.
         self.mappers: dict[bytes, int] = {}
         #: Those that keep it mapped though they do not use it, until it is freed.
@@ -126,10 +129,11 @@ class SegmentStore:
         self._by_creator.setdefault(creator, set()).add(number)
         return segment
 
-    def seal(self, number: int) -> None:
-        """The writer is done."""
+    def seal(self, number: int, made: str = "") -> None:
+        """The writer is done, and may tell where in user code it was made."""
         segment = self._segments.get(number)
         if segment is not None and segment.creator is not None:
+            segment.made = made
             self._drop(self._by_creator, segment.creator, number)
             segment.creator = None
             self._recycle(segment)  # its owner may have ended meanwhile

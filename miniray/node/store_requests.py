@@ -60,7 +60,7 @@ class StoreRequests:
         )
         clients.notices.update(
             {
-                "seal_segment": lambda _client, number: store.seal(number),
+                "seal_segment": lambda _client, number, made="": store.seal(number, made),
                 "free_segment": lambda _client, node, number: objects.free(node, number),
                 "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
                 "forked": lambda client: store.leave_open(client.process_id),

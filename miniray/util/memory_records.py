@@ -72,16 +72,17 @@ class _Object:
 
 
 def cluster_memory(
-    reports: Sequence[NodeMemory], nodes: Iterable[Mapping[str, Any]]
+    reports: Sequence[NodeMemory], nodes: Iterable[Mapping[str, Any]], *, detail: bool = False
 ) -> ClusterMemoryState:
     """What the nodes tell, as records.
 
     Args:
         reports: One of each node.
         nodes: The head's listing of them.
+        detail: Whether what is not in shared memory is wanted too.
     """
     records = MemoryRecords(reports, {node["node_id"]: node["address"] for node in nodes})
-    return ClusterMemoryState(records.nodes(), records.objects())
+    return ClusterMemoryState(records.nodes(), records.objects(detail=detail))
 
 
 class MemoryRecords:
@@ -143,8 +144,8 @@ class MemoryRecords:
             )
         return found
 
-    def objects(self) -> list[ObjectState]:
-        """All objects, the largest first; a copy on another node is a record of its own."""
+    def objects(self, *, detail: bool) -> list[ObjectState]:
+        """The objects, the largest first; a copy on another node is a record of its own."""
         found = []
         placed = set()
         for report in self._reports:
@@ -154,9 +155,12 @@ class MemoryRecords:
                 known = self._at.get(place)
                 placed.add(id(known))
                 found.append(self._in_memory(report["node"], segment, known))
-        for known in self._objects.values():
-            if id(known) not in placed:
-                found.append(self._elsewhere(known))
+        rest = [
+            known
+            for known in self._objects.values()
+            if id(known) not in placed and (detail or any(row["segment"] for row in known.rows))
+        ]
+        found.extend(map(self._elsewhere, rest))
         return sorted(found, key=lambda record: (-record.object_size, record.object_id))
 
     # --- one record ----------------------------------------------------------------
@@ -188,6 +192,7 @@ class MemoryRecords:
             allocated=segment["allocated"],
             is_copy=bool(segment["source"]),
             is_spilled=segment["spilled"],
+            call_site=segment["call_site"],
         )
 
     def _elsewhere(self, known: _Object) -> ObjectState:
@@ -218,6 +223,7 @@ class MemoryRecords:
         allocated: int = 0,
         is_copy: bool = False,
         is_spilled: bool = False,
+        call_site: str = "",
     ) -> ObjectState:
         process = self._processes.get(owner)
         kinds = {holder.reference_type for holder in holders}
@@ -226,7 +232,7 @@ class MemoryRecords:
             object_size=size,
             task_status=row["status"] if row is not None else "NIL",
             reference_type=next((kind for kind in _ORDER if kind in kinds), "UNKNOWN_STATUS"),
-            call_site=row["call_site"] if row is not None else "",
+            call_site=(row["call_site"] if row is not None else "") or call_site,
             type=process.row["type"] if process is not None else "",
             pid=process.row["pid"] if process is not None else 0,
             ip=self._addresses.get(process.node.hex(), "") if process is not None else "",

@@ -104,6 +104,8 @@ class SegmentRow(TypedDict):
     owner: bytes
     writer: bytes
     state: SegmentState
+    #: As ``ObjectRow.call_site``.
+    call_site: str
     #: Processes that have it mapped.
     mappers: list[bytes]
     #: Node and segment that it is a copy of; empty and 0 if it is the first.

@@ -254,7 +254,7 @@ def get_cluster_memory(
     _check_all(ObjectState, None, limit)
     source = _source(address)
     reports = source.memory_report(limit, detail, timeout)
-    return cluster_memory(reports, source.listing("node_states"))
+    return cluster_memory(reports, source.listing("node_states"), detail=detail)
 
 
 def summarize_objects(

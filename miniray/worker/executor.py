@@ -366,7 +366,7 @@ class Executor:
             for item in items:
                 if work.consumed == -1:
                     return
-                value = self._results.value(item, work.caller, work.number)
+                value = self._results.value(item, work.caller, work.number, work.name)
                 work.caller.send((p.PEER_STREAM, work.number, index, value))
                 index += 1
                 self._await_reader(work, index)
