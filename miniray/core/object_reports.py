@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, TypeVar
 from miniray.core import protocol as p
 from miniray.core.call_site import describe
 from miniray.core.calls import Call
+from miniray.core.first import First
 from miniray.core.holds import Holds
 from miniray.core.ids import owner_of
-from miniray.core.largest import Largest
+from miniray.util.memory_types import order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -98,7 +99,7 @@ class _Objects:
         self._table = runtime.table
         self._actors = runtime.actors
         self._detail = detail
-        self._largest: Largest[Entry | Call] = Largest(limit)
+        self._largest: First[Entry | Call] = First(limit)
         self._chosen: list[Entry | Call] = []
         #: Calls by the objects that they make.
         self._makers: dict[bytes, Call] = {}
@@ -122,14 +123,14 @@ class _Objects:
                 # What was borrowed and not read may be in shared memory: only its owner knows.
                 listed |= _is_shared(entry.value) or not (owned or entry.value)
             if listed:
-                self._largest.add(_size_of(entry.value), entry)
+                self._largest.add(_order(entry.value, entry.id), entry)
 
     def add_arguments(self, calls: Iterable[Call]) -> None:
         """Large arguments of calls are in shared memory too, though they are no objects."""
         for call in calls:
             if _is_shared(call.arguments):
                 self._count(call.arguments, owned=True)
-                self._largest.add(_size_of(call.arguments), call)
+                self._largest.add(_order(call.arguments, b""), call)
 
     def choose(self) -> None:
         """All are there: only of the largest is it told why they are held."""
@@ -222,6 +223,13 @@ class _Objects:
 
 def _is_shared(value: Value | None) -> bool:
     return value is not None and value[0] == p.VALUE_SHARED
+
+
+def _order(value: Value | None, id: bytes) -> tuple[int, int, bytes]:
+    if value is not None and value[0] == p.VALUE_SHARED:
+        node, segment, size = value[1]
+        return order(size, segment, node)
+    return order(_size_of(value), 0, id)
 
 
 def _size_of(value: Value | None) -> int:

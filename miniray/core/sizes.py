@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+#: Each is 1,024 times the one before.
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
-def format_bytes(amount: float) -> str:
-    """``512 B``, ``1.5 GiB``: in the largest unit of which it is at least one."""
-    unit = 0
-    while abs(amount) >= 1024 and unit < len(_UNITS) - 1:
+def format_bytes(amount: float, unit: int | None = None) -> str:
+    """``512 B``, ``1.5 GiB``.
+
+    Args:
+        amount: Bytes.
+        unit: Which of ``UNITS``; None: the largest of which it is at least one.
+    """
+    chosen = 0
+    while chosen != unit and chosen < len(UNITS) - 1 and (unit is not None or abs(amount) >= 1024):
         amount /= 1024
-        unit += 1
+        chosen += 1
     text = f"{amount:.1f}".removesuffix(".0")
-    return f"{text} {_UNITS[unit]}"
+    return f"{text} {UNITS[chosen]}"

@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.core import protocol as p
+from miniray.core.first import First
 from miniray.core.ids import owner_of
-from miniray.core.largest import Largest
+from miniray.util.memory_types import order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     #: Id, value, borrowers, and how many other adopted objects contain it.
     Adopted = tuple[bytes, Value, list[bytes], int]
 
+#: Processes that tell of one object, beyond which the others are only named by its owner.
+_TOLD = 10
+
 
 def is_spilled(_segment: Segment) -> bool:
     """Whether a segment's bytes are on disk; no store does that yet."""
@@ -46,15 +50,17 @@ def state_of(segment: Segment) -> SegmentState:
 class StoreReport:
     """The segments of a store, added in as many steps as one likes."""
 
-    def __init__(self, limit: int, copies: Mapping[int, tuple[bytes, int]]) -> None:
+    def __init__(self, node_id: bytes, limit: int, copies: Mapping[int, tuple[bytes, int]]) -> None:
         """Begin with none.
 
         Args:
+            node_id: Of this node.
             limit: How many segments are told one by one: the largest.
             copies: Of which node and segment there a segment here is a copy.
         """
         self._copies = copies
-        self._largest: Largest[Segment] = Largest(limit)
+        self._node_id = node_id
+        self._largest: First[Segment] = First(limit)
         self._freed = self._writing = self._spilled = 0
         self._freed_by: dict[bytes, int] = {}
 
@@ -62,7 +68,8 @@ class StoreReport:
         """Some more."""
         for segment in segments:
             size = segment.memory.capacity
-            self._largest.add(segment.size, segment)
+            node, number = self._copies.get(segment.number, (self._node_id, segment.number))
+            self._largest.add(order(segment.size, number, node), segment)
             state = state_of(segment)
             if is_spilled(segment):
                 self._spilled += size
@@ -133,7 +140,7 @@ def adopted_report(
     node_id: bytes, adopted: Iterable[Adopted], limit: int, *, detail: bool
 ) -> ObjectsHeld:
     """What a daemon tells of objects whose owners have ended, as if it were a process."""
-    largest: Largest[ObjectRow] = Largest(limit)
+    largest: First[ObjectRow] = First(limit)
     totals: ProcessTotals = {
         "shared": 0,
         "shared_bytes": 0,
@@ -167,5 +174,22 @@ def adopted_report(
             "holds": [inside] if outer else [],
             "borrowers": borrowers,
         }
-        largest.add(size, row)
+        largest.add(order_of(row), row)
     return {"totals": totals, "objects": largest.items()}
+
+
+def order_of(row: ObjectRow) -> tuple[int, int, bytes]:
+    """The place of an object among others."""
+    return order(row["size"], row["segment"], row["node"] or row["id"])
+
+
+def chosen(rows: Iterable[ObjectRow], limit: int) -> list[ObjectRow]:
+    """The rows of the largest objects: of each what its owner tells, and a few others."""
+    of_each: dict[tuple[int, int, bytes], list[ObjectRow]] = {}
+    for row in rows:
+        of_each.setdefault(order_of(row), []).append(row)
+    found = []
+    for key in sorted(of_each)[:limit]:
+        owner_first = sorted(of_each[key], key=lambda row: row["process"] != row["owner"])
+        found += owner_first[:_TOLD]
+    return found

@@ -13,9 +13,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.largest import Largest
 from miniray.node import relayed as r
-from miniray.node.memory_report import StoreReport, adopted_report, silent
+from miniray.node.memory_report import StoreReport, adopted_report, chosen, silent
 from miniray.node.relayed import Relayed
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from miniray.node.objects import NodeObjects
     from miniray.node.process_names import ProcessNames
     from miniray.node.relay import RelayHub
-    from miniray.util.memory_types import NodeMemory, ObjectRow, ObjectsHeld, ProcessRow
+    from miniray.util.memory_types import NodeMemory, ObjectsHeld, ProcessRow
 
 #: Segments that are looked at in one go: about a millisecond.
 _SLICE = 1000
@@ -170,23 +169,20 @@ class MemoryService:
         clients = [each for each in self._clients.clients.values() if not each.is_command]
         held = await self._ask(clients, limit, detail, seconds)
         store = self._objects.store
-        report = StoreReport(limit, self._objects.copies())
+        report = StoreReport(self._node_id, limit, self._objects.copies())
         segments = list(store)
         for start in range(0, len(segments), _SLICE):
             report.add(segments[start : start + _SLICE])
             await asyncio.sleep(0)
         own = adopted_report(self._node_id, self._adopted.held(), limit, detail=detail)
-        objects: Largest[ObjectRow] = Largest(limit)
-        for told in (own, *held.values()):
-            for row in told["objects"]:
-                objects.add(row["size"], row)
+        told = (row for each in (own, *held.values()) for row in each["objects"])
         return {
             "node": self._node_id,
             "reason": "",
             "totals": report.totals(store),
             "processes": self._processes(clients, held, own),
             "segments": report.rows(),
-            "objects": objects.items(),
+            "objects": chosen(told, limit),
         }
 
     async def _ask(

@@ -7,9 +7,10 @@ mapped), the object in it to its owner and its borrowers (what it is, and why it
 from __future__ import annotations
 
 import dataclasses
+import operator
 from typing import TYPE_CHECKING, Any
 
-from miniray.util.memory_types import PICKLED
+from miniray.util.memory_types import PICKLED, order
 from miniray.util.state_records import ClusterMemoryState, HolderState, NodeMemoryState, ObjectState
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ _ORDER: tuple[ReferenceType, ...] = (
 )
 #: Beginnings of the states of tasks that have not ended.
 _UNDER_WAY = ("PENDING", "SUBMITTED")
+#: Reasons that are told in words.
+_MAX_REASONS = 6
 #: Digits of ids in texts.
 _SHORT = 8
 #: Digits of the id of the process that made an object, with which the object's id begins.
@@ -72,17 +75,22 @@ class _Object:
 
 
 def cluster_memory(
-    reports: Sequence[NodeMemory], nodes: Iterable[Mapping[str, Any]], *, detail: bool = False
+    reports: Sequence[NodeMemory],
+    nodes: Iterable[Mapping[str, Any]],
+    limit: int,
+    *,
+    detail: bool = False,
 ) -> ClusterMemoryState:
     """What the nodes tell, as records.
 
     Args:
         reports: One of each node.
         nodes: The head's listing of them.
+        limit: How many objects there are to be at most: as many as each node was asked for.
         detail: Whether what is not in shared memory is wanted too.
     """
     records = MemoryRecords(reports, {node["node_id"]: node["address"] for node in nodes})
-    return ClusterMemoryState(records.nodes(), records.objects(detail=detail))
+    return ClusterMemoryState(records.nodes(), records.objects(detail=detail)[:limit])
 
 
 class MemoryRecords:
@@ -146,7 +154,7 @@ class MemoryRecords:
 
     def objects(self, *, detail: bool) -> list[ObjectState]:
         """The objects, the largest first; a copy on another node is a record of its own."""
-        found = []
+        found: list[tuple[tuple[int, int, bytes], ObjectState]] = []
         placed = set()
         for report in self._reports:
             for segment in report["segments"]:
@@ -154,14 +162,19 @@ class MemoryRecords:
                 place = place if segment["source"] else (report["node"], segment["number"])
                 known = self._at.get(place)
                 placed.add(id(known))
-                found.append(self._in_memory(report["node"], segment, known))
+                where = order(segment["size"], place[1], place[0])
+                found.append((where, self._in_memory(report["node"], segment, known)))
         rest = [
             known
             for known in self._objects.values()
             if id(known) not in placed and (detail or any(row["segment"] for row in known.rows))
         ]
-        found.extend(map(self._elsewhere, rest))
-        return sorted(found, key=lambda record: (-record.object_size, record.object_id))
+        for known in rest:
+            row = known.first
+            where = order(row["size"], row["segment"], row["node"] or row["id"])
+            found.append((where, self._elsewhere(known)))
+        found.sort(key=operator.itemgetter(0))
+        return [record for _, record in found]
 
     # --- one record ----------------------------------------------------------------
     def _in_memory(self, node: bytes, segment: SegmentRow, known: _Object | None) -> ObjectState:
@@ -279,7 +292,11 @@ class MemoryRecords:
     @staticmethod
     def _why(holders: Iterable[HolderState]) -> str:
         ordered = sorted(holders, key=lambda holder: _ORDER.index(holder.reference_type))
-        return "; ".join(dict.fromkeys(map(_reason, ordered)))
+        texts = list(dict.fromkeys(map(_reason, ordered)))
+        more = len(texts) - _MAX_REASONS
+        if more > 0:
+            texts[_MAX_REASONS:] = [f"and {more} more"]
+        return "; ".join(texts)
 
     def _mapped(self, holders: Iterable[HolderState]) -> str:
         return self._why(each for each in holders if each.reference_type == "PINNED_IN_MEMORY")

@@ -28,6 +28,20 @@ PICKLED = "pickled"
 SegmentState = Literal["HELD", "WRITING", "FREED"]
 
 
+def order(size: int, segment: int, name: bytes) -> tuple[int, int, bytes]:
+    """What the largest come first by.
+
+    Daemons and processes choose what they tell one by one, each on its own. For what they tell to
+    fit together, a piece of memory has the same place in the order of all of them.
+
+    Args:
+        size: Of the value.
+        segment: That it was written to; 0: none.
+        name: Id of that segment's node, or of the object if there is no segment.
+    """
+    return (-size, segment, name)
+
+
 class Hold(TypedDict):
     """One reason why a process holds an object."""
 

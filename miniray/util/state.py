@@ -243,7 +243,7 @@ def get_cluster_memory(
 
     Args:
         address: As for ``list_actors``.
-        limit: How many objects each node tells one by one; the numbers are of all.
+        limit: The most objects that are listed; the numbers are of all.
         timeout: As for ``list_objects``.
         detail: As for ``list_objects``.
 
@@ -254,7 +254,7 @@ def get_cluster_memory(
     _check_all(ObjectState, None, limit)
     source = _source(address)
     reports = source.memory_report(limit, detail, timeout)
-    return cluster_memory(reports, source.listing("node_states"), detail=detail)
+    return cluster_memory(reports, source.listing("node_states"), limit, detail=detail)
 
 
 def summarize_objects(
