@@ -14,6 +14,7 @@ from miniray.cli.services import running_cluster
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.core.sizes import UNITS, format_bytes
 from miniray.util.memory_records import cluster_memory, short_id
+from miniray.util.memory_types import MAX_OBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,7 @@ _MORE = "not shown; --limit shows more"
 )
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=click.IntRange(1, MAX_OBJECTS),
     default=100,
     show_default=True,
     help="How many objects to show: the largest.",

@@ -95,7 +95,6 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self.calls.recover = self.recovery.lost
         self.borrowing.recover = self.recovery.again
         self.actors = ActorDirectory(self)
-        self.object_reports = ObjectReports(self)
         self._exported: set[bytes] = set()
         self._code_of: weakref.WeakKeyDictionary[Any, Exported] = weakref.WeakKeyDictionary()
         self._futures: concurrent.futures.ThreadPoolExecutor | None = None
@@ -115,7 +114,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             "give_up_memory": self.shared_memory.warm.give_up,
             "forget_segments": self.shared_memory.forget,
             "head_back": self._on_head_back,
-            "report_objects": self.object_reports.on_asked,
+            "report_objects": ObjectReports(self).on_asked,
         }
         #: Messages of peers, by kind; a worker adds those that ask it to run something.
         self.on_kind: dict[int, Callable[[Peer, tuple[Any, ...]], None]] = {

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from miniray.core.objects import Entry, Value
+    from miniray.core.serialization import Serialized
 
 
 class ObjectAccess(RefTracking):
@@ -38,20 +39,25 @@ class ObjectAccess(RefTracking):
         if hooks.dropped:
             self.drain()
         serialized = serialize(value)
-        tunables = config()
-        made = None
-        if serialized.size > tunables.inline_limit:
-            made = call_site()
+        if serialized.size > self.shared_memory.plain_limit:
+            return self._put_recorded(serialized)
+        contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
+        stored = (serialized.form, serialized.payload(), contained)
+        return self.table.create_with_value(self.ids.new(), stored, list(serialized.refs) or None)
+
+    def _put_recorded(self, serialized: Serialized) -> ObjectRef[Any]:
+        """Store a value, and where in user code that was: costs nothing beside a large one."""
+        made = call_site()
+        if serialized.size > config().inline_limit:
             stored = self.shared_memory.write(
                 serialized, self.process_id, self.node_id, describe(made)
             )
         else:
-            if tunables.record_call_sites:
-                made = call_site()
             contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
             stored = (serialized.form, serialized.payload(), contained)
         refs = list(serialized.refs) or None
-        return self.table.create_with_value(self.ids.new(), stored, refs, made)
+        ref = self.table.create_with_value(self.ids.new(), stored, refs)
+        return self.table.record(ref, made)
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
         if hooks.dropped:

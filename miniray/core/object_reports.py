@@ -39,10 +39,19 @@ def _nothing() -> Iterable[tuple[str, Iterable[ObjectRef[Any]]]]:
 class ObjectReports:
     """Answers the daemon. Used in the I/O thread only."""
 
-    def __init__(self, runtime: ClusterRuntime) -> None:
+    def __init__(
+        self,
+        runtime: ClusterRuntime,
+        executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]] = _nothing,
+    ) -> None:
+        """Begin to answer.
+
+        Args:
+            runtime: Of this process.
+            executing: In a worker: gives the calls that run there, and the refs that they hold.
+        """
         self._runtime = runtime
-        #: In a worker: the calls that run there, and the refs that they hold.
-        self.executing: Callable[[], Iterable[tuple[str, Iterable[ObjectRef[Any]]]]] = _nothing
+        self._executing = executing
 
     def on_asked(self, number: int, limit: int, detail: bool, deadline: float) -> None:
         """The daemon asks.
@@ -82,7 +91,7 @@ class ObjectReports:
         for some in _slices(calls):
             found.see_calls(some)
             yield None
-        for name, refs in self.executing():
+        for name, refs in self._executing():
             found.holds.see("USED_BY_PENDING_TASK", name, refs)
         for part in _slices(entries):
             for entry in part:
@@ -176,7 +185,7 @@ class _Objects:
             owner_of(entry.id),
             entry.value,
             status=_status(entry, maker),
-            call_site=maker.name if maker is not None else describe(entry.made),
+            call_site=maker.name if maker is not None else describe(getattr(entry, "made", None)),
             holds=holds,
             borrowers=[who for who, count in dict(entry.borrowers or {}).items() if count > 0],
         )
@@ -244,7 +253,7 @@ def _status(entry: Entry, maker: Call | None) -> str:
         return _status_of(maker)
     if entry.value is not None and entry.value[0] == p.VALUE_ERROR:
         return "FAILED"
-    return "FINISHED" if isinstance(entry.made, str) else "NIL"
+    return "FINISHED" if isinstance(getattr(entry, "made", None), str) else "NIL"
 
 
 def _status_of(call: Call) -> str:

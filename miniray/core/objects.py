@@ -46,6 +46,10 @@ class Entry:
         "wanted",
     )
 
+    #: Where it was put, or what made it; not there where that is not recorded: one more store
+    #: for every entry would show in the time of a put.
+    made: CallSite
+
     def __init__(self, id: bytes, owner_node: bytes) -> None:
         self.id = id
         self.owner_node = owner_node
@@ -66,8 +70,6 @@ class Entry:
         self.wanted = False
         #: Owner's side: what made the value is remembered (``lineage.py``).
         self.kept = False
-        #: Where it was put, or what made it, as far as that is recorded.
-        self.made: CallSite | None = None
         #: Shared memory of the value, once this process has mapped it.
         self.mapping: Mapping | None = None
 
@@ -118,20 +120,22 @@ class ObjectTable:
         return ObjectRef(id, self.node_id)
 
     def create_with_value(
-        self,
-        id: bytes,
-        value: Value,
-        contained: list[ObjectRef[Any]] | None,
-        made: CallSite | None = None,
+        self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None
     ) -> ObjectRef[Any]:
         """A ref for a new object of this process that has its value."""
         entry = Entry(id, self.node_id)
         entry.local = 1
         entry.value = value
         entry.contained = contained
-        entry.made = made
         self._entries[id] = entry
         return ObjectRef(id, self.node_id)
+
+    def record(self, ref: ObjectRef[Any], made: CallSite) -> ObjectRef[Any]:
+        """Remember where an object of this process was made; returns its ref."""
+        entry = self._entries.get(ref.binary())
+        if entry is not None:
+            entry.made = made
+        return ref
 
     def create_actor(self, id: bytes) -> ObjectRef[Any]:
         """The ref that counts the handles of a new actor."""
@@ -184,7 +188,8 @@ class ObjectTable:
                 return value is entry.value
             entry.value = value
             entry.contained = contained
-            entry.made = made
+            if made is not None:
+                entry.made = made
             waiters = entry.waiters
             entry.waiters = None
             if self._watchers:

@@ -14,6 +14,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from miniray.config import config
 from miniray.core.mapped import map_memory
 from miniray.core.protocol import VALUE_SHARED
 from miniray.core.warm_memory import WarmMemory
@@ -60,6 +61,9 @@ class SharedMemory:
             node_id: Of this node.
             make_room: Lets go of all that this process needs no more.
         """
+        tunables = config()
+        #: Bytes up to which a value is put into no shared memory, and no record made of where.
+        self.plain_limit = -1 if tunables.record_call_sites else tunables.inline_limit
         self._link = link
         self._make_room = make_room
         self._node_id = node_id

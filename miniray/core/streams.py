@@ -76,8 +76,8 @@ class StreamState:
                 self._on_consumed(self._consumed)
                 return False
             self._received = index + 1
-            ref = self._table.create_with_value(self._new_id(), value, contained, made)
-            self._items.append(ref)
+            ref = self._table.create_with_value(self._new_id(), value, contained)
+            self._items.append(ref if made is None else self._table.record(ref, made))
             waiters, self._waiters = self._waiters, []
         _wake(waiters)
         return True

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.node import relayed as r
 from miniray.node.memory_report import StoreReport, adopted_report, chosen, silent
 from miniray.node.relayed import Relayed
+from miniray.util.memory_types import MAX_OBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -124,6 +125,7 @@ class MemoryService:
         self, _client: Client, limit: int, detail: bool, seconds: float
     ) -> tuple[list[NodeMemory], int]:
         """What every node tells; processes have so many seconds to answer."""
+        limit = min(limit, MAX_OBJECTS)
         others = self._relay.nodes()
         number = self._numbers()
         question = self._questions[number] = _Question(others)

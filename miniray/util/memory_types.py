@@ -19,6 +19,8 @@ ReferenceType = Literal[
     "UNKNOWN_STATUS",
 ]
 
+#: How many objects a report has at most: as in Ray, and few enough for one message.
+MAX_OBJECTS = 10_000
 #: The name of a local reference that nobody can drop: a copy was pickled by the user, or
 #: captured by the code of a function.
 PICKLED = "pickled"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from miniray.core.runtime import runtime_or_none
 from miniray.util.memory_records import cluster_memory
+from miniray.util.memory_types import MAX_OBJECTS
 from miniray.util.state_records import (
     ActorState,
     ClusterMemoryState,
@@ -62,8 +63,6 @@ __all__ = [
 
 #: How many records a listing returns unless more are asked for.
 DEFAULT_LIMIT = 100
-#: How many objects are looked at where not only the largest are wanted; as in Ray.
-MAX_OBJECTS = 10_000
 #: Seconds that a process may take to tell what it holds.
 DEFAULT_TIMEOUT = 2.0
 
@@ -205,7 +204,7 @@ def list_objects(
     """The objects in shared memory, the largest first: whose they are, and why each is held.
 
     Values that were copied to other nodes are listed once for each, and so are large arguments
-    of calls. With filters, the ``MAX_OBJECTS`` largest of each node are looked at.
+    of calls. With filters, the 10,000 largest are looked at; more are never listed, as in Ray.
 
     Args:
         address: As for ``list_actors``.
@@ -221,7 +220,7 @@ def list_objects(
         ConnectionError: there is no such cluster.
     """
     _check_all(ObjectState, filters, limit)
-    looked_at = max(limit, MAX_OBJECTS) if filters else limit
+    looked_at = MAX_OBJECTS if filters else limit
     memory = get_cluster_memory(address, looked_at, timeout, detail)
     return _chosen(memory.objects, filters, limit)
 

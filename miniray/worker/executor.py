@@ -19,6 +19,7 @@ from miniray.config import config
 from miniray.core import context
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
+from miniray.core.object_reports import ObjectReports
 from miniray.exceptions import TaskCancelledError
 from miniray.object_ref import hooks
 from miniray.worker import stdio
@@ -75,7 +76,7 @@ class Executor:
         )
         runtime.on_peer_gone = self.on_peer_gone
         runtime.block = self.block
-        runtime.object_reports.executing = self.holds
+        runtime.on_topic["report_objects"] = ObjectReports(runtime, self.holds).on_asked
 
     # --- what arrives, in the I/O thread ------------------------------------------------
     def on_task(self, peer: Peer, message: tuple[Any, ...]) -> None:
