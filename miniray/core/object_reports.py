@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Objects or calls that are looked at in one go: about a millisecond.
-_SLICE = 1000
+#: Objects or calls that are looked at in one go, for which a millisecond is enough; and objects
+#: of which only those are looked at that contain others.
+_SLICE, _LARGE_SLICE = 2_000, 20_000
 
 
 def _nothing() -> Iterable[tuple[str, Iterable[ObjectRef[Any]]]]:
@@ -65,11 +66,12 @@ class ObjectReports:
         steps = self.steps(limit, detail)
 
         def step() -> None:
-            if time.monotonic() > deadline:
+            began = time.monotonic()
+            if began > deadline:
                 return
             answer = next(steps)
-            if answer is None:
-                self._runtime.loop.call_soon(step)
+            if answer is None:  # others have the thread for as long as this had it
+                self._runtime.loop.call_later(time.monotonic() - began, step)
             else:
                 self._runtime.link.node_notice("objects_held", number, answer)
 
@@ -81,19 +83,19 @@ class ObjectReports:
         runtime.drain()
         found = _Objects(runtime, limit, detail)
         entries = runtime.table.snapshot()
-        for part in _slices(entries):
+        for part in _slices(entries, _SLICE):
             found.add_entries(part)
             yield None
         open_calls = [*runtime.calls.open.values(), *runtime.actors.creations()]
         calls = list({call.number: call for call in open_calls}.values())
         found.add_arguments(calls)
         found.choose()
-        for some in _slices(calls):
+        for some in _slices(calls, _SLICE):
             found.see_calls(some)
             yield None
         for name, refs in self._executing():
             found.holds.see("USED_BY_PENDING_TASK", name, refs)
-        for part in _slices(entries):
+        for part in _slices(entries, _LARGE_SLICE):
             for entry in part:
                 if entry.contained:
                     found.holds.see("CAPTURED_IN_OBJECT", entry.id.hex(), entry.contained)
@@ -124,15 +126,29 @@ class _Objects:
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
         """Count objects, and keep the largest."""
+        own, detail, totals = self._table.process_id, self._detail, self.totals
         for entry in entries:
-            listed = self._detail
-            if not self._is_actor(entry.id):
-                owned = self._table.is_owned(entry.id)
-                self._count(entry.value, owned=owned)
-                # What was borrowed and not read may be in shared memory: only its owner knows.
-                listed |= _is_shared(entry.value) or not (owned or entry.value)
-            if listed:
-                self._largest.add(_order(entry.value, entry.id), entry)
+            value = entry.value
+            if (
+                value is None
+                or detail
+                or value[0] == p.VALUE_SHARED
+                or not entry.id.startswith(own)
+            ):
+                self._add(entry, value)
+            else:  # of small values there may be millions
+                totals["inline"] += 1
+                totals["inline_bytes"] += len(value[1])
+
+    def _add(self, entry: Entry, value: Value | None) -> None:
+        listed = self._detail
+        if not self._is_actor(entry.id):
+            owned = self._table.is_owned(entry.id)
+            self._count(value, owned=owned)
+            # What was borrowed and not read may be in shared memory: only its owner knows.
+            listed |= _is_shared(value) or not (owned or value)
+        if listed:
+            self._largest.add(_order(value, entry.id), entry)
 
     def add_arguments(self, calls: Iterable[Call]) -> None:
         """Large arguments of calls are in shared memory too, though they are no objects."""
@@ -262,6 +278,6 @@ def _status_of(call: Call) -> str:
     return "PENDING_NODE_ASSIGNMENT" if call.peer is None else "SUBMITTED_TO_WORKER"
 
 
-def _slices(items: list[T]) -> Iterator[Iterable[T]]:
-    for start in range(0, len(items), _SLICE):
-        yield items[start : start + _SLICE]
+def _slices(items: list[T], size: int) -> Iterator[Iterable[T]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
