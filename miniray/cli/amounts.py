@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniray.core.sizes import format_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _IN_BYTES = frozenset({"memory", "object_store_memory"})
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 #: Most looked for first; others follow by name.
 _ORDER = {"CPU": 0, "GPU": 1}
 #: Every node has its own; it says nothing of how busy the node is.
@@ -25,7 +26,7 @@ def visible_resources(*amounts: Mapping[str, float]) -> list[str]:
 def format_amount(name: str, amount: float) -> str:
     """One amount: ``0.5``, or ``1.5 GiB`` for what is counted in bytes."""
     if name in _IN_BYTES:
-        return _format_bytes(amount)
+        return format_bytes(amount)
     return f"{amount:.4f}".rstrip("0").rstrip(".")
 
 
@@ -41,12 +42,3 @@ def describe_usage(used: Mapping[str, float], total: Mapping[str, float]) -> str
         f"{name} {format_amount(name, used.get(name, 0))}/{format_amount(name, total.get(name, 0))}"
         for name in visible_resources(total)
     )
-
-
-def _format_bytes(amount: float) -> str:
-    unit = 0
-    while abs(amount) >= 1024 and unit < len(_UNITS) - 1:
-        amount /= 1024
-        unit += 1
-    text = f"{amount:.1f}".removesuffix(".0")
-    return f"{text} {_UNITS[unit]}"

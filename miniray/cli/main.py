@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from miniray.cli.debug import debug
+from miniray.cli.memory import memory
 from miniray.cli.services import Services
 from miniray.cli.start import start
 from miniray.cli.status import status
@@ -78,6 +79,7 @@ def main(ctx: click.Context) -> None:
 
 
 main.add_command(debug)
+main.add_command(memory)
 main.add_command(start)
 main.add_command(stop)
 main.add_command(status)

@@ -6,13 +6,17 @@ Tests give the commands another one of these in place of real nodes.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.node.boot_options import BootError
+from miniray.session import latest_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.node.boot_options import BootOptions, BootResult
     from miniray.session import ClusterRecord
+    from miniray.util.memory_types import NodeMemory
     from miniray.util.state_types import ClusterStatus
 
 
@@ -21,6 +25,12 @@ class Connection(Protocol):
 
     def status(self) -> ClusterStatus:
         """Ask the head for its state."""
+
+    def listing(self, what: str) -> list[dict[str, Any]]:
+        """Ask the head for one of its listings."""
+
+    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
+        """Ask every node, and every process for so many seconds, what it holds."""
 
     def close(self) -> None:
         """Leave the cluster."""
@@ -44,3 +54,15 @@ class Services:
 
     start_node: Callable[[BootOptions], BootResult] = _start_node
     connect: Callable[[ClusterRecord], Connection] = _connect
+
+
+def running_cluster(address: str | None) -> ClusterRecord:
+    """The cluster at an address, or the latest; BootError if none runs on this machine."""
+    record = latest_cluster(address)
+    if record is None:
+        which = f"cluster at {address}" if address else "cluster"
+        raise BootError(
+            f"No {which} of yours is running on this machine. Start one with "
+            "`miniray start --head`, or join one with `miniray start --address`."
+        )
+    return record

@@ -5,7 +5,6 @@ What is shown is decided by pure functions over `ClusterStatus`; `render` only d
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import click
@@ -16,8 +15,8 @@ from miniray.cli.amounts import (
     format_amount,
     visible_resources,
 )
-from miniray.node.boot_options import BootError
-from miniray.session import latest_cluster
+from miniray.cli.services import running_cluster
+from miniray.cli.tables import ID_LENGTH, Section, draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,21 +28,10 @@ if TYPE_CHECKING:
 
 #: So many rows of one kind are shown before the rest is only counted.
 _MAX_ROWS = 100
-_ID_LENGTH = 8
 #: The resource of which not grants count, but what is there.
 _STORE = "object_store_memory"
 #: Hex digits of the creating process's id, with which ids of actors and groups begin.
 _CREATOR_LENGTH = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class Section:
-    """A table with its title, and a line to show in its place when it has no rows."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: Sequence[tuple[str, ...]]
-    empty: str = ""
 
 
 @click.command()
@@ -51,14 +39,7 @@ class Section:
 @click.pass_obj
 def status(services: Services, address: str | None) -> None:
     """Show the nodes, resources, actors and waiting work of a running cluster."""
-    record = latest_cluster(address)
-    if record is None:
-        which = f"cluster at {address}" if address else "cluster"
-        raise BootError(
-            f"No {which} of yours is running on this machine. Start one with "
-            "`miniray start --head`, or join one with `miniray start --address`."
-        )
-    connection = services.connect(record)
+    connection = services.connect(running_cluster(address))
     try:
         state = connection.status()
     finally:
@@ -73,15 +54,7 @@ def render(state: ClusterStatus, console: Console | None = None) -> None:
         state: What the head tells.
         console: Where to print; None: stdout.
     """
-    if console is None:
-        from rich.console import Console
-
-        console = Console()
-    draw = _draw_rich if console.is_terminal else _draw_plain
-    console.print(headline(state), markup=False, highlight=False, soft_wrap=True)
-    for section in sections(state):
-        if section.rows or section.empty:
-            draw(section, console)
+    draw(headline(state), sections(state), console)
 
 
 def headline(state: ClusterStatus) -> str:
@@ -118,7 +91,7 @@ def format_duration(seconds: float) -> str:
 def _nodes(state: ClusterStatus) -> Section:
     rows = [
         (
-            node["node_id"][:_ID_LENGTH] + (" (head)" if node["is_head"] else ""),
+            node["node_id"][:ID_LENGTH] + (" (head)" if node["is_head"] else ""),
             node["address"],
             node["hostname"],
             f"{node['state']}: {node['reason']}" if node["reason"] else node["state"],
@@ -154,7 +127,7 @@ def _actors(state: ClusterStatus) -> Section:
             actor["class_name"],
             actor["name"] or "-",
             actor["state"],
-            actor["node_id"][:_ID_LENGTH] or "-",
+            actor["node_id"][:ID_LENGTH] or "-",
             str(actor["pid"] or "-"),
             str(actor["restarts"]),
             describe_amounts(actor["resources"]) or "-",
@@ -173,7 +146,7 @@ def _placement_groups(state: ClusterStatus) -> Section:
             group["strategy"],
             group["state"],
             "; ".join(
-                f"{describe_amounts(bundle)} on {node[:_ID_LENGTH] or 'no node yet'}"
+                f"{describe_amounts(bundle)} on {node[:ID_LENGTH] or 'no node yet'}"
                 for bundle, node in zip(group["bundles"], group["bundle_nodes"], strict=True)
             ),
         )
@@ -213,35 +186,6 @@ def _capped(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
     return [*rows[:_MAX_ROWS], (more, *[""] * (len(rows[0]) - 1))]
 
 
-def _draw_plain(section: Section, console: Console) -> None:
-    lines = ["", f"{section.title}:" if section.rows else section.empty]
-    if section.rows:
-        table = [section.columns, *section.rows]
-        widths = [max(len(row[i]) for row in table) for i in range(len(section.columns))]
-        lines += [
-            "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            for row in table
-        ]
-    for line in lines:
-        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
-
-
-def _draw_rich(section: Section, console: Console) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    if not section.rows:
-        console.print(Text(f"\n{section.empty}"))
-        return
-    table = Table(title=section.title, title_justify="left", title_style="bold")
-    for column in section.columns:
-        table.add_column(column, overflow="fold")
-    for row in section.rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text: names may look like markup
-    console.print()
-    console.print(table)
-
-
 def _short(id: str) -> str:
     """An id that names its creator and a number there, short but still distinct."""
-    return f"{id[:_ID_LENGTH]}-{int(id[_CREATOR_LENGTH:] or '0', 16)}"
+    return f"{id[:ID_LENGTH]}-{int(id[_CREATOR_LENGTH:] or '0', 16)}"

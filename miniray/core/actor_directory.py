@@ -113,6 +113,10 @@ class ActorDirectory:
         """Creations cannot be cancelled: an actor is killed."""
         return False
 
+    def creations(self) -> list[Call]:
+        """The calls that made living actors: what they hold is kept, as they may run again."""
+        return list(self._creation.values())
+
     # --- finding -----------------------------------------------------------------
     def find(self, name: str, namespace: str | None) -> ActorLocation:
         """A named actor; ValueError if there is none.
@@ -130,6 +134,10 @@ class ActorDirectory:
         else:
             ref = self._runtime.borrowing.hold(((id, owner_node),))[0]
         return ActorLocation(ref, pickle.loads(info))
+
+    def knows(self, id: bytes) -> bool:
+        """Whether an id is that of an actor which this process made or has called."""
+        return id in self._clients
 
     def client(self, actor: ObjectRef[Any], info: ActorClassInfo) -> ActorClient:
         """The client of an actor; subscribes to its state on first use."""

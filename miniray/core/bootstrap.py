@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -21,12 +22,14 @@ from miniray.core.node_link import NodeLostError
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.init_options import InitOptions
+    from miniray.core.node_link import NodeLink
     from miniray.core.runtime import Runtime
     from miniray.session import ClusterRecord
+    from miniray.util.memory_types import NodeMemory
 
 logger = logging.getLogger(__name__)
 
@@ -262,7 +265,7 @@ def _shut_down(attachment: Attachment, process: subprocess.Popen[bytes] | None) 
 
 
 class CommandConnection:
-    """What `miniray status` needs of a cluster."""
+    """What `miniray status` and `miniray memory` need of a cluster."""
 
     def __init__(self, record: ClusterRecord) -> None:
         self._place = _place_of(record)
@@ -276,7 +279,17 @@ class CommandConnection:
         listing: list[dict[str, Any]] = self._ask("state", what)
         return listing
 
+    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
+        """What every node and process holds; each process has so many seconds to answer."""
+        with self._attached() as link:
+            return link.memory_report(limit, detail, seconds)
+
     def _ask(self, method: str, *args: Any) -> Any:
+        with self._attached() as link:
+            return link.head_request(method, *args, timeout=30.0)
+
+    @contextlib.contextmanager
+    def _attached(self) -> Iterator[NodeLink]:
         process_id = new_id()
         attachment = Attachment(
             self._place.node_socket,
@@ -290,7 +303,7 @@ class CommandConnection:
         )
         try:
             attachment.open()
-            return attachment.link.head_request(method, *args, timeout=30.0)
+            yield attachment.link
         finally:
             attachment.runtime.shutdown()
 

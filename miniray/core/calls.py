@@ -241,7 +241,7 @@ class CallTable:
                 if value[2]:
                     refs = self._borrowing.hold(value[2])
                     holds = True
-                if not self._table.set_value(id, value, refs):
+                if not self._table.set_value(id, value, refs, call.name):
                     self.free_value(value)
             if holds:
                 self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [number])))
@@ -308,7 +308,7 @@ class CallTable:
         if not told and not isinstance(_load_error(value), TaskCancelledError):
             value = error_value(TaskCancelledError(call.name))
         for id in call.return_ids:
-            self._table.set_value(id, value)
+            self._table.set_value(id, value, None, call.name)
         if call.stream is not None:
             call.stream.end(value)
         self.close(call)

@@ -21,6 +21,7 @@ from miniray.core.calls import CallTable
 from miniray.core.head_requests import HeadRequests
 from miniray.core.ids import ObjectIds
 from miniray.core.object_access import ObjectAccess
+from miniray.core.object_reports import ObjectReports
 from miniray.core.objects import ObjectTable
 from miniray.core.peers import Peer, PeerTable
 from miniray.core.recovery import Recovery
@@ -114,6 +115,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             "give_up_memory": self.shared_memory.warm.give_up,
             "forget_segments": self.shared_memory.forget,
             "head_back": self._on_head_back,
+            "report_objects": ObjectReports(self).on_asked,
         }
         #: Messages of peers, by kind; a worker adds those that ask it to run something.
         self.on_kind: dict[int, Callable[[Peer, tuple[Any, ...]], None]] = {

@@ -1,4 +1,4 @@
-"""What the head is asked on behalf of the public API: named actors, placement groups, listings."""
+"""What head and daemon are asked for the API: named actors, placement groups, listings."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from miniray.core.objects import Value
     from miniray.object_ref import ObjectRef
+    from miniray.util.memory_types import NodeMemory
 
 
 class HeadRequests(RuntimeParts):
@@ -104,6 +105,9 @@ class HeadRequests(RuntimeParts):
 
     def head_call(self, method: str, *args: Any) -> Any:
         return self.link.head_request(method, *args)
+
+    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
+        return self.link.memory_report(limit, detail, seconds)
 
     def context(self) -> RuntimeContextData:
         from miniray.accelerators import DEVICE_RESOURCES

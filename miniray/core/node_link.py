@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.core.io_loop import IOLoop
+    from miniray.util.memory_types import NodeMemory
+
+
+#: Seconds that the daemon may take to put a report together, beyond what it waits for others.
+_PATIENCE = 10.0
 
 
 class NodeLostError(ConnectionError):
@@ -191,6 +196,13 @@ class NodeLink:
         if answer.error is not None:
             raise rebuild_error(answer.error)
         return answer.result, answer.fd
+
+    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
+        """What every node and process holds; each process has so many seconds to answer."""
+        question = (limit, detail, seconds)
+        report: list[NodeMemory]
+        report, _ = self.node_request("memory_report", question, seconds + _PATIENCE)
+        return report
 
     # --- telling -----------------------------------------------------------------
     def node_notice(self, method: str, *args: Any) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core import waiting
+from miniray.core.call_site import call_site, describe
 from miniray.core.recovery import is_shared
 from miniray.core.ref_tracking import RefTracking
 from miniray.core.serialization import deserialize, serialize
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from miniray.core.fetches import Fetches
     from miniray.core.objects import Entry, Value
+    from miniray.core.serialization import Serialized
     from miniray.core.shared_memory import Block, Mapping
 
 #: Seconds in which a value that is on this node should be mapped, whatever timeout is given.
@@ -43,12 +45,25 @@ class ObjectAccess(RefTracking):
         if hooks.dropped:
             self.drain()
         serialized = serialize(value)
+        if serialized.size > self.shared_memory.plain_limit:
+            return self._put_recorded(serialized)
+        contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
+        stored = (serialized.form, serialized.payload(), contained)
+        return self.table.create_with_value(self.ids.new(), stored, list(serialized.refs) or None)
+
+    def _put_recorded(self, serialized: Serialized) -> ObjectRef[Any]:
+        """Store a value, and where in user code that was: costs nothing beside a large one."""
+        made = call_site()
         if serialized.size > config().inline_limit:
-            stored = self.shared_memory.write(serialized, self.process_id, self.node_id)
+            stored = self.shared_memory.write(
+                serialized, self.process_id, self.node_id, describe(made)
+            )
         else:
             contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
             stored = (serialized.form, serialized.payload(), contained)
-        return self.table.create_with_value(self.ids.new(), stored, list(serialized.refs) or None)
+        refs = list(serialized.refs) or None
+        ref = self.table.create_with_value(self.ids.new(), stored, refs)
+        return self.table.record(ref, made)
 
     def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
         if hooks.dropped:

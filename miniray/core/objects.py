@@ -19,6 +19,7 @@ from miniray.object_ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from miniray.core.call_site import CallSite
     from miniray.core.fetches import Fetch
     from miniray.core.shared_memory import Mapping
 
@@ -38,6 +39,7 @@ class Entry:
         "id",
         "kept",
         "local",
+        "made",
         "mapping",
         "owner_node",
         "registered",
@@ -45,6 +47,10 @@ class Entry:
         "waiters",
         "wanted",
     )
+
+    #: Where it was put, or what made it; not there where that is not recorded: one more store
+    #: for every entry would show in the time of a put.
+    made: CallSite
 
     def __init__(self, id: bytes, owner_node: bytes) -> None:
         self.id = id
@@ -102,6 +108,8 @@ class ObjectTable:
         #: Ids that name actors created here: their entries never get a value.
         self._actors: set[bytes] = set()
         self._watchers: list[Callable[[Entry], None]] = []
+        #: Refs that the user pickled, or that code captured: they count for ever.
+        self.pickled: dict[bytes, int] = {}
         #: What each borrower holds, so that its death costs no walk over all objects.
         self._held_by: dict[bytes, set[bytes]] = {}
 
@@ -126,6 +134,13 @@ class ObjectTable:
         entry.contained = contained
         self._entries[id] = entry
         return ObjectRef(id, self.node_id)
+
+    def record(self, ref: ObjectRef[Any], made: CallSite) -> ObjectRef[Any]:
+        """Remember where an object of this process was made; returns its ref."""
+        entry = self._entries.get(ref.binary())
+        if entry is not None:
+            entry.made = made
+        return ref
 
     def create_actor(self, id: bytes) -> ObjectRef[Any]:
         """The ref that counts the handles of a new actor."""
@@ -160,7 +175,11 @@ class ObjectTable:
 
     # --- values ------------------------------------------------------------------
     def set_value(
-        self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None = None
+        self,
+        id: bytes,
+        value: Value,
+        contained: list[ObjectRef[Any]] | None = None,
+        made: CallSite | None = None,
     ) -> bool:
         """Give an object its value and call who waits; False if nobody wants it any more.
 
@@ -174,6 +193,8 @@ class ObjectTable:
                 return value is entry.value
             entry.value = value
             entry.contained = contained
+            if made is not None:
+                entry.made = made
             waiters = entry.waiters
             entry.waiters = None
             if self._watchers:
@@ -225,11 +246,12 @@ class ObjectTable:
 
     # --- counts ------------------------------------------------------------------
     def pin(self, id: bytes) -> None:
-        """Count one more use in this process of an object that it already holds."""
+        """Keep an object for ever: nobody can know when a copy of its ref goes."""
         with self.lock:
             entry = self._entries.get(id)
             if entry is not None:
                 entry.local += 1
+                self.pickled[id] = self.pickled.get(id, 0) + 1
 
     def drop(self, ids: Iterable[bytes]) -> None:
         """Refs went away."""

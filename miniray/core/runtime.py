@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from miniray.object_ref import ObjectRef
+    from miniray.util.memory_types import NodeMemory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,6 +294,10 @@ class Runtime(abc.ABC):
     @abc.abstractmethod
     def head_call(self, method: str, *args: Any) -> Any:
         """Ask the head (state listings, key-values, jobs); plain data both ways."""
+
+    @abc.abstractmethod
+    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
+        """What every node and process holds; each process has so many seconds to answer."""
 
     @abc.abstractmethod
     def context(self) -> RuntimeContextData:

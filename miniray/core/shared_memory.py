@@ -16,6 +16,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from miniray.config import config
 from miniray.core.fetches import Fetches
 from miniray.core.mapped import map_memory
 from miniray.core.protocol import VALUE_SHARED, VALUE_TENSORS
@@ -73,6 +74,9 @@ class SharedMemory:
             node_id: Of this node.
             make_room: Lets go of all that this process needs no more.
         """
+        tunables = config()
+        #: Bytes up to which a value is put into no shared memory, and no record made of where.
+        self.plain_limit = -1 if tunables.record_call_sites else tunables.inline_limit
         self._link = link
         self._make_room = make_room
         self._node_id = node_id
@@ -92,8 +96,14 @@ class SharedMemory:
         self._kept_as: dict[int, tuple[bytes, int]] = {}
 
     # --- writing -----------------------------------------------------------------
-    def write(self, value: Serialized, owner: bytes, owner_node: bytes) -> Value:
+    def write(self, value: Serialized, owner: bytes, owner_node: bytes, made: str = "") -> Value:
         """Store a value on this node for an owner on any; returns what others need to read it.
+
+        Args:
+            value: What to store.
+            owner: The process that owns it.
+            owner_node: That process's node.
+            made: Where in user code it was made, for reports.
 
         Raises:
             ObjectStoreFullError: the store has no room for it.
@@ -107,7 +117,7 @@ class SharedMemory:
         finally:
             if fd >= 0:
                 os.close(fd)
-        self._link.node_notice("seal_segment", segment)
+        self._link.node_notice("seal_segment", segment, made)
         contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
         return (VALUE_SHARED, (self._node_id, segment, value.size), contained)
 

@@ -13,6 +13,7 @@ from miniray.core.protocol import VALUE_PICKLE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.core.call_site import CallSite
     from miniray.core.objects import ObjectTable, Value
     from miniray.object_ref import ObjectRef
 
@@ -59,7 +60,13 @@ class StreamState:
         self._completed: ObjectRef[Any] | None = None
 
     # --- the executor's side -----------------------------------------------------------
-    def item(self, index: int, value: Value, contained: list[ObjectRef[Any]] | None) -> bool:
+    def item(
+        self,
+        index: int,
+        value: Value,
+        contained: list[ObjectRef[Any]] | None,
+        made: CallSite | None = None,
+    ) -> bool:
         """An item arrived; False if nobody wants it (a repeat after a retry, or closed)."""
         with self._lock:
             if self._closed or self._ended:
@@ -69,7 +76,8 @@ class StreamState:
                 self._on_consumed(self._consumed)
                 return False
             self._received = index + 1
-            self._items.append(self._table.create_with_value(self._new_id(), value, contained))
+            ref = self._table.create_with_value(self._new_id(), value, contained)
+            self._items.append(ref if made is None else self._table.record(ref, made))
             waiters, self._waiters = self._waiters, []
         _wake(waiters)
         return True

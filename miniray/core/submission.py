@@ -205,7 +205,11 @@ class Submission(RefTracking):
         _, number, index, value = message
         call = self.calls.open.get(number)
         refs = self.borrowing.hold(value[2]) if value[2] else None
-        if call is None or call.stream is None or not call.stream.item(index, value, refs):
+        if (
+            call is None
+            or call.stream is None
+            or not call.stream.item(index, value, refs, call.name)
+        ):
             self.calls.free_value(value)
         if refs:
             self.borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [number])))

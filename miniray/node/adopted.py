@@ -54,6 +54,13 @@ class AdoptedObjects:
         """The processes that hold objects of the daemon."""
         return set(self._held_by)
 
+    def held(self) -> list[tuple[bytes, Any, list[bytes], int]]:
+        """Each object: id, value, who has borrowed it, and how many others here contain it."""
+        return [
+            (id, each.value, list(each.borrowers), each.holders)
+            for id, each in self._objects.items()
+        ]
+
     def add(self, owner: bytes, legacy: Iterable[Any]) -> None:
         """Take over what an owner hands over."""
         legacy = list(legacy)

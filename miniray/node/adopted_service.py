@@ -43,6 +43,10 @@ class AdoptedService:
         """The processes that hold objects of the daemon."""
         return self._adopted.borrowers()
 
+    def held(self) -> list[tuple[bytes, Any, list[bytes], int]]:
+        """Each object: id, value, who has borrowed it, and how many others here contain it."""
+        return self._adopted.held()
+
     def process_died(self, process_id: bytes) -> None:
         """A process, of any node, that may have held some is gone."""
         self._taken.pop(process_id, None)

@@ -41,6 +41,11 @@ class Copies:
         """What a segment of this node is a copy of."""
         return self._keys[number]
 
+    @property
+    def sources(self) -> dict[int, Key]:
+        """Of which segment each copy is one, by the number of the copy."""
+        return dict(self._keys)
+
     def of_node(self, node_id: bytes) -> Iterator[Key]:
         """The segments of a node that have copies here, at this moment."""
         return iter([key for key in self._by_key if key[0] == node_id])

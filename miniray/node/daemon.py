@@ -26,8 +26,11 @@ from miniray.node.code_cache import CodeCache
 from miniray.node.fetch_requests import FetchRequests
 from miniray.node.head_client import HeadClient
 from miniray.node.hello import actor_report, attached, hello
+from miniray.node.holders import describe_holders
+from miniray.node.memory_service import MemoryService
 from miniray.node.objects import NodeObjects
 from miniray.node.output_router import OutputRouter
+from miniray.node.process_names import ProcessNames
 from miniray.node.relay import RelayHub
 from miniray.node.segments import SegmentStore
 from miniray.node.services import add_services
@@ -75,7 +78,11 @@ class NodeDaemon:
             lambda process, memory: self._clients.push(process, "give_up_memory", (memory,)),
             lambda process, segments: self._clients.push(process, "forget_segments", (segments,)),
         )
-        self._spilling = Spilling(self.store, SpillFiles(node.spill_folder))
+        self._spilling = Spilling(
+            self.store,
+            SpillFiles(node.spill_folder),
+            lambda: describe_holders(self.store, self._names.of),
+        )
         self._transfers = Transfers(self.node_id, self.store, self._spilling, self._relay)
         self._serving = Serving(
             self.node_id, self.store, self._spilling, self._relay, self._transfers
@@ -113,6 +120,10 @@ class NodeDaemon:
             },
             logs=node.logs,
             soft_limit=max(1, int(node.scalars.get("CPU", 1))),
+        )
+        self._names = ProcessNames(self.node_id, self._clients, self._pool)
+        self._memory = MemoryService(
+            self.node_id, self._objects, self._adopted, self._clients, self._relay, self._names
         )
         self._outputs = OutputRouter(self.node_id, self._clients, self._relay, self._pool)
         self._install_handlers()
@@ -265,6 +276,7 @@ class NodeDaemon:
         self._objects.process_died(process_id)
         self._adopted.process_died(process_id)
         self._turns.process_died(process_id)
+        self._memory.ended(process_id)
         self._head.process_ended(process_id)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path(os.path.dirname(self._config.socket_path), process_id))
@@ -410,6 +422,7 @@ class NodeDaemon:
         self._objects.node_died(node_id)
         self._serving.node_died(node_id)
         self._traffic.node_died(node_id)
+        self._memory.ended(node_id)
 
     def serve(self, server: grpc.aio.Server) -> None:
         """Let a server answer what other daemons call."""

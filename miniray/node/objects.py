@@ -165,6 +165,10 @@ class NodeObjects:
             waiter = self.pulls.wait((node_id, number), size, process_id, request, maps=False)
             await waiter.segment
 
+    def copies(self) -> dict[int, tuple[bytes, int]]:
+        """Segments here that are copies: of which node, and which segment there."""
+        return self._copies.sources
+
     # --- freeing -----------------------------------------------------------------
     def free(self, node_id: bytes, number: int) -> None:
         """The owner, a process of this node, freed a segment of any node."""

@@ -75,6 +75,10 @@ class RelayHub:
         """Nodes to which or from which there is a stream."""
         return self._incoming.keys() | self._outboxes.keys()
 
+    def nodes(self) -> list[bytes]:
+        """The other nodes that live."""
+        return list(self._addresses)
+
     def joined(self, node_id: bytes, address: str) -> None:
         """The head says that a node is there."""
         if node_id != self._node_id:

@@ -33,6 +33,11 @@ REFUSED = "refused"
 #: (topic, body): a push to the process ``to``.
 PUSH = "push"
 
+#: (number, how many, whether small ones too, seconds): what do you hold?
+MEMORY_ASKED = "memory asked"
+#: (number, report): the answer to that (util/memory_types.py).
+MEMORY_TOLD = "memory told"
+
 
 class Relayed(NamedTuple):
     """Messages of one process to another, or a notice."""

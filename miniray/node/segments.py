@@ -14,7 +14,7 @@ from miniray.exceptions import ObjectLostError
 from miniray.node.memories import Memories, Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.node.spill_files import Place
 
@@ -45,6 +45,7 @@ class Segment:
         "freed",
         "keepers",
         "left_open",
+        "made",
         "mappers",
         "memory",
         "moves",
@@ -73,6 +74,8 @@ class Segment:
         #: The process that wrote it, complete or not.
         self.writer = b""
         self.freed = False
+        #: Where it was put, or what made it, for reports; empty if nobody told.
+        self.made = ""
         #: How often each process has it mapped.
         self.mappers: dict[bytes, int] = {}
         #: Those that keep it mapped though they do not use it, until it is freed.
@@ -137,6 +140,10 @@ class SegmentStore:
     def __len__(self) -> int:
         return len(self._segments)
 
+    def __iter__(self) -> Iterator[Segment]:
+        """All of them at this moment."""
+        return iter(list(self._segments.values()))
+
     # --- writing -----------------------------------------------------------------
     def create(self, size: int, form: int, owner: bytes, creator: bytes) -> Segment:
         """Room for a value; hand its descriptor to the writer.
@@ -168,10 +175,11 @@ class SegmentStore:
         capacity = max(_PAGE, -(-size // _PAGE) * _PAGE)
         return self.memories.take(capacity, process, len(self), beyond=beyond)
 
-    def seal(self, number: int) -> None:
-        """The writer is done."""
+    def seal(self, number: int, made: str = "") -> None:
+        """The writer is done, and may tell where in user code it was made."""
         segment = self._segments.get(number)
         if segment is not None and segment.creator is not None:
+            segment.made = made
             self._drop(self._by_creator, segment.creator, number)
             segment.creator = None
             self._look_at(segment)  # its owner may have ended meanwhile

@@ -161,7 +161,9 @@ class Spilling:
         store = self._store
         notes = []
         if size <= store.capacity:
-            notes.append(self._holders())
+            held = self._holders()
+            if held:
+                notes.append(f"It holds {held}.")
             if self._failures != failures:
                 notes.append(f"Nothing could be moved to {self._files.folder}: {self._failure}.")
         return ObjectStoreFullError(size, store.used, store.capacity, " ".join(filter(None, notes)))

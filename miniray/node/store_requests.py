@@ -63,7 +63,7 @@ class StoreRequests:
         clients.notices.update(
             {
                 "end_turn": lambda client, ticket: self._end_turn(client.process_id, ticket),
-                "seal_segment": lambda _client, number: store.seal(number),
+                "seal_segment": lambda _client, number, made="": store.seal(number, made),
                 "free_segment": lambda _client, node, number: objects.free(node, number),
                 "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
                 "in_use": lambda client, numbers: store.in_use(numbers, client.process_id),

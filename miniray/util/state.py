@@ -1,19 +1,25 @@
-"""What there is in the cluster: nodes, actors, workers, jobs, placement groups, waiting demands.
+"""What there is in the cluster: nodes, actors, workers, jobs, objects, waiting demands, and so on.
 
-Ray's ``ray.util.state``, as far as the head knows of it: single tasks and objects are
-known to their owners only. Works without ``init()`` where a cluster runs on this machine.
+Ray's ``ray.util.state``. Most of it the head knows; objects are asked of every node, and there of
+every process. Works without ``init()`` where a cluster runs on this machine.
 """
 
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from miniray.core.runtime import runtime_or_none
+from miniray.util.memory_records import cluster_memory
+from miniray.util.memory_types import MAX_OBJECTS
 from miniray.util.state_records import (
     ActorState,
+    ClusterMemoryState,
+    HolderState,
     JobState,
+    NodeMemoryState,
     NodeState,
+    ObjectState,
     PendingDemandState,
     PlacementGroupState,
     State,
@@ -23,35 +29,50 @@ from miniray.util.state_records import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from miniray.core.runtime import Runtime
+    from miniray.util.memory_types import NodeMemory
+
 __all__ = [
     "ActorState",
+    "ClusterMemoryState",
+    "HolderState",
     "JobState",
+    "NodeMemoryState",
     "NodeState",
+    "ObjectState",
     "PendingDemandState",
     "PlacementGroupState",
     "WorkerState",
     "get_actor",
+    "get_cluster_memory",
     "get_job",
     "get_node",
+    "get_objects",
     "get_placement_group",
     "get_worker",
     "list_actors",
     "list_jobs",
     "list_nodes",
+    "list_objects",
     "list_pending_demands",
     "list_placement_groups",
     "list_workers",
     "summarize_actors",
+    "summarize_objects",
 ]
 
 #: How many records a listing returns unless more are asked for.
 DEFAULT_LIMIT = 100
+#: Seconds that a process may take to tell what it holds.
+DEFAULT_TIMEOUT = 2.0
 
 #: (field, "=" or "!=", value); all of them must hold.
 Filter = tuple[str, str, Any]
 
-_StateT = TypeVar(
-    "_StateT",
+_StateT = TypeVar("_StateT", bound=State)
+#: What the head lists.
+_ListedT = TypeVar(
+    "_ListedT",
     ActorState,
     JobState,
     NodeState,
@@ -173,18 +194,124 @@ def summarize_actors(address: str | None = None) -> dict[str, Any]:
     }
 
 
+def list_objects(
+    address: str | None = None,
+    filters: Sequence[Filter] | None = None,
+    limit: int = DEFAULT_LIMIT,
+    timeout: float = DEFAULT_TIMEOUT,
+    detail: bool = False,
+) -> list[ObjectState]:
+    """The objects in shared memory, the largest first: whose they are, and why each is held.
+
+    Values that were copied to other nodes are listed once for each, and so are large arguments
+    of calls. With filters, the 10,000 largest are looked at; more are never listed, as in Ray.
+
+    Args:
+        address: As for ``list_actors``.
+        filters: As for ``list_actors``.
+        limit: The most records that are returned.
+        timeout: Seconds that a process may take to tell what it holds. What one that is too busy
+            owns is listed with what its node knows of it, and ``UNKNOWN_STATUS``.
+        detail: List small values, which their owners keep, values that are still to come, and
+            handles of actors too.
+
+    Raises:
+        ValueError: a filter names no field, or is malformed; or the limit is not positive.
+        ConnectionError: there is no such cluster.
+    """
+    _check_all(ObjectState, filters, limit)
+    looked_at = MAX_OBJECTS if filters else limit
+    memory = get_cluster_memory(address, looked_at, timeout, detail)
+    return _chosen(memory.objects, filters, limit)
+
+
+def get_objects(
+    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> list[ObjectState]:
+    """The object with this hex id, and its copies on other nodes; as in Ray, a list."""
+    return list_objects(address, [("object_id", "=", id)], MAX_OBJECTS, timeout, detail=True)
+
+
+def get_cluster_memory(
+    address: str | None = None,
+    limit: int = DEFAULT_LIMIT,
+    timeout: float = DEFAULT_TIMEOUT,
+    detail: bool = False,
+) -> ClusterMemoryState:
+    """What ``miniray memory`` shows: the store of each node, and the largest objects.
+
+    Args:
+        address: As for ``list_actors``.
+        limit: The most objects that are listed; the numbers are of all.
+        timeout: As for ``list_objects``.
+        detail: As for ``list_objects``.
+
+    Raises:
+        ValueError: the limit is not positive.
+        ConnectionError: there is no such cluster.
+    """
+    _check_all(ObjectState, None, limit)
+    source = _source(address)
+    reports = source.memory_report(limit, detail, timeout)
+    return cluster_memory(reports, source.listing("node_states"), limit, detail=detail)
+
+
+def summarize_objects(
+    address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> dict[str, Any]:
+    """How many objects in shared memory were made where, and how large they are.
+
+    Returns:
+        Ray's form: ``{"cluster": {"summary": {CALL_SITE: {"total_objects": COUNT,
+        "total_size_mb": SIZE, "total_num_workers": COUNT, "total_num_nodes": COUNT,
+        "task_state_counts": {STATE: COUNT}, "ref_type_counts": {TYPE: COUNT}}},
+        "total_objects": COUNT, "total_size_mb": SIZE, "summary_by": "callsite"}}``.
+    """
+    objects = list_objects(address, None, MAX_OBJECTS, timeout)
+    by_site: dict[str, list[ObjectState]] = {}
+    for found in objects:
+        by_site.setdefault(found.call_site, []).append(found)
+    return {
+        "cluster": {
+            "summary": {site: _summary_of(found) for site, found in by_site.items()},
+            "total_objects": len(objects),
+            "total_size_mb": sum(found.object_size for found in objects) / 2**20,
+            "summary_by": "callsite",
+        }
+    }
+
+
+def _summary_of(objects: list[ObjectState]) -> dict[str, Any]:
+    return {
+        "total_objects": len(objects),
+        "total_size_mb": sum(found.object_size for found in objects) / 2**20,
+        "total_num_workers": len({found.owner_id for found in objects}),
+        "total_num_nodes": len({found.node_id for found in objects}),
+        "task_state_counts": dict(collections.Counter(found.task_status for found in objects)),
+        "ref_type_counts": dict(collections.Counter(found.reference_type for found in objects)),
+    }
+
+
 def _listing(
     what: str,
-    kind: type[_StateT],
+    kind: type[_ListedT],
     address: str | None,
     filters: Sequence[Filter] | None,
     limit: int,
-) -> list[_StateT]:
+) -> list[_ListedT]:
+    _check_all(kind, filters, limit)
+    return _chosen([kind.of(data) for data in _ask(address, what)], filters, limit)
+
+
+def _check_all(kind: type[State], filters: Sequence[Filter] | None, limit: int) -> None:
+    """Refuse what no listing can answer, before anybody is asked."""
     if limit < 1:
         raise ValueError(f"limit must be at least 1, not {limit}.")
     for condition in filters or ():
         _check(condition, kind)
-    records = [kind.of(data) for data in _ask(address, what)]
+
+
+def _chosen(records: list[_StateT], filters: Sequence[Filter] | None, limit: int) -> list[_StateT]:
     found = [record for record in records if all(_holds(record, each) for each in filters or ())]
     return found[:limit]
 
@@ -216,12 +343,37 @@ def _first(found: list[_StateT]) -> _StateT | None:
     return found[0] if found else None
 
 
+class _Source(Protocol):
+    """Where the facts come from."""
+
+    def listing(self, what: str) -> list[dict[str, Any]]:
+        """One of the head's listings."""
+
+    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
+        """What every node and process holds."""
+
+
+class _Attached:
+    """The cluster that this process is attached to."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self.memory_report = runtime.memory_report
+
+    def listing(self, what: str) -> list[dict[str, Any]]:
+        listing: list[dict[str, Any]] = self._runtime.head_call("state", what)
+        return listing
+
+
 def _ask(address: str | None, what: str) -> list[dict[str, Any]]:
-    """A listing of the head: of this process's cluster, or of one on this machine."""
+    return _source(address).listing(what)
+
+
+def _source(address: str | None) -> _Source:
+    """This process's cluster, or one on this machine."""
     runtime = runtime_or_none()
     if runtime is not None and address in (None, "auto", runtime.context().address):
-        listing: list[dict[str, Any]] = runtime.head_call("state", what)
-        return listing
+        return _Attached(runtime)
     from miniray.core.bootstrap import connect_for_cli
     from miniray.session import latest_cluster
 
@@ -232,4 +384,4 @@ def _ask(address: str | None, what: str) -> list[dict[str, Any]]:
             f"No cluster {where}runs on this machine. Call miniray.init(), or start one with "
             "`miniray start --head`."
         )
-    return connect_for_cli(record).listing(what)
+    return connect_for_cli(record)

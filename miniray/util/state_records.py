@@ -14,6 +14,8 @@ from miniray.core.names import short_name
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from miniray.util.memory_types import ReferenceType
+
 
 @dataclasses.dataclass(frozen=True)
 class State:
@@ -234,3 +236,100 @@ class PendingDemandState(State):
     def of(cls, data: Mapping[str, Any]) -> PendingDemandState:
         """From the head's data."""
         return cls(**{**data, "names": [short_name(name) for name in data["names"]]})
+
+
+@dataclasses.dataclass(frozen=True)
+class HolderState(State):
+    """A reason why a process holds an object."""
+
+    #: As ``ObjectState.reference_type``.
+    reference_type: ReferenceType
+    #: How many refs, calls or objects.
+    count: int
+    #: Some of the calls, or ids of the objects that contain it.
+    names: list[str]
+    #: The process, for a person.
+    process: str
+    worker_id: str
+    pid: int
+    node_id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class ObjectState(State):
+    """An object, or a copy of one on another node, or large arguments of a call."""
+
+    #: Empty for arguments, and where nobody told which object it is.
+    object_id: str
+    #: Bytes.
+    object_size: int
+    #: Of the task that makes it: PENDING_ARGS_AVAIL, PENDING_NODE_ASSIGNMENT,
+    #: SUBMITTED_TO_WORKER, FINISHED or FAILED; NIL for what was put.
+    task_status: str
+    #: The first reason why it is held: USED_BY_PENDING_TASK, LOCAL_REFERENCE,
+    #: CAPTURED_IN_OBJECT, ACTOR_HANDLE, PINNED_IN_MEMORY (it is mapped somewhere) or
+    #: UNKNOWN_STATUS (who knows did not tell).
+    reference_type: str
+    #: ``FILE:LINE in FUNCTION`` of a put, or the name of the task or method that made it.
+    call_site: str
+    #: Of the owner: DRIVER, WORKER, or "" if it is gone.
+    type: str
+    #: Of the owner; 0 if it is gone.
+    pid: int
+    #: Of the owner's node.
+    ip: str
+    owner_id: str
+    #: The owner, for a person.
+    owner: str
+    #: Where the bytes are.
+    node_id: str
+    #: HELD, PENDING (it has no value yet), WRITING, or FREED: its owner freed it, and it counts
+    #: until the last process has unmapped it.
+    state: str
+    #: Bytes of shared memory that it takes; 0 if it is in its owner's own memory.
+    allocated: int
+    #: Another node's segment was copied to this one.
+    is_copy: bool
+    #: Its bytes are on disk.
+    is_spilled: bool
+    #: Every reason why it is held, and by whom.
+    holders: list[HolderState]
+    #: The same in words.
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeMemoryState(State):
+    """The object store of a node; sizes are bytes."""
+
+    node_id: str
+    node_ip: str
+    #: Why the node told nothing; None if it did.
+    state_message: str | None
+    capacity: int
+    #: In values, those that are freed and still mapped included.
+    used: int
+    #: Waits, warm, for the next values.
+    pooled: int
+    #: Of ``used``: freed and still mapped; and not complete yet.
+    freed: int
+    writing: int
+    #: On disk.
+    spilled: int
+    num_segments: int
+    #: Bytes that are freed and still mapped, by process.
+    freed_by: dict[str, int]
+    #: Small values in the memory of processes of this node.
+    num_inline: int
+    inline_bytes: int
+    #: Processes that did not tell in time what they hold.
+    no_answer: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterMemoryState(State):
+    """The object store of a cluster."""
+
+    nodes: list[NodeMemoryState]
+    #: The largest first.
+    objects: list[ObjectState]

@@ -256,7 +256,7 @@ class AsyncExecutor(Executor):
             if work.consumed == -1:
                 await items.aclose()
                 return
-            value = self._results.value(item, work.caller, work.number)
+            value = self._results.value(item, work.caller, work.number, work.name)
             work.caller.send((p.PEER_STREAM, work.number, index, value))
             index += 1
             limit = work.stream

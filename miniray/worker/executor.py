@@ -19,6 +19,7 @@ from miniray.config import config
 from miniray.core import context
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
+from miniray.core.object_reports import ObjectReports
 from miniray.exceptions import TaskCancelledError
 from miniray.object_ref import hooks
 from miniray.worker import stdio
@@ -29,10 +30,11 @@ from miniray.worker.work import ArgumentLostError, Work
 from miniray.worker.work_queue import WorkQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.peers import Peer
+    from miniray.object_ref import ObjectRef
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class Executor:
         )
         runtime.on_peer_gone = self.on_peer_gone
         runtime.block = self.block
+        runtime.on_topic["report_objects"] = ObjectReports(runtime, self.holds).on_asked
 
     # --- what arrives, in the I/O thread ------------------------------------------------
     def on_task(self, peer: Peer, message: tuple[Any, ...]) -> None:
@@ -176,6 +179,13 @@ class Executor:
                 work.consumed = -1
                 if work.consumed_changed is not None:
                     work.consumed_changed.set()
+
+    def holds(self) -> Iterator[tuple[str, Iterable[ObjectRef[Any]]]]:
+        """Calls that run here, and results that were not counted yet, with refs they hold."""
+        for work in list(self._open.values()):
+            if work.held is not None:
+                yield work.name, work.held
+        yield from self._results.holds()
 
     # --- running -------------------------------------------------------------------
     def run(self) -> None:
@@ -362,7 +372,7 @@ class Executor:
             for item in items:
                 if work.consumed == -1:
                     return
-                value = self._results.value(item, work.caller, work.number)
+                value = self._results.value(item, work.caller, work.number, work.name)
                 work.caller.send((p.PEER_STREAM, work.number, index, value))
                 index += 1
                 self._await_reader(work, index)

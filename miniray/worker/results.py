@@ -33,7 +33,7 @@ class Results:
         self._lock = threading.RLock()
         self._all_counted = threading.Condition(self._lock)
 
-    def value(self, result: Any, caller: Peer, number: int) -> Value:
+    def value(self, result: Any, caller: Peer, number: int, name: str) -> Value:
         """A result as the value that travels to the caller, who owns it.
 
         Raises:
@@ -46,7 +46,8 @@ class Results:
             with self._lock:
                 self._pins.setdefault((caller.process_id, number), []).extend(serialized.refs)
         if serialized.size > config().inline_limit:
-            return self._runtime.shared_memory.write(serialized, caller.process_id, caller.node_id)
+            shared_memory = self._runtime.shared_memory
+            return shared_memory.write(serialized, caller.process_id, caller.node_id, name)
         contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
         return (serialized.form, serialized.payload(), contained)
 
@@ -57,7 +58,7 @@ class Results:
             ValueError: the call did not return as many values as it has return ids.
         """
         if count == 1:
-            return [self.value(result, caller, number)]
+            return [self.value(result, caller, number, name)]
         if count == 0:
             return []
         try:
@@ -69,7 +70,7 @@ class Results:
             ) from None
         if len(items) != count:
             raise ValueError(f"{name} has num_returns={count} but returned {len(items)} values.")
-        return [self.value(item, caller, number) for item in items]
+        return [self.value(item, caller, number, name) for item in items]
 
     def error(self, error: BaseException, name: str) -> Value:
         """What the caller's get() raises: the user's exception with its traceback."""
@@ -81,6 +82,11 @@ class Results:
             wrapped = TaskError.from_exception(error, name, pid=os.getpid(), actor_id=actor_id)
             return error_value(wrapped)
         return error_value(error)
+
+    def holds(self) -> list[tuple[str, list[ObjectRef[Any]]]]:
+        """What keeps refs until callers have counted them: a name for it, and the refs."""
+        with self._lock:
+            return [("a result on its way", refs) for refs in self._pins.values()]
 
     def release(self, caller: Peer, numbers: list[int]) -> None:
         """The caller counts the refs in these replies now."""

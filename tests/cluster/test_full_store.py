@@ -257,6 +257,7 @@ def test_a_get_for_which_there_is_no_room_says_so_and_works_later() -> None:
     assert info.value.needed >= 2 * VALUE
     assert 7 * VALUE <= info.value.used <= info.value.capacity == CAPACITY
     assert str(CAPACITY) in str(info.value)
+    assert f"still mapped: 56 MiB by driver (pid {os.getpid()})" in str(info.value)
     assert all(is_value_of(number, view) for number, view in enumerate(views))
     views.clear()
     assert miniray.get(ref)[0] == 1

@@ -227,6 +227,9 @@ class FakeRuntime(Runtime):
     def head_call(self, method: str, *args: Any) -> Any:
         raise NotImplementedError(method)
 
+    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[Any]:
+        raise NotImplementedError
+
     def context(self) -> RuntimeContextData:
         return self.facts
 

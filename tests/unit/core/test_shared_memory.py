@@ -61,7 +61,7 @@ def test_short_writes_are_continued(memory: SharedMemory, monkeypatch: pytest.Mo
 
 def test_a_value_is_sealed_when_it_is_complete(memory: SharedMemory, link: FakeLink) -> None:
     stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
-    assert link.noticed("seal_segment") == [(stored[1][1],)]
+    assert link.noticed("seal_segment") == [(stored[1][1], "")]
 
 
 def test_a_write_that_is_interrupted_gives_its_room_back(

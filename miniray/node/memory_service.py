@@ -1,0 +1,228 @@
+"""The report of the cluster's object store: asked of every node, and there of every process.
+
+Nobody is waited for longer than the report may take: user code may keep a process busy for
+minutes, and a node may be out of reach. What is missing is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.node import relayed as r
+from miniray.node.memory_report import StoreReport, adopted_report, chosen, silent
+from miniray.node.relayed import Relayed
+from miniray.util.memory_types import MAX_OBJECTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from miniray.node.adopted_service import AdoptedService
+    from miniray.node.clients import Client, ClientServer
+    from miniray.node.objects import NodeObjects
+    from miniray.node.process_names import ProcessNames
+    from miniray.node.relay import RelayHub
+    from miniray.util.memory_types import NodeMemory, ObjectsHeld, ProcessRow
+
+#: Segments that are looked at in one go: about a millisecond.
+_SLICE = 1000
+#: Seconds that a node's answer may take beyond what its processes may.
+_ON_THE_WAY = 1.0
+
+
+class _Question:
+    """Something that was asked of several; over when each has answered or is gone."""
+
+    def __init__(self, whom: Iterable[bytes]) -> None:
+        self._missing = set(whom)
+        self._over = asyncio.Event()
+        self.answers: dict[bytes, Any] = {}
+        #: Those that ended before they answered.
+        self.gone: set[bytes] = set()
+        self._check()
+
+    def answered(self, who: bytes, answer: Any) -> None:
+        """One has."""
+        if who in self._missing:
+            self.answers[who] = answer
+            self._missing.discard(who)
+            self._check()
+
+    def ended(self, who: bytes) -> None:
+        """One is gone."""
+        if who in self._missing:
+            self.gone.add(who)
+            self._missing.discard(who)
+            self._check()
+
+    async def wait(self, seconds: float) -> None:
+        """Until it is over, or the time is."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
+
+    def _check(self) -> None:
+        if not self._missing:
+            self._over.set()
+
+
+class MemoryService:
+    """Asks, and answers other daemons."""
+
+    def __init__(
+        self,
+        node_id: bytes,
+        objects: NodeObjects,
+        adopted: AdoptedService,
+        clients: ClientServer,
+        relay: RelayHub,
+        names: ProcessNames,
+    ) -> None:
+        """Register what it answers.
+
+        Args:
+            node_id: Of this node.
+            objects: Its store.
+            adopted: What owners that ended left to this daemon.
+            clients: The processes of this node.
+            relay: The way to other nodes.
+            names: What processes are called.
+        """
+        self._node_id = node_id
+        self._objects = objects
+        self._adopted = adopted
+        self._clients = clients
+        self._relay = relay
+        self._names = names
+        self._numbers = itertools.count(1).__next__
+        self._questions: dict[int, _Question] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        clients.requests["memory_report"] = self._cluster
+        clients.notices["objects_held"] = lambda client, number, held: self._answered(
+            number, client.process_id, held
+        )
+        relay.notices[r.MEMORY_ASKED] = self._asked
+        relay.notices[r.MEMORY_TOLD] = lambda node, message: self._answered(
+            message.items[0], node, message.items[1]
+        )
+
+    # --- what happens meanwhile --------------------------------------------------------
+    def _answered(self, number: int, who: bytes, answer: Any) -> None:
+        question = self._questions.get(number)
+        if question is not None:  # else it came too late
+            question.answered(who, answer)
+
+    def ended(self, who: bytes) -> None:
+        """A process of this node, or another node, is gone."""
+        for question in self._questions.values():
+            question.ended(who)
+
+    # --- all nodes ---------------------------------------------------------------
+    async def _cluster(
+        self, _client: Client, limit: int, detail: bool, seconds: float
+    ) -> tuple[list[NodeMemory], int]:
+        """What every node tells; processes have so many seconds to answer."""
+        limit = min(limit, MAX_OBJECTS)
+        others = self._relay.nodes()
+        number = self._numbers()
+        question = self._questions[number] = _Question(others)
+        asked = Relayed(notice=r.MEMORY_ASKED, items=(number, limit, detail, seconds))
+        unreachable = {node for node in others if not self._relay.send(node, asked)}
+        for node in unreachable:
+            question.ended(node)
+        try:
+            own = await self.report(limit, detail, seconds)
+            await question.wait(_ON_THE_WAY + seconds)
+        finally:
+            del self._questions[number]
+        reports = [own]
+        for node in others:
+            report = question.answers.get(node)
+            if report is None:
+                if node in unreachable:
+                    why = "there is no way to it from the node that asked"
+                else:
+                    why = "it is gone" if node in question.gone else "it did not answer in time"
+                report = silent(node, why)
+            reports.append(report)
+        return reports, -1
+
+    def _asked(self, node_id: bytes, message: Relayed) -> None:
+        """Another daemon asks."""
+        number, limit, detail, seconds = message.items
+        task = asyncio.get_running_loop().create_task(
+            self._tell(node_id, number, limit, detail, seconds)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(
+        self, node_id: bytes, number: int, limit: int, detail: bool, seconds: float
+    ) -> None:
+        report = await self.report(limit, detail, seconds)
+        self._relay.send(node_id, Relayed(notice=r.MEMORY_TOLD, items=(number, report)))
+
+    # --- this node ---------------------------------------------------------------
+    async def report(self, limit: int, detail: bool, seconds: float) -> NodeMemory:
+        """What this node has, and what its processes know of it."""
+        clients = [each for each in self._clients.clients.values() if not each.is_command]
+        held = await self._ask(clients, limit, detail, seconds)
+        store = self._objects.store
+        report = StoreReport(self._node_id, limit, self._objects.copies())
+        segments = list(store)
+        for start in range(0, len(segments), _SLICE):
+            report.add(segments[start : start + _SLICE])
+            await asyncio.sleep(0)
+        own = adopted_report(self._node_id, self._adopted.held(), limit, detail=detail)
+        told = (row for each in (own, *held.values()) for row in each["objects"])
+        return {
+            "node": self._node_id,
+            "reason": "",
+            "totals": report.totals(store),
+            "processes": self._processes(clients, held, own),
+            "segments": report.rows(),
+            "objects": chosen(told, limit),
+        }
+
+    async def _ask(
+        self, clients: list[Client], limit: int, detail: bool, seconds: float
+    ) -> dict[bytes, ObjectsHeld]:
+        """What processes of this node tell, those that answer in time."""
+        number = self._numbers()
+        question = self._questions[number] = _Question(client.process_id for client in clients)
+        deadline = time.monotonic() + seconds
+        for client in clients:
+            body = (number, limit, detail, deadline)
+            self._clients.push(client.process_id, "report_objects", body)
+        try:
+            await question.wait(seconds)
+        finally:
+            del self._questions[number]
+        return question.answers
+
+    def _processes(
+        self, asked: list[Client], held: dict[bytes, ObjectsHeld], own: ObjectsHeld
+    ) -> list[ProcessRow]:
+        """This process, and those that were asked and live."""
+        daemon: ProcessRow = {
+            "process": self._node_id,
+            "pid": os.getpid(),
+            "type": "NODE",
+            "name": "",
+            "totals": own["totals"],
+        }
+        others: list[ProcessRow] = [
+            {
+                "process": client.process_id,
+                "pid": client.pid,
+                "type": "DRIVER" if client.is_driver else "WORKER",
+                "name": self._names.work_of(client.process_id),
+                "totals": held[client.process_id]["totals"] if client.process_id in held else None,
+            }
+            for client in asked
+            if client.process_id in self._clients.clients
+        ]
+        return [daemon, *others]

@@ -1,0 +1,207 @@
+"""The report of the object store, between doubles of clients and other daemons."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from miniray.node import relayed as r
+from miniray.node.clients import Client
+from miniray.node.memory_service import MemoryService
+from miniray.node.relayed import Relayed
+from miniray.node.segments import SegmentStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from miniray.util.memory_types import NodeMemory
+
+NODE, FAR, LOST = b"node-one", b"node-two", b"node-off"
+DRIVER, WORKER, COMMAND = b"driver00", b"worker00", b"command0"
+TOTALS = dict.fromkeys(("shared", "shared_bytes", "inline", "inline_bytes", "pending"), 0)
+HELD = {"totals": {**TOTALS, "borrowed": 0}, "objects": []}
+#: Far more than a test takes: what waits for this would not end in time.
+LONG = 50.0
+
+
+class Clients:
+    """Processes that are asked, and answer when the test says so."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Any] = {}
+        self.notices: dict[str, Any] = {}
+        self.clients: dict[bytes, Client] = {}
+        self.asked: list[tuple[bytes, tuple[Any, ...]]] = []
+
+    def connect(self, process: bytes, role: str) -> None:
+        self.clients[process] = Client(
+            process,
+            role=role,
+            pid=len(self.clients),
+            job_id=b"",
+            details={},
+            conn=None,  # type: ignore[arg-type]
+        )
+
+    def push(self, process: bytes, topic: str, body: tuple[Any, ...]) -> None:
+        assert topic == "report_objects"
+        self.asked.append((process, body))
+
+    def answer(self, process: bytes, number: int) -> None:
+        self.notices["objects_held"](self.clients[process], number, HELD)
+
+
+class Relay:
+    def __init__(self) -> None:
+        self.notices: dict[str, Any] = {}
+        self.others: list[bytes] = []
+        self.sent: list[tuple[bytes, Relayed]] = []
+
+    def nodes(self) -> list[bytes]:
+        return self.others
+
+    def send(self, node: bytes, message: Relayed) -> bool:
+        self.sent.append((node, message))
+        return node != LOST
+
+
+class Objects:
+    def __init__(self) -> None:
+        self.store = SegmentStore(1 << 20)
+
+    def copies(self) -> dict[int, tuple[bytes, int]]:
+        return {}
+
+
+class Adopted:
+    def held(self) -> list[Any]:
+        return []
+
+
+class Names:
+    def work_of(self, process: bytes) -> str:
+        return process.decode()
+
+
+class Parts:
+    def __init__(self) -> None:
+        self.clients, self.relay, self.objects = Clients(), Relay(), Objects()
+        self.service = MemoryService(
+            NODE,
+            self.objects,  # type: ignore[arg-type]
+            Adopted(),  # type: ignore[arg-type]
+            self.clients,  # type: ignore[arg-type]
+            self.relay,  # type: ignore[arg-type]
+            Names(),  # type: ignore[arg-type]
+        )
+
+    async def cluster(self, seconds: float) -> dict[bytes, NodeMemory]:
+        reports, fd = await self.clients.requests["memory_report"](None, 10, False, seconds)
+        assert fd == -1
+        return {report["node"]: report for report in reports}
+
+
+@pytest.fixture
+def parts() -> Iterator[Parts]:
+    parts = Parts()
+    yield parts
+    parts.objects.store.close()
+
+
+def answered(report: NodeMemory) -> dict[bytes, bool]:
+    return {row["process"]: row["totals"] is not None for row in report["processes"]}
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
+
+
+def test_processes_are_asked_and_commands_are_not(parts: Parts) -> None:
+    for process, role in ((DRIVER, "driver"), (WORKER, "worker"), (COMMAND, "command")):
+        parts.clients.connect(process, role)
+
+    async def report() -> NodeMemory:
+        asking = asyncio.ensure_future(parts.service.report(10, True, LONG))
+        await until(lambda: parts.clients.asked)
+        for process, (number, limit, detail, deadline) in parts.clients.asked:
+            assert (limit, detail) == (10, True)
+            assert 0 < deadline - time.monotonic() <= LONG
+            parts.clients.answer(process, number)
+        return await asking
+
+    found = asyncio.run(report())
+    assert answered(found) == {NODE: True, DRIVER: True, WORKER: True}
+    assert [row["type"] for row in found["processes"]] == ["NODE", "DRIVER", "WORKER"]
+    assert found["processes"][2]["name"] == WORKER.decode()
+
+
+def test_a_process_that_is_late_is_listed_without_an_answer(parts: Parts) -> None:
+    parts.clients.connect(WORKER, "worker")
+    found = asyncio.run(parts.service.report(10, False, 0.01))
+    assert answered(found) == {NODE: True, WORKER: False}
+    [(_, (number, *_rest))] = parts.clients.asked
+    parts.clients.answer(WORKER, number)  # nobody waits for it any more
+
+
+def test_a_process_that_ends_is_not_waited_for(parts: Parts) -> None:
+    parts.clients.connect(WORKER, "worker")
+
+    async def report() -> NodeMemory:
+        asking = asyncio.ensure_future(parts.service.report(10, False, LONG))
+        await until(lambda: parts.clients.asked)
+        del parts.clients.clients[WORKER]
+        parts.service.ended(WORKER)
+        return await asking
+
+    assert answered(asyncio.run(report())) == {NODE: True}
+
+
+def test_other_nodes_are_asked_and_those_that_cannot_answer_named(parts: Parts) -> None:
+    parts.relay.others = [FAR, LOST]
+
+    async def report() -> dict[bytes, NodeMemory]:
+        asking = asyncio.ensure_future(parts.cluster(LONG))
+        await until(lambda: len(parts.relay.sent) == 2)
+        node, message = parts.relay.sent[0]
+        assert (node, message.notice) == (FAR, r.MEMORY_ASKED)
+        number = message.items[0]
+        told = {**await parts.service.report(10, False, LONG), "node": FAR}
+        parts.relay.notices[r.MEMORY_TOLD](FAR, Relayed(notice=r.MEMORY_TOLD, items=(number, told)))
+        return await asking
+
+    found = asyncio.run(report())
+    assert (found[NODE]["reason"], found[FAR]["reason"]) == ("", "")
+    assert found[LOST]["reason"] == "there is no way to it from the node that asked"
+
+
+def test_a_node_that_dies_is_not_waited_for(parts: Parts) -> None:
+    parts.relay.others = [FAR]
+
+    async def report() -> dict[bytes, NodeMemory]:
+        asking = asyncio.ensure_future(parts.cluster(LONG))
+        await until(lambda: parts.relay.sent)
+        parts.service.ended(FAR)
+        return await asking
+
+    assert asyncio.run(report())[FAR]["reason"] == "it is gone"
+
+
+def test_a_daemon_answers_another_one(parts: Parts) -> None:
+    async def ask() -> Relayed:
+        asked = Relayed(notice=r.MEMORY_ASKED, items=(5, 10, False, LONG))
+        parts.relay.notices[r.MEMORY_ASKED](FAR, asked)
+        await until(lambda: parts.relay.sent)
+        [(node, message)] = parts.relay.sent
+        assert node == FAR
+        return message
+
+    told = asyncio.run(ask())
+    assert told.notice == r.MEMORY_TOLD
+    number, report = told.items
+    assert (number, report["node"]) == (5, NODE)

@@ -1,0 +1,254 @@
+"""What nodes and processes tell, put together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from miniray.util.memory_records import cluster_memory
+
+if TYPE_CHECKING:
+    from miniray.util.memory_types import Hold, NodeMemory, ObjectRow, ProcessRow, SegmentRow
+    from miniray.util.state_records import ClusterMemoryState, ObjectState
+
+NODE, FAR = b"node-one", b"node-two"
+DRIVER, KEEPER, GONE = b"driver00", b"keeper00", b"gone0000"
+ID = DRIVER + bytes(7) + b"\x05"
+ADDRESSES = [
+    {"node_id": NODE.hex(), "address": "10.0.0.1"},
+    {"node_id": FAR.hex(), "address": "10.0.0.2"},
+]
+
+
+def process(id: bytes, pid: int, kind: Any, name: str = "", *, told: bool = True) -> ProcessRow:
+    return {
+        "process": id,
+        "pid": pid,
+        "type": kind,
+        "name": name,
+        "totals": {
+            "shared": 1,
+            "shared_bytes": 1,
+            "inline": 2,
+            "inline_bytes": 30,
+            "pending": 0,
+            "borrowed": 0,
+        }
+        if told
+        else None,
+    }
+
+
+def hold(kind: Any, *names: str, count: int = 1) -> Hold:
+    return {"kind": kind, "count": count, "names": list(names)}
+
+
+def row(*holds: Hold, **changes: Any) -> ObjectRow:
+    made: ObjectRow = {
+        "id": ID,
+        "owner": DRIVER,
+        "process": DRIVER,
+        "size": 1000,
+        "node": NODE,
+        "segment": 3,
+        "status": "NIL",
+        "call_site": "a.py:1 in main",
+        "holds": list(holds),
+        "borrowers": [],
+    }
+    return {**made, **changes}  # type: ignore[typeddict-item]
+
+
+def segment(**changes: Any) -> SegmentRow:
+    made: SegmentRow = {
+        "number": 3,
+        "size": 1000,
+        "allocated": 4096,
+        "owner": DRIVER,
+        "writer": DRIVER,
+        "state": "HELD",
+        "call_site": "a.py:1 in main",
+        "mappers": [],
+        "source_node": b"",
+        "source": 0,
+        "spilled": False,
+    }
+    return {**made, **changes}  # type: ignore[typeddict-item]
+
+
+def node(
+    segments: list[SegmentRow],
+    objects: list[ObjectRow],
+    processes: list[ProcessRow] | None = None,
+    id: bytes = NODE,
+    reason: str = "",
+) -> NodeMemory:
+    if processes is None:
+        processes = [
+            process(NODE, 1, "NODE"),
+            process(DRIVER, 10, "DRIVER"),
+            process(KEEPER, 11, "WORKER", "Keeper"),
+        ]
+    return {
+        "node": id,
+        "reason": reason,
+        "totals": {
+            "capacity": 1 << 20,
+            "used": 8192,
+            "pooled": 4096,
+            "freed": 4096,
+            "writing": 0,
+            "spilled": 0,
+            "segments": len(segments),
+            "freed_by": {KEEPER: 4096},
+        },
+        "processes": processes,
+        "segments": segments,
+        "objects": objects,
+    }
+
+
+def memory(*nodes: NodeMemory, limit: int = 100, detail: bool = False) -> ClusterMemoryState:
+    return cluster_memory(nodes, ADDRESSES, limit, detail=detail)
+
+
+def only(*nodes: NodeMemory, detail: bool = False) -> ObjectState:
+    [found] = memory(*nodes, detail=detail).objects
+    return found
+
+
+def test_what_the_owner_and_the_daemon_tell_is_one_record() -> None:
+    found = only(node([segment(mappers=[KEEPER])], [row(hold("LOCAL_REFERENCE", count=2))]))
+    assert found.object_id == ID.hex()
+    assert (found.object_size, found.allocated, found.state) == (1000, 4096, "HELD")
+    assert (found.type, found.pid, found.ip) == ("DRIVER", 10, "10.0.0.1")
+    assert (found.owner, found.node_id) == ("driver (pid 10)", NODE.hex())
+    assert found.reference_type == "LOCAL_REFERENCE"
+    assert found.why == "2 refs in driver (pid 10); mapped by Keeper (pid 11)"
+    assert [holder.pid for holder in found.holders] == [10, 11]
+
+
+def test_each_reason_is_told_in_words() -> None:
+    inner = (KEEPER + bytes(7) + b"\x09").hex()
+    found = only(
+        node(
+            [segment()],
+            [
+                row(
+                    hold("CAPTURED_IN_OBJECT", inner),
+                    hold("LOCAL_REFERENCE", "pickled"),
+                    hold("USED_BY_PENDING_TASK", "f", "g", count=5),
+                )
+            ],
+        )
+    )
+    assert found.reference_type == "USED_BY_PENDING_TASK"
+    assert found.why == (
+        "argument of f, g (5 calls) in driver (pid 10); "
+        "pickled by driver (pid 10), which keeps it to its end; "
+        f"inside {KEEPER.hex()[:8]}-9 in driver (pid 10)"
+    )
+
+
+def test_borrowers_say_why_and_those_that_did_not_are_named() -> None:
+    borrowed = row(hold("LOCAL_REFERENCE"), process=KEEPER, call_site="", borrowers=[])
+    found = only(node([segment()], [row(borrowers=[KEEPER, GONE]), borrowed]))
+    assert found.call_site == "a.py:1 in main"
+    ended = f"process {GONE.hex()[:8]}, which has ended or did not answer"
+    assert found.why == f"1 ref in Keeper (pid 11); borrowed by {ended}"
+
+
+def test_many_holders_are_not_all_told_in_words() -> None:
+    processes = [process(b"worker%02d" % n, n, "WORKER", "W") for n in range(10, 30)]
+    rows = [row(hold("LOCAL_REFERENCE"), process=each["process"]) for each in processes]
+    found = only(node([segment()], rows, processes))
+    assert found.why.endswith("; and 14 more")
+    assert len(found.holders) == 20
+
+
+def test_what_is_freed_says_who_maps_it() -> None:
+    found = only(node([segment(state="FREED", mappers=[KEEPER])], []))
+    assert (found.state, found.reference_type) == ("FREED", "PINNED_IN_MEMORY")
+    assert found.why == "freed, but still mapped by Keeper (pid 11)"
+    assert found.call_site == "a.py:1 in main"
+
+
+def test_what_is_being_written_says_by_whom() -> None:
+    found = only(node([segment(state="WRITING", writer=KEEPER)], []))
+    assert found.why == "being written by Keeper (pid 11)"
+
+
+def test_why_an_owner_says_nothing_is_told() -> None:
+    def told(owner: bytes, **how: Any) -> str:
+        processes = [
+            process(KEEPER, 11, "WORKER", "Keeper", told=False),
+            process(DRIVER, 10, "DRIVER"),
+        ]
+        reports = [node([segment(owner=owner)], [], processes), *how.get("others", ())]
+        found = only(*reports)
+        assert found.reference_type == "UNKNOWN_STATUS"
+        return found.why
+
+    assert told(KEEPER) == "its owner, Keeper (pid 11), did not answer in time"
+    assert told(DRIVER) == "driver (pid 10) has not heard of it yet, or has just freed it"
+    assert told(GONE) == "its owner has ended"
+    silent = node([], [], [], FAR, "it did not answer in time")
+    assert told(GONE, others=[silent]) == "its owner is on a node that did not answer, or has ended"
+
+
+def test_a_copy_is_a_record_of_its_own() -> None:
+    copy = segment(number=8, source_node=NODE, source=3, owner=NODE)
+    here = node([segment()], [row(hold("LOCAL_REFERENCE"))])
+    there = node([copy], [], [], FAR)
+    first, second = memory(here, there).objects
+    assert (first.is_copy, second.is_copy) == (False, True)
+    assert first.object_id == second.object_id == ID.hex()
+    assert (second.node_id, second.owner) == (FAR.hex(), "driver (pid 10)")
+    assert first.ip == second.ip == "10.0.0.1"
+
+
+def test_an_object_on_a_node_that_is_silent_is_listed_by_its_owner() -> None:
+    found = only(
+        node([], [row(hold("LOCAL_REFERENCE"), node=FAR)]), node([], [], [], FAR, "it is gone")
+    )
+    assert (found.node_id, found.allocated, found.state) == (FAR.hex(), 0, "HELD")
+
+
+def test_objects_of_owners_that_ended_are_the_daemons() -> None:
+    found = only(node([segment(owner=NODE)], [row(owner=GONE, process=NODE, borrowers=[KEEPER])]))
+    assert found.owner == f"the daemon of node {NODE.hex()[:8]}, for a process that has ended"
+    assert found.why == "borrowed by Keeper (pid 11)"
+
+
+def test_small_and_pending_objects_are_listed_with_detail_only() -> None:
+    small = row(hold("LOCAL_REFERENCE"), segment=0, node=b"", size=50)
+    pending = row(
+        hold("LOCAL_REFERENCE"),
+        id=DRIVER + bytes(8),
+        segment=0,
+        node=b"",
+        size=0,
+        status="SUBMITTED_TO_WORKER",
+    )
+    assert memory(node([], [small, pending])).objects == []
+    found = memory(node([], [small, pending]), detail=True).objects
+    assert [(each.object_size, each.state) for each in found] == [(50, "HELD"), (0, "PENDING")]
+    assert {each.node_id for each in found} == {NODE.hex()}
+
+
+def test_no_more_than_the_limit_are_listed_and_the_largest_first() -> None:
+    segments = [segment(number=number, size=number) for number in (4, 9, 7)]
+    found = memory(node(segments, []), limit=2).objects
+    assert [each.object_size for each in found] == [9, 7]
+
+
+def test_nodes_are_told_with_who_did_not_answer() -> None:
+    processes = [process(DRIVER, 10, "DRIVER"), process(KEEPER, 11, "WORKER", told=False)]
+    first, second = memory(
+        node([segment()], [], processes), node([], [], [], FAR, "it is gone")
+    ).nodes
+    assert (first.node_ip, first.state_message) == ("10.0.0.1", None)
+    assert (first.used, first.freed, first.pooled, first.num_segments) == (8192, 4096, 4096, 1)
+    assert first.freed_by == {"worker (pid 11)": 4096}
+    assert first.no_answer == ["worker (pid 11)"]
+    assert (first.num_inline, first.inline_bytes) == (2, 30)
+    assert second.state_message == "it is gone"
