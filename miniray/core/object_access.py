@@ -68,19 +68,19 @@ class ObjectAccess(RefTracking):
                 try:
                     return self.load(entry, value)
                 except ObjectLostError as error:
-                    self._recover(entry, value, error)
+                    if not is_shared(value):
+                        raise
+                    self._recover(entry, value, error.reason)
             if not self._wait_values([entry], 1, waiting.time_left(deadline)):
                 raise GetTimeoutError(
                     f"The value of {entry.id.hex()} was lost, and not made again in time."
                 )
 
-    def _recover(self, entry: Entry, value: Value, error: ObjectLostError) -> None:
+    def _recover(self, entry: Entry, value: Value, why: str) -> None:
         """See to it that a value that could not be loaded is replaced; raises if none can be."""
-        if not is_shared(value):
-            raise error
         reason = self.recovery.lost(entry, value)
         if reason is not None:
-            raise ObjectLostError(entry.id.hex(), f"{error.reason}; {reason}") from None
+            raise ObjectLostError(entry.id.hex(), f"{why}; {reason}") from None
 
     def _entry(self, ref: ObjectRef[Any]) -> Entry:
         entry = self.table.entry(ref.binary())
@@ -104,8 +104,7 @@ class ObjectAccess(RefTracking):
                 mapping = entry.mapping = self.shared_memory.map(value[1])
             return deserialize(mapping.form, mapping.view)
         if form == p.VALUE_ERROR:
-            error = pickle.loads(value[1])
-            raise error.as_instanceof_cause() if isinstance(error, TaskError) else error
+            raise _error_of(value)
         return deserialize(form, value[1])
 
     def wait(
@@ -217,7 +216,9 @@ class ObjectAccess(RefTracking):
                     return await loop.run_in_executor(None, self.load, entry, value)
                 return self.load(entry, value)
             except ObjectLostError as error:
-                self._recover(entry, value, error)
+                if not is_shared(value):
+                    raise
+                self._recover(entry, value, error.reason)
 
     async def _there(self, entry: Entry) -> None:
         """Wait until an entry has a value."""
@@ -241,6 +242,16 @@ class ObjectAccess(RefTracking):
                 await there
             finally:
                 self.table.drop_waiter(entry, ready)
+
+
+def _error_of(value: Value) -> BaseException:
+    """What an error value raises.
+
+    Made here and not where it is raised: a frame that is in its traceback and has it in a variable
+    would be a cycle, which holds the refs of who called until the next garbage collection.
+    """
+    error: BaseException = pickle.loads(value[1])
+    return error.as_instanceof_cause() if isinstance(error, TaskError) else error
 
 
 def _resolve(future: Any) -> None:
