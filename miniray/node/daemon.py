@@ -25,6 +25,7 @@ from miniray.node.clients import Client, ClientServer
 from miniray.node.code_cache import CodeCache
 from miniray.node.head_client import HeadClient
 from miniray.node.hello import actor_report, attached, hello
+from miniray.node.inventory import Inventory
 from miniray.node.objects import NodeObjects
 from miniray.node.output_router import OutputRouter
 from miniray.node.relay import RelayHub
@@ -76,12 +77,15 @@ class NodeDaemon:
         self._transfers = Transfers(self.node_id, self.store, self._relay)
         self._objects = NodeObjects(self.node_id, self.store, self._relay, self._transfers)
         self._environments = EnvironmentManager(node.environments_folder)
-        self._adopted = AdoptedService(self.node_id, self._clients, self._relay, self._objects)
+        self._adopted = AdoptedService(
+            self.node_id, self._clients, self._relay, self._objects, self._runs
+        )
         self._traffic = Traffic(
             self.node_id, self._clients, self._relay, self._adopted, self._runs, pace
         )
         self._traffic.on_ended_there = self._ended_there
         self._traffic.on_unreachable = self._transfers.node_unreachable
+        Inventory(self._clients, self._objects, self._transfers, self._adopted)
         StoreRequests(self.node_id, self._objects, self._clients, self._runs, room)
         self._pool = WorkerPool(
             template=self._template,

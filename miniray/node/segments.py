@@ -102,6 +102,10 @@ class SegmentStore:
     def __len__(self) -> int:
         return len(self._segments)
 
+    def segments(self) -> list[Segment]:
+        """All segments at this moment, oldest first."""
+        return list(self._segments.values())
+
     # --- writing -----------------------------------------------------------------
     def create(self, size: int, form: int, owner: bytes, creator: bytes) -> Segment:
         """Room for a value; hand its descriptor to the writer.

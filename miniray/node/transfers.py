@@ -70,6 +70,14 @@ class Transfers:
         relay.notices[r.WANTED] = self._wanted
         relay.notices[r.REFUSED] = self._refused
 
+    def table_sizes(self) -> dict[str, int]:
+        """How many entries each table has; all are empty when no value is in use."""
+        return {
+            "copied_to": len(self._copied_to),
+            "expected": len(self._expected),
+            "pushes": sum(map(len, self._pushes.values())),
+        }
+
     def forget(self, number: int) -> set[bytes]:
         """A segment of this node is freed; returns the nodes that have copies of it."""
         return self._copied_to.pop(number, set())
