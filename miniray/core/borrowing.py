@@ -192,6 +192,7 @@ class Borrowing:
 
     def on_value(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_VALUE: values that were asked for."""
+        self._asked_again.discard(peer.process_id)
         with self._lock:
             asked = self._asked.get(peer.process_id)
             if asked is not None:
@@ -204,6 +205,7 @@ class Borrowing:
 
     def on_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_ACK: a registration is counted."""
+        self._asked_again.discard(peer.process_id)
         self._answered(message[1])
 
     def _answered(self, number: int) -> None:
@@ -231,15 +233,19 @@ class Borrowing:
                 self.owner_lost(owner)
                 return
             self._asked_again.add(owner)
-        for number, (who, node, entries) in list(self._open.items()):
-            if who == owner:
-                self._peers.get(node, owner).send((p.PEER_BORROW, number, entries))
+        again: list[tuple[Any, ...]] = [
+            (p.PEER_BORROW, number, entries)
+            for number, (who, _, entries) in list(self._open.items())
+            if who == owner
+        ]
         with self._lock:
             asked = list(self._asked.get(owner, ()))
-        if not asked:
+        if asked:
+            again.append((p.PEER_WANT, asked))
+        if not again:
             self._asked_again.discard(owner)
-        else:
-            self._peers.get(peer.node_id, owner).send((p.PEER_WANT, asked))
+        for message in again:
+            self._peers.get(peer.node_id, owner).send(message)
 
     def owner_lost(self, owner: bytes) -> None:
         """A process is gone: what it owned and was asked for will not come."""

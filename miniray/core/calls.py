@@ -133,6 +133,8 @@ class CallTable:
         self.lineage = Lineage(tunables.lineage_calls, tunables.lineage_bytes)
         #: Makes a lost value again, or tells why not; see ``recovery.py``.
         self.recover: Callable[[Entry, Value], str | None]
+        #: Called for each call that has ended.
+        self.on_ended: Callable[[Call], None] | None = None
         self._lock = threading.RLock()  # a collection in here may drop a ref
 
     # --- submitting ----------------------------------------------------------------
@@ -323,6 +325,8 @@ class CallTable:
         call.pins = None
         if call.arguments[0] == p.VALUE_SHARED:
             self.free_value(call.arguments)
+        if self.on_ended is not None:
+            self.on_ended(call)
 
     def _discard(self, peer: Peer, number: int, values: Any) -> None:
         """Drop a reply that nobody waits for any more."""

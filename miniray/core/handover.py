@@ -1,12 +1,14 @@
 """Handing over what a process owns when it ends by rule, so that refs of others stay good.
 
 The process gives its node daemon every value that somebody else still holds; the
-daemon answers for them under the same owner id (``node/adopted.py``). Results that
-are still to come, and that others hold, are waited for.
+daemon answers for them under the same owner id (``node/adopted.py``). What comes for
+the owner from then on, the process passes on. Calls that use its values, and results
+that are still to come and that others hold, are waited for.
 """
 
 from __future__ import annotations
 
+import marshal
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
@@ -15,72 +17,144 @@ from miniray.core.gates import Gate
 from miniray.core.ids import owner_of
 
 if TYPE_CHECKING:
+    from miniray.core.calls import Call
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.objects import Entry
-    from miniray.core.peers import PeerTable
+    from miniray.core.peers import Peer, PeerTable
 
 #: (object id, value, borrowers as (process, node, count), refs inside as (id, owner's node))
 Legacy = tuple[
     bytes, Any, "tuple[tuple[bytes, bytes, int], ...]", "tuple[tuple[bytes, bytes], ...]"
 ]
 
+#: What others tell and ask an owner.
+_TO_OWNERS = (p.PEER_BORROW, p.PEER_UNBORROW, p.PEER_WANT, p.PEER_LOST)
 
-def hand_over(runtime: ClusterRuntime) -> None:
-    """Give the daemon what others still hold of this process's objects."""
+
+def hand_over(runtime: ClusterRuntime) -> bool:
+    """Give the daemon what others still hold of this process's objects; False if nothing is."""
     runtime.settle()
-    _await_results(runtime)
-    legacy = _legacy_of(runtime)
-    if not legacy:
-        return
-    table = runtime.table
-    for _, _, _, contained in legacy:
-        for id, node in contained:
-            if node and not table.is_owned(id):
-                # The daemon holds it from now on, as this process did.
-                peer = runtime.peers.get(node, owner_of(id))
-                peer.send((p.PEER_BORROW, 0, [(id, runtime.node_id, runtime.node_id)]))
-    runtime.link.node_request("adopt", (legacy,))
+    while True:
+        _await_calls(runtime)
+        _await_results(runtime)
+        departure = _Departure(runtime)
+        runtime.loop.call_soon(departure.leave)
+        departure.over.wait(None)
+        if departure.left is not None:
+            return departure.left
+
+
+class _Departure:
+    """The moment from which on the daemon speaks for this process, and not itself."""
+
+    def __init__(self, runtime: ClusterRuntime) -> None:
+        self._runtime = runtime
+        #: Opens when it is over; ``left`` tells how it went.
+        self.over = Gate(runtime.loop)
+        #: Whether anything was left to the daemon; None if something is to come before.
+        self.left: bool | None = None
+
+    def leave(self) -> None:
+        """Runs where messages are handled: each comes either before this or is passed on."""
+        try:
+            held = _held_by_others(self._runtime)
+            if any(entry.value is None for entry in held):
+                self.over.arrived()  # a result that somebody has borrowed just now is to come
+                return
+            self.left = bool(held)
+            if held:
+                self._pass_on(held)
+            else:
+                self.over.arrived()
+        except BaseException:
+            self.left = False  # nothing would change if it was tried again
+            self.over.arrived()
+            raise
+
+    def _pass_on(self, held: list[Entry]) -> None:
+        runtime = self._runtime
+        runtime.on_kind.update(dict.fromkeys(_TO_OWNERS, self._refer))
+        for entry in held:
+            runtime.table.pin(entry.id)  # it is the daemon's to free
+        legacy = [_legacy(entry, runtime.peers) for entry in held]
+        self._keep_contained(legacy)
+        runtime.link.node_request_async("adopt", (legacy,), lambda *_: self.over.arrived())
+
+    def _refer(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """The daemon answers in this process's place."""
+        body = marshal.dumps(message)
+        self._runtime.link.node_notice("for_adopted", peer.node_id, peer.process_id, body)
+
+    def _keep_contained(self, legacy: list[Legacy]) -> None:
+        """The daemon holds from now on what the values contain, as this process did."""
+        runtime = self._runtime
+        for _, _, _, contained in legacy:
+            for id, node in contained:
+                if node and not runtime.table.is_owned(id):
+                    peer = runtime.peers.get(node, owner_of(id))
+                    peer.send((p.PEER_BORROW, 0, [(id, runtime.node_id, runtime.node_id)]))
+
+
+def _await_calls(runtime: ClusterRuntime) -> None:
+    """Wait for calls whose arguments are, or hold, values of this process."""
+    table, calls = runtime.table, runtime.calls
+    waiting: set[int] = set()
+
+    def lends(call: Call) -> bool:
+        pins = call.pins or ()
+        return call.arguments[0] == p.VALUE_SHARED or any(
+            table.is_owned(pin.binary()) and not table.is_actor(pin.binary()) for pin in pins
+        )
+
+    gate = Gate(runtime.loop)
+
+    def ended(call: Call) -> None:
+        if call.number in waiting:
+            waiting.discard(call.number)
+            if not waiting:
+                gate.arrived()
+
+    calls.on_ended = ended
+    waiting.update(call.number for call in list(calls.open.values()) if lends(call))
+    waiting.intersection_update(calls.open)  # one may have ended meanwhile
+    if waiting:
+        _wait(runtime, gate)
+    calls.on_ended = None
 
 
 def _await_results(runtime: ClusterRuntime) -> None:
     """Wait for calls of this process whose results others hold: only it can receive them."""
-    table = runtime.table
     while True:
-        pending = [
-            entry
-            for entry in table.snapshot()
-            if entry.value is None
-            and entry.borrowers
-            and not table.is_actor(entry.id)
-            and table.is_owned(entry.id)
-        ]
+        pending = [entry for entry in _held_by_others(runtime) if entry.value is None]
         if not pending:
             return
         gate = Gate(runtime.loop, len(pending))
         for entry in pending:
-            if table.when_ready(entry, gate.arrived):
+            if runtime.table.when_ready(entry, gate.arrived):
                 gate.arrived()
-        if not gate.wait(config().block_after):
-            # What is to come may need the CPU that this process was given.
-            runtime.link.node_notice("blocked", True)
-            gate.wait(None)
+        _wait(runtime, gate)
 
 
-def _legacy_of(runtime: ClusterRuntime) -> list[Legacy]:
-    """Borrowed values, and those of this process that they contain."""
+def _wait(runtime: ClusterRuntime, gate: Gate) -> None:
+    if not gate.wait(config().block_after):
+        # What is to come may need the CPU that this process was given.
+        runtime.link.node_notice("blocked", True)
+        gate.wait(None)
+
+
+def _held_by_others(runtime: ClusterRuntime) -> list[Entry]:
+    """Objects of this process that others have borrowed, and those that these contain."""
     table = runtime.table
-    kept: dict[bytes, Legacy] = {}
-    pending = [entry for entry in table.snapshot() if table.is_owned(entry.id) and entry.borrowers]
-    while pending:
-        entry = pending.pop()
-        if entry.id in kept or entry.value is None:
+    found: dict[bytes, Entry] = {}
+    more = [entry for entry in table.snapshot() if entry.borrowers]
+    while more:
+        entry = more.pop()
+        if entry.id in found or not table.is_owned(entry.id) or table.is_actor(entry.id):
             continue
-        kept[entry.id] = _legacy(entry, runtime.peers)
-        for ref in entry.contained or ():
-            inner = table.entry(ref.binary())
-            if inner is not None and table.is_owned(inner.id):
-                pending.append(inner)
-    return list(kept.values())
+        found[entry.id] = entry
+        inside = [table.entry(ref.binary()) for ref in entry.contained or ()]
+        more.extend(entry for entry in inside if entry is not None)
+    return list(found.values())
 
 
 def _legacy(entry: Entry, peers: PeerTable) -> Legacy:

@@ -97,7 +97,9 @@ class ObjectAccess(RefTracking):
                 try:
                     return self.load(entry, value, deadline)
                 except ObjectLostError as error:
-                    self._recover(entry, value, error)
+                    if not is_shared(value):
+                        raise
+                    self._recover(entry, value, error.reason)
             if not self._wait_values([entry], 1, waiting.time_left(deadline)):
                 raise GetTimeoutError(
                     f"The value of {entry.id.hex()} was lost, and not made again in time."
@@ -130,18 +132,16 @@ class ObjectAccess(RefTracking):
                 return left
         return max(left, _TO_MAP)
 
-    def _recover(self, entry: Entry, value: Value, error: ObjectLostError) -> None:
+    def _recover(self, entry: Entry, value: Value, why: str) -> None:
         """See to it that a value that could not be loaded is replaced; raises if none can be."""
-        if not is_shared(value):
-            raise error
         reason = self.recovery.lost(entry, value)
         if reason is not None:
-            raise ObjectLostError(entry.id.hex(), f"{error.reason}; {reason}") from None
+            raise ObjectLostError(entry.id.hex(), f"{why}; {reason}") from None
 
     def lost_on_the_way(self, entry: Entry, value: Value, error: ObjectLostError) -> None:
         """A value that `wait` wanted here is gone: if none can be made, `get` will say so."""
         with contextlib.suppress(ObjectLostError):
-            self._recover(entry, value, error)
+            self._recover(entry, value, error.reason)
 
     def _entry(self, ref: ObjectRef[Any]) -> Entry:
         entry = self.table.entry(ref.binary())
@@ -171,7 +171,7 @@ class ObjectAccess(RefTracking):
             mapping, block = self._map(entry, value, deadline)
             return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
         if form == p.VALUE_ERROR:
-            raise _as_raised(pickle.loads(value[1]))
+            raise _error_of(value)
         return deserialize(form, value[1])
 
     def wait(
@@ -299,7 +299,9 @@ class ObjectAccess(RefTracking):
                     return await loop.run_in_executor(None, self.load, entry, value)
                 return self.load(entry, value)
             except ObjectLostError as error:
-                self._recover(entry, value, error)
+                if not is_shared(value):
+                    raise
+                self._recover(entry, value, error.reason)
 
     async def _brought(self, value: Value) -> None:
         """Wait until a value of another node is here, or cannot be, which loading it tells."""
@@ -344,8 +346,13 @@ class ObjectAccess(RefTracking):
                 self.table.drop_waiter(entry, ready)
 
 
-def _as_raised(error: BaseException) -> BaseException:
-    """The error that `get` raises; no frame of its traceback holds it, which would be a circle."""
+def _error_of(value: Value) -> BaseException:
+    """What an error value raises.
+
+    Made here and not where it is raised: a frame that is in its traceback and has it in a variable
+    would be a cycle, which holds the refs of who called until the next garbage collection.
+    """
+    error: BaseException = pickle.loads(value[1])
     return error.as_instanceof_cause() if isinstance(error, TaskError) else error
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.descriptors import OUT_OF_DESCRIPTORS, limit
+from miniray.core.gates import Gate
 from miniray.core.listener import Listener, connect
 from miniray.core.relay_sender import RelaySender
 from miniray.core.wire import Connection
@@ -147,6 +148,9 @@ class PeerTable:
         self._warned = False
         self._listener = Listener(socket_path(folder, process_id), loop, self._accepted)
         self._unnamed: set[Connection] = set()
+        self._connections: set[Connection] = set()
+        #: Called when the last connection is gone.
+        self._on_last_closed: Callable[[], None] | None = None
 
     def get(self, node_id: bytes, process_id: bytes) -> Peer:
         """The peer of this address; connects on first use, never blocks on the peer."""
@@ -207,7 +211,7 @@ class PeerTable:
         return peer
 
     def _wrap(self, sock: socket.socket, *, server: bool) -> Connection:
-        return Connection(
+        conn = Connection(
             sock,
             self._loop,
             self._key,
@@ -216,6 +220,8 @@ class PeerTable:
             on_close=self._closed,
             auth_timeout=self._auth_timeout,
         )
+        self._connections.add(conn)
+        return conn
 
     def _accepted(self, sock: socket.socket) -> None:
         self._unnamed.add(self._wrap(sock, server=True))
@@ -241,8 +247,11 @@ class PeerTable:
 
     def _closed(self, conn: Connection) -> None:
         self._unnamed.discard(conn)
+        self._connections.discard(conn)
         if conn.peer is not None:
             self._lose(conn.peer)
+        if self._on_last_closed is not None and not self._connections:
+            self._on_last_closed()
 
     def relayed(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
         """Messages from a process of another node."""
@@ -291,6 +300,25 @@ class PeerTable:
         self._on_lost(peer)
 
     # --- ending ------------------------------------------------------------------
+    def hang_up(self, timeout: float) -> None:
+        """End all connections without losing what the other ends have sent.
+
+        They are told that nothing more comes, and what they send is handled until they hang up
+        too. One that does not do so in time may lose something.
+        """
+        gate = Gate(self._loop)
+        self._on_last_closed = gate.arrived
+
+        def end() -> None:
+            self._listener.close()
+            if not self._connections:
+                gate.arrived()
+            for conn in list(self._connections):
+                conn.end_writing()
+
+        self._loop.call_soon(end)
+        gate.wait(timeout)
+
     def close(self) -> None:
         """Close all connections and stop listening."""
         self._loop.call_soon(self._listener.close)

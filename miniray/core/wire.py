@@ -477,6 +477,12 @@ class Connection:
                 return False
             room.poll(left * 1000)
 
+    def end_writing(self) -> None:
+        """Tell the other end that nothing more comes; what it sends is still handled."""
+        with self._lock, contextlib.suppress(OSError):  # it has hung up already
+            if not self._closed:
+                self._sock.shutdown(socket.SHUT_WR)
+
     def read_to_end(self) -> None:
         """Handle all that the other end, which is gone, has sent, and close. In the loop's thread.
 

@@ -11,6 +11,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
+from miniray.core.ids import owner_of
 from miniray.exceptions import ObjectLostError
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class _Adopted:
     borrowers: dict[bytes, int]
     #: Refs inside, of the same owner or of others: (object id, owner's node).
     contained: tuple[tuple[bytes, bytes], ...]
-    #: Adopted values that contain this one.
+    #: Adopted values of the same owner that contain this one.
     holders: int = 0
 
 
@@ -36,15 +37,26 @@ class Freed:
 
 
 class AdoptedObjects:
-    """All objects that this daemon answers for."""
+    """All objects that this daemon answers for.
 
-    def __init__(self) -> None:
+    Args:
+        node_id: As whom the daemon borrows what values contain that are not of their owner.
+    """
+
+    def __init__(self, node_id: bytes) -> None:
+        self._node_id = node_id
         self._objects: dict[bytes, _Adopted] = {}
         self._owners: dict[bytes, int] = {}
+        #: By owner: borrows that were counted, as (sender, number, object id, borrower).
+        self._registered: dict[bytes, set[tuple[bytes, int, bytes, bytes]]] = {}
         self._held_by: dict[bytes, set[bytes]] = {}
 
     def __len__(self) -> int:
         return len(self._objects)
+
+    def borrowers_of(self) -> dict[bytes, tuple[bytes, ...]]:
+        """Who holds each of them."""
+        return {id: tuple(adopted.borrowers) for id, adopted in self._objects.items()}
 
     def speaks_for(self, owner: bytes) -> bool:
         """Whether objects of this owner are here."""
@@ -68,11 +80,12 @@ class AdoptedObjects:
             counts = {process: count for process, _node, count in borrowers}
             self._objects[id] = _Adopted(value, counts, contained)
             self._owners[owner] = self._owners.get(owner, 0) + 1
+            self._registered.setdefault(owner, set())
             for process in counts:
                 self._held_by.setdefault(process, set()).add(id)
         for _id, _value, _borrowers, contained in legacy:
             for inner, _node in contained:
-                if inner in self._objects:
+                if owner_of(inner) == owner and inner in self._objects:
                     self._objects[inner].holders += 1
 
     def handle(self, sender: bytes, message: tuple[Any, ...]) -> tuple[list[Any], list[Freed]]:
@@ -83,16 +96,33 @@ class AdoptedObjects:
         if kind == p.PEER_LOST:
             return [(p.PEER_VALUE, [(id, _lost(id)) for id, _ in message[1]])], []
         if kind == p.PEER_BORROW:
-            for id, process, _node in message[2]:
-                self._count(id, process, 1)
-            return ([(p.PEER_ACK, message[1])] if message[1] else []), []
+            return self._borrowed(sender, message[1], message[2])
         if kind == p.PEER_UNBORROW:
-            freed: list[Freed] = []
+            freed = []
             for id in message[1]:
                 self._count(id, sender, -1)
                 freed += self._free_if_unused(id)
             return [], freed
         return [], []
+
+    def _borrowed(
+        self, sender: bytes, number: int, entries: Iterable[tuple[bytes, bytes, bytes]]
+    ) -> tuple[list[Any], list[Freed]]:
+        freed: list[Freed] = []
+        for id, process, _node in entries:
+            counted = self._registered.get(owner_of(id))
+            if counted is None:
+                continue  # nothing of this owner is here any more
+            if number:
+                # What reached the owner in its last moments may come from there and again from
+                # its sender, who has not heard that it is counted.
+                if (sender, number, id, process) in counted:
+                    continue
+                counted.add((sender, number, id, process))
+            self._count(id, process, 1)
+            # It may have made up for a release that came first, and nobody else holds it.
+            freed += self._free_if_unused(id)
+        return ([(p.PEER_ACK, number)] if number else []), freed
 
     def process_died(self, process: bytes) -> list[Freed]:
         """A borrower ended."""
@@ -127,23 +157,32 @@ class AdoptedObjects:
             del self._held_by[process]
 
     def _free_if_unused(self, id: bytes) -> list[Freed]:
-        adopted = self._objects.get(id)
-        if adopted is None or adopted.borrowers or adopted.holders:
-            return []
-        del self._objects[id]
-        owner = id[: len(id) // 2]
-        self._owners[owner] -= 1
-        if not self._owners[owner]:
-            del self._owners[owner]
+        """Free an object, and those that only it held: a loop, for chains can be long."""
         freed: list[Freed] = []
-        borrowed = []
-        for inner, node in adopted.contained:
-            if inner in self._objects:
-                self._objects[inner].holders -= 1
-                freed += self._free_if_unused(inner)
-            else:
-                borrowed.append((inner, node))
-        return [Freed(adopted.value, tuple(borrowed)), *freed]
+        more = [id]
+        while more:
+            id = more.pop()
+            adopted = self._objects.get(id)
+            if adopted is None or adopted.borrowers or adopted.holders:
+                continue
+            del self._objects[id]
+            owner = owner_of(id)
+            self._owners[owner] -= 1
+            if not self._owners[owner]:
+                del self._owners[owner], self._registered[owner]
+            borrowed = []
+            for inner, node in adopted.contained:
+                if inner not in self._objects:
+                    if node:
+                        borrowed.append((inner, node))
+                    continue
+                if owner_of(inner) == owner:
+                    self._objects[inner].holders -= 1
+                else:
+                    self._count(inner, self._node_id, -1)
+                more.append(inner)
+            freed.append(Freed(adopted.value, tuple(borrowed)))
+        return freed
 
 
 def _lost(id: bytes) -> Any:

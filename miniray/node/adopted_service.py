@@ -12,7 +12,7 @@ from miniray.node.adopted import AdoptedObjects
 from miniray.node.relayed import WATCH, Relayed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from miniray.node.adopted import Freed
     from miniray.node.clients import Client, ClientServer
@@ -24,16 +24,34 @@ class AdoptedService:
     """Speaks for the objects of ``AdoptedObjects``."""
 
     def __init__(
-        self, node_id: bytes, clients: ClientServer, relay: RelayHub, objects: NodeObjects
+        self,
+        node_id: bytes,
+        clients: ClientServer,
+        relay: RelayHub,
+        objects: NodeObjects,
+        runs: Callable[[bytes], bool],
     ) -> None:
+        """Register what it answers.
+
+        Args:
+            node_id: Of this node.
+            clients: The processes of this node that are connected.
+            relay: The way to other daemons.
+            objects: The store.
+            runs: Whether a process of this node has not ended.
+        """
+        self._runs = runs
         self._node_id = node_id
         self._clients = clients
         self._relay = relay
         self._objects = objects
-        self._adopted = AdoptedObjects()
+        self._adopted = AdoptedObjects(node_id)
         #: Bytes that each process has sent to owners that are gone, and was not told of, by owner.
         self._taken: dict[bytes, dict[bytes, int]] = {}
         clients.quick["adopt"] = self._adopt
+        clients.notices["for_adopted"] = lambda client, node, sender, body: self._handle(
+            node, sender, client.process_id, body
+        )
 
     def speaks_for(self, owner: bytes) -> bool:
         """Whether objects of this owner are here."""
@@ -47,6 +65,10 @@ class AdoptedService:
         """Each object: id, value, who has borrowed it, and how many others here contain it."""
         return self._adopted.held()
 
+    def borrowers_of(self) -> dict[bytes, tuple[bytes, ...]]:
+        """Who holds each of the daemon's objects."""
+        return self._adopted.borrowers_of()
+
     def process_died(self, process_id: bytes) -> None:
         """A process, of any node, that may have held some is gone."""
         self._taken.pop(process_id, None)
@@ -54,32 +76,39 @@ class AdoptedService:
 
     def _adopt(self, client: Client, legacy: list[Any]) -> tuple[None, int]:
         """A process that ends by rule leaves what others hold of its objects."""
-        for _id, value, borrowers, _contained in legacy:
+        for _id, value, _borrowers, _contained in legacy:
             if value[0] == p.VALUE_SHARED:
                 self._objects.left_to(value[1][0], value[1][1])
+        self._adopted.add(client.process_id, legacy)
+        for _id, _value, borrowers, _contained in legacy:
             for process, node, _count in borrowers:
                 self._watch(process, node)
-        self._adopted.add(client.process_id, legacy)
         return None, -1
 
     def _watch(self, process_id: bytes, node: bytes) -> None:
+        """Hear of the end of a borrower, which may have ended before it was counted."""
         if node != self._node_id:
             self._relay.send(node, Relayed(to=process_id, sender=self._node_id, notice=WATCH))
+        elif process_id != self._node_id and not self._runs(process_id):
+            self.process_died(process_id)
 
     def answer(self, node: bytes, sender: bytes, owner: bytes, bodies: Sequence[bytes]) -> None:
         """Messages of a process to an owner that is gone."""
         for body in bodies:
-            message = marshal.loads(body)
-            if message[0] == p.PEER_CREDIT:
-                continue  # what is sent here is not counted
-            if message[0] == p.PEER_BORROW:
-                for _id, process, its_node in message[2]:
-                    self._watch(process, its_node)
-            answers, freed = self._adopted.handle(sender, message)
-            for reply in answers:
-                self._send_as(owner, node, sender, reply)
-            self._free(freed)
+            self._handle(node, sender, owner, body)
         self._credit(node, sender, owner, sum(map(len, bodies)))
+
+    def _handle(self, node: bytes, sender: bytes, owner: bytes, body: bytes) -> None:
+        message = marshal.loads(body)
+        if message[0] == p.PEER_CREDIT:
+            return  # what is sent here is not counted
+        answers, freed = self._adopted.handle(sender, message)
+        for reply in answers:
+            self._send_as(owner, node, sender, reply)
+        self._free(freed)
+        if message[0] == p.PEER_BORROW:
+            for _id, process, its_node in message[2]:
+                self._watch(process, its_node)
 
     def _credit(self, node: bytes, sender: bytes, owner: bytes, size: int) -> None:
         """Tell a sender now and then how much was taken: it stops when too much is on its way."""

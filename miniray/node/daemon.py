@@ -27,6 +27,7 @@ from miniray.node.fetch_requests import FetchRequests
 from miniray.node.head_client import HeadClient
 from miniray.node.hello import actor_report, attached, hello
 from miniray.node.holders import describe_holders
+from miniray.node.inventory import Inventory
 from miniray.node.memory_service import MemoryService
 from miniray.node.objects import NodeObjects
 from miniray.node.output_router import OutputRouter
@@ -96,7 +97,9 @@ class NodeDaemon:
             self._serving,
         )
         self._environments = EnvironmentManager(node.environments_folder)
-        self._adopted = AdoptedService(self.node_id, self._clients, self._relay, self._objects)
+        self._adopted = AdoptedService(
+            self.node_id, self._clients, self._relay, self._objects, self._runs
+        )
         self._traffic = Traffic(
             self.node_id, self._clients, self._relay, self._adopted, self._runs, pace
         )
@@ -107,6 +110,7 @@ class NodeDaemon:
         )
         self._turns = requests.turns
         FetchRequests(self._objects, self._clients, self._runs)
+        Inventory(self._clients, self._objects, self._transfers, self._serving, self._adopted)
         self._pool = WorkerPool(
             template=self._template,
             events=self,

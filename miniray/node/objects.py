@@ -51,6 +51,14 @@ class NodeObjects:
         relay.notices[r.FREED_COPIES] = lambda node, message: self.free_copies(node, message.items)
         relay.notices[r.ADOPTED] = self._adopt_all
 
+    def table_sizes(self) -> dict[str, int]:
+        """How many entries each table has; all are empty when no value is in use."""
+        return {
+            "copies": len(self._copies.sources),
+            "pulls": len(self.pulls),
+            "fetches ahead": len(self.ahead),
+        }
+
     # --- writing -----------------------------------------------------------------
     def create(
         self, size: int, form: int, owner: bytes, owner_node: bytes, creator: bytes

@@ -77,6 +77,13 @@ class Serving:
         relay.notices[r.WANTED] = self._wanted
         relay.notices[r.COPIED] = self._copied
 
+    def table_sizes(self) -> dict[str, int]:
+        """How many entries each table has; all are empty when no value is in use."""
+        return {
+            "spreads": len(self._spreads),
+            "pushes": sum(map(len, self._pushes.values())),
+        }
+
     def forget(self, number: int) -> set[bytes]:
         """A segment of this node is freed; returns the nodes that may have copies of it."""
         spreading = self._spreads.pop(number, None)

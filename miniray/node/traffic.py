@@ -88,10 +88,10 @@ class Traffic:
         if len(bodies) > _FEW:
             self._pace.rest()
         client = self._clients.clients.get(to)
-        if client is not None:
-            client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))
-        elif self._adopted.speaks_for(to):
+        if self._adopted.speaks_for(to):  # though the process may still be there, to end
             self._adopted.answer(from_node, sender, to, bodies)
+        elif client is not None:
+            client.conn.post((p.NODE_RELAYED, from_node, sender, bodies))
         elif to != self._node_id:  # else they answer what the daemon said in its own name
             self._tell_gone(to, from_node, sender)
 

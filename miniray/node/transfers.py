@@ -124,6 +124,10 @@ class Transfers:
         self._expected: dict[int, _Expected] = {}
         relay.notices[r.REFUSED] = self._refused
 
+    def table_sizes(self) -> dict[str, int]:
+        """How many entries each table has; all are empty when nothing moves."""
+        return {"arriving": len(self.arriving), "expected": len(self._expected)}
+
     def node_unreachable(self, node_id: bytes) -> None:
         """Messages to or from a node were lost: what was asked of it there is asked again."""
         for expected in self._expected.values():

@@ -49,6 +49,7 @@ class Worker:
         self.executor: Executor
         self._exit_code = 0
         self._ending = False
+        self._left_something = False
         self._attachment = Attachment(
             spec["node_socket"],
             spec["key"],
@@ -225,14 +226,16 @@ class Worker:
         told = Gate(self.runtime.loop)
         self.runtime.borrowing.defer(told.arrived)  # after the replies that were deferred
         told.wait(config().stop_grace / 2)
-        hand_over(self.runtime)
+        self._left_something = hand_over(self.runtime)
         link.node_notice("leaving")
         return self._exit_code
 
     def close(self) -> None:
-        """Write out what is queued for others."""
+        """Write out what is queued for others, and read what they say of what was left."""
         for peer in self.runtime.peers.all():
             peer.flush(1.0)
+        if self._left_something:
+            self.runtime.peers.hang_up(1.0)
         self.runtime.link.flush()
 
 

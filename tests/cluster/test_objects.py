@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 from pathlib import Path
@@ -9,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cluster_helpers import wait_until
+from cluster_helpers import is_alive, wait_for_file, wait_until
+from object_helpers import inventory, process_tables
 
 import miniray
 from miniray.core.runtime import current_runtime
 from miniray.exceptions import OwnerDiedError, RayActorError, RayTaskError
+from miniray.object_ref import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,6 +80,15 @@ class Keeper:
     def kept_sum(self) -> int:
         value = miniray.get(self.kept[0]) if isinstance(self.kept, list) else self.kept
         return int(value.sum())
+
+    def tables(self) -> dict[str, int]:
+        return process_tables()
+
+    def has_kept(self) -> bool:
+        return self.kept is not None
+
+    def wait_for(self, path: Path) -> None:
+        wait_for_file(path)
 
     def change(self, array: Any) -> None:
         array[0] = 9
@@ -295,6 +308,21 @@ def test_a_value_of_a_dead_actor_is_freed() -> None:
         miniray.get(refs)
 
 
+def test_a_ref_of_a_killed_owner_can_be_passed_on() -> None:
+    actor, other = Keeper.remote(), Keeper.remote()
+    refs = miniray.get(actor.put_for_me.remote(10))
+    os.kill(miniray.get(actor.pid.remote()), signal.SIGKILL)
+    with pytest.raises(RayActorError):
+        miniray.get(actor.pid.remote())
+    miniray.get(other.keep.remote(refs))
+    with pytest.raises(OwnerDiedError):
+        miniray.get(other.kept_sum.remote())
+    miniray.get(other.keep.remote(None))
+    miniray.get(other.keep.remote([refs]))  # it is not read: nobody asks for its value
+    wait_until(lambda: miniray.get(other.tables.remote())["registrations"] == 0)
+    assert miniray.get(other.tables.remote())["owners asked again"] == 0
+
+
 def test_what_an_actor_has_mapped_is_given_back_when_it_is_killed() -> None:
     actor = Keeper.remote()
     ref = miniray.put(np.ones(4 * MIB, dtype=np.uint8))
@@ -356,6 +384,112 @@ def test_refs_from_a_worker_that_ended_by_rule_stay_good(size: int) -> None:
     del refs, nested
     assert miniray.get(actor.kept_sum.remote()) == size
     miniray.get(actor.keep.remote(None))
+
+
+@pytest.fixture
+def slow_end(tmp_path: Path) -> Any:
+    """A task whose worker, when it has left its values to its daemon, does not end before it may.
+
+    Returns the ref that it returns, and the file that lets it end.
+    """
+    begun, may_end = tmp_path / "begun", tmp_path / "may end"
+
+    def end_slowly() -> None:
+        begun.touch()
+        wait_for_file(may_end)
+
+    @miniray.remote(max_calls=1)
+    def make(size: int) -> Any:
+        atexit.register(end_slowly)
+        return os.getpid(), [miniray.put(np.ones(size, dtype=np.uint8))]
+
+    def run(size: int) -> Any:
+        pid, refs = miniray.get(make.remote(size))
+        wait_for_file(begun)
+        return pid, refs
+
+    yield run, may_end
+    may_end.touch()
+
+
+@pytest.mark.parametrize("size", [10, MIB], ids=["small", "big"])
+def test_a_ref_dropped_while_its_owner_ends_by_rule_is_freed(slow_end: Any, size: int) -> None:
+    run, may_end = slow_end
+    pid, refs = run(size)
+    del refs
+    wait_until(lambda: not inventory()["adopted"])
+    may_end.touch()
+    wait_until(lambda: not is_alive(pid))
+
+
+@pytest.mark.parametrize("size", [10, MIB], ids=["small", "big"])
+def test_a_ref_passed_on_while_its_owner_ends_by_rule_stays_good(slow_end: Any, size: int) -> None:
+    run, may_end = slow_end
+    pid, refs = run(size)
+    actor = Keeper.remote()
+    miniray.get(actor.keep.remote(refs))
+    del refs
+    may_end.touch()
+    wait_until(lambda: not is_alive(pid))
+    miniray.get(actor.pid.remote())
+    assert miniray.get(actor.kept_sum.remote()) == size
+    miniray.get(actor.keep.remote(None))
+    wait_until(lambda: not inventory()["adopted"])
+
+
+def test_what_one_ended_worker_put_into_the_value_of_another_is_freed_with_it() -> None:
+    @miniray.remote(max_calls=1)
+    def make(refs: list[Any]) -> Any:
+        return os.getpid(), [miniray.put([*refs, np.ones(MIB, dtype=np.uint8)])]
+
+    refs: list[Any] = []
+    for _ in range(3):
+        pid, refs = miniray.get(make.remote(refs))
+        wait_until(lambda pid=pid: not is_alive(pid))
+    wait_until(lambda: len(inventory()["adopted"]) == 3)
+    del refs
+    wait_until(lambda: not inventory()["adopted"])
+
+
+def test_a_result_to_come_in_a_value_of_a_worker_that_ends_stays_good(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    @miniray.remote(num_cpus=0)
+    def slow() -> str:
+        wait_for_file(go)
+        return "there"
+
+    @miniray.remote(max_calls=1)
+    def make() -> Any:
+        return [miniray.put([slow.remote()])]
+
+    [outer] = miniray.get(make.remote())
+    [inner] = miniray.get(outer)
+    del outer
+    go.touch()
+    assert miniray.get(inner, timeout=20) == "there"
+
+
+@pytest.mark.parametrize("size", [10, MIB], ids=["small", "big"])
+def test_arguments_of_a_worker_that_ends_reach_a_busy_actor(tmp_path: Path, size: int) -> None:
+    go = tmp_path / "go"
+
+    actor = Keeper.remote()
+
+    @miniray.remote(max_calls=1, num_cpus=0)
+    def call(actor: Any, refs: bool) -> None:
+        value = np.ones(size, dtype=np.uint8)
+        actor.keep.remote([miniray.put(value)] if refs else value)
+
+    for refs in (True, False):
+        waiting = actor.wait_for.remote(go)
+        miniray.get(call.remote(actor, refs))
+        go.touch()
+        miniray.get(waiting)
+        go.unlink()
+        wait_until(lambda: miniray.get(actor.has_kept.remote()))
+        assert miniray.get(actor.kept_sum.remote()) == size
+        miniray.get(actor.keep.remote(None))
 
 
 # --- many --------------------------------------------------------------------------------
@@ -446,3 +580,37 @@ def test_no_process_remembers_objects_that_are_gone() -> None:
     miniray.get(actor.keep.remote(None))
     del refs
     wait_until(lambda: miniray.get(actor.entries.remote()) == before)
+
+
+@pytest.mark.parametrize("owner_dies", [False, True], ids=["task failed", "owner died"])
+def test_a_get_that_fails_holds_nothing_when_its_error_is_gone(owner_dies: bool) -> None:
+    @miniray.remote
+    def fail() -> None:
+        raise ValueError
+
+    def fail_to_get() -> None:
+        if owner_dies:
+            actor = Keeper.remote()
+            [ref] = miniray.get(actor.put_for_me.remote(MIB))
+            os.kill(miniray.get(actor.pid.remote()), signal.SIGKILL)
+        else:
+            ref = fail.remote()
+        try:
+            miniray.get([ref])
+        except (ValueError, OwnerDiedError):
+            return
+        raise AssertionError
+
+    def entries() -> int:
+        return len(current_runtime().table)  # type: ignore[attr-defined]
+
+    miniray.get(miniray.put(1))
+    gc.collect()
+    wait_until(lambda: not hooks.dropped)
+    before = entries()
+    gc.disable()
+    try:
+        fail_to_get()
+        wait_until(lambda: entries() == before)
+    finally:
+        gc.enable()

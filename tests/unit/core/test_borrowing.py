@@ -160,6 +160,19 @@ def test_values_of_a_dead_owner_become_its_death(me: Caller) -> None:
         assert isinstance(pickle.loads(entry.value[1]), OwnerDiedError)
 
 
+def test_an_owner_that_is_gone_for_good_is_not_asked_without_end(me: Caller) -> None:
+    refs = me.borrowing.hold([foreign()])
+    for _ in range(2):  # the daemon that the owner may have left it to says that it is gone
+        relayed = owner_of(me)
+        relayed.direct = False
+        relayed.sent.clear()
+        me.borrowing.peer_lost(relayed)  # type: ignore[arg-type]
+    assert refs
+    assert owner_of(me).of_kind(p.PEER_BORROW) == []
+    assert not me.borrowing._open
+    assert not me.borrowing._asked_again
+
+
 def test_an_owner_answers_now_later_or_that_it_is_too_late(me: Caller) -> None:
     there = me.table.create_with_value(me.ids.new(), (p.VALUE_PICKLE, b"x", ()), None)
     coming = me.table.create(me.ids.new())

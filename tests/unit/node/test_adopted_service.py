@@ -20,6 +20,7 @@ ID = OWNER + b"00000001"
 class Clients:
     def __init__(self) -> None:
         self.quick: dict[str, Any] = {}
+        self.notices: dict[str, Any] = {}
         self.clients: dict[bytes, Any] = {}
 
 
@@ -57,7 +58,7 @@ class Owner:
 @pytest.fixture
 def parts() -> tuple[AdoptedService, Relay, Objects]:
     clients, relay, objects = Clients(), Relay(), Objects()
-    service = AdoptedService(NODE, clients, relay, objects)  # type: ignore[arg-type]
+    service = AdoptedService(NODE, clients, relay, objects, lambda _: True)  # type: ignore[arg-type]
     value = (p.VALUE_SHARED, (NODE, 7, 1000), ())
     clients.quick["adopt"](Owner(), [(ID, value, ((BORROWER, FAR, 1),), ())])
     return service, relay, objects

@@ -1,0 +1,46 @@
+"""A look at what the daemons and processes of a cluster keep for objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from miniray.core.runtime import current_runtime
+from miniray.object_ref import hooks
+
+
+def inventory() -> dict[str, Any]:
+    """What the daemon of this process's node keeps: see ``miniray/node/inventory.py``."""
+    found, _ = current_runtime().link.node_request("inventory", ())  # type: ignore[attr-defined]
+    return dict(found)
+
+
+def process_tables() -> dict[str, int]:
+    """How many entries the tables of this process have that are about objects and calls."""
+    runtime: Any = current_runtime()
+    table, borrowing, memory = runtime.table, runtime.borrowing, runtime.shared_memory
+    return {
+        "objects": len(table),
+        "watchers": len(table._watchers),
+        "borrowers": len(table._held_by),
+        "registrations": len(borrowing._open),
+        "deferred": len(borrowing._deferred),
+        "asked for": sum(map(len, borrowing._asked.values())),
+        "owners asked again": len(borrowing._asked_again),
+        "calls": len(runtime.calls.open),
+        "lineage": len(runtime.calls.lineage),
+        "results by origin": len(runtime.calls.lineage._by_result),
+        "dropped refs": len(hooks.dropped),
+        "unmapped segments": len(memory._unmapped),
+        "kept segments": len(memory._kept),
+        "lists of unclaimed results": len(runtime.unclaimed._early),
+    }
+
+
+def node_tables() -> dict[str, int]:
+    """The same of this node's daemon."""
+    kept = inventory()
+    return {
+        "segments": len(kept["segments"]),
+        "adopted": len(kept["adopted"]),
+        **kept["tables"],
+    }

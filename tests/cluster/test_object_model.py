@@ -1,0 +1,617 @@
+"""Random programs beside a model: exactly the values that somebody still holds exist.
+
+A driver, actors on two nodes and tasks put values, small and large, with refs inside;
+pass, return, keep and drop them; fork, end by rule and are killed. After each step, what
+every process owns, what daemons answer for and what lies in shared memory is compared with
+the model (``object_model.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cluster_helpers import is_alive, wait_until
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from object_helpers import inventory
+from object_model import DAEMON, DRIVER, Model, difference
+
+import miniray
+from miniray.cluster_utils import Cluster
+from miniray.core.ids import owner_of
+from miniray.core.runtime import current_runtime
+from miniray.exceptions import OwnerDiedError, RayActorError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+KIB = 1024
+#: The smallest large value; each further label adds a step, so that a size tells the label.
+LARGE = 128 * KIB
+STEP = 8 * KIB
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+]
+
+
+def value_of(label: int, large: bool, refs: list[Any]) -> dict[str, Any]:
+    """The value of a label."""
+    size = LARGE + label * STEP if large else 100
+    return {"label": label, "data": np.full(size, label % 251, dtype=np.uint8), "refs": refs}
+
+
+def is_right(value: dict[str, Any]) -> bool:
+    """Whether a value is as it was made."""
+    data = value["data"]
+    return bool((data == value["label"] % 251).all()) and data.size in (
+        100,
+        LARGE + value["label"] * STEP,
+    )
+
+
+def read(ref: Any) -> int:
+    """The label of a value; -1 if its owner was killed."""
+    try:
+        value = miniray.get(ref, timeout=30)
+    except OwnerDiedError:
+        return -1
+    assert is_right(value)
+    return int(value["label"])
+
+
+def owned_ids() -> list[bytes]:
+    """The objects that this process owns."""
+    runtime = current_runtime()
+    table, own = runtime.table, runtime.process_id  # type: ignore[attr-defined]
+    return [
+        entry.id
+        for entry in table.snapshot()
+        if owner_of(entry.id) == own and not table.is_actor(entry.id)
+    ]
+
+
+def fork_and_drop(holds: Callable[[], Any]) -> None:
+    """Fork; the child lets go of what the parent holds, and ends."""
+    child = os.fork()
+    if child == 0:
+        try:
+            holds()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+@miniray.remote(num_cpus=0)
+class Actor:
+    """Holds refs, and values that it has read, in slots."""
+
+    def __init__(self) -> None:
+        self.refs: dict[int, Any] = {}
+        self.views: dict[int, Any] = {}
+
+    def put(self, slot: int, label: int, large: bool, inside: list[int]) -> bytes:
+        self.refs[slot] = miniray.put(value_of(label, large, [self.refs[s] for s in inside]))
+        return self.refs[slot].binary()
+
+    def make(self, label: int, large: bool, inside: list[int]) -> Any:
+        return value_of(label, large, [self.refs[s] for s in inside])
+
+    def put_for(self, label: int, large: bool, inside: list[int]) -> list[Any]:
+        return [miniray.put(self.make(label, large, inside))]
+
+    def keep(self, slot: int, refs: list[Any]) -> None:
+        self.refs[slot] = refs[0]
+
+    def keep_value(self, slot: int, value: Any) -> None:
+        assert is_right(value)
+        self.views[slot] = value
+
+    def view(self, slot: int, to: int) -> None:
+        self.views[to] = miniray.get(self.refs[slot])
+
+    def give(self, slot: int) -> list[Any]:
+        return [self.refs[slot]]
+
+    def send(self, slot: int, other: Any, to: int) -> None:
+        miniray.get(other.keep.remote(to, [self.refs[slot]]))
+
+    def drop(self, slot: int) -> None:
+        self.refs.pop(slot, None)
+        self.views.pop(slot, None)
+
+    def read(self, slot: int) -> int:
+        return read(self.refs[slot])
+
+    def views_are_right(self) -> bool:
+        return all(map(is_right, self.views.values()))
+
+    def pickle(self, slot: int) -> None:
+        pickle.dumps(self.refs[slot])
+
+    def fork(self) -> None:
+        fork_and_drop(lambda: (self.refs.clear(), self.views.clear()))
+
+    def owned_ids(self) -> list[bytes]:
+        return owned_ids()
+
+    def entries(self) -> int:
+        return len(current_runtime().table)  # type: ignore[attr-defined]
+
+    def clear(self) -> None:
+        self.refs.clear()
+        self.views.clear()
+
+    def inventory(self) -> Any:
+        return inventory()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@miniray.remote(num_cpus=0)
+def make(label: int, large: bool, refs: list[Any]) -> Any:
+    return value_of(label, large, refs)
+
+
+@miniray.remote(num_cpus=0)
+def pass_on(refs: list[Any]) -> list[Any]:
+    return refs
+
+
+def _put_in_task(label: int, large: bool, refs: list[Any]) -> tuple[int, list[Any]]:
+    return os.getpid(), [miniray.put(value_of(label, large, refs))]
+
+
+put_in_task = miniray.remote(num_cpus=0)(_put_in_task)
+put_and_end = miniray.remote(num_cpus=0, max_calls=1)(_put_in_task)
+
+
+class Place:
+    """A cluster of two nodes with two actors on the one and one on the other."""
+
+    def __init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+        self.cluster.add_node(num_cpus=2, resources={"far": 100})
+        miniray.init(address=self.cluster.address)
+        self.cluster.wait_for_nodes()
+        self.actors: list[Any] = [None, None, None]
+        for number in range(3):
+            self.replace(number)
+
+    def replace(self, number: int) -> None:
+        """A new actor."""
+        resources = {"far": 1} if number == 2 else {}
+        self.actors[number] = actor = Actor.options(resources=resources).remote()
+        miniray.get(actor.pid.remote())
+
+    def stop(self) -> None:
+        miniray.shutdown()
+        self.cluster.shutdown()
+
+    def inventories(self) -> list[dict[str, Any]]:
+        """What each daemon keeps."""
+        return [inventory(), miniray.get(self.actors[2].inventory.remote())]
+
+
+place: Place
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster(session_root: Path) -> Iterator[None]:
+    global place
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIRAY_WORKER_IDLE", "3600")  # workers of tasks stay owners
+        place = Place()
+        yield
+        place.stop()
+
+
+def settle(differences: Callable[[], list[str]]) -> None:
+    """Wait until there are no differences; fail with those that stay."""
+    found: list[str] = []
+
+    def settled() -> bool:
+        found[:] = differences()
+        return not found
+
+    try:
+        wait_until(settled, timeout=10)
+    except AssertionError:
+        raise AssertionError("; ".join(found)) from None
+
+
+picks = st.integers(0, 1 << 16)
+few_picks = st.lists(picks, max_size=2)
+larges = st.booleans()
+
+
+def picked(items: list[Any], pick: int) -> Any:
+    return items[pick % len(items)]
+
+
+class Programs(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.slots = iter(range(1 << 30))
+        self.refs: dict[int, Any] = {}
+        self.views: dict[int, Any] = {}
+        #: Pids of workers that ran tasks, by the model's key.
+        self.workers: dict[str, int] = {}
+        self.names = [f"actor {number}" for number in range(3)]
+
+    # --- helpers --------------------------------------------------------------------
+    def mine(self) -> dict[int, int]:
+        return self.model.holders[DRIVER].refs
+
+    def chosen(self, process: str, chosen: list[int]) -> list[int]:
+        """Some slots of its refs, to be put inside a value."""
+        slots = list(self.model.holders[process].refs)
+        return [picked(slots, pick) for pick in chosen] if slots else []
+
+    def labels(self, process: str, slots: list[int]) -> list[int]:
+        return [self.model.holders[process].refs[slot] for slot in slots]
+
+    def hold(self, ref: Any, label: int) -> None:
+        slot = next(self.slots)
+        self.refs[slot] = ref
+        self.mine()[slot] = label
+
+    def with_refs(self) -> list[str]:
+        return [name for name in self.names if self.model.holders[name].refs]
+
+    def slot_of(self, name: str, item: int) -> int:
+        return int(picked(list(self.model.holders[name].refs), item))
+
+    def actor(self, name: str) -> Any:
+        return place.actors[self.names.index(name)]
+
+    # --- values come ------------------------------------------------------------------
+    @rule(large=larges, inside=few_picks)
+    def put(self, large: bool, inside: list[int]) -> None:
+        slots = self.chosen(DRIVER, inside)
+        value = value_of(len(self.model.items), large, [self.refs[slot] for slot in slots])
+        ref = miniray.put(value)
+        self.hold(ref, self.model.add(ref.binary(), large, DRIVER, self.labels(DRIVER, slots)))
+
+    @rule(large=larges, inside=few_picks)
+    def result_of_a_task(self, large: bool, inside: list[int]) -> None:
+        slots = self.chosen(DRIVER, inside)
+        ref = make.remote(len(self.model.items), large, [self.refs[slot] for slot in slots])
+        self.hold(ref, self.model.add(ref.binary(), large, DRIVER, self.labels(DRIVER, slots)))
+        miniray.wait([ref])
+
+    @rule(large=larges, inside=few_picks, ends=st.booleans(), far=st.booleans())
+    def put_in_a_task(self, large: bool, inside: list[int], ends: bool, far: bool) -> None:
+        slots = self.chosen(DRIVER, inside)
+        task = (put_and_end if ends else put_in_task).options(resources={"far": 1} if far else {})
+        label = len(self.model.items)
+        pid, [ref] = miniray.get(task.remote(label, large, [self.refs[slot] for slot in slots]))
+        owner = DAEMON if ends else f"worker {pid}"
+        self.hold(ref, self.model.add(ref.binary(), large, owner, self.labels(DRIVER, slots)))
+        if not ends:
+            self.workers[owner] = pid
+        elif self.workers.pop(f"worker {pid}", None):  # it had run another task before
+            self.model.left(f"worker {pid}")
+
+    @rule(which=picks, large=larges, inside=few_picks)
+    def put_in_an_actor(self, which: int, large: bool, inside: list[int]) -> None:
+        name = picked(self.names, which)
+        slots, slot = self.chosen(name, inside), next(self.slots)
+        label = len(self.model.items)
+        id = miniray.get(self.actor(name).put.remote(slot, label, large, slots))
+        self.model.add(id, large, name, self.labels(name, slots))
+        self.model.holders[name].refs[slot] = label
+
+    @rule(which=picks, large=larges, inside=few_picks, put=st.booleans())
+    def result_of_an_actor(self, which: int, large: bool, inside: list[int], put: bool) -> None:
+        name = picked(self.names, which)
+        slots = self.chosen(name, inside)
+        label = len(self.model.items)
+        if put:
+            [ref] = miniray.get(self.actor(name).put_for.remote(label, large, slots))
+        else:
+            ref = self.actor(name).make.remote(label, large, slots)
+            miniray.wait([ref])
+        owner = name if put else DRIVER
+        self.hold(ref, self.model.add(ref.binary(), large, owner, self.labels(name, slots)))
+
+    # --- refs and values are passed -----------------------------------------------------
+    @precondition(lambda self: self.mine())
+    @rule(which=picks, item=picks, wait=st.booleans(), drop=st.booleans())
+    def give(self, which: int, item: int, wait: bool, drop: bool) -> None:
+        name, slot, there = (
+            picked(self.names, which),
+            self.slot_of(DRIVER, item),
+            next(self.slots),
+        )
+        call = self.actor(name).keep.remote(there, [self.refs[slot]])
+        self.model.holders[name].refs[there] = self.mine()[slot]
+        if drop:  # perhaps before the call is there
+            del self.refs[slot], self.mine()[slot]
+        if wait:
+            miniray.get(call)
+
+    @precondition(lambda self: self.mine())
+    @rule(which=picks, item=picks, drop=st.booleans())
+    def give_the_value(self, which: int, item: int, drop: bool) -> None:
+        name, slot, there = picked(self.names, which), self.slot_of(DRIVER, item), next(self.slots)
+        label = self.mine()[slot]
+        call = self.actor(name).keep_value.remote(there, self.refs[slot])
+        if drop:
+            del self.refs[slot], self.mine()[slot]
+        if self.model.items[label].lost:
+            with contextlib.suppress(OwnerDiedError):  # it may be known here
+                miniray.get(call)
+            self.actor(name).drop.remote(there)
+            return
+        if not drop:
+            self.model.holders[DRIVER].known.add(label)
+        self.model.holders[name].views[there] = label
+        miniray.get(call)
+
+    @precondition(lambda self: self.with_refs())
+    @rule(which=picks, item=picks)
+    def take(self, which: int, item: int) -> None:
+        name = picked(self.with_refs(), which)
+        slot = self.slot_of(name, item)
+        [ref] = miniray.get(self.actor(name).give.remote(slot))
+        self.hold(ref, self.model.holders[name].refs[slot])
+
+    @precondition(lambda self: self.with_refs())
+    @rule(which=picks, item=picks, other=picks)
+    def send(self, which: int, item: int, other: int) -> None:
+        name = picked(self.with_refs(), which)
+        to = picked([one for one in self.names if one != name], other)
+        slot, there = self.slot_of(name, item), next(self.slots)
+        miniray.get(self.actor(name).send.remote(slot, self.actor(to), there))
+        self.model.holders[to].refs[there] = self.model.holders[name].refs[slot]
+
+    @precondition(lambda self: self.mine())
+    @rule(item=picks)
+    def pass_through_a_task(self, item: int) -> None:
+        slot = self.slot_of(DRIVER, item)
+        call = pass_on.remote([self.refs.pop(slot)])
+        [self.refs[slot]] = miniray.get(call)
+
+    # --- values are read ------------------------------------------------------------------
+    @precondition(lambda self: self.mine())
+    @rule(item=picks, keep=st.booleans())
+    def get(self, item: int, keep: bool) -> None:
+        slot = self.slot_of(DRIVER, item)
+        label = self.mine()[slot]
+        self._check_read(DRIVER, label, read(self.refs[slot]))
+        if keep and not self.model.items[label].lost:
+            there = next(self.slots)
+            self.views[there] = miniray.get(self.refs[slot])
+            self.model.holders[DRIVER].views[there] = label
+
+    @precondition(lambda self: self.with_refs())
+    @rule(which=picks, item=picks, keep=st.booleans())
+    def get_in_an_actor(self, which: int, item: int, keep: bool) -> None:
+        name = picked(self.with_refs(), which)
+        holder, slot = self.model.holders[name], self.slot_of(name, item)
+        label = holder.refs[slot]
+        self._check_read(name, label, miniray.get(self.actor(name).read.remote(slot)))
+        if keep and not self.model.items[label].lost:
+            there = next(self.slots)
+            miniray.get(self.actor(name).view.remote(slot, there))
+            holder.views[there] = label
+
+    def _check_read(self, process: str, label: int, found: int) -> None:
+        item, known = self.model.items[label], self.model.holders[process].known
+        if not item.lost:
+            assert found == label
+            known.add(label)
+        elif label in known:  # it may have it in its memory, or mapped
+            assert found in (-1, label)
+        else:
+            assert found == -1, "the value of an owner that was killed can be read"
+
+    # --- refs and values go ------------------------------------------------------------------
+    # Preconditions look at refs only: which values are lost, and so have no views, depends on
+    # which worker ran what, and differs when a program is repeated.
+    @precondition(lambda self: self.mine())
+    @rule(item=picks)
+    def drop(self, item: int) -> None:
+        slot = self.slot_of(DRIVER, item)
+        del self.refs[slot], self.mine()[slot]
+
+    @rule(item=picks)
+    def drop_a_view(self, item: int) -> None:
+        if self.views:
+            slot = picked(list(self.views), item)
+            del self.views[slot], self.model.holders[DRIVER].views[slot]
+
+    @precondition(lambda self: self.with_refs())
+    @rule(which=picks, item=picks)
+    def drop_in_an_actor(self, which: int, item: int) -> None:
+        name = picked(self.with_refs(), which)
+        slot = self.slot_of(name, item)
+        self.actor(name).drop.remote(slot)
+        del self.model.holders[name].refs[slot]
+
+    @rule(which=picks, item=picks)
+    def drop_a_view_in_an_actor(self, which: int, item: int) -> None:
+        name = picked(self.names, which)
+        views = self.model.holders[name].views
+        if views:
+            slot = picked(list(views), item)
+            self.actor(name).drop.remote(slot)
+            del views[slot]
+
+    # --- processes do what processes do ---------------------------------------------------------
+    @rule()
+    def fork(self) -> None:
+        fork_and_drop(lambda: (self.refs.clear(), self.views.clear()))
+
+    @rule(which=picks)
+    def fork_in_an_actor(self, which: int) -> None:
+        miniray.get(picked(place.actors, which).fork.remote())
+
+    @precondition(lambda self: self.with_refs())
+    @rule(which=picks, item=picks)
+    def pickle_in_an_actor(self, which: int, item: int) -> None:
+        name = picked(self.with_refs(), which)
+        slot = self.slot_of(name, item)
+        miniray.get(self.actor(name).pickle.remote(slot))
+        self.model.holders[name].pinned.add(self.model.holders[name].refs[slot])
+
+    @rule(which=picks)
+    def kill_an_actor(self, which: int) -> None:
+        name = picked(self.names, which)
+        actor = self.actor(name)
+        pid = miniray.get(actor.pid.remote())
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RayActorError):
+            miniray.get(actor.pid.remote())
+        self.model.killed(name)
+        self._replace(name)
+
+    @rule(which=picks)
+    def end_an_actor(self, which: int) -> None:
+        name = picked(self.names, which)
+        pid = miniray.get(self.actor(name).pid.remote())
+        place.actors[self.names.index(name)] = None
+        wait_until(lambda: not is_alive(pid))
+        self.model.left(name)
+        self._replace(name)
+
+    def _replace(self, name: str) -> None:
+        number = self.names.index(name)
+        place.replace(number)
+
+    @rule(which=picks)
+    def kill_a_worker(self, which: int) -> None:
+        if not self.workers:
+            return
+        name = picked(list(self.workers), which)
+        pid = self.workers.pop(name)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not is_alive(pid))
+        self.model.killed(name)
+
+    # --- what must hold --------------------------------------------------------------------------
+    def differences(self) -> list[str]:
+        """Between the cluster and the model, at this moment."""
+        model = self.model
+        must, may = model.must_exist(), model.may_exist()
+        inventories = place.inventories()
+        current_runtime().settle()  # type: ignore[attr-defined] # what this function called
+        actual = {DRIVER: set(owned_ids())}
+        calls = [actor.owned_ids.remote() for actor in place.actors]
+        actual.update(zip(self.names, map(set, miniray.get(calls)), strict=True))
+        found = []
+        for name, ids in actual.items():
+            found += difference(name, model.owned(must, name), ids, model.owned(may, name))
+        adopted = {id for kept in inventories for id in kept["adopted"]}
+        found += difference("adopted", model.owned(must, DAEMON), adopted, model.owned(may, DAEMON))
+        return found + self._differences_in_memory(inventories, must, may)
+
+    def _differences_in_memory(
+        self, inventories: list[dict[str, Any]], must: set[int], may: set[int]
+    ) -> list[str]:
+        model = self.model
+        originals, copies, freed = set(), set(), set()
+        for node, kept in zip(self._nodes(), inventories, strict=True):
+            for segment in kept["segments"]:
+                label = (segment["size"] - LARGE) // STEP
+                if segment["freed"]:
+                    freed.add(label)
+                elif segment["writer"] == node:
+                    copies.add(label)
+                else:
+                    originals.add(label)
+        large = model.large(may)
+        looked_at = model.large(model.viewed() | model.held())
+        return [
+            *difference("segments", model.large(must), originals, large),
+            *difference("copies", set(), copies, large),
+            *difference("mapped", model.large(model.viewed()) - large, freed, looked_at),
+        ]
+
+    def _nodes(self) -> list[bytes]:
+        far = place.cluster.worker_nodes[0].node_id
+        own: bytes = current_runtime().node_id  # type: ignore[attr-defined]
+        return [own, bytes.fromhex(far)]
+
+    @invariant()
+    def exactly_what_is_held_exists(self) -> None:
+        self._settle()
+        assert all(map(is_right, self.views.values()))
+        assert all(miniray.get([actor.views_are_right.remote() for actor in place.actors]))
+
+    def _settle(self) -> None:
+        settle(self.differences)
+
+    def teardown(self) -> None:
+        """Whatever a program did: everything held can be read, and then dropped."""
+        try:
+            self._read_everything()
+            self.refs.clear()
+            self.views.clear()
+            miniray.get([actor.clear.remote() for actor in place.actors])
+            pinned = [name for name in self.names if self.model.holders[name].pinned]
+            self.model.holders.clear()
+            for name in pinned:  # only its end lets go of that
+                self.end_an_actor(self.names.index(name))
+            self._settle()
+            settle(self._left_over)
+        except BaseException:  # the next program begins with a cluster that works
+            self.refs.clear()
+            self.views.clear()
+            place.stop()
+            place.start()
+            raise
+
+    def _read_everything(self) -> None:
+        for slot, label in self.mine().items():
+            self._check_read(DRIVER, label, read(self.refs[slot]))
+        for name in self.names:
+            for slot, label in self.model.holders[name].refs.items():
+                self._check_read(name, label, miniray.get(self.actor(name).read.remote(slot)))
+
+    def _left_over(self) -> list[str]:
+        """What tables hold when no value is in use."""
+        tables = {
+            f"{name} of node {number}": size
+            for number, kept in enumerate(place.inventories())
+            for name, size in kept["tables"].items()
+        }
+        entries = miniray.get([actor.entries.remote() for actor in place.actors])
+        tables.update(zip(self.names, entries, strict=True))
+        current_runtime().settle()  # type: ignore[attr-defined]
+        tables["driver"] = len(current_runtime().table) - len(place.actors)  # type: ignore[attr-defined]
+        return [f"{name}: {size} entries" for name, size in tables.items() if size]
+
+
+def programs(examples: int, steps: int) -> Any:
+    """A test of so many programs of at most so many steps."""
+    case = type("Case", (Programs.TestCase,), {})
+    case.settings = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        database=None,
+        print_blob=True,
+        # Not Phase.explain: it traces every line, and times out what waits.
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    return case
+
+
+TestPrograms = pytest.mark.timeout(300)(programs(examples=20, steps=25))
+TestManyPrograms = pytest.mark.slow(pytest.mark.timeout(3600)(programs(examples=400, steps=50)))
