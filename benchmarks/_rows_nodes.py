@@ -10,9 +10,12 @@ import importlib
 import os
 import statistics
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from _common import MIB, Engine, Figure, at_once, rate, row
+from _common import GIB, MIB, Engine, Figure, at_once, rate, row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: Names of the environment variables that say how much to start.
 NODES = "BENCHMARK_NODES"
@@ -21,6 +24,8 @@ ACTORS = "BENCHMARK_ACTORS"
 NODE_CPUS = 4
 #: Nodes that a value is sent to at once.
 RECEIVERS = 8
+#: How often 1 GiB moves while latencies are measured.
+MOVES = 6
 
 
 class Peer:
@@ -122,3 +127,83 @@ def broadcast(engine: Engine) -> tuple[float, float]:
     all_at_once = [seconds(made) for _ in range(rounds)]
     one, all_of_them = statistics.median(single), statistics.median(all_at_once)
     return all_of_them / one, all_of_them
+
+
+class Reader:
+    """An actor that has values moved to its node."""
+
+    def take(self, value: Any) -> int:
+        return len(value)
+
+
+class Asker:
+    """An actor that asks the head, as its node's heartbeats tell it something."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    def ask(self, count: int) -> list[float]:
+        """Seconds that each of so many requests took."""
+        api = importlib.import_module(self.package)
+        return [timed(api.available_resources) for _ in range(count)]
+
+
+def timed(work: Callable[[], Any]) -> float:
+    """Seconds that it takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def p99(seconds: list[float]) -> float:
+    """The 99th percentile in milliseconds."""
+    return sorted(seconds)[int(len(seconds) * 0.99)] * 1000
+
+
+def while_it_moves(ray: Any, reader: Any, sample: Callable[[], list[float]]) -> list[float]:
+    """Samples taken while 1 GiB moves to the reader's node, again and again."""
+    import numpy as np
+
+    value = np.ones(GIB, dtype=np.uint8)
+    found: list[float] = []
+    for _ in range(MOVES):
+        ref = ray.put(value)
+        moving = reader.take.remote(ref)
+        while not ray.wait([moving], timeout=0)[0]:
+            found += sample()
+        assert ray.get(moving) == GIB
+        del ref, moving
+    return found
+
+
+@row(
+    "latency_while_moving",
+    Figure("call to a node, p99, quiet", "ms"),
+    Figure("call to a node, p99, while 1 GiB moves there", "ms"),
+    Figure("    times the quiet one", "x", 2),
+    Figure("head request of a node, p99, quiet", "ms"),
+    Figure("head request of a node, p99, while 1 GiB moves there", "ms"),
+    Figure("    times the quiet one", "x", 2),
+    limit=300,
+)
+def latency_while_moving(engine: Engine) -> list[float]:
+    room = {"num_cpus": NODE_CPUS, "object_store_memory": 5 * GIB // 2}
+    ray = engine.start_nodes([room, {**room, "resources": {"there": 3}}])
+    there = {"resources": {"there": 1}, "num_cpus": 0}
+    peer = ray.remote(Peer).options(**there).remote(engine.name)
+    reader = ray.remote(Reader).options(**there).remote()
+    asker = ray.remote(Asker).options(**there).remote(engine.name)
+    ray.get([peer.ping.remote(), reader.take.remote([]), asker.ask.remote(10)])
+
+    def call() -> list[float]:
+        return [timed(lambda: ray.get(peer.ping.remote())) for _ in range(50)]
+
+    def ask() -> list[float]:
+        return ray.get(asker.ask.remote(50))
+
+    figures = []
+    for sample in (call, ask):
+        quiet = p99([seconds for _ in range(60) for seconds in sample()])
+        moving = p99(while_it_moves(ray, reader, sample))
+        figures += [quiet, moving, moving / quiet]
+    return figures

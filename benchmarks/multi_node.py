@@ -3,7 +3,8 @@
     python benchmarks/multi_node.py [--nodes N] [--actors N] [--against ray] [--json FILE]
 
 Measures how fast actors come up over all nodes, calls from the driver to every
-node, and calls of every node's actor to every other's. Nodes of one machine share
+node, calls of every node's actor to every other's, and what calls and requests to
+the head wait while large values move between two nodes. Nodes of one machine share
 its cores, so the figures tell what the runtime costs, not what a cluster gives.
 """
 

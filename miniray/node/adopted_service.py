@@ -48,6 +48,8 @@ class AdoptedService:
         self._adopted = AdoptedObjects(node_id)
         #: Bytes that each process has sent to owners that are gone, and was not told of, by owner.
         self._taken: dict[bytes, dict[bytes, int]] = {}
+        #: The nodes of borrowers that are not of this one.
+        self._elsewhere: dict[bytes, bytes] = {}
         clients.quick["adopt"] = self._adopt
         clients.notices["for_adopted"] = lambda client, node, sender, body: self._handle(
             node, sender, client.process_id, body
@@ -72,7 +74,13 @@ class AdoptedService:
     def process_died(self, process_id: bytes) -> None:
         """A process, of any node, that may have held some is gone."""
         self._taken.pop(process_id, None)
+        self._elsewhere.pop(process_id, None)
         self._free(self._adopted.process_died(process_id))
+
+    def node_died(self, node_id: bytes) -> None:
+        """A node is gone, and with it what held objects there, its daemon included."""
+        for process_id in [process for process, node in self._elsewhere.items() if node == node_id]:
+            self.process_died(process_id)
 
     def _adopt(self, client: Client, legacy: list[Any]) -> tuple[None, int]:
         """A process that ends by rule leaves what others hold of its objects."""
@@ -88,7 +96,9 @@ class AdoptedService:
     def _watch(self, process_id: bytes, node: bytes) -> None:
         """Hear of the end of a borrower, which may have ended before it was counted."""
         if node != self._node_id:
-            self._relay.send(node, Relayed(to=process_id, sender=self._node_id, notice=WATCH))
+            self._elsewhere[process_id] = node
+            if process_id != node:  # a daemon ends with its node
+                self._relay.send(node, Relayed(to=process_id, sender=self._node_id, notice=WATCH))
         elif process_id != self._node_id and not self._runs(process_id):
             self.process_died(process_id)
 

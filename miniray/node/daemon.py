@@ -424,6 +424,7 @@ class NodeDaemon:
     def _node_died(self, node_id: bytes) -> None:
         self._relay.died(node_id)
         self._objects.node_died(node_id)
+        self._adopted.node_died(node_id)
         self._serving.node_died(node_id)
         self._traffic.node_died(node_id)
         self._memory.ended(node_id)

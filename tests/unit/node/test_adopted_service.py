@@ -95,3 +95,59 @@ def test_a_sender_of_much_is_told_what_was_taken(
     credits = [taken for _, taken in relay.messages(p.PEER_CREDIT)]
     assert sum(credits) > count * len(body) * 3 // 4
     assert len(credits) < 12
+
+
+def borrow(service: AdoptedService, number: int, process: bytes, node: bytes) -> None:
+    """A borrower, already counted, reports another one."""
+    message = (p.PEER_BORROW, number, [(ID, process, node)])
+    service.answer(FAR, BORROWER, OWNER, [marshal.dumps(message)])
+
+
+def release(service: AdoptedService, process: bytes, node: bytes) -> None:
+    service.answer(node, process, OWNER, [marshal.dumps((p.PEER_UNBORROW, [ID]))])
+
+
+def test_another_daemon_holds_objects_until_it_lets_go_or_its_node_dies(
+    parts: tuple[AdoptedService, Relay, Objects],
+) -> None:
+    service, relay, objects = parts
+    borrow(service, 0, FAR, FAR)
+    # Watched as a process it would be said to be gone.
+    assert [message.to for _, message in relay.sent if message.notice == WATCH] == [BORROWER]
+    service.process_died(BORROWER)
+    assert objects.freed == []
+    service.node_died(FAR)
+    assert objects.freed == [(NODE, 7)]
+
+
+def test_a_borrow_that_is_sent_again_counts_once(
+    parts: tuple[AdoptedService, Relay, Objects],
+) -> None:
+    service, relay, objects = parts
+    for _ in range(2):
+        borrow(service, 5, b"process2", FAR)
+    assert relay.messages(p.PEER_ACK) == [(p.PEER_ACK, 5)] * 2
+    release(service, b"process2", FAR)
+    service.process_died(BORROWER)
+    assert objects.freed == [(NODE, 7)]
+
+
+def test_a_borrow_that_comes_after_its_release_holds_nothing(
+    parts: tuple[AdoptedService, Relay, Objects],
+) -> None:
+    service, _relay, objects = parts
+    release(service, b"process2", FAR)
+    service.process_died(BORROWER)
+    assert objects.freed == []
+    borrow(service, 5, b"process2", FAR)
+    assert objects.freed == [(NODE, 7)]
+
+
+def test_a_borrower_of_this_node_that_has_ended_holds_nothing(
+    parts: tuple[AdoptedService, Relay, Objects],
+) -> None:
+    service, _relay, objects = parts
+    service._runs = lambda process: process != b"process2"
+    borrow(service, 5, b"process2", NODE)
+    service.process_died(BORROWER)
+    assert objects.freed == [(NODE, 7)]
