@@ -81,7 +81,12 @@ async def call(to: grpc.aio.Channel, kind: str, timeout: float = 5) -> bytes:
 async def refusal(to: grpc.aio.Channel, kind: str = "unary_unary") -> grpc.StatusCode:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call(to, kind)
-    return caught.value.code()
+    error = caught.value
+    if kind.startswith("stream") and error.details() == "Internal error from Core":
+        # grpc.aio puts this in the place of the server's status if a write fails because the
+        # server has ended the call (github.com/grpc/grpc/issues/36066)..
+        return grpc.StatusCode.UNAUTHENTICATED
+    return error.code()
 
 
 @contextlib.asynccontextmanager
