@@ -186,7 +186,7 @@ class MemoryView:
                 found.call_site or "-",
                 found.reference_type,
                 ("a copy; " if found.is_copy else "") + (found.why or "-"),
-                found.node_id[:ID_LENGTH],
+                found.node_id[:ID_LENGTH] + (" (disk)" if found.is_spilled else ""),
             )
             for found in self._objects
         ]
@@ -215,7 +215,8 @@ class MemoryView:
 
     def _left_out(self) -> list[tuple[str, str, str]]:
         """How many values in shared memory are not among the objects, and their size."""
-        shown = [found.allocated for found in self._objects if found.allocated]
+        stored = [found for found in self._objects if found.allocated or found.is_spilled]
+        shown = [found.allocated for found in stored]
         number = sum(node.num_segments for node in self._nodes) - len(shown)
         size = sum(node.used for node in self._nodes) - sum(shown)
         return [(str(number), self._size(max(0, size)), _MORE)] if number > 0 else []

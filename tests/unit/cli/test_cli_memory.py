@@ -116,6 +116,15 @@ def test_objects_are_shown_with_why_they_are_held() -> None:
     assert (unknown[0], unknown[2]) == ("-", "-")
 
 
+def test_what_is_on_disk_is_marked_and_counted_as_shown() -> None:
+    found = [an_object(1), an_object(2, allocated=0, is_spilled=True)]
+    text = shown(found, [node(used=1 << 20, spilled=1 << 20, num_segments=2)])
+    in_memory, on_disk = rows(text, "Objects")[1:]
+    assert in_memory[-1] == NODE[:8]
+    assert on_disk[-1] == f"{NODE[:8]} (disk)"
+    assert "more" not in text
+
+
 def test_who_maps_what_is_freed_and_who_did_not_answer_is_shown() -> None:
     nodes = [
         node(freed_by={"Reader (pid 5)": 1 << 20}, no_answer=["Busy (pid 6)"]),
