@@ -18,7 +18,7 @@ from miniray.core.attach import Attachment
 from miniray.core.descriptors import ENOUGH, raise_limit
 from miniray.core.ids import new_id
 from miniray.core.names import short_name
-from miniray.core.node_link import NodeLostError
+from miniray.exceptions import NodeDiedError
 
 if TYPE_CHECKING:
     import subprocess
@@ -235,7 +235,7 @@ def _fetch_output(attachment: Attachment) -> None:
         return
     try:
         attachment.link.node_request("flush_output", (), config().stop_grace)
-    except (NodeLostError, TimeoutError) as error:
+    except (NodeDiedError, TimeoutError) as error:
         logger.debug("the last output of workers may be missing: %s", error)
 
 

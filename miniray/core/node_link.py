@@ -17,6 +17,7 @@ from miniray.core import protocol as p
 from miniray.core.gates import Gate
 from miniray.core.listener import connect
 from miniray.core.wire import Connection
+from miniray.exceptions import NodeDiedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ _PATIENCE = 10.0
 
 
 class NodeLostError(ConnectionError):
-    """The daemon of this node is gone."""
+    """The daemon of this node cannot be attached to."""
 
 
 def rebuild_error(error: BaseException | bytes) -> BaseException:
@@ -247,7 +248,8 @@ class NodeLink:
     def _fail(self, number: int) -> None:
         answer = self._answers.pop(number, None)
         if answer is not None:
-            answer(NodeLostError("The node daemon of this machine is gone."), None, -1)
+            node = self._welcome["node_id"].hex() if self._welcome else "of this process"
+            answer(NodeDiedError(node, "its daemon ended"), None, -1)
 
     def _on_close(self, conn: Connection) -> None:
         self._lost = True

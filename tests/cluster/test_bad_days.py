@@ -222,3 +222,47 @@ def test_a_driver_whose_own_daemon_is_killed_gets_errors(session_root: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["NodeDiedError", "NodeDiedError"]
+
+
+VALUES = """
+import os, signal, time
+import numpy as np
+import miniray
+from miniray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+miniray.init(address=cluster.address)
+small, seen, unseen = (miniray.put(np.ones(n, dtype=np.uint8)) for n in (10, 1 << 20, 1 << 20))
+view = miniray.get(seen)
+os.kill(cluster.head_node.pids["node"], signal.SIGKILL)
+
+def attempt(name, work):
+    begin = time.monotonic()
+    try:
+        print(name, work())
+    except miniray.exceptions.MinirayError as error:
+        print(name, type(error).__name__)
+    assert time.monotonic() - begin < 10, name
+
+attempt("view", lambda: view.sum())
+attempt("seen", lambda: miniray.get(seen).sum())
+attempt("small", lambda: miniray.get(small).sum())
+attempt("unseen", lambda: miniray.get(unseen).sum())
+attempt("put", lambda: miniray.put(np.ones(1 << 20)))
+del view, seen, small, unseen
+miniray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_values_that_a_driver_has_stay_readable_when_its_daemon_is_killed(
+    session_root: Path,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", VALUES], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split() for line in done.stdout.splitlines())
+    assert (found["view"], found["seen"], found["small"]) == (str(1 << 20), str(1 << 20), "10")
+    assert found["unseen"] in {"ObjectLostError", "NodeDiedError"}
+    assert found["put"] == "NodeDiedError"

@@ -102,14 +102,40 @@ class Keeper:
     def put_for_me(self, size: int) -> list[Any]:
         return [miniray.put(np.ones(size, dtype=np.uint8))]
 
-    def die_while_writing(self) -> None:
+    def die_while_writing(self, size: int, writes_before: int) -> None:
+        """The first write goes into new memory, later ones into memory that is mapped here."""
         from miniray.core import warm_memory
 
-        def die(_fd: int, _pieces: Any) -> None:
+        for _ in range(writes_before):
+            miniray.put(np.ones(size, dtype=np.uint8))
+
+        def write_half(fd: int, pieces: Any) -> None:
+            piece = pieces[-1]
+            os.pwrite(fd, piece[: len(piece) // 2], 0)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        warm_memory.write_all = die
-        miniray.put(np.ones(MIB, dtype=np.uint8))
+        def copy_half(block: Any, pieces: Any) -> None:
+            piece = pieces[-1]
+            warm_memory.copy_into(block, 0, piece[: len(piece) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        warm_memory.write_all = write_half
+        warm_memory._copy = copy_half
+        miniray.put(np.ones(size, dtype=np.uint8))
+
+    def die_while_mapping(self, refs: list[Any], mapped: bool) -> None:
+        """After the daemon has counted it as a reader, before or after it has the memory."""
+        from miniray.core import shared_memory
+
+        map_memory = shared_memory.map_memory
+
+        def die(*args: Any, **kwargs: Any) -> None:
+            if mapped:
+                map_memory(*args, **kwargs)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        shared_memory.map_memory = die
+        miniray.get(refs)
 
     def pid(self) -> int:
         return os.getpid()
@@ -332,10 +358,24 @@ def test_what_an_actor_has_mapped_is_given_back_when_it_is_killed() -> None:
     wait_until(store_is_empty)
 
 
-def test_a_writer_killed_half_way_leaves_nothing() -> None:
+@pytest.mark.parametrize("writes_before", [0, 3], ids=["new memory", "warm memory"])
+def test_a_writer_killed_half_way_leaves_nothing(writes_before: int) -> None:
     with pytest.raises(RayActorError):
-        miniray.get(Keeper.remote().die_while_writing.remote())
-    wait_until(store_is_empty)
+        miniray.get(Keeper.remote().die_while_writing.remote(4 * MIB, writes_before))
+    wait_until(lambda: not inventory()["segments"])
+    values = [miniray.put(np.full(4 * MIB, fill, dtype=np.uint8)) for fill in range(8)]
+    assert [int(miniray.get(ref).max()) for ref in values] == list(range(8))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_reader_killed_while_it_maps_leaves_nothing(mapped: bool) -> None:
+    ref = miniray.put(np.full(4 * MIB, 5, dtype=np.uint8))
+    with pytest.raises(RayActorError):
+        miniray.get(Keeper.remote().die_while_mapping.remote([ref], mapped))
+    wait_until(lambda: not any(one["mapped_by"] for one in inventory()["segments"]))
+    assert (miniray.get(ref) == 5).all()
+    del ref
+    wait_until(lambda: not inventory()["segments"])
 
 
 def test_large_arguments_are_freed_after_their_calls() -> None:

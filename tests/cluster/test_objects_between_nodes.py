@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import count_up, wait_until
+from object_helpers import inventory
 
 import miniray
 from miniray.cluster_utils import Cluster
@@ -278,6 +279,27 @@ def test_a_source_that_dies_during_a_transfer_costs_a_retry_only(third: Node) ->
     kill(third)
     reader.join(30)
     assert results == [64 * MIB]
+
+
+def test_a_source_killed_half_way_through_a_transfer_leaves_nothing(third: Node) -> None:
+    size = 256 * MIB
+    ref = ThirdHolder.remote().make.remote(size)  # nobody can make it again
+    miniray.wait([ref], fetch_local=False)
+    errors: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            miniray.get(ref)
+        except ObjectLostError as error:
+            errors.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    wait_until(lambda: any(not segment["complete"] for segment in inventory()["segments"]))
+    kill(third)
+    reader.join(30)
+    assert third.node_id in str(errors[0])
+    wait_until(lambda: not inventory()["segments"])
 
 
 def test_a_chain_of_results_is_made_again(third: Node, tmp_path: Path) -> None:
