@@ -73,8 +73,8 @@ class AdoptedObjects:
             for id, each in self._objects.items()
         ]
 
-    def add(self, owner: bytes, legacy: Iterable[Any]) -> None:
-        """Take over what an owner hands over."""
+    def add(self, owner: bytes, legacy: Iterable[Any]) -> list[Freed]:
+        """Take over what an owner hands over; returns what nobody holds any more."""
         legacy = list(legacy)
         for id, value, borrowers, contained in legacy:
             counts = {process: count for process, _node, count in borrowers}
@@ -87,6 +87,7 @@ class AdoptedObjects:
             for inner, _node in contained:
                 if owner_of(inner) == owner and inner in self._objects:
                     self._objects[inner].holders += 1
+        return [freed for id, *_ in legacy for freed in self._free_if_unused(id)]
 
     def handle(self, sender: bytes, message: tuple[Any, ...]) -> tuple[list[Any], list[Freed]]:
         """A message to an owner that is gone: (answers to the sender, what was freed)."""

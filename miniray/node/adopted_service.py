@@ -87,7 +87,7 @@ class AdoptedService:
         for _id, value, _borrowers, _contained in legacy:
             if value[0] == p.VALUE_SHARED:
                 self._objects.left_to(value[1][0], value[1][1])
-        self._adopted.add(client.process_id, legacy)
+        self._free(self._adopted.add(client.process_id, legacy))
         for _id, _value, borrowers, _contained in legacy:
             for process, node, _count in borrowers:
                 self._watch(process, node)

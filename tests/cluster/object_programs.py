@@ -1,0 +1,158 @@
+"""What the programs of ``test_object_model.py`` are made of: values, an actor, tasks.
+
+A value tells its label by its content and, if it is in shared memory, by its size.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from object_helpers import inventory
+
+import miniray
+from miniray.core.ids import owner_of
+from miniray.core.runtime import current_runtime
+from miniray.exceptions import OwnerDiedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KIB = 1024
+#: The smallest large value; each further label adds a step, so that a size tells the label.
+LARGE = 128 * KIB
+STEP = 8 * KIB
+
+
+def value_of(label: int, large: bool, refs: list[Any]) -> dict[str, Any]:
+    """The value of a label."""
+    size = LARGE + label * STEP if large else 100
+    return {"label": label, "data": np.full(size, label % 251, dtype=np.uint8), "refs": refs}
+
+
+def is_right(value: dict[str, Any]) -> bool:
+    """Whether a value is as it was made."""
+    data = value["data"]
+    return bool((data == value["label"] % 251).all()) and data.size in (
+        100,
+        LARGE + value["label"] * STEP,
+    )
+
+
+def read(ref: Any) -> int:
+    """The label of a value; -1 if its owner was killed."""
+    try:
+        value = miniray.get(ref, timeout=30)
+    except OwnerDiedError:
+        return -1
+    assert is_right(value)
+    return int(value["label"])
+
+
+def owned_ids() -> list[bytes]:
+    """The objects that this process owns."""
+    runtime = current_runtime()
+    table, own = runtime.table, runtime.process_id  # type: ignore[attr-defined]
+    return [
+        entry.id
+        for entry in table.snapshot()
+        if owner_of(entry.id) == own and not table.is_actor(entry.id)
+    ]
+
+
+def fork_and_drop(holds: Callable[[], Any]) -> None:
+    """Fork; the child lets go of what the parent holds, and ends."""
+    child = os.fork()
+    if child == 0:
+        try:
+            holds()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+@miniray.remote(num_cpus=0)
+class Actor:
+    """Holds refs, and values that it has read, in slots."""
+
+    def __init__(self) -> None:
+        self.refs: dict[int, Any] = {}
+        self.views: dict[int, Any] = {}
+
+    def put(self, slot: int, label: int, large: bool, inside: list[int]) -> bytes:
+        self.refs[slot] = miniray.put(value_of(label, large, [self.refs[s] for s in inside]))
+        return self.refs[slot].binary()
+
+    def make(self, label: int, large: bool, inside: list[int]) -> Any:
+        return value_of(label, large, [self.refs[s] for s in inside])
+
+    def put_for(self, label: int, large: bool, inside: list[int]) -> list[Any]:
+        return [miniray.put(self.make(label, large, inside))]
+
+    def keep(self, slot: int, refs: list[Any]) -> None:
+        self.refs[slot] = refs[0]
+
+    def keep_value(self, slot: int, value: Any) -> None:
+        assert is_right(value)
+        self.views[slot] = value
+
+    def view(self, slot: int, to: int) -> None:
+        self.views[to] = miniray.get(self.refs[slot])
+
+    def give(self, slot: int) -> list[Any]:
+        return [self.refs[slot]]
+
+    def send(self, slot: int, other: Any, to: int) -> None:
+        miniray.get(other.keep.remote(to, [self.refs[slot]]))
+
+    def drop(self, slot: int) -> None:
+        self.refs.pop(slot, None)
+        self.views.pop(slot, None)
+
+    def read(self, slot: int) -> int:
+        return read(self.refs[slot])
+
+    def views_are_right(self) -> bool:
+        return all(map(is_right, self.views.values()))
+
+    def pickle(self, slot: int) -> None:
+        pickle.dumps(self.refs[slot])
+
+    def fork(self) -> None:
+        fork_and_drop(lambda: (self.refs.clear(), self.views.clear()))
+
+    def owned_ids(self) -> list[bytes]:
+        return owned_ids()
+
+    def entries(self) -> int:
+        return len(current_runtime().table)  # type: ignore[attr-defined]
+
+    def clear(self) -> None:
+        self.refs.clear()
+        self.views.clear()
+
+    def inventory(self) -> Any:
+        return inventory()
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@miniray.remote(num_cpus=0)
+def make(label: int, large: bool, refs: list[Any]) -> Any:
+    return value_of(label, large, refs)
+
+
+@miniray.remote(num_cpus=0)
+def pass_on(refs: list[Any]) -> list[Any]:
+    return refs
+
+
+def _put_in_task(label: int, large: bool, refs: list[Any]) -> tuple[int, list[Any]]:
+    return os.getpid(), [miniray.put(value_of(label, large, refs))]
+
+
+put_in_task = miniray.remote(num_cpus=0)(_put_in_task)
+put_and_end = miniray.remote(num_cpus=0, max_calls=1)(_put_in_task)
