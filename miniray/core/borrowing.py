@@ -49,7 +49,7 @@ class Borrowing:
         #: Registrations without an answer yet: number → (owner, its node, what is registered).
         self._open: dict[int, tuple[bytes, bytes, list[tuple[bytes, bytes, bytes]]]] = {}
         #: What must wait for them: (highest number before it, action).
-        self._deferred: collections.deque[tuple[int, Callable[[], None]]] = collections.deque()
+        self._deferred: collections.deque[tuple[int, Callable[[], object]]] = collections.deque()
         # Reentrant: a garbage collection may run user code, which may use refs, anywhere.
         self._lock = threading.RLock()
         #: Owners whose daemon was asked again after they ended.
@@ -141,7 +141,7 @@ class Borrowing:
                     kept.append((entry.id, entry.owner_node))
         return kept
 
-    def defer(self, action: Callable[[], None]) -> None:
+    def defer(self, action: Callable[[], object]) -> None:
         """Run ``action`` once all registrations made so far are acknowledged."""
         with self._lock:
             if self._open:
@@ -155,8 +155,7 @@ class Borrowing:
             return
 
         def tell() -> None:
-            peer = self._peers.get(owner_node, owner_of(id))
-            peer.send((p.PEER_UNBORROW, [id]))
+            self._peers.send_surely(owner_node, owner_of(id), (p.PEER_UNBORROW, [id]))
 
         self.defer(tell)
 

@@ -69,12 +69,18 @@ class Peer:
         #: The daemon was asked to tell when this process ends.
         self.watched = conn is not None
 
-    def send(self, message: tuple[Any, ...]) -> None:
-        """Send; silently dropped once the peer is lost (its loss is reported)."""
+    def send(self, message: tuple[Any, ...]) -> bool:
+        """Send; False, and it is dropped, once its connection is closed (its loss is reported)."""
         if self._conn is not None:
-            self._conn.send(message)
-        elif self._relay is not None:
+            return self._conn.send(message)
+        if self._relay is not None:
             self._relay.send(marshal.dumps(message))
+        return True
+
+    @property
+    def closed(self) -> bool:
+        """Whether there was a socket of its own to this peer, which is closed by now."""
+        return self._conn is not None and self._conn.closed
 
     @property
     def direct(self) -> bool:
@@ -164,6 +170,16 @@ class PeerTable:
             peer = self._connect(node_id, process_id)
             self._peers[process_id] = peer
         return peer
+
+    def send_surely(self, node_id: bytes, process_id: bytes, message: tuple[Any, ...]) -> None:
+        """Send what nobody asks for again; what comes too late for a process goes to its daemon."""
+        if self.get(node_id, process_id).send(message):
+            return
+        with self._lock:
+            peer = self._peers.get(process_id)
+            if peer is None or peer.lost or peer.closed:
+                peer = self._peers[process_id] = self._connect(node_id, process_id)
+        peer.send(message)
 
     def known(self, process_id: bytes) -> Peer | None:
         """The peer, if this process has talked to it."""

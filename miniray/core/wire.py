@@ -176,10 +176,10 @@ class Connection:
         poller.add(sock.fileno(), self._on_readable)
 
     # --- writing -----------------------------------------------------------------
-    def send(self, message: tuple[Any, ...]) -> None:
-        """Send one frame; dropped if the connection is closed (``on_close`` tells)."""
+    def send(self, message: tuple[Any, ...]) -> bool:
+        """Send one frame; False, and it is dropped, if the connection is closed."""
         body = marshal.dumps(message)
-        self.send_bytes(_LENGTH.pack(len(body)) + body)
+        return self.send_bytes(_LENGTH.pack(len(body)) + body)
 
     def post(self, message: tuple[Any, ...]) -> None:
         """Send one frame, perhaps together with those that follow it closely.
@@ -219,15 +219,16 @@ class Connection:
         batch, self._batch = self._batch, []
         return b"".join(batch)
 
-    def send_bytes(self, data: bytes) -> None:
-        """Send encoded frames."""
+    def send_bytes(self, data: bytes) -> bool:
+        """Send encoded frames; False if the connection is closed."""
         with self._lock:
             if self._closed:
-                return
+                return False
             if self._batch:
                 self._batch.append(data)
                 data = self._take_batch()
             self._write(data)
+        return True
 
     def _write(self, data: bytes) -> None:
         """Write, or queue what the socket does not take. Needs the lock."""
@@ -351,6 +352,10 @@ class Connection:
         except OSError:
             size = 0
         if not size:
+            # The other end may only have said that nothing more comes, and still read.
+            if self._ready:
+                self.flush_posted()
+                self._on_writable()
             self.close()
             return
         view = self._poller.buffer_view

@@ -75,6 +75,9 @@ class FakePeers:
             peer = self.made[process_id] = FakePeer(process_id, node_id)
         return peer
 
+    def send_surely(self, node_id: bytes, process_id: bytes, message: tuple[Any, ...]) -> None:
+        self.get(node_id, process_id).send(message)
+
 
 class FakeLink:
     """A daemon that answers at once: it makes memfds as the real one does."""
