@@ -96,11 +96,13 @@ class _Departure:
 
 
 def _await_calls(runtime: ClusterRuntime) -> None:
-    """Wait for calls whose arguments are, or hold, values of this process."""
+    """Wait for calls that were not sent yet, or that use values of this process."""
     table, calls = runtime.table, runtime.calls
     waiting: set[int] = set()
 
     def lends(call: Call) -> bool:
+        if call.peer is None:
+            return True
         pins = call.pins or ()
         return call.arguments[0] == p.VALUE_SHARED or any(
             table.is_owned(pin.binary()) and not table.is_actor(pin.binary()) for pin in pins
