@@ -43,7 +43,7 @@ def init(
     *,
     num_cpus: int | None = None,
     num_gpus: int | None = None,
-    resources: Mapping[str, float] | None = None,
+    resources: Mapping[str, float | Mapping[str, Any]] | None = None,
     labels: Mapping[str, str] | None = None,
     namespace: str | None = None,
     runtime_env: Mapping[str, Any] | None = None,
@@ -61,7 +61,8 @@ def init(
             running one, else a new one.
         num_cpus: Logical CPUs of a new cluster. Default: those of the machine.
         num_gpus: Logical GPUs of a new cluster. Default: those of the machine.
-        resources: Custom resources of a new cluster, by name.
+        resources: Custom resources of a new cluster, by name: amounts, or devices as
+            ``{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}``.
         labels: Labels of the node of a new cluster.
         namespace: Where names of actors and placement groups are looked up. Default: one
             that nobody else uses.

@@ -40,6 +40,8 @@ class Config:
     inline_limit: int = 104 * 1024
     #: A function or class that drags in more than this is named in a warning.
     large_closure_warning: int = 10 * 1024 * 1024
+    #: And one that drags in more than this is refused: it goes through the head.
+    largest_closure: int = 48 * 1024 * 1024
     #: Arguments of a call that take more than this are named in a warning.
     large_argument_warning: int = 100 * 1024 * 1024
     #: A task that runs (or blocks) longer than this hands back the tasks queued behind it.
@@ -77,7 +79,7 @@ class Config:
     spill_folder: str = ""
     #: Share of the object store from which on values are written to disk ahead of need.
     spill_threshold: float = 0.8
-    #: Who finds the store full waits so long for what other processes have mapped.
+    #: Who finds the store full waits so long altogether for what other processes have mapped.
     store_full_timeout: float = 60.0
     #: A process remembers so many finished tasks, and so many bytes of their arguments, to make
     #: results that are lost with a node again; beyond that the oldest are given up.

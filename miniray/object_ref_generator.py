@@ -64,7 +64,10 @@ class ObjectRefGenerator(Generic[T]):
                 loop.call_soon_threadsafe(_set, future)
 
             if not state.when_changed(wake):
-                await changed
+                try:
+                    await changed
+                finally:
+                    state.drop_waiter(wake)
 
     def completed(self) -> ObjectRef[bool]:
         """A ref that is ready when the task or method has ended."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.core import option_checks as check
 from miniray.core.runtime import (
     ActorOptions,
+    Anywhere,
     BundleAffinity,
     MethodOptions,
     NodeAffinity,
@@ -342,18 +343,19 @@ def _placement(
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
         return NodeAffinity(strategy.node_id, strategy.soft), selector
     if isinstance(strategy, NodeLabelSchedulingStrategy):
-        return None, {**(selector or {}), **strategy.hard} or None
-    return (Spread() if strategy == "SPREAD" else None), selector
+        return Anywhere(), {**(selector or {}), **strategy.hard} or None
+    named: dict[Any, Placement] = {"SPREAD": Spread(), "DEFAULT": Anywhere()}
+    return named.get(strategy), selector
 
 
 def _bundle(
     strategy: PlacementGroupSchedulingStrategy, resources: Mapping[str, float]
-) -> BundleAffinity | None:
+) -> BundleAffinity | Anywhere:
     from miniray.util.placement_group import PlacementGroup, check_fits
 
     group = strategy.placement_group
     if group is None:
-        return None
+        return Anywhere()
     if not isinstance(group, PlacementGroup):
         raise check.wrong_type("placement_group", group, "a PlacementGroup")
     index = check.whole(-1, "-1 is any bundle")(
@@ -364,6 +366,6 @@ def _bundle(
             raise ValueError(
                 f"placement_group_bundle_index must be -1 for an empty group, not {index}."
             )
-        return None
+        return Anywhere()
     check_fits(group, index, resources)
-    return BundleAffinity(group.id, index, bool(strategy.placement_group_capture_child_tasks))
+    return BundleAffinity(group.id, index, strategy.placement_group_capture_child_tasks)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from miniray.accelerators.base import AcceleratorRequestError, Detected
@@ -107,15 +108,21 @@ def resolve_node_accelerators(
     if "GPU" in requested_resources:
         raise AcceleratorRequestError("GPUs are announced with num_gpus, not in resources")
     found = _Announcement(host)
-    gpus = _whole("GPU", requested_num_gpus)
-    if gpus != 0:
-        found.add(*_choose_gpu_family(gpus, host, gpu_family), gpus)
-    for family in FAMILIES:
-        if family.resource == "GPU":
-            continue
-        count = _whole(family.resource, requested_resources.get(family.resource))
-        if count != 0:
-            found.add(family, _detect(family, host), count)
+    counts = {family.resource: requested_resources.get(family.resource) for family in FAMILIES}
+    wanted = {
+        resource: _whole(resource, requested_num_gpus if resource == "GPU" else given)
+        for resource, given in counts.items()
+    }
+    named = None if gpu_family is None else family_named(gpu_family, GPU_FAMILIES)
+    gpu_families = GPU_FAMILIES if named is None else (named,)
+    others = [family for family in FAMILIES if family.resource != "GPU"]
+    looked_for = [family for family in (*gpu_families, *others) if wanted[family.resource] != 0]
+    detected = _detect_all(looked_for, host)
+    if wanted["GPU"] != 0:
+        found.add(*_choose_gpu_family(gpu_families, detected, host), wanted["GPU"])
+    for family in others:
+        if family in detected:
+            found.add(family, detected[family], wanted[family.resource])
     for resource, given in requested_resources.items():
         if resource not in DEVICE_RESOURCES and isinstance(given, Mapping):
             custom, amount = parse_declaration(resource, given)
@@ -204,21 +211,26 @@ def _announced_ids(
 
 
 def _choose_gpu_family(
-    requested: int | None, host: Host, name: str | None
+    families: Sequence[Family], detected: Mapping[Family, Detected], host: Host
 ) -> tuple[Family, Detected]:
     """Whose GPUs a node announces, with those that were found."""
-    if name is not None:
-        family = family_named(name, GPU_FAMILIES)
-        return family, _detect(family, host)
     fallback: tuple[Family, Detected] | None = None
-    for family in GPU_FAMILIES:
-        detected = _detect(family, host)
-        if not detected.ids:
+    for family in families:
+        if not detected[family].ids:
             continue
-        if _announced_ids(family, detected, None, host.environ):
-            return family, detected
-        fallback = fallback or (family, detected)  # there, but hidden by its variable
-    return fallback or (GPU_FAMILIES[0], Detected())
+        if _announced_ids(family, detected[family], None, host.environ):
+            return family, detected[family]
+        fallback = fallback or (family, detected[family])  # there, but hidden by its variable
+    return fallback or (families[0], detected[families[0]])
+
+
+def _detect_all(families: Sequence[Family], host: Host) -> dict[Family, Detected]:
+    """What there is of each family. At the same time: a tool that hangs takes its whole limit."""
+    if not families:
+        return {}
+    with ThreadPoolExecutor(len(families), thread_name_prefix="miniray-detect") as pool:
+        found = pool.map(lambda family: _detect(family, host), families)
+        return dict(zip(families, found, strict=True))
 
 
 def _detect(family: Family, host: Host) -> Detected:

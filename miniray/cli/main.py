@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from miniray.cli.debug import debug
+from miniray.cli.drain import drain
 from miniray.cli.memory import memory
 from miniray.cli.services import Services
 from miniray.cli.start import start
@@ -79,6 +80,7 @@ def main(ctx: click.Context) -> None:
 
 
 main.add_command(debug)
+main.add_command(drain)
 main.add_command(memory)
 main.add_command(start)
 main.add_command(stop)

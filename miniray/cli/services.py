@@ -29,6 +29,15 @@ class Connection(Protocol):
     def listing(self, what: str) -> list[dict[str, Any]]:
         """Ask the head for one of its listings."""
 
+    def drain(self, prefix: str, *, undo: bool) -> str:
+        """Place nothing new on a node, or again; returns its id. ValueError: which node?"""
+
+    def wait_drained(self, node_id: str, seconds: float | None) -> bool:
+        """Wait until nothing runs on a drained node; TimeoutError if that takes longer.
+
+        False: it is not drained any more.
+        """
+
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
         """Ask every node, and every process for so many seconds, what it holds."""
 

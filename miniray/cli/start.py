@@ -51,6 +51,14 @@ if TYPE_CHECKING:
     "--resources", type=JsonObject(), default="{}", help="""Further resources: '{"FPGA": 2}'."""
 )
 @click.option(
+    "--devices",
+    type=JsonObject(),
+    default="{}",
+    help="""Custom devices, of which work gets some by their ids in a variable: '{"FPGA": """
+    """{"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}'; "fractional": false if one can't be """
+    "shared.",
+)
+@click.option(
     "--labels", type=Labels(), default="{}", help="Labels of this node: zone=a,disk=ssd, or JSON."
 )
 @click.option("--memory", type=Size(), help="Memory that tasks may ask for.  [default: detected]")
@@ -91,6 +99,7 @@ def start(
         _require_free(port)
     try:
         token = None if head else join_token(token, token_file)
+        given["resources"] = _with_devices(given["resources"], given.pop("devices"))
         options = BootOptions(port=port, token=token, **given)
         with ending.stop_requests() as requests:
             result = services.start_node(options)
@@ -100,6 +109,19 @@ def start(
                 _stay(result, requests)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+
+
+def _with_devices(resources: dict[str, Any], devices: dict[str, Any]) -> dict[str, Any]:
+    """Both in one; ValueError if a name is in both, or not declared as devices are."""
+    for name, declared in devices.items():
+        if name in resources:
+            raise ValueError(f"{name!r} is given in --resources and in --devices; leave one out.")
+        if not isinstance(declared, dict):
+            raise ValueError(  # noqa: TRY004 - one type for all
+                f'--devices declares {name!r} as {declared!r}: write {{"{name}": {{"count": 4, '
+                f'"env": "{name}_VISIBLE_DEVICES"}}}}, or an amount without devices in --resources.'
+            )
+    return {**resources, **devices}
 
 
 def _require_free(port: int) -> None:

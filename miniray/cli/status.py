@@ -59,7 +59,7 @@ def render(state: ClusterStatus, console: Console | None = None) -> None:
 
 def headline(state: ClusterStatus) -> str:
     """One line on the cluster as a whole."""
-    alive = sum(node["state"] == "ALIVE" for node in state["nodes"])
+    alive = sum(node["state"] != "DEAD" for node in state["nodes"])
     nodes = f"{alive} node{'' if alive == 1 else 's'}"
     age = format_duration(state["time"] - state["started"])
     return f"Cluster at {state['address']}: {nodes}, up {age}, miniray {state['version']}"

@@ -6,7 +6,10 @@ import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
+from miniray.config import config
+from miniray.core import protocol as p
 from miniray.core.actor_client import ALIVE, DEAD, ActorClient
+from miniray.core.borrowing import error_value
 from miniray.core.calls import Call
 from miniray.core.runtime import ActorClassInfo, ActorLocation, ActorOptions, Exported
 from miniray.core.task_shape import effective_placement, placement_data
@@ -16,8 +19,14 @@ from miniray.object_ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.core.calls import RefArgument
     from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.core.objects import Value
     from miniray.core.peers import Peer
+
+
+#: A value that is of no use.
+_NOTHING: Value = (p.VALUE_PICKLE, b"", ())
 
 
 class ActorDirectory:
@@ -43,36 +52,18 @@ class ActorDirectory:
     ) -> ActorLocation:
         """Register an actor with the head; its constructor's arguments follow when ready."""
         runtime = self._runtime
-        arguments, refs, pins = runtime.calls.arguments(args, kwargs)
         id = runtime.ids.new()
-        detached = options.lifetime == "detached"
-        namespace = options.namespace or runtime.facts.namespace
-        spec = {
-            "class_key": cls.key,
-            "class_name": info.name,
-            "info": pickle.dumps(info, 5),
-            "resources": dict(options.resources),
-            "placement_resources": dict(options.placement_resources),
-            "name": options.name,
-            "namespace": namespace,
-            "detached": detached,
-            "max_restarts": options.max_restarts,
-            "max_concurrency": options.max_concurrency,
-            "concurrency_groups": dict(options.concurrency_groups),
-            "is_async": info.is_async,
-            "placement": placement_data(effective_placement(options.placement, runtime)),
-            "runtime_env": runtime.runtime_env_for(options.runtime_env),
-            "labels": dict(options.label_selector) if options.label_selector else None,
-            "owner_node": runtime.node_id,
-            "preload": list(options.preload),
-        }
-        if options.name is not None:
-            # Only a name can be taken: everything else is told without waiting for an answer.
-            found = runtime.link.head_request("create_actor", id, spec, options.get_if_exists)
-            if found is not None:
-                return self.location(*found)
-        else:
-            runtime.link.head_notice("create_actor", id, spec, False)
+        spec = self._spec(cls, info, options)
+        detached = spec["detached"]
+        arguments, refs, pins = runtime.calls.arguments(args, kwargs)
+        try:
+            found = self._register(id, spec, options.get_if_exists)
+        except BaseException:
+            runtime.calls.free_value(arguments)
+            raise
+        if found is not None:
+            runtime.calls.free_value(arguments)
+            return self.location(*found)
         ref = ObjectRef(id, b"") if detached else runtime.table.create_actor(id)
         self._client(id, info)
         call = Call(
@@ -87,18 +78,81 @@ class ActorDirectory:
             0,
             False,
             None,
+            detached,
         )
         self._creation[id] = call
         if runtime.calls.open_call(call):
             self.dependencies_ready(call)
         return ActorLocation(ref, info)
 
+    def _spec(self, cls: Exported, info: ActorClassInfo, options: ActorOptions) -> dict[str, Any]:
+        """What the head has to know of a new actor."""
+        runtime = self._runtime
+        return {
+            "class_key": cls.key,
+            "class_name": info.name,
+            "info": pickle.dumps(info, 5),
+            "resources": dict(options.resources),
+            "placement_resources": dict(options.placement_resources),
+            "name": options.name,
+            "namespace": options.namespace or runtime.facts.namespace,
+            "detached": options.lifetime == "detached",
+            "max_restarts": options.max_restarts,
+            "max_concurrency": options.max_concurrency,
+            "concurrency_groups": dict(options.concurrency_groups),
+            "is_async": info.is_async,
+            "placement": placement_data(effective_placement(options.placement, runtime)),
+            "runtime_env": runtime.runtime_env_for(options.runtime_env),
+            "labels": dict(options.label_selector) if options.label_selector else None,
+            "owner_node": runtime.node_id,
+            "preload": list(options.preload),
+        }
+
+    def _register(self, id: bytes, spec: dict[str, Any], get_if_exists: bool) -> Any:
+        """Tell the head of an actor; returns where the one is that has its name already."""
+        link = self._runtime.link
+        if spec["name"] is not None:
+            # Only a name can be taken: everything else is told without waiting for an answer.
+            return link.head_request("create_actor", id, spec, get_if_exists)
+        link.head_notice("create_actor", id, spec, False)
+        return None
+
     def dependencies_ready(self, call: Call) -> None:
         """The constructor's arguments have values: the actor can be placed."""
         resolved, error = self._runtime.calls.resolved_refs(call)
+        if error is None and (size := _size(resolved)) > config().largest_closure:
+            error = error_value(
+                ValueError(
+                    f"The values of the refs among the arguments of {call.name} take {size} bytes "
+                    f"together. They go through the head, and may take "
+                    f"{config().largest_closure}. Pass the refs inside a list or dict, and get "
+                    f"the values in the constructor."
+                )
+            )
+        if error is not None:
+            resolved = []
+        arguments, detached = call.arguments, call.options
+        if detached and error is None:
+            self._leave_arguments(call, resolved)
+        self._runtime.link.head_notice("start_actor", call.target, arguments, resolved, error)
         # Not a call that anybody replies to: it stays only as the holder of its arguments.
-        self._runtime.calls.open.pop(call.number, None)
-        self._runtime.link.head_notice("start_actor", call.target, call.arguments, resolved, error)
+        self._runtime.calls.sent(call)
+
+    def _leave_arguments(self, call: Call, resolved: list[RefArgument]) -> None:
+        """A detached actor may start when this process is gone: the daemon keeps what it needs."""
+        runtime = self._runtime
+        values = [call.arguments, *(value for *_, value in resolved if value is not None)]
+        inside = {(id, node) for _, id, node, _ in resolved}
+        inside.update(ref for value in values for ref in value[2])
+        counted = tuple((id, node) for id, node in inside if node)
+        is_shared = call.arguments[0] == p.VALUE_SHARED
+        if not counted and not is_shared:
+            return
+        daemon = runtime.peers.get(runtime.node_id, runtime.node_id)
+        runtime.borrowing.report_for(daemon, counted)
+        kept = call.arguments if is_shared else _NOTHING
+        runtime.link.node_notice("keep_arguments", call.target, kept, counted)
+        call.arguments = _NOTHING  # it is not this process's to free any more
 
     def finished(self, call: Call) -> None:
         """Creations are not answered as calls are."""
@@ -213,6 +267,12 @@ class ActorDirectory:
         call = self._creation.pop(id, None)
         if call is not None:
             self._runtime.calls.close(call)
+
+
+def _size(resolved: list[RefArgument]) -> int:
+    """Bytes of the values of refs that travel with a call."""
+    values = [value for _, _, _, value in resolved if value is not None]
+    return sum(len(value[1]) for value in values if value[0] != p.VALUE_SHARED)
 
 
 def _cause(id: bytes, death: tuple[Any, ...]) -> Callable[[], MinirayError]:

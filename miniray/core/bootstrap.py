@@ -16,6 +16,7 @@ from miniray.config import config
 from miniray.core import forks
 from miniray.core.attach import Attachment
 from miniray.core.descriptors import ENOUGH, raise_limit
+from miniray.core.handover import leave_to_actors
 from miniray.core.ids import new_id
 from miniray.core.names import short_name
 from miniray.exceptions import NodeDiedError
@@ -247,6 +248,8 @@ def _shut_down(attachment: Attachment, process: subprocess.Popen[bytes] | None) 
         if process is not None:
             attachment.link.node_notice("shutdown")
             attachment.link.flush()
+        else:
+            leave_to_actors(attachment.runtime)
         attachment.drain_logs()
     finally:  # Ctrl-C ends the wait for a paused terminal
         attachment.close()
@@ -278,6 +281,24 @@ class CommandConnection:
         """One of the head's listings: "actors", "nodes", ..."""
         listing: list[dict[str, Any]] = self._ask("state", what)
         return listing
+
+    def drain(self, prefix: str, *, undo: bool) -> str:
+        """Place nothing new on a node, or again; returns its id.
+
+        Raises:
+            ValueError: not exactly one living node has an id that begins so.
+        """
+        node_id: str = self._ask("undo_drain" if undo else "drain_node", prefix)
+        return node_id
+
+    def wait_drained(self, node_id: str, seconds: float | None) -> bool:
+        """Wait until nothing runs on a drained node; False if it is not drained any more.
+
+        Raises:
+            TimeoutError: something still runs there after so many seconds.
+        """
+        with self._attached() as link:
+            return bool(link.head_request("await_drained", node_id, timeout=seconds))
 
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
         """What every node and process holds; each process has so many seconds to answer."""

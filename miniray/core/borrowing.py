@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from miniray.object_ref import ObjectRef
 
 
+#: What is to be registered, by owner and its node: (object id, borrower, its node).
+_Holds = dict[tuple[bytes, bytes], list[tuple[bytes, bytes, bytes]]]
+
 #: Bytes of values after which a message is full and another one begins.
 _VALUES_SIZE = 1 << 20
 
@@ -47,7 +50,10 @@ class Borrowing:
         self._peers: PeerTable
         self._numbers = itertools.count(1).__next__
         #: Registrations without an answer yet: number → (owner, its node, what is registered).
-        self._open: dict[int, tuple[bytes, bytes, list[tuple[bytes, bytes, bytes]]]] = {}
+        #: The first of an ordinary dictionary takes as long to find as many were removed before it.
+        self._open: collections.OrderedDict[
+            int, tuple[bytes, bytes, list[tuple[bytes, bytes, bytes]]]
+        ] = collections.OrderedDict()
         #: What must wait for them: (highest number before it, action).
         self._deferred: collections.deque[tuple[int, Callable[[], object]]] = collections.deque()
         # Reentrant: a garbage collection may run user code, which may use refs, anywhere.
@@ -79,7 +85,7 @@ class Borrowing:
         return refs
 
     def _register_own(self, entries: list[Entry]) -> None:
-        holds: dict[tuple[bytes, bytes], list[tuple[bytes, bytes, bytes]]] = {}
+        holds: _Holds = {}
         own = (self._table.process_id, self._table.node_id)
         # One section: who sees that an entry is registered also finds what to wait for.
         with self._lock:
@@ -89,8 +95,7 @@ class Borrowing:
                     where = (owner_of(entry.id), entry.owner_node)
                     holds.setdefault(where, []).append((entry.id, *own))
             numbers = [self._begin(*where, held) for where, held in holds.items()]
-        for number, (where, held) in zip(numbers, holds.items(), strict=True):
-            self._register(number, *where, held)
+        self._send_all(numbers, holds)
 
     def _begin(self, owner: bytes, node: bytes, held: list[tuple[bytes, bytes, bytes]]) -> int:
         """The number of a registration that what follows has to wait for. Needs the lock."""
@@ -98,13 +103,12 @@ class Borrowing:
         self._open[number] = (owner, node, held)
         return number
 
-    def _register(
-        self, number: int, owner: bytes, node: bytes, held: list[tuple[bytes, bytes, bytes]]
-    ) -> None:
-        peer = self._peers.get(node, owner)
-        peer.send((p.PEER_BORROW, number, held))
-        if peer.lost:
-            self._answered(number)
+    def _send_all(self, numbers: list[int], holds: _Holds) -> None:
+        for number, ((owner, node), held) in zip(numbers, holds.items(), strict=True):
+            peer = self._peers.get(node, owner)
+            peer.send((p.PEER_BORROW, number, held))
+            if peer.lost:
+                self._answered(number)
 
     def report_for(self, peer: Peer, borrowed: Iterable[tuple[bytes, bytes]]) -> None:
         """A call's executor kept refs of its arguments: tell their owners.
@@ -112,16 +116,16 @@ class Borrowing:
         What protects them here (this process's own borrow, or the call that it runs itself)
         may end once that is acknowledged.
         """
-        table = self._table
+        holds: _Holds = {}
         for id, owner_node in borrowed:
-            if table.is_owned(id):
+            if self._table.is_owned(id):
                 self._count(id, peer.process_id, peer.node_id)
-                continue
-            owner = owner_of(id)
-            held = [(id, peer.process_id, peer.node_id)]
-            with self._lock:
-                number = self._begin(owner, owner_node, held)
-            self._register(number, owner, owner_node, held)
+            else:
+                where = (owner_of(id), owner_node)
+                holds.setdefault(where, []).append((id, peer.process_id, peer.node_id))
+        with self._lock:
+            numbers = [self._begin(*where, held) for where, held in holds.items()]
+        self._send_all(numbers, holds)
 
     def keep_of(self, refs: Iterable[ObjectRef[Any]]) -> list[tuple[bytes, bytes]]:
         """Executor's side of ``report_for``: which of a call's refs still live here.
@@ -172,7 +176,7 @@ class Borrowing:
                 self._asked.setdefault(owner, set()).update(ids)
             peer.send((p.PEER_WANT, ids))
             if peer.lost:
-                self.owner_lost(owner)
+                self.owner_lost(owner, peer.was)
 
     def lost(self, entry: Entry, value: Value) -> None:
         """A value that the owner told of is gone from shared memory: ask for another one."""
@@ -229,7 +233,7 @@ class Borrowing:
             # in its last moments: the daemon is asked once more when it is surely gone.
             if owner in self._asked_again:
                 self._asked_again.discard(owner)
-                self.owner_lost(owner)
+                self.owner_lost(owner, peer.was)
                 return
             self._asked_again.add(owner)
         again: list[tuple[Any, ...]] = [
@@ -246,14 +250,15 @@ class Borrowing:
         for message in again:
             self._peers.get(peer.node_id, owner).send(message)
 
-    def owner_lost(self, owner: bytes) -> None:
-        """A process is gone: what it owned and was asked for will not come."""
+    def owner_lost(self, owner: bytes, was: str = "") -> None:
+        """A process, and what it ``was``, is gone: what was asked of it will not come."""
         for number in [number for number, who in list(self._open.items()) if who[0] == owner]:
             self._answered(number)
         with self._lock:
             asked = self._asked.pop(owner, set())
         for id in asked:
-            self._table.set_value(id, error_value(OwnerDiedError(id.hex(), owner.hex())))
+            error = OwnerDiedError(id.hex(), was or f"process {owner.hex()}")
+            self._table.set_value(id, error_value(error))
 
     # --- owner's side --------------------------------------------------------------
     def on_want(self, peer: Peer, message: tuple[Any, ...]) -> None:

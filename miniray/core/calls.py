@@ -73,6 +73,7 @@ class Call:
         "retries",
         "retry_exceptions",
         "return_ids",
+        "siblings",
         "stream",
         "target",
         "waiting",
@@ -116,6 +117,13 @@ class Call:
         #: Where it was sent.
         self.peer: Peer | None = None
         self.cancelled = False
+        #: Of a call that a running one has made: those of that which have not ended.
+        self.siblings: dict[int, Call] | None = None
+
+    @property
+    def cancel_ids(self) -> tuple[bytes, ...]:
+        """Ids by which it can be cancelled: of its results, or of its stream."""
+        return self.return_ids if self.stream is None else (self.stream.id,)
 
 
 class CallTable:
@@ -129,6 +137,9 @@ class CallTable:
         self._shared_memory = shared_memory
         self.next_number = itertools.count(1).__next__
         self.open: dict[int, Call] = {}
+        #: Open calls by what they make. None until one is looked for, which is seldom, and then
+        #: until none is open: whoever cancels one call often cancels many.
+        self._by_id: dict[bytes, Call] | None = None
         tunables = config()
         self.lineage = Lineage(tunables.lineage_calls, tunables.lineage_bytes)
         #: Makes a lost value again, or tells why not; see ``recovery.py``.
@@ -172,6 +183,8 @@ class CallTable:
     def open_call(self, call: Call) -> bool:
         """Register a call before it is sent; False if its channel will hear when it can be."""
         self.open[call.number] = call
+        if self._by_id is not None:
+            self._enter(call)
         return not call.refs or self._await_dependencies(call)
 
     def _await_dependencies(self, call: Call) -> bool:
@@ -214,10 +227,25 @@ class CallTable:
 
     def find(self, id: bytes) -> Call | None:
         """The open call that makes an object."""
-        for call in list(self.open.values()):
-            if id in call.return_ids or (call.stream is not None and call.stream.id == id):
-                return call
-        return None
+        with self._lock:
+            if self._by_id is None:
+                self._by_id = {}  # before the look at all: what is opened meanwhile enters itself
+                for call in list(self.open.values()):
+                    self._enter(call)
+            return self._by_id.get(id)
+
+    def _enter(self, call: Call) -> None:
+        with self._lock:
+            if self._by_id is not None and call.number in self.open:
+                self._by_id.update(dict.fromkeys(call.cancel_ids, call))
+
+    def _leave(self, call: Call) -> None:
+        with self._lock:
+            if not self.open:
+                self._by_id = None
+            elif self._by_id is not None:
+                for id in call.cancel_ids:
+                    self._by_id.pop(id, None)
 
     # --- results -----------------------------------------------------------------
     def on_reply(self, peer: Peer, message: tuple[Any, ...]) -> None:
@@ -227,7 +255,7 @@ class CallTable:
         if borrowed:
             self._borrowing.report_for(peer, borrowed)
         if call is None or (call.peer is not peer and call.peer is not None):
-            self._discard(peer, number, values)
+            self._discard(peer, message)
             return
         if status == p.STATUS_ERROR and self._retry_exception(call, values[0]):
             return
@@ -235,18 +263,19 @@ class CallTable:
             # First: whoever waits for the values may send the next call at once, and its
             # worker is free.
             call.channel.finished(call)
-            holds = False
+            pinned = False
             if call.repeatable and any(value[0] == p.VALUE_SHARED for value in values):
                 self._remember(call)
             for id, value in zip(call.return_ids, values, strict=True):
                 refs = None
                 if value[2]:
                     refs = self._borrowing.hold(value[2])
-                    holds = True
+                    pinned = True
                 if not self._table.set_value(id, value, refs, call.name):
                     self.free_value(value)
-            if holds:
-                self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [number])))
+            if pinned:
+                pin = message[6]
+                self._borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
             self._forget(call)
         elif status == p.STATUS_ERROR:
             self.fail_value(call, values[0])
@@ -315,6 +344,14 @@ class CallTable:
             call.stream.end(value)
         self.close(call)
 
+    def sent(self, call: Call) -> None:
+        """A call is on its way that nobody replies to; what it holds is kept until ``close``."""
+        self.open.pop(call.number, None)
+        if self._by_id is not None:
+            self._leave(call)
+        if self.on_ended is not None:
+            self.on_ended(call)
+
     def close(self, call: Call) -> None:
         """Forget a call that has its result."""
         self._forget(call)
@@ -322,21 +359,24 @@ class CallTable:
 
     def _forget(self, call: Call) -> None:
         self.open.pop(call.number, None)
+        if self._by_id is not None:
+            self._leave(call)
+        if call.siblings is not None:
+            call.siblings.pop(call.number, None)
         call.pins = None
         if call.arguments[0] == p.VALUE_SHARED:
             self.free_value(call.arguments)
         if self.on_ended is not None:
             self.on_ended(call)
 
-    def _discard(self, peer: Peer, number: int, values: Any) -> None:
+    def _discard(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """Drop a reply that nobody waits for any more."""
-        contained = False
-        for value in values:
-            if isinstance(value, tuple):
-                self.free_value(value)
-                contained = contained or bool(value[2])
-        if contained:  # the executor keeps those refs until it hears
-            peer.send((p.PEER_RELEASE, [number]))
+        if message[2] != p.STATUS_OK:
+            return
+        for value in message[3]:
+            self.free_value(value)
+        if any(value[2] for value in message[3]):  # the executor keeps those refs until it hears
+            peer.send((p.PEER_RELEASE, [message[6]]))
 
     def free_value(self, value: Value) -> None:
         """A value that nobody will read: free its shared memory."""

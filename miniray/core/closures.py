@@ -9,11 +9,20 @@ from typing import Any
 import cloudpickle
 
 
-def warn_large(target: Any, name: str, size: int) -> None:
-    """Warn that pickling ``target`` drags in much data, with the largest variables."""
+def check_large(target: Any, name: str, size: int, largest: int) -> None:
+    """Warn that pickling ``target`` drags in much data, with the largest variables.
+
+    Raises:
+        ValueError: it is more than ``largest`` bytes.
+    """
     parts = sorted(_sizes(target), key=lambda part: -part[1])[:3]
     listed = ", ".join(f"{what} ({_mib(part)})" for what, part in parts if part > size // 20)
     culprit = f" The largest it refers to: {listed}." if listed else ""
+    if size > largest:
+        raise ValueError(
+            f"{name} is {_mib(size)} when pickled, and may be {_mib(largest)}.{culprit} Pass large "
+            f"values as arguments, once through miniray.put()."
+        )
     warnings.warn(
         f"{name} is {_mib(size)} when pickled, and every worker that runs it loads all of "
         f"that.{culprit} Pass large values as arguments, once through miniray.put().",

@@ -90,7 +90,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self.unclaimed = UnclaimedResults(self.table, self.shared_memory, self.peers)
         self.tasks = TaskClient(self.calls, self.peers, link, loop)
         self.recovery = Recovery(
-            self.table, self.borrowing, self.calls, self.calls.lineage, self.tasks
+            self.table, self.borrowing, self.calls, self.calls.lineage, self.tasks, link
         )
         self.calls.recover = self.recovery.lost
         self.shared_memory.fetches.on_lost = self.lost_on_the_way
@@ -115,6 +115,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             "give_up_memory": self.shared_memory.warm.give_up,
             "forget_segments": self.shared_memory.forget,
             "head_back": self._on_head_back,
+            "left_copies": self.recovery.values.on_copies,
             "report_objects": ObjectReports(self).on_asked,
         }
         #: Messages of peers, by kind; a worker adds those that ask it to run something.

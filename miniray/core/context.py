@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from miniray.core.calls import Call
+
 
 class Execution:
     """One running task or method call."""
@@ -20,8 +22,8 @@ class Execution:
         self.name = name
         self.function_name = function_name
         self.attempt = attempt
-        #: Ids of what this call started, for a recursive cancel.
-        self.children: list[bytes] | None = None
+        #: Calls that this one has made and that have not ended, by number: for a recursive cancel.
+        self.children: dict[int, Call] = {}
 
 
 class ProcessFacts:

@@ -9,6 +9,9 @@ import sys
 
 #: The process, or the whole machine, has no room for another open file.
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+#: Descriptors that values in the object store leave free, so that there are some to hand values
+#: to readers, and for processes and connections.
+RESERVE = 16
 #: What a driver raises its limit to, as Ray does; some programs close all numbers one by one.
 ENOUGH = 65536
 

@@ -21,14 +21,25 @@ _OWN_FOLDERS = tuple(
     f"{__file__.rpartition('/core/')[0]}/{folder}/" for folder in ("core", "worker")
 )
 
+#: Characters of a traceback that are kept.
+_LONGEST = 200_000
+
 
 def format_traceback(error: BaseException) -> str:
-    """The traceback as text, beginning with the first frame of user code."""
+    """The traceback as text, beginning with the first frame of user code.
+
+    Of a long one the middle is left out: what an error prints of its data is no help.
+    """
     first = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
         first = first.tb_next
     frames = first if first is not None else error.__traceback__
-    return "".join(traceback.format_exception(type(error), error, frames))
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    left_out = len(text) - _LONGEST
+    if left_out <= 0:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]}\n[... {left_out} characters are left out ...]\n{text[-half:]}"
 
 
 def pack(error: BaseException) -> bytes | None:

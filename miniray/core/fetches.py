@@ -1,14 +1,14 @@
 """Values of other nodes on their way to this one, before this process maps them.
 
-For `wait`, which tells when a value is here; for `await`, which must not block; and for what a
-process knows that it will read. The daemon copies; here is only what this process waits for.
+For `wait`, which tells when a value is here, and for what a process knows that it will read. The
+daemon copies; here is only what this process waits for.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from miniray.core.node_link import rebuild_error
 from miniray.core.protocol import VALUE_SHARED
@@ -91,12 +91,16 @@ class Fetches:
                 return True
             fetch.waiters.append(waiter)
         if begin:
-            self._ask(
-                value[1], fetch.number, lambda error: self._came(entry, fetch, error), urgent=False
+            asked = (*value[1], fetch.number)
+            self._link.node_request_async(
+                "fetch_segment",
+                asked,
+                lambda error, _result, _fd: self._came(entry, fetch, error),
             )
         return False
 
-    def _came(self, entry: Entry, fetch: Fetch, error: BaseException | None) -> None:
+    def _came(self, entry: Entry, fetch: Fetch, failed: BaseException | bytes | None) -> None:
+        error = None if failed is None else rebuild_error(failed)
         with self._lock:
             if fetch.done:  # it was cancelled
                 return
@@ -133,28 +137,6 @@ class Fetches:
                         entry.fetch = Fetch(self, value, done=True)
 
     # --- for others ------------------------------------------------------------------
-    def fetch(self, payload: Any, ended: Callable[[], None]) -> int:
-        """Bring a value here that is needed now; returns a number for ``withdraw``.
-
-        ``ended`` is called when it is here or cannot be brought, in whichever thread reads.
-        """
-        number = self.next_number()
-        self._ask(payload, number, lambda _error: ended(), urgent=True)
-        return number
-
-    def _ask(
-        self,
-        payload: Any,
-        number: int,
-        ended: Callable[[BaseException | None], None],
-        *,
-        urgent: bool,
-    ) -> None:
-        def answer(error: Any, _result: Any, _fd: int) -> None:
-            ended(None if error is None else rebuild_error(error))
-
-        self._link.node_request_async("fetch_segment", (*payload, number, urgent), answer)
-
     def prefetch(self, values: Iterable[Value]) -> list[int]:
         """Let the daemon bring values here that will be read soon, as far as it has room.
 

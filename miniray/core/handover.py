@@ -44,11 +44,23 @@ def hand_over(runtime: ClusterRuntime) -> bool:
             return departure.left
 
 
+def leave_to_actors(runtime: ClusterRuntime) -> None:
+    """Give the daemon what it holds of this process's objects for detached actors.
+
+    For a driver: its job is over, but those live on. Nothing is waited for that others may do.
+    """
+    departure = _Departure(runtime, holder=runtime.node_id)
+    runtime.loop.call_soon(departure.leave)
+    departure.over.wait(config().stop_grace)
+
+
 class _Departure:
     """The moment from which on the daemon speaks for this process, and not itself."""
 
-    def __init__(self, runtime: ClusterRuntime) -> None:
+    def __init__(self, runtime: ClusterRuntime, holder: bytes | None = None) -> None:
+        """Leave what anybody holds, or what one holder does."""
         self._runtime = runtime
+        self._holder = holder
         #: Opens when it is over; ``left`` tells how it went.
         self.over = Gate(runtime.loop)
         #: Whether anything was left to the daemon; None if something is to come before.
@@ -57,7 +69,7 @@ class _Departure:
     def leave(self) -> None:
         """Runs where messages are handled: each comes either before this or is passed on."""
         try:
-            held = _held_by_others(self._runtime)
+            held = _held_by_others(self._runtime, self._holder)
             if any(entry.value is None for entry in held):
                 self.over.arrived()  # a result that somebody has borrowed just now is to come
                 return
@@ -120,7 +132,7 @@ def _await_calls(runtime: ClusterRuntime) -> None:
     waiting.update(call.number for call in list(calls.open.values()) if lends(call))
     waiting.intersection_update(calls.open)  # one may have ended meanwhile
     if waiting:
-        _wait(runtime, gate)
+        await_others(runtime, gate)
     calls.on_ended = None
 
 
@@ -134,21 +146,29 @@ def _await_results(runtime: ClusterRuntime) -> None:
         for entry in pending:
             if runtime.table.when_ready(entry, gate.arrived):
                 gate.arrived()
-        _wait(runtime, gate)
+        await_others(runtime, gate)
 
 
-def _wait(runtime: ClusterRuntime, gate: Gate) -> None:
+def await_others(runtime: ClusterRuntime, gate: Gate) -> None:
+    """Wait at a planned exit for what other processes do; each does it in the end, or dies."""
     if not gate.wait(config().block_after):
-        # What is to come may need the CPU that this process was given.
+        # What is to come may need the CPU that this process was given. It may also need what
+        # this process keeps until it is gone: the head then ends what could never begin.
         runtime.link.node_notice("blocked", True)
+        peers = {call.peer.process_id for call in list(runtime.calls.open.values()) if call.peer}
+        runtime.link.node_notice("awaits_calls", list(peers))
         gate.wait(None)
 
 
-def _held_by_others(runtime: ClusterRuntime) -> list[Entry]:
-    """Objects of this process that others have borrowed, and those that these contain."""
+def _held_by_others(runtime: ClusterRuntime, holder: bytes | None = None) -> list[Entry]:
+    """Objects of this process that others, or one of them, hold, and those that these contain."""
     table = runtime.table
     found: dict[bytes, Entry] = {}
-    more = [entry for entry in table.snapshot() if entry.borrowers]
+    more = [
+        entry
+        for entry in table.snapshot()
+        if entry.borrowers and (holder is None or holder in entry.borrowers)
+    ]
     while more:
         entry = more.pop()
         if entry.id in found or not table.is_owned(entry.id) or table.is_actor(entry.id):

@@ -6,12 +6,13 @@ import dataclasses
 import os
 import re
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import option_checks as check
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 #: Environment variable that says which cluster to attach to, where ``address`` does not.
 ADDRESS_VARIABLE = "MINIRAY_ADDRESS"
@@ -60,7 +61,7 @@ class InitOptions:
     address: str | None = None
     num_cpus: int | None = None
     num_gpus: int | None = None
-    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    resources: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     namespace: str | None = None  # None: one of its own
     runtime_env: Mapping[str, Any] | None = None
@@ -85,7 +86,7 @@ def check_init(given: Mapping[str, Any], others: Mapping[str, Any]) -> InitOptio
         "address": _check_address,
         "num_cpus": check.whole(0),
         "num_gpus": check.whole(0),
-        "resources": check.resources,
+        "resources": _node_resources,
         "labels": check.labels,
         "namespace": check.text,
         "runtime_env": check.runtime_env,
@@ -101,6 +102,16 @@ def check_init(given: Mapping[str, Any], others: Mapping[str, Any]) -> InitOptio
     if options.address not in (None, "local"):
         refuse_node_arguments(options, options.address)
     return options
+
+
+def _node_resources(name: str, value: Any) -> dict[str, Any]:
+    """What a node is to have: amounts, or declarations of custom devices."""
+    from miniray.node.boot_options import check_resources
+
+    if not isinstance(value, Mapping):
+        raise check.wrong_type(name, value, "a dict of resource name to amount")
+    check_resources(value)
+    return dict(value)
 
 
 def _check_others(others: Mapping[str, Any], known: set[str]) -> None:

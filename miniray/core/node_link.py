@@ -108,7 +108,6 @@ class NodeLink:
         self._lost = False
         self._welcome: dict[str, Any] | None = None
         self._welcomed = threading.Event()
-        self._closed = threading.Event()
         self._conn = Connection(
             connect(path),
             loop,
@@ -173,6 +172,48 @@ class NodeLink:
             undo: Called with the result if the wait was given up (Ctrl-C) before it came.
         """
         return self._wait(self.node_request_async, method, args, timeout, undo)
+
+    async def node_request_later(
+        self, method: str, args: tuple[Any, ...], undo: Callable[[Any], None]
+    ) -> tuple[Any, int]:
+        """As ``node_request``, without blocking the event loop; it can be cancelled.
+
+        ``undo`` is called with the result if nobody takes it.
+        """
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[Any, Any, int]] = loop.create_future()
+
+        def discard(result: Any, fd: int) -> None:
+            if fd >= 0:
+                os.close(fd)
+            if result is not None:
+                undo(result)
+
+        def take(error: Any, result: Any, fd: int) -> None:
+            if answer.done():
+                discard(result, fd)
+            else:
+                answer.set_result((error, result, fd))
+
+        def came(error: Any, result: Any, fd: int) -> None:
+            try:
+                loop.call_soon_threadsafe(take, error, result, fd)
+            except RuntimeError:  # the event loop was closed meanwhile
+                discard(result, fd)
+
+        self.node_request_async(method, args, came)
+        try:
+            error, result, fd = await answer
+        except asyncio.CancelledError:
+            if not answer.cancelled():  # it came in the same moment
+                discard(*answer.result()[1:])
+            raise
+        if error is not None:
+            discard(result, fd)
+            raise rebuild_error(error)
+        return result, fd
 
     def head_request(self, method: str, *args: Any, timeout: float | None = None) -> Any:
         """Ask the head and wait."""
@@ -256,7 +297,6 @@ class NodeLink:
         self._welcomed.set()
         for number in list(self._answers):
             self._fail(number)
-        self._closed.set()
         self._on_lost()
 
     # --- ending ------------------------------------------------------------------
@@ -272,7 +312,3 @@ class NodeLink:
     def abandon(self) -> None:
         """For a forked child: forget the connection without a word."""
         self._conn.abandon()
-
-    def wait_closed(self, timeout: float) -> bool:
-        """Wait until the daemon closed the connection (at a shutdown that it confirms)."""
-        return self._closed.wait(timeout)

@@ -282,9 +282,6 @@ class ObjectAccess(RefTracking):
             return self._futures
 
     async def value_of(self, ref: ObjectRef[Any]) -> Any:
-        import asyncio
-
-        loop = asyncio.get_running_loop()
         entry = self._entry(ref)
         while True:
             if entry.value is None:
@@ -293,34 +290,23 @@ class ObjectAccess(RefTracking):
             if value is None:  # it was lost meanwhile, and is made again
                 continue
             try:
-                if self.shared_memory.fetches.is_remote(value) and entry.mapping is None:
-                    # Moving it here takes a while; the event loop goes on meanwhile.
-                    await self._brought(value)
-                    return await loop.run_in_executor(None, self.load, entry, value)
+                if is_shared(value):
+                    return await self._load_later(entry, value)
                 return self.load(entry, value)
             except ObjectLostError as error:
                 if not is_shared(value):
                     raise
                 self._recover(entry, value, error.reason)
 
-    async def _brought(self, value: Value) -> None:
-        """Wait until a value of another node is here, or cannot be, which loading it tells."""
-        import asyncio
-
-        fetches = self.shared_memory.fetches
-        loop = asyncio.get_running_loop()
-        here: asyncio.Future[None] = loop.create_future()
-
-        def ended() -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop was closed meanwhile
-                loop.call_soon_threadsafe(_resolve, here)
-
-        request = fetches.fetch(value[1], ended)
-        try:
-            await here
-        except asyncio.CancelledError:
-            fetches.withdraw([request])
-            raise
+    async def _load_later(self, entry: Entry, value: Value) -> Any:
+        """As ``load``, of a value in shared memory: it may be on another node, or on disk."""
+        mapping = entry.mapping
+        block = None if mapping is None else mapping.block()
+        if mapping is None or block is None:
+            mapping, block = await self.shared_memory.map_later(value[1])
+            if mapping.may_be_shared and entry.value is value:
+                entry.mapping = mapping
+        return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
 
     async def _there(self, entry: Entry) -> None:
         """Wait until an entry has a value."""

@@ -227,6 +227,32 @@ class ObjectTable:
             entry.wanted = False
             return value
 
+    def move(
+        self, id: bytes, old: tuple[bytes, int], new: tuple[bytes, int], forgotten: Value | None
+    ) -> bool:
+        """The memory of a value is gone, and there is a copy elsewhere.
+
+        Args:
+            id: Of an object of this process.
+            old: Node and segment of the value.
+            new: Node and segment of the copy.
+            forgotten: The value, if the object was made pending because nobody could read it.
+
+        Returns:
+            Whether the object exists and has that value.
+        """
+        with self.lock:
+            entry = self._entries.get(id)
+            value = None if entry is None else entry.value or forgotten
+            if entry is None or value is None or value[1][:2] != old:
+                return False
+            form, (_node, _segment, size), contained = value
+            moved = (form, (*new, size), contained)
+            if entry.value is not None:
+                entry.value = moved
+                return True
+        return self.set_value(id, moved, entry.contained)
+
     def when_ready(self, entry: Entry, waiter: Callable[[Entry], None]) -> bool:
         """Call ``waiter(entry)`` once there is a value; True if there is one already."""
         with self.lock:
@@ -304,11 +330,24 @@ class ObjectTable:
                 if entry is None or not entry.borrowers:
                     continue
                 entry.borrowers.pop(borrower, None)
+                if entry.local <= 0:
+                    self._forget_unreported(entry)
                 if entry.local <= 0 and not entry.borrowers:
                     del self._entries[id]
                     gone.append(entry)
         for entry in gone:
             self._release(entry)
+
+    def _forget_unreported(self, entry: Entry) -> None:
+        """If nobody holds an object, no release is owed a borrow either.
+
+        Who is to report that another process holds it lets go after that only. If nobody is
+        left who holds it, the report died with a process.
+        """
+        borrowers = entry.borrowers or {}
+        if not any(count > 0 for count in borrowers.values()):
+            for borrower, count in list(borrowers.items()):
+                self._count(entry, borrower, -count)
 
     def _count(self, entry: Entry, borrower: bytes, step: int) -> None:
         if entry.borrowers is None:

@@ -47,6 +47,7 @@ class Peer:
         "process_id",
         "taken",
         "unreachable",
+        "was",
         "watched",
     )
 
@@ -66,6 +67,8 @@ class Peer:
         self.unreachable = False
         #: Bytes taken from it through the relay that it was not told of yet.
         self.taken = 0
+        #: What it was, once its daemon has told that it ended.
+        self.was = ""
         #: The daemon was asked to tell when this process ends.
         self.watched = conn is not None
 
@@ -106,12 +109,12 @@ class Peer:
         if self._relay is not None:
             self._relay.credit(taken)
 
-    def flush(self, timeout: float) -> None:
-        """Wait until what was sent is written (at a planned exit)."""
+    def flush(self) -> None:
+        """Wait until what was sent is written, or the peer is gone (at a planned exit)."""
         if self._relay is not None:
             self._relay.flush_posted()
         if self._conn is not None:
-            self._conn.flush_blocking(timeout)
+            self._conn.flush_blocking(None)
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -298,10 +301,11 @@ class PeerTable:
             peer.unreachable = True
             self._lose(peer)
 
-    def process_died(self, process_id: bytes) -> None:
-        """The daemon says that a watched process is gone."""
+    def process_died(self, process_id: bytes, what: str = "") -> None:
+        """The daemon says that a watched process is gone, and what it was if that is known."""
         peer = self._peers.get(process_id)
         if peer is not None:
+            peer.was = what
             peer.close()
             if not peer.direct:
                 self._lose(peer)
@@ -316,11 +320,11 @@ class PeerTable:
         self._on_lost(peer)
 
     # --- ending ------------------------------------------------------------------
-    def hang_up(self, timeout: float) -> None:
+    def hang_up(self) -> None:
         """End all connections without losing what the other ends have sent.
 
         They are told that nothing more comes, and what they send is handled until they hang up
-        too. One that does not do so in time may lose something.
+        too, or end.
         """
         gate = Gate(self._loop)
         self._on_last_closed = gate.arrived
@@ -333,7 +337,7 @@ class PeerTable:
                 conn.end_writing()
 
         self._loop.call_soon(end)
-        gate.wait(timeout)
+        gate.wait(None)
 
     def close(self) -> None:
         """Close all connections and stop listening."""

@@ -49,7 +49,8 @@ PEER_HELLO = 32
 #: (kind, call, actor_id, epoch, method, args value, refs, return_ids, concurrency group or
 #: None, stream): stream is None, or for generators how many items may wait unread (-1: any)
 PEER_CALL = 33
-#: (kind, call, status, values, borrowed[, seconds the task took])
+#: (kind, call, status, values, borrowed, seconds the task took, pin): the executor keeps the
+#: refs in the values under the number ``pin`` until PEER_RELEASE; 0: there are none
 PEER_REPLY = 34
 #: (kind, call, function key, name, args value, refs, return_ids, stream)
 PEER_TASK = 35
@@ -57,7 +58,7 @@ PEER_TASK = 35
 PEER_RECALLED = 36
 #: caller → executor: (kind, call, force, recursive)
 PEER_CANCEL = 37
-#: executor → caller: (kind, call, index, value)
+#: executor → caller: (kind, call, index, value, pin): as for PEER_REPLY
 PEER_STREAM = 38
 #: caller → executor: (kind, call, consumed): backpressure; -1 closes the stream
 PEER_STREAM_ACK = 39
@@ -71,7 +72,7 @@ PEER_BORROW = 42
 PEER_UNBORROW = 43
 #: owner → borrower: (kind, request): the borrow of that number is counted
 PEER_ACK = 44
-#: receiver of a value → its sender: (kind, [call]): the refs in that reply are counted now
+#: receiver of a value → its sender: (kind, [pin]): the refs in that message are counted now
 PEER_RELEASE = 45
 #: owner → worker: (kind, lease): the lease goes back to the head
 PEER_LEASE_END = 46

@@ -1,7 +1,8 @@
 """Making lost values again: which task runs once more, and who is told when none can.
 
 The owner of a value decides. Readers, here and in other processes, come with the value
-that they could not load; one that was replaced meanwhile is simply read again.
+that they could not load; one that was replaced meanwhile is simply read again. One of which
+another node has a copy is read there.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
+from miniray.core.borrowing import error_value
 from miniray.core.calls import Call
+from miniray.core.lost_values import LostValues
+from miniray.exceptions import ObjectLostError
 
 if TYPE_CHECKING:
     from miniray.core.borrowing import Borrowing
     from miniray.core.calls import CallTable
     from miniray.core.lineage import Lineage, Origin
+    from miniray.core.node_link import NodeLink
     from miniray.core.objects import Entry, ObjectTable, Value
     from miniray.core.task_client import TaskClient
     from miniray.object_ref import ObjectRef
@@ -36,12 +41,14 @@ class Recovery:
         calls: CallTable,
         lineage: Lineage,
         tasks: TaskClient,
+        link: NodeLink,
     ) -> None:
         self._table = table
         self._borrowing = borrowing
         self._calls = calls
         self._lineage = lineage
         self._tasks = tasks
+        self.values = LostValues(table, link, self._without_copy)
         # Reentrant: a garbage collection may run user code, which may drop refs, anywhere.
         self._lock = threading.RLock()
 
@@ -70,13 +77,26 @@ class Recovery:
             value = entry.value
             if value is None or value[1] != payload:
                 return None
+            if self.values.wait(entry, value):
+                return None
+            return self._make(id, value)
+
+    def _make(self, id: bytes, value: Value) -> str | None:
+        """Run what made a value; returns why that cannot be done."""
+        with self._lock:
             plan, reason = self._plan(id)
-            if reason is not None:
-                return reason
-            for result in plan[0].return_ids:
-                self._forget(result, payload[0])
-            self._carry_out(plan)
-        return None
+            if reason is None:
+                for result in plan[0].return_ids:
+                    self._forget(result, value[1][0])
+                self._carry_out(plan)
+            return reason
+
+    def _without_copy(self, id: bytes, value: Value) -> None:
+        """An object was made pending because its node is gone, and nobody has a copy."""
+        reason = self._make(id, value)
+        if reason is not None:
+            why = f"node {value[1][0].hex()} is gone, and no other has a copy; {reason}"
+            self._table.set_value(id, error_value(ObjectLostError(id.hex(), why)))
 
     def _forget(self, id: bytes, node_id: bytes) -> None:
         """Make a result of a task pending again, if it was where the lost one was."""

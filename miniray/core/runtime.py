@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class NodeAffinity:
-    """Run on the node with this id (hex); elsewhere if ``soft`` and it has no room."""
+    """Run on the node with this id (hex); elsewhere if ``soft`` and it is gone or too small."""
 
     node_id: str
     soft: bool = False
@@ -34,7 +34,8 @@ class BundleAffinity:
 
     placement_group_id: bytes
     bundle_index: int = -1
-    capture_child_tasks: bool = False
+    #: None: as the caller's own placement group has it.
+    capture_child_tasks: bool | None = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,8 +43,13 @@ class Spread:
     """Place on the least used nodes."""
 
 
-#: None is the default policy (pack to half, then spread).
-Placement = NodeAffinity | BundleAffinity | Spread | None
+@dataclasses.dataclass(frozen=True)
+class Anywhere:
+    """The default policy, and in no placement group, whatever the caller's group captures."""
+
+
+#: None is the default policy (pack to half, then spread), in the caller's group if that captures.
+Placement = NodeAffinity | BundleAffinity | Spread | Anywhere | None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from miniray.config import config
 from miniray.core.fetches import Fetches
 from miniray.core.mapped import map_memory
 from miniray.core.protocol import VALUE_SHARED, VALUE_TENSORS
+from miniray.core.waiting import deadline_of, time_left
 from miniray.core.warm_memory import WarmMemory
 from miniray.exceptions import ObjectStoreFullError
 from miniray.object_ref import hooks
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 #: Segments that stay mapped although nobody uses them, and those known to have been read once.
 _KEPT = 16
 _REMEMBERED = 256
+#: Part of the time that a process which writes into a full store may look for garbage of its own.
+_LOOKING = 0.1
 
 
 def _nothing() -> None:
@@ -79,6 +83,8 @@ class SharedMemory:
         self.plain_limit = -1 if tunables.record_call_sites else tunables.inline_limit
         self._link = link
         self._make_room = make_room
+        #: When a writer may look again for what this process needs no more.
+        self._look_again_at = 0.0
         self._node_id = node_id
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
@@ -127,6 +133,7 @@ class SharedMemory:
             "create_segment",
             (value.size, value.form, owner, owner_node),
             lambda made: self._discard(made[0]),
+            or_disk=True,
         )
         return segment, memory, fd
 
@@ -138,20 +145,28 @@ class SharedMemory:
         timeout: float | None = None,
         *,
         patient: bool = True,
+        or_disk: bool = False,
     ) -> Any:
         """Ask for memory of the daemon.
 
         At first without waiting for what other processes have mapped: what this one needs no
-        more, and was about to tell, goes before.
+        more, and was about to tell, goes before. To find that takes time, so who can be given
+        disk instead looks only as often as it takes a small part of the time.
         """
+        deadline = deadline_of(timeout)
         self.report_unmapped()
         try:
             return self._link.node_request(method, (*args, False), timeout=timeout, undo=undo)
         except ObjectStoreFullError as error:
             if error.needed > error.capacity:
                 raise
-        self._make_room()
-        return self._link.node_request(method, (*args, patient), timeout=timeout, undo=undo)
+        began = time.monotonic()
+        if not or_disk or began >= self._look_again_at:
+            self._make_room()
+            ended = time.monotonic()
+            self._look_again_at = ended + (ended - began) / _LOOKING
+        left = time_left(deadline)
+        return self._link.node_request(method, (*args, patient), timeout=left, undo=undo)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[None]:
@@ -194,7 +209,7 @@ class SharedMemory:
             (local, form), fd = self._request(
                 "map_segment",
                 (node_id, segment, size, request),
-                lambda got: self._gone(got[0]),
+                self._not_taken,
                 timeout,
                 patient=patient,
             )
@@ -202,6 +217,41 @@ class SharedMemory:
             if node_id != self._node_id:
                 self.fetches.withdraw([request])
             raise
+        return self._mapped(key, size, local, form, fd)
+
+    async def map_later(self, payload: Any) -> tuple[Mapping, Block]:
+        """As ``map``, without blocking the event loop while the value is on its way."""
+        node_id, segment, size = payload
+        key = (node_id, segment)
+        kept = self._kept.get(key)
+        if kept is not None:
+            return kept
+        request = self.fetches.next_number()
+        args = (node_id, segment, size, request)
+        ask = self._link.node_request_later
+        self.report_unmapped()
+        try:
+            try:
+                (local, form), fd = await ask("map_segment", (*args, False), self._not_taken)
+            except ObjectStoreFullError as error:
+                if error.needed > error.capacity:
+                    raise
+                self._make_room()
+                (local, form), fd = await ask("map_segment", (*args, True), self._not_taken)
+        except BaseException:
+            if node_id != self._node_id:
+                self.fetches.withdraw([request])
+            raise
+        return self._mapped(key, size, local, form, fd)
+
+    def _not_taken(self, got: tuple[int, int]) -> None:
+        """A segment was mapped for who does not want it any more."""
+        self._gone(got[0])
+
+    def _mapped(
+        self, key: tuple[bytes, int], size: int, local: int, form: int, fd: int
+    ) -> tuple[Mapping, Block]:
+        """Map what the daemon has handed out."""
         try:
             block = map_memory(fd, size, shared=False, gone=lambda: self._gone(local))
         except OSError:

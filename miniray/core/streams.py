@@ -6,12 +6,13 @@ import collections
 import logging
 import pickle
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray.core.protocol import VALUE_PICKLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from miniray.core.call_site import CallSite
     from miniray.core.objects import ObjectTable, Value
@@ -56,7 +57,11 @@ class StreamState:
         self._closed = False
         # Reentrant: the collector may drop the generator, and so close it, in any section.
         self._lock = threading.RLock()
-        self._waiters: list[Callable[[], None]] = []
+        #: In order; a consumer that gives up takes its own back.
+        self._waiters: dict[Callable[[], None], None] = {}
+        #: What ``wait`` waits for: the same until there is something to take. Who gives up
+        #: waiting drops it.
+        self._next: weakref.ref[ObjectRef[Any]] | None = None
         self._completed: ObjectRef[Any] | None = None
 
     # --- the executor's side -----------------------------------------------------------
@@ -78,7 +83,7 @@ class StreamState:
             self._received = index + 1
             ref = self._table.create_with_value(self._new_id(), value, contained)
             self._items.append(ref if made is None else self._table.record(ref, made))
-            waiters, self._waiters = self._waiters, []
+            waiters, self._waiters = self._waiters, {}
         _wake(waiters)
         return True
 
@@ -90,7 +95,7 @@ class StreamState:
             if error is not None and not self._closed:
                 self._items.append(self._table.create_with_value(self._new_id(), error, None))
             self._ended = True
-            waiters, self._waiters = self._waiters, []
+            waiters, self._waiters = self._waiters, {}
             completed = self._completed
         _wake(waiters)
         if completed is not None:
@@ -125,23 +130,35 @@ class StreamState:
 
     def next_ref(self) -> ObjectRef[Any]:
         """A ref that is ready when there is an item to take, or the end is reached."""
-        id = self._new_id()
-        ref = self._table.create(id)
+        with self._lock:
+            ref = None if self._next is None else self._next()
+            if ref is None:
+                ref = self._table.create(self._new_id())
+                if self.when_changed(self._tell_next):
+                    self._table.set_value(ref.binary(), TRUE)
+                else:
+                    self._next = weakref.ref(ref)
+            return ref
 
-        def ready() -> None:  # does not hold the ref: who gives up waiting drops it
-            self._table.set_value(id, TRUE)
-
-        if self.when_changed(ready):
-            ready()
-        return ref
+    def _tell_next(self) -> None:
+        with self._lock:
+            ref = None if self._next is None else self._next()
+            self._next = None
+        if ref is not None:
+            self._table.set_value(ref.binary(), TRUE)
 
     def when_changed(self, callback: Callable[[], None]) -> bool:
         """Call back at the next item or the end; True if there is something to take now."""
         with self._lock:
             if self._items or self._ended or self._closed:
                 return True
-            self._waiters.append(callback)
+            self._waiters[callback] = None
             return False
+
+    def drop_waiter(self, callback: Callable[[], None]) -> None:
+        """Take back ``when_changed``."""
+        with self._lock:
+            self._waiters.pop(callback, None)
 
     def close(self) -> None:
         """Nobody reads on: the executor stops, items not taken are freed."""
@@ -151,13 +168,13 @@ class StreamState:
             self._closed = True
             self._items.clear()
             ended = self._ended
-            waiters, self._waiters = self._waiters, []
+            waiters, self._waiters = self._waiters, {}
         _wake(waiters)
         if not ended:
             self._on_abandoned()
 
 
-def _wake(waiters: list[Callable[[], None]]) -> None:
+def _wake(waiters: Iterable[Callable[[], None]]) -> None:
     for waiter in waiters:
         try:
             waiter()

@@ -45,9 +45,9 @@ class Submission(RefTracking):
             self.table.pin(ref.binary())  # the code lives as long as the job
         key = hashlib.sha256(blob).digest()[:16]
         if len(blob) > config().large_closure_warning:
-            from miniray.core.closures import warn_large
+            from miniray.core.closures import check_large
 
-            warn_large(target, name, len(blob))
+            check_large(target, name, len(blob), config().largest_closure)
         return Exported(key, name, blob)
 
     def publish(self, code: Exported) -> None:
@@ -153,16 +153,28 @@ class Submission(RefTracking):
             options,
         )
         running = context.execution.get()
-        if running is not None:
-            if running.children is None:
-                running.children = []
-            running.children.append(ids[0] if ids else call.stream.id)  # type: ignore[union-attr]
-        channel.submit(call)
+        if running is None:
+            channel.submit(call)
+        else:
+            self._submit_child(running, call, channel)
         if stream is not None:
             return ObjectRefGenerator(stream, self._block_on)
         if len(results) == 1 and num_returns == 1:
             return results[0]
         return results if results else None
+
+    @staticmethod
+    def _submit_child(
+        running: context.Execution, call: Call, channel: TaskClient | ActorClient
+    ) -> None:
+        """Submit a call that a running one makes."""
+        call.siblings = running.children
+        call.siblings[call.number] = call
+        try:
+            channel.submit(call)
+        except BaseException:
+            call.siblings.pop(call.number, None)
+            raise
 
     def _block_on(self, when: Callable[[Callable[[], None]], bool]) -> None:
         """Wait, as the running task, until ``when`` calls back; not at all if it says True."""
@@ -202,7 +214,7 @@ class Submission(RefTracking):
         self.calls.on_reply(peer, message)
 
     def _on_stream_item(self, peer: Peer, message: tuple[Any, ...]) -> None:
-        _, number, index, value = message
+        _, number, index, value, pin = message
         call = self.calls.open.get(number)
         refs = self.borrowing.hold(value[2]) if value[2] else None
         if (
@@ -212,7 +224,7 @@ class Submission(RefTracking):
         ):
             self.calls.free_value(value)
         if refs:
-            self.borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [number])))
+            self.borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
 
     def create_actor(
         self,
@@ -242,9 +254,9 @@ class Submission(RefTracking):
         call.cancelled = True
         call.channel.cancel(call, force, recursive)
 
-    def cancel_by_id(self, id: bytes, force: bool) -> None:
+    @staticmethod
+    def cancel_children(running: context.Execution) -> None:
         """Cancel what a cancelled task had started."""
-        call = self.calls.find(id)
-        if call is not None:
+        for call in list(running.children.values()):
             call.cancelled = True
-            call.channel.cancel(call, force, True)
+            call.channel.cancel(call, False, True)

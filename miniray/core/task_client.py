@@ -36,7 +36,7 @@ class Lease:
 
     __slots__ = ("calls", "group", "id", "idle_since", "leaving", "peer", "remaining", "window")
 
-    def __init__(self, id: int, peer: Peer, group: LeaseGroup) -> None:
+    def __init__(self, id: int, peer: Peer, group: LeaseGroup, max_calls: int) -> None:
         self.id = id
         self.peer = peer
         self.group = group
@@ -49,7 +49,7 @@ class Lease:
         self.leaving = False
         #: Tasks that its worker will still run before it ends (max_calls); -1: any number.
         #: Tasks that are to be spread take a lease each.
-        self.remaining: int = 1 if group.spread else group.spec["max_calls"] or -1
+        self.remaining = 1 if group.spread else max_calls or -1
 
     @property
     def open(self) -> bool:
@@ -237,15 +237,17 @@ class TaskClient:
                 self._return(lease)
 
     # --- leases ------------------------------------------------------------------
-    def on_granted(self, group_id: int, lease_id: int, node_id: bytes, process_id: bytes) -> None:
-        """The head grants a lease."""
+    def on_granted(
+        self, group_id: int, lease_id: int, node_id: bytes, process_id: bytes, max_calls: int
+    ) -> None:
+        """The head grants a lease of a worker that ends after ``max_calls`` tasks (0: none)."""
         with self._lock:
             group = self._by_id.get(group_id)
             if group is None:
                 self._link.head_notice("return_lease", lease_id)
                 return
             peer = self._peers.get(node_id, process_id)
-            lease = Lease(lease_id, peer, group)
+            lease = Lease(lease_id, peer, group, max_calls)
             lease.window = self._window(group)
             group.leases[lease_id] = lease
             self._by_peer[process_id] = lease

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
 from miniray.core.runtime import BundleAffinity, NodeAffinity, Placement, Spread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from miniray.core.runtime import Exported, TaskOptions
     from miniray.core.runtime_parts import RuntimeParts
 
@@ -36,7 +35,7 @@ def shape_of(options: TaskOptions, function: Exported) -> Any:
         if options.runtime_env
         else None,
         tuple(sorted(options.label_selector.items())) if options.label_selector else None,
-        options.max_calls,
+        _max_calls(options),
         limited,
     )
     if len(_shapes) >= _SHAPES_LIMIT:
@@ -75,28 +74,27 @@ def placement_from_data(data: tuple[Any, ...] | None) -> Placement:
 def effective_placement(placement: Placement, runtime: RuntimeParts) -> Placement:
     """The placement with what a capturing placement group of the caller adds."""
     facts = runtime.facts
-    if placement is None and facts.capture_child_tasks and facts.placement_group_id is not None:
+    captures = bool(facts.capture_child_tasks and facts.placement_group_id is not None)
+    if placement is None and captures:
+        assert facts.placement_group_id is not None
         return BundleAffinity(facts.placement_group_id, -1, capture_child_tasks=True)
+    if isinstance(placement, BundleAffinity) and placement.capture_child_tasks is None:
+        return dataclasses.replace(placement, capture_child_tasks=captures)
     return placement
+
+
+def _max_calls(options: TaskOptions) -> int | None:
+    """None: 1 where a lease holds devices, no limit where it does not."""
+    return options.max_calls if options.max_calls_given else None
 
 
 def task_spec(options: TaskOptions, function: Exported, runtime: RuntimeParts) -> dict[str, Any]:
     """What the head needs to know to grant leases of this shape."""
-    calls = options.max_calls
-    if not options.max_calls_given and not _SCALARS.issuperset(accelerators_in(options.resources)):
-        calls = 1
     return {
         "resources": dict(options.resources),
         "placement": placement_data(effective_placement(options.placement, runtime)),
         "runtime_env": runtime.runtime_env_for(options.runtime_env),
         "labels": dict(options.label_selector) if options.label_selector else None,
-        "max_calls": calls,
+        "max_calls": _max_calls(options),
         "name": options.name or function.name,
     }
-
-
-def accelerators_in(resources: Mapping[str, float]) -> set[str]:
-    """The accelerator resources of a demand (an accelerator type alone holds no device)."""
-    from miniray.accelerators import DEVICE_RESOURCES
-
-    return {name for name, amount in resources.items() if amount and name in DEVICE_RESOURCES}

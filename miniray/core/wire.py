@@ -454,11 +454,11 @@ class Connection:
         """Whether the connection has ended."""
         return self._closed
 
-    def flush_blocking(self, timeout: float) -> bool:
+    def flush_blocking(self, timeout: float | None) -> bool:
         """Wait until everything queued is written (at a planned exit); False on timeout."""
         import select
 
-        deadline = time.monotonic() + timeout
+        deadline = None if timeout is None else time.monotonic() + timeout
         if not self._passed.wait(timeout):
             return False  # what is written before the challenge is passed breaks it
         while True:
@@ -477,6 +477,9 @@ class Connection:
                     return True
                 room = select.poll()  # unlike select, at home with high descriptors
                 room.register(self._sock.fileno(), select.POLLOUT)
+            if deadline is None:
+                room.poll()
+                continue
             left = deadline - time.monotonic()
             if left <= 0:
                 return False

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from miniray.head.demands import Demand
     from miniray.head.jobs import Job
     from miniray.head.nodes import Node
+    from miniray.head.reasons import Told
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -39,7 +40,7 @@ class Actor:
     pid: int = 0
     exiting: bool = False
     killed: bool = False
-    told: bool = False
+    told: Told = 0
 
     @property
     def owner(self) -> bytes:

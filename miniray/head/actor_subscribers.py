@@ -30,8 +30,8 @@ class ActorSubscribers:
         self._awaited: set[bytes] = set()
 
     def add(self, process_id: bytes, actor_id: bytes) -> None:
-        """A process wants to know; one that is not attached cannot."""
-        if self._clients.get(process_id) is not None:
+        """A process, or a daemon, wants to know; one that is not attached cannot."""
+        if self._clients.node_of(process_id) is not None:
             self._of_actor.setdefault(actor_id, set()).add(process_id)
             self._of_process.setdefault(process_id, set()).add(actor_id)
 

@@ -31,7 +31,7 @@ from miniray.head.allocations import allocation_json
 from miniray.head.clients import ProcessExit
 from miniray.head.demands import Demand
 from miniray.head.grants import Asker
-from miniray.head.reasons import ReasonKind
+from miniray.head.reasons import ReasonKind, severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -215,7 +215,7 @@ class ActorDirectory:
         node = self._nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
         token.node = node
-        token.told = False
+        token.told = 0
         self._on_change(token)
         node.send(
             start_actor=head_pb2.StartActor(
@@ -250,8 +250,8 @@ class ActorDirectory:
 
     def waits(self, token: Actor, number: int, reason: Reason) -> None:
         """Tell the driver why it waits."""
-        if token.job is not None and not token.told:
-            token.told = True
+        if token.job is not None and severity(reason) > token.told:
+            token.told = severity(reason)
             self._clients.push(
                 token.job.driver,
                 "pending",
@@ -262,7 +262,7 @@ class ActorDirectory:
 
     def describe(self, token: Actor) -> Asker:
         """Who waits."""
-        return Asker("actor", token.class_name, token.job_id)
+        return Asker("actor", token.class_name, token.job_id, token.owner)
 
     def _die_unschedulable(self, actor: Actor, why: str) -> None:
         error = ActorUnschedulableError(
@@ -458,4 +458,5 @@ def demand_of(actor: Actor) -> Demand:
         spec["placement_resources"],
         placement_from_data(spec["placement"]),
         spec["labels"],
+        lasting=True,
     )

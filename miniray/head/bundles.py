@@ -128,7 +128,7 @@ class Trial:
         """Place a bundle on a pool if it fits."""
         if not spec.fits(pool, self._owner):
             return False
-        self.made[index] = (pool, pool.allocate(spec.needs))
+        self.made[index] = (pool, pool.allocate(spec.needs, self._owner))
         return True
 
     def undo(self) -> None:

@@ -61,6 +61,11 @@ class ClientDirectory:
         """An attached process."""
         return self._clients.get(process_id)
 
+    def node_of(self, process_id: bytes) -> Node | None:
+        """Where a process is attached; a daemon's own id is that of its node."""
+        client = self._clients.get(process_id)
+        return client.node if client is not None else self._nodes.get(process_id)
+
     def all(self) -> list[Client]:
         """Every attached process."""
         return list(self._clients.values())
@@ -80,13 +85,15 @@ class ClientDirectory:
                 del self._clients[client.id]
                 for hook in self.on_ended:
                     hook(client.id, ProcessExit(pid=client.pid, with_node=True))
+        for hook in self.on_ended:  # its daemon
+            hook(node.id, ProcessExit(with_node=True))
 
     def push(self, process_id: bytes, topic: str, *body: Any) -> bool:
-        """Tell a process something; False if it is not attached."""
-        client = self._clients.get(process_id)
-        if client is None:
+        """Tell a process, or a daemon under its node's id, something; False if it is not there."""
+        node = self.node_of(process_id)
+        if node is None:
             return False
-        client.node.send(
+        node.send(
             push=common_pb2.ClientPush(process_id=process_id, topic=topic, body=marshal.dumps(body))
         )
         return True
@@ -100,8 +107,7 @@ class ClientDirectory:
         self._reply(process_id, request, pickle.dumps(error, 5), b"")
 
     def _reply(self, process_id: bytes, request: int, error: bytes, body: bytes) -> None:
-        client = self._clients.get(process_id)
-        node = client.node if client is not None else self._nodes.get(process_id)
+        node = self.node_of(process_id)
         if node is not None:
             node.send(
                 reply=common_pb2.ClientReply(

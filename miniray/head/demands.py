@@ -30,9 +30,11 @@ class Demand:
     placing: Needs
     placement: Placement = None
     selector: LabelSelector = ()
+    #: An actor's: it may be held for ever.
+    lasting: bool = False
 
     def __post_init__(self) -> None:
-        parts = (self.needs, self.placing, self.placement, self.selector)
+        parts = (self.needs, self.placing, self.placement, self.selector, self.lasting)
         object.__setattr__(self, "_hash", hash(parts))
 
     def __hash__(self) -> int:
@@ -50,6 +52,8 @@ class Demand:
         placement_resources: Mapping[str, float] | None = None,
         placement: Placement = None,
         label_selector: Mapping[str, str] | None = None,
+        *,
+        lasting: bool = False,
     ) -> Demand:
         """Make a demand from checked options.
 
@@ -58,6 +62,7 @@ class Demand:
             placement_resources: what must be free to place it; None: the same.
             placement: the strategy; None is the default policy.
             label_selector: conditions on the node's labels.
+            lasting: whether it is an actor's, which may hold it for ever.
 
         Raises:
             ValueError: an amount or a condition is malformed.
@@ -66,7 +71,7 @@ class Demand:
         placing = needs if placement_resources is None else parse_needs(placement_resources)
         if isinstance(placement, BundleAffinity) and placement.capture_child_tasks:
             placement = dataclasses.replace(placement, capture_child_tasks=False)
-        return cls(needs, placing, placement, parse_selector(label_selector))
+        return cls(needs, placing, placement, parse_selector(label_selector), lasting)
 
 
 class LeaseRequest(NamedTuple):

@@ -5,6 +5,7 @@ Responsible for which devices an amount is taken from; not for the rest of a poo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from miniray.head.amounts import UNIT, from_units
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 #: Devices held: (device id, fixed-point units).
 DeviceShares = tuple[tuple[str, int], ...]
+#: Fixed-point units of each device, in their order.
+Aside = Sequence[int]
 
 
 class Devices:
@@ -23,10 +26,17 @@ class Devices:
     it is never above 0 and no demand fits it; what is held there is still counted.
     """
 
-    __slots__ = ("_positions", "capacity", "free", "ids", "out")
+    __slots__ = ("_positions", "capacity", "divisible", "free", "ids", "out")
 
-    def __init__(self, shares: Iterable[tuple[str, int]]) -> None:
+    def __init__(self, shares: Iterable[tuple[str, int]], *, divisible: bool = True) -> None:
+        """Start with everything free.
+
+        Args:
+            shares: device ids with what of each there is.
+            divisible: whether a device may be shared.
+        """
         pairs = tuple(shares)
+        self.divisible = divisible
         self.ids = tuple(id for id, _ in pairs)
         self.capacity = [units for _, units in pairs]
         self.free = list(self.capacity)
@@ -40,19 +50,26 @@ class Devices:
         """Number of wholly free devices."""
         return self.free.count(UNIT)
 
-    def fits(self, units: int) -> bool:
-        """Whether this amount can be taken now: of one device, or as whole devices."""
-        free = self.free
-        if units < UNIT:
-            return max(free, default=0) >= units
-        return units % UNIT == 0 and free.count(UNIT) * UNIT >= units
+    def fits(self, units: int, aside: Aside | None = None) -> bool:
+        """Whether this amount can be taken now: of one device, or as whole devices.
+
+        Args:
+            units: how much.
+            aside: what of each device is to be left alone.
+        """
+        return self.takes(units) and _have(self._beyond(aside), units)
+
+    def takes(self, units: int) -> bool:
+        """Whether such an amount can be taken of devices like these at all."""
+        return units % UNIT == 0 or (units < UNIT and self.divisible)
 
     def could_fit(self, units: int) -> bool:
         """Whether this amount could be taken if nothing were held."""
-        usable = self.usable()
-        if units < UNIT:
-            return max(usable, default=0) >= units
-        return units % UNIT == 0 and usable.count(UNIT) * UNIT >= units
+        return self.takes(units) and _have(self.usable(), units)
+
+    def could_ever_fit(self, units: int) -> bool:
+        """The same, with all devices in service."""
+        return self.takes(units) and _have(self.capacity, units)
 
     def usable(self) -> list[int]:
         """Capacity of each device in service."""
@@ -65,20 +82,44 @@ class Devices:
         """Free amount of the fullest device that still has this much; UNIT + 1 if none has."""
         return min([free for free in self.free if free >= units], default=UNIT + 1)
 
-    def take(self, units: int) -> DeviceShares:
+    def _beyond(self, aside: Aside | None) -> list[int]:
+        if aside is None:
+            return self.free
+        return [free - left for free, left in zip(self.free, aside, strict=True)]
+
+    def take(self, units: int, aside: Aside | None = None) -> DeviceShares:
         """Take an amount that fits: the fullest device that has it, or the first whole ones."""
-        free = self.free
+        free = self._beyond(aside)
         if units < UNIT:
-            position = free.index(self.tightest(units))
-            free[position] -= units
+            position = free.index(min(have for have in free if have >= units))
+            self.free[position] -= units
             return ((self.ids[position], units),)
         taken = []
         position = -1
         for _ in range(units // UNIT):
             position = free.index(UNIT, position + 1)
-            free[position] = 0
+            self.free[position] = 0
             taken.append((self.ids[position], UNIT))
         return tuple(taken)
+
+    def soonest(self, units: int, later: Devices) -> DeviceShares:
+        """The devices to wait for: of those that will have this much, the freest now.
+
+        Args:
+            units: how much; it fits later.
+            later: the same devices when what is expected to end has ended.
+        """
+        will = [at for at, free in enumerate(later.free) if free >= min(units, UNIT)]
+        will.sort(key=lambda position: -self.free[position])
+        count, share = (1, units) if units < UNIT else (units // UNIT, UNIT)
+        return tuple((self.ids[position], share) for position in sorted(will[:count]))
+
+    def amounts(self, shares: DeviceShares) -> list[int]:
+        """Shares as an amount of each device."""
+        amounts = [0] * len(self.ids)
+        for id, units in shares:
+            amounts[self._positions[id]] += units
+        return amounts
 
     def take_exactly(self, shares: DeviceShares) -> None:
         """Take the named shares; ValueError if a device is unknown or lacks the room."""
@@ -120,5 +161,12 @@ class Devices:
         """An independent copy."""
         twin = Devices.__new__(Devices)
         twin.ids, twin.capacity, twin._positions = self.ids, self.capacity, self._positions
-        twin.free, twin.out = list(self.free), set(self.out)
+        twin.free, twin.out, twin.divisible = list(self.free), set(self.out), self.divisible
         return twin
+
+
+def _have(amounts: list[int], units: int) -> bool:
+    """Whether an amount is there: on one device, or as whole devices."""
+    if units < UNIT:
+        return max(amounts, default=0) >= units
+    return amounts.count(UNIT) * UNIT >= units

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from miniray.head.allocations import lease_id, lease_number
 from miniray.head.demands import LeaseRequest
+from miniray.head.reasons import severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.head.bundles import PlacementGroupState
     from miniray.head.demands import Decisions, Demand
-    from miniray.head.reasons import Reason
+    from miniray.head.reasons import Reason, Told
     from miniray.head.resources import Allocation, ResourcePool
     from miniray.head.scheduler import ClusterScheduler
+    from miniray.head.table import Lease
 
 #: Lease numbers of one start of the head; the start counter is in the bits above.
 _NUMBER_BITS = 32
@@ -46,6 +48,8 @@ class Asker(NamedTuple):
     #: Name of the function or class.
     name: str
     job_id: bytes
+    #: The process whose call it is.
+    process_id: bytes
     #: How many leases it waits for in all, with those it has not asked for yet.
     waiting: int = 1
 
@@ -84,8 +88,8 @@ class Request:
     since: float
     #: The same in seconds since the epoch.
     since_epoch: float
-    #: Its requester heard why it waits.
-    told: bool = False
+    #: What its requester heard of why it waits.
+    told: Told = 0
 
 
 class GrantTable:
@@ -118,14 +122,19 @@ class GrantTable:
         self.waiting_groups: dict[bytes, float] = {}
         #: Called when a request begins to wait, when leases are granted while some wait, and
         #: when room was set aside.
-        self.on_contention: Callable[[], None] = _ignore
+        self.on_contention: list[Callable[[], None]] = []
+        #: Called after a lease has ended.
+        self.on_ended: Callable[[], None] = _ignore
         #: Called with the id of each placement group that got all its bundles.
         self.on_placed: Callable[[bytes], None] = _ignore
+        #: Called with a placement group that has waited long, and why.
+        self.on_group_waits: Callable[[bytes, Reason], None] = _ignore
         self._todo: collections.deque[Decisions] = collections.deque()
         self._busy = False
         self._deadline_armed = False
         #: (when to tell, number), in that order.
         self._to_warn: collections.deque[tuple[float, int]] = collections.deque()
+        self._groups_to_warn: collections.deque[tuple[float, bytes]] = collections.deque()
         self._warning_armed = False
 
     # --- leases --------------------------------------------------------------------
@@ -154,7 +163,7 @@ class GrantTable:
         if number in self.waiting:
             self._to_warn.append((now + self._warn_after, number))
             self._arm_warning()
-            self.on_contention()
+            self._tell_contention()
 
     def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:
         """Enter a lease of before a restart; the scheduler learns of it with its node."""
@@ -170,10 +179,19 @@ class GrantTable:
         self.apply(self.scheduler.cancel(id, self._timers.time()))
         self.release(number)
 
+    def refuse(self, number: int, reason: Reason) -> None:
+        """End a request that waits, because it can never be granted."""
+        request = self.waiting.pop(number, None)
+        if request is not None:
+            del self._requests[number]
+            self.apply(self.scheduler.cancel(lease_id(number), self._timers.time()))
+            request.requester.refused(request.token, number, reason)
+
     def release(self, number: int) -> None:
         """A lease ended; numbers that hold nothing change nothing."""
         self._requests.pop(number, None)
         self.apply(self.scheduler.release(lease_id(number), self._timers.time()))
+        self.on_ended()
 
     def set_blocked(self, number: int, blocked: bool) -> None:
         """The lease's task waits for others, or goes on."""
@@ -186,20 +204,38 @@ class GrantTable:
         """A request or lease by its number."""
         return self._requests.get(number)
 
+    def lease(self, number: int) -> Lease | None:
+        """What a lease holds, for reading only; None if there is no such lease."""
+        return self.scheduler.lease(lease_id(number))
+
     # --- nodes and groups ----------------------------------------------------------
     def add_node(
         self,
         pool: ResourcePool,
         bundles: Iterable[tuple[tuple[bytes, int], Allocation]] = (),
         leases: Iterable[tuple[int, Allocation]] = (),
+        actors: Iterable[int] = (),
     ) -> None:
-        """A node joined, with what runs there; ValueError if that does not fit it."""
+        """A node joined, with what runs there; ValueError if that does not fit it.
+
+        Args:
+            pool: of the node.
+            bundles: ((group id, index), allocation) held there.
+            leases: (number, allocation) held there.
+            actors: numbers of those leases that are of actors.
+        """
         reported = [(lease_id(number), allocation) for number, allocation in leases]
-        self.apply(self.scheduler.add_node(pool, self._timers.time(), bundles, reported))
+        lasting = {lease_id(number) for number in actors}
+        now = self._timers.time()
+        self.apply(self.scheduler.add_node(pool, now, bundles, reported, lasting))
 
     def remove_node(self, name: str) -> None:
         """A node is gone."""
         self.apply(self.scheduler.remove_node(name, self._timers.time()))
+
+    def drain(self, name: str, draining: bool) -> None:
+        """Grant nothing new on a node, or again."""
+        self.apply(self.scheduler.drain_node(name, self._timers.time(), draining))
 
     def quarantine(self, name: str, resource: str, device: str) -> None:
         """Take a device out of service."""
@@ -212,7 +248,9 @@ class GrantTable:
         self.waiting_groups[state.group_id] = now
         self.apply(self.scheduler.create_group(state, now))
         if state.group_id in self.waiting_groups:
-            self.on_contention()
+            self._groups_to_warn.append((now + self._warn_after, state.group_id))
+            self._arm_warning()
+            self._tell_contention()
 
     def remove_group(self, group_id: bytes) -> None:
         """Remove a placement group."""
@@ -253,7 +291,7 @@ class GrantTable:
                 self.waiting.pop(request.number, None)
                 request.requester.granted(request.token, request.number, allocation)
         if decisions.grants and self.waiting:
-            self.on_contention()
+            self._tell_contention()
         for placed in decisions.placed:
             self.waiting_groups.pop(placed.group_id, None)
             self.on_placed(placed.group_id)
@@ -272,13 +310,17 @@ class GrantTable:
     def _advance(self) -> None:
         self._deadline_armed = False
         self.apply(self.scheduler.advance(self._timers.time()))
-        self.on_contention()
+        self._tell_contention()
+
+    def _tell_contention(self) -> None:
+        for hook in self.on_contention:
+            hook()
 
     def _arm_warning(self) -> None:
-        if not self._warning_armed and self._to_warn:
+        due = [waiting[0][0] for waiting in (self._to_warn, self._groups_to_warn) if waiting]
+        if due and not self._warning_armed:
             self._warning_armed = True
-            delay = self._to_warn[0][0] - self._timers.time()
-            self._timers.call_later(max(0.0, delay), self._warn)
+            self._timers.call_later(max(0.0, min(due) - self._timers.time()), self._warn)
 
     def _warn(self) -> None:
         self._warning_armed = False
@@ -290,12 +332,18 @@ class GrantTable:
                 reason = self.scheduler.explain(lease_id(number))
                 if reason is not None:
                     self._tell(number, reason)
+        while self._groups_to_warn and self._groups_to_warn[0][0] <= now:
+            _, id = self._groups_to_warn.popleft()
+            if id in self.waiting_groups:
+                reason = self.scheduler.explain_group(id)
+                if reason is not None:
+                    self.on_group_waits(id, reason)
         self._arm_warning()
 
     def _tell(self, number: int, reason: Reason) -> None:
         request = self._requests.get(number)
-        if request is not None and not request.told:
-            request.told = True
+        if request is not None and severity(reason) > request.told:
+            request.told = severity(reason)
             request.requester.waits(request.token, number, reason)
 
 

@@ -62,10 +62,19 @@ class Group:
                 return None
             node_id = min(self.state.awaited.values())
             return Reason(ReasonKind.NODE_AWAITED, node_id=node_id)
-        for spec in missing.values():
-            reason = explain(spec.needs, spec.selector, nodes, self)
-            if reason.kind is not ReasonKind.QUEUED:
-                return reason
+        reasons = self._reasons(nodes)
+        never = next((reason for reason in reasons if reason.infeasible), None)
+        if never is not None:
+            return never
+        if plan(self.state, [node.emptied() for node in nodes], self) is None:
+            detail = f"the {len(self.state.bundles)} bundles of {self.state.strategy}"
+            return Reason(ReasonKind.NEVER_TOGETHER, detail=detail, total=len(nodes))
+        return reasons[0] if reasons else Reason(ReasonKind.TOGETHER, detail=self.state.strategy)
+
+    def _reasons(self, nodes: Collection[ResourcePool]) -> list[Reason]:
+        """Why single bundles, or for STRICT_PACK all together, cannot be placed now."""
+        missing = self.state.missing
+        found = [explain(spec.needs, spec.selector, nodes, self) for spec in missing.values()]
         if self.state.strategy == "STRICT_PACK":
             selector = tuple({c: None for spec in missing.values() for c in spec.selector})
             names = {name for node in nodes for name in node.devices}
@@ -73,10 +82,8 @@ class Group:
                 (name, -(-units // UNIT) * UNIT if name in names and units > UNIT else units)
                 for name, units in total_needs(missing.values())
             )
-            reason = explain(needs, selector, nodes, self)
-            if reason.kind is not ReasonKind.QUEUED:
-                return reason
-        return Reason(ReasonKind.TOGETHER, detail=self.state.strategy)
+            found.append(explain(needs, selector, nodes, self))
+        return [reason for reason in found if reason.kind is not ReasonKind.QUEUED]
 
 
 class GroupTable:
@@ -125,7 +132,7 @@ class GroupTable:
         state.awaited.pop(index, None)
         if len(state.allocations) == len(state.bundles):
             state.status = GroupStatus.CREATED
-        pool = bundle_pool(allocation, node.labels, key)
+        pool = bundle_pool(allocation, node, key)
         for name, devices in node.devices.items():
             for id in devices.out:
                 pool.set_in_service(name, id, False)

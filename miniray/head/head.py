@@ -16,6 +16,8 @@ from miniray._proto import head_pb2
 from miniray.config import config
 from miniray.head.actors import ActorDirectory
 from miniray.head.clients import Client, ClientDirectory, ProcessExit
+from miniray.head.departures import Departures
+from miniray.head.drains import Drains
 from miniray.head.grants import GrantTable
 from miniray.head.jobs import JobDirectory
 from miniray.head.kv import KeyValues
@@ -84,7 +86,7 @@ class Head:
             on_change=storage.actor,
         )
         self.placement_groups = PlacementGroups(
-            self.grants, self.clients, timers, storage.placement_group
+            self.grants, self.clients, self.jobs, timers, storage.placement_group
         )
         self._storage = storage
         self.clients.on_ended.append(lambda process_id, _how: self.driver_ended(process_id))
@@ -95,7 +97,16 @@ class Head:
             timers,
             reserve_after=tunables.reserve_after,
         )
+        self.departures = Departures(
+            self.grants,
+            self.leases,
+            self.actors,
+            self.clients,
+            timers,
+            patience=tunables.reserve_after,
+        )
         self.recovery = Recovery(self, timers)
+        self.drains = Drains(self.grants, self.leases, self.nodes, self.clients, self.kv)
         self.state = ClusterState(self)
         self._requests = Requests(self)
         self._handlers: dict[str, Callable[[Node, head_pb2.FromNode], None]] = {
@@ -128,7 +139,6 @@ class Head:
         if refusal is None:
             try:
                 node = Node.of(hello, outbox, self._timers.time())
-                self._welcome(node, hello)
             except (ValueError, KeyError) as error:
                 logger.warning("node %s was refused: %s", hello.node_id.hex(), error)
                 refusal = ("ValueError", f"The head cannot read what the node told it: {error}")
@@ -136,10 +146,20 @@ class Head:
             kind, text = refusal or ("", "")
             outbox.put(head_pb2.ToNode(welcome=head_pb2.Welcome(error_kind=kind, error=text)))
             return None
+        self._welcome(node)
+        try:
+            if not node.drivers_only:
+                self.drains.joins(node)
+                self.recovery.add_node(node, hello.leases)
+        except (ValueError, KeyError) as error:
+            reason = f"the head cannot use what the node reports of its leases: {error}"
+            node.send(stop=head_pb2.Stop(reason=reason))
+            self.lose(node, reason)
+            return None
         logger.info("node %s (%s) joined", node.name, node.hostname)
         return node
 
-    def _welcome(self, node: Node, hello: head_pb2.NodeHello) -> None:
+    def _welcome(self, node: Node) -> None:
         """The welcome goes out before anything that the new node's room leads to."""
         known = self.nodes.get(node.id)
         if known is not None:
@@ -154,8 +174,6 @@ class Head:
             )
         )
         self.nodes.add(node)
-        if not node.drivers_only:
-            self.recovery.add_node(node, hello.leases)
 
     def lose(self, node: Node, reason: str) -> None:
         """A node is gone, with everything that ran there."""
@@ -165,6 +183,7 @@ class Head:
         self.nodes.remove(node, reason)
         self.grants.remove_node(node.name)
         self.clients.node_lost(node)
+        self.drains.left()
         node.outbox.close()
 
     def check_liveness(self) -> None:

@@ -19,7 +19,7 @@ from miniray.head.allocations import allocation_json
 from miniray.head.clients import ProcessExit
 from miniray.head.demands import Demand
 from miniray.head.grants import Asker
-from miniray.head.reasons import ReasonKind
+from miniray.head.reasons import ReasonKind, severity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from miniray.head.grants import GrantTable
     from miniray.head.jobs import JobDirectory
     from miniray.head.nodes import NodeDirectory
-    from miniray.head.reasons import Reason
+    from miniray.head.reasons import Reason, Told
     from miniray.head.resources import Allocation
 
 #: Group of the leases that a restarted head learns of.
@@ -45,8 +45,8 @@ class LeaseGroup:
     job_id: bytes
     near: str
     demand: Demand
-    #: What daemons are told of its leases.
-    spec: bytes
+    #: What daemons are told of its leases. ``max_calls`` may be None: 1 for those with devices.
+    spec: dict[str, Any]
     #: Leases wanted in all, those had included.
     total: int = 0
     #: Numbers of the requests that wait.
@@ -57,8 +57,17 @@ class LeaseGroup:
     #: Leases granted and not returned.
     leases: dict[int, TaskLease] = dataclasses.field(default_factory=dict)
     #: It heard why it waits, and nothing was granted since.
-    told: bool = False
+    told: Told = 0
     start_failures: int = 0
+
+    def max_calls(self, allocation: Allocation) -> int:
+        """After how many tasks the worker of a lease ends; 0: no limit.
+
+        One that had devices ends after a task unless it is told otherwise, so that their memory
+        is released.
+        """
+        given: int | None = self.spec["max_calls"]
+        return int(bool(allocation.devices)) if given is None else given
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -69,6 +78,7 @@ class TaskLease:
     group: LeaseGroup
     node_id: bytes
     granted: float
+    max_calls: int = 0
     #: Empty until the worker runs and the client knows.
     process_id: bytes = b""
     #: The client was asked to give it back.
@@ -161,7 +171,7 @@ class TaskLeases:
                 placement=placement_from_data(placement),
                 label_selector=spec["labels"],
             ),
-            spec=json.dumps(told).encode(),
+            spec=told,
         )
 
     def _balance(self, group: LeaseGroup) -> None:
@@ -183,6 +193,17 @@ class TaskLeases:
             lease.revoked, other.revoked = False, True
             self.on_swap(kept, instead)
 
+    def recall_from(self, node_id: bytes) -> None:
+        """Ask for all leases of a node: each comes back after the task that runs."""
+        for lease in self.leases.values():
+            if lease.node_id == node_id and not (lease.revoked or lease.returned or lease.ended):
+                lease.revoked = True
+                if lease.process_id:
+                    self._ask_for(lease)
+
+    def _ask_for(self, lease: TaskLease) -> None:
+        self._clients.push(lease.group.client_id, "lease_revoked", lease.number, lease.group.id)
+
     def let_wait(self, group: LeaseGroup, expected: int) -> None:
         """So many leases are expected to come back for a group: as many requests may wait."""
         group.may_wait = max(1, expected)
@@ -199,10 +220,11 @@ class TaskLeases:
     def granted(self, token: LeaseGroup, number: int, allocation: Allocation) -> None:
         """A lease is granted: its daemon gives it a worker."""
         token.waiting.pop(number, None)
-        token.told = False
+        token.told = 0
         node = self._nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
-        lease = TaskLease(number, token, node.id, self._now())
+        limit = token.max_calls(allocation)
+        lease = TaskLease(number, token, node.id, self._now(), limit)
         self.leases[number] = token.leases[number] = lease
         node.send(
             start_lease=head_pb2.StartLease(
@@ -210,7 +232,7 @@ class TaskLeases:
                 epoch=self._epoch,
                 owner=token.client_id,
                 job_id=token.job_id,
-                spec=token.spec,
+                spec=json.dumps({**token.spec, "max_calls": limit}).encode(),
                 allocation=allocation_json(allocation),
             )
         )
@@ -234,15 +256,16 @@ class TaskLeases:
     def waits(self, token: LeaseGroup, number: int, reason: Reason) -> None:
         """Tell the driver why its tasks wait; once until something is granted."""
         job = self._jobs.get(token.job_id)
-        if job is not None and not token.told:
-            token.told = True
+        if job is not None and severity(reason) > token.told:
+            token.told = severity(reason)
             self._clients.push(
                 job.driver, "pending", token.name, reason.sentence(), reason.infeasible
             )
 
     def describe(self, token: LeaseGroup) -> Asker:
         """Who waits."""
-        return Asker("task", token.name, token.job_id, max(0, token.total - len(token.leases)))
+        waiting = max(0, token.total - len(token.leases))
+        return Asker("task", token.name, token.job_id, token.client_id, waiting)
 
     @staticmethod
     def _error(group: LeaseGroup, reason: Reason) -> Exception:
@@ -268,7 +291,10 @@ class TaskLeases:
             number,
             lease.node_id,
             process_id,
+            lease.max_calls,
         )
+        if lease.revoked:  # while its worker started
+            self._ask_for(lease)
 
     def failed(self, number: int, error: bytes, tries: int) -> None:
         """A lease cannot have a worker; its daemon has forgotten it.
@@ -314,8 +340,8 @@ class TaskLeases:
         groups = self._groups.setdefault(owner, {})
         group = groups.get(_ADOPTED)
         if group is None:
-            group = groups[_ADOPTED] = LeaseGroup(owner, _ADOPTED, "", b"", "", Demand.of({}), b"")
-        lease = TaskLease(number, group, node_id, self._now(), process_id)
+            group = groups[_ADOPTED] = LeaseGroup(owner, _ADOPTED, "", b"", "", Demand.of({}), {})
+        lease = TaskLease(number, group, node_id, self._now(), process_id=process_id)
         # The client knows its group under another number, so it cannot be asked for it.
         lease.revoked = True
         self.leases[number] = group.leases[number] = lease

@@ -56,6 +56,8 @@ class Node:
     #: When it was last heard of, in seconds of the loop's clock.
     heard: float
     alive: bool = True
+    #: Nothing new is placed there.
+    draining: bool = False
     #: Why it is not alive.
     reason: str = ""
     #: Bytes of shared memory that objects take there, and that they may take at most.
@@ -71,6 +73,8 @@ class Node:
         scalars: dict[str, float] = told.get("scalars", {})
         devices: dict[str, list[str]] = told.get("devices", {})
         labels: dict[str, str] = told.get("labels", {})
+        divisible: dict[str, bool] = told.get("fractional", {})
+        whole = {device for device in devices if not divisible.get(device, True)}
         name = hello.node_id.hex()
         counts = {device: float(len(ids)) for device, ids in devices.items()}
         return cls(
@@ -85,7 +89,7 @@ class Node:
             totals={**scalars, **counts},
             labels=labels,
             outbox=outbox,
-            pool=node_pool(name, scalars, devices, labels),
+            pool=node_pool(name, scalars, devices, labels, whole),
             heard=now,
         )
 

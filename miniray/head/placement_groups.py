@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from miniray.head.clients import ClientDirectory, ProcessExit
     from miniray.head.grants import GrantTable, Timers
+    from miniray.head.jobs import JobDirectory
+    from miniray.head.reasons import Reason
 
 #: So many removed groups are remembered.
 _REMEMBERED = 1024
@@ -91,11 +93,13 @@ class PlacementGroups:
         self,
         grants: GrantTable,
         clients: ClientDirectory,
+        jobs: JobDirectory,
         timers: Timers,
         on_change: Callable[[PlacementGroup], None],
     ) -> None:
         self._grants = grants
         self._clients = clients
+        self._jobs = jobs
         self._timers = timers
         self._on_change = on_change
         self._groups: dict[bytes, PlacementGroup] = {}
@@ -107,6 +111,7 @@ class PlacementGroups:
         self._early: dict[bytes, list[Waiter]] = {}
         clients.on_ended.append(self._creator_ended)
         grants.on_placed = self._placed
+        grants.on_group_waits = self._waits
 
     # --- what clients ask ------------------------------------------------------------
     def create(
@@ -238,6 +243,16 @@ class PlacementGroups:
                 group.placed = time.time()
             self._on_change(group)
             self._settle(group)
+
+    def _waits(self, id: bytes, reason: Reason) -> None:
+        """Tell the driver of its creator why a group waits."""
+        group = self._groups.get(id)
+        creator = self._clients.get(owner_of(id))
+        job = None if creator is None else self._jobs.get(creator.job_id)
+        if group is None or job is None:
+            return
+        name = f"placement group {group.name or id.hex()[:8]}"
+        self._clients.push(job.driver, "pending", name, reason.sentence(), reason.infeasible)
 
     def _settle(self, group: PlacementGroup) -> None:
         """Answer those who wait, if there is an answer."""

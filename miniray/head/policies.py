@@ -95,7 +95,7 @@ def rankers_for(
     )
     avoid = () if needs_accelerator else (avoid_accelerators,)
     if isinstance(demand.placement, Spread):
-        return (*avoid, least_used(names), least_recent)
+        return (least_used(names), least_recent)
     if not demand.placing:
         return (*avoid, fewest_leases)
     return (*avoid, *best_fit, pack_then_spread(names, threshold))

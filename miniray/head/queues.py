@@ -53,7 +53,7 @@ class ShapeQueue:
         self.domain = domain
         #: Key of the only pool that may be used, if the placement binds to one.
         self.bound: Hashable = None
-        #: Key of the pool to use if it has room.
+        #: Key of the pool to use as long as it could hold such a demand.
         self.preferred: Hashable = None
         placement = demand.placement
         if isinstance(placement, NodeAffinity):
@@ -77,7 +77,22 @@ class ShapeQueue:
 
     def admits(self, pool: ResourcePool) -> bool:
         """Whether a request of this shape can be placed on this pool now."""
-        return pool.admits(self, self.demand.placing) and matches(self.demand.selector, pool.labels)
+        if not pool.admits(self, self.demand.placing) or not self._could_use(pool):
+            return False
+        target = self._target()
+        return target is None or target is pool
+
+    def _could_use(self, pool: ResourcePool) -> bool:
+        return matches(self.demand.selector, pool.labels)
+
+    def _target(self) -> ResourcePool | None:
+        """The pool that must be waited for; None if any will do."""
+        key = self.preferred if self.bound is None else self.bound
+        pool = None if key is None else self.domain.pools.pools.get(key)
+        if pool is None or self.bound is not None:
+            return pool
+        able = not pool.closed and pool.could_fit(self.demand.placing) and self._could_use(pool)
+        return pool if able else None
 
     def find(self, near: str | None) -> ResourcePool | None:
         """The best pool for a request of this shape now, or None.
@@ -86,13 +101,9 @@ class ShapeQueue:
             near: node that the default policy prefers while it is not much used.
         """
         pools = self.domain.pools.pools
-        if self.bound is not None:
-            pool = pools.get(self.bound)
-            return pool if pool is not None and self.admits(pool) else None
-        if self.preferred is not None:
-            pool = pools.get(self.preferred)
-            if pool is not None and self.admits(pool):
-                return pool
+        target = self._target()
+        if target is not None or self.bound is not None:
+            return target if target is not None and self.admits(target) else None
         if self._index is None:
             self._index = CandidateIndex(
                 self.domain.pools, self.demand, self, self.domain.threshold
@@ -105,11 +116,10 @@ class ShapeQueue:
 
     def reach(self) -> Collection[ResourcePool]:
         """The pools that a request of this shape may use at all."""
-        pools = self.domain.pools.pools
-        if self.bound is None:
-            return pools.values()
-        pool = pools.get(self.bound)
-        return () if pool is None else (pool,)
+        target = self._target()
+        if target is not None:
+            return (target,)
+        return self.domain.pools.pools.values() if self.bound is None else ()
 
     def explain(self) -> Reason:
         """Why the head of the queue is not placed."""

@@ -29,6 +29,8 @@ class ReasonKind(str, enum.Enum):
     NO_LABELS = "no_labels"  # no node has the wanted labels
     ABSENT = "absent"  # no node has the resource
     TOO_LARGE = "too_large"  # no node has this much of it
+    NOT_SHARED = "not_shared"  # a share of devices that can't be shared
+    NOT_WHOLE = "not_whole"  # a part of more than one device
     COMBINATION = "combination"  # each resource exists, but not together on one node
     BUSY = "busy"  # in use by others
     RESERVED = "reserved"  # set aside for a demand that waited longer
@@ -36,11 +38,14 @@ class ReasonKind(str, enum.Enum):
     QUEUED = "queued"  # fits; is about to be placed
     GROUP_PENDING = "group_pending"  # its placement group is not placed
     TOGETHER = "together"  # each bundle fits, but not all at once
+    NEVER_TOGETHER = "never_together"  # not even if all nodes were idle
     NODE_AWAITED = "node_awaited"  # the node has not reported since the head restarted
     NODE_GONE = "node_gone"  # hard affinity to a node that is not there
     NODE_TOO_SMALL = "node_too_small"  # hard affinity to a node that can't serve it
+    NODE_LABELS = "node_labels"  # hard affinity to a node without the wanted labels
     GROUP_GONE = "group_gone"  # its placement group does not exist, or was removed
     NO_BUNDLE = "no_bundle"  # its bundle does not exist, or is too small
+    HELD_BY_CALLER = "held_by_caller"  # in use by a worker that waits for this to end
 
 
 #: Kinds that only a change of the cluster's nodes can resolve.
@@ -50,7 +55,10 @@ INFEASIBLE = frozenset(
         ReasonKind.NO_LABELS,
         ReasonKind.ABSENT,
         ReasonKind.TOO_LARGE,
+        ReasonKind.NOT_SHARED,
+        ReasonKind.NOT_WHOLE,
         ReasonKind.COMBINATION,
+        ReasonKind.NEVER_TOGETHER,
     }
 )
 
@@ -89,6 +97,10 @@ class Reason:
             ReasonKind.NO_NODES: "the cluster has no nodes",
             ReasonKind.NO_LABELS: f"no node matches the labels {self.detail}",
             ReasonKind.ABSENT: f"needs {wanted}; no node has {self.resource}",
+            ReasonKind.NOT_SHARED: f"needs {wanted}; the devices of {self.resource} can't be "
+            "shared, ask for whole ones",
+            ReasonKind.NOT_WHOLE: f"needs {wanted}; above 1 the amount of {self.resource} must be "
+            "whole, as it is taken in whole devices",
             ReasonKind.COMBINATION: f"no single node has all of {self.detail}",
             ReasonKind.RESERVED: f"needs {wanted}; what is free on {node} is set aside for a "
             "demand that has waited longer",
@@ -96,12 +108,20 @@ class Reason:
             ReasonKind.QUEUED: "is next in line",
             ReasonKind.GROUP_PENDING: f"placement group {self.detail}",
             ReasonKind.TOGETHER: f"each bundle fits alone, but not all at once for {self.detail}",
+            ReasonKind.NEVER_TOGETHER: f"{self.detail} do not fit on the "
+            f"{_count(self.total, 'node')} of the cluster, even if all were idle",
             ReasonKind.NODE_AWAITED: f"{node} has not reported since the head restarted",
             ReasonKind.NODE_GONE: f"{node} is not in the cluster, and the affinity to it is hard",
             ReasonKind.NODE_TOO_SMALL: f"needs {wanted}; {node} has {self._total()} in all, and "
             "the affinity to it is hard",
+            ReasonKind.NODE_LABELS: f"{node} does not match the labels {self.detail}, and the "
+            "affinity to it is hard",
             ReasonKind.GROUP_GONE: f"placement group {self.detail} does not exist or was removed",
             ReasonKind.NO_BUNDLE: f"no bundle of {self.detail} can ever hold it",
+            ReasonKind.HELD_BY_CALLER: f"needs {wanted}, which the worker of {self.detail} holds "
+            "until its process ends; that one has finished its work and only waits for the calls "
+            f"that it has made, of which this is one or on which one waits. Use the result inside "
+            f"{self.detail}, or make the call where {self.detail} is called",
         }
         if self.kind in fixed:
             return fixed[self.kind]
@@ -122,6 +142,16 @@ class Reason:
         if self.needed < UNIT:
             return f" on one device; the freest device of {node} has {free}"
         return f" in whole devices; {node} has {free} of {self._total()} wholly free"
+
+
+#: What somebody heard of a demand that waits: 0 nothing, 1 why it waits, 2 that no node could ever
+#: serve it as the cluster is.
+Told = int
+
+
+def severity(reason: Reason) -> Told:
+    """What is told with a reason."""
+    return 2 if reason.infeasible else 1
 
 
 def explain(
@@ -149,7 +179,7 @@ def explain(
 
 def too_small(needs: Needs, node: ResourcePool) -> Reason:
     """Say what a node, to which a demand is bound, has too little of."""
-    lacking = [(name, units) for name, units in needs if not node.could_fit(((name, units),))]
+    lacking = [pair for pair in needs if not node.could_ever_fit((pair,))]
     name, units = lacking[0]
     return Reason(
         ReasonKind.NODE_TOO_SMALL,
@@ -161,13 +191,28 @@ def too_small(needs: Needs, node: ResourcePool) -> Reason:
     )
 
 
-def closest(needs: Needs, pools: Iterable[ResourcePool]) -> ResourcePool | None:
-    """The pool that could serve this and lacks least of it now; None if there is none."""
+def by_gap(needs: Needs, pools: Iterable[ResourcePool]) -> list[ResourcePool]:
+    """The pools that could serve this; first those that lack least of it now."""
     able = [pool for pool in pools if not pool.closed and pool.could_fit(needs)]
-    return min(able, key=lambda pool: (_gap(needs, pool), pool.order), default=None)
+    return sorted(able, key=lambda pool: (_gap(needs, pool), pool.order))
+
+
+def unlawful(needs: Needs, pools: Iterable[ResourcePool]) -> Reason | None:
+    """Say which amount can't be had of devices like those of all pools that have such; or None."""
+    for name, units in needs:
+        if units % UNIT == 0:
+            continue
+        held = [pool.devices[name] for pool in pools if name in pool.devices]
+        if held and not any(devices.takes(units) for devices in held):
+            kind = ReasonKind.NOT_SHARED if units < UNIT else ReasonKind.NOT_WHOLE
+            return Reason(kind, name, units, of_devices=True)
+    return None
 
 
 def _explain_infeasible(needs: Needs, pools: Collection[ResourcePool]) -> Reason:
+    wrong = unlawful(needs, pools)
+    if wrong is not None and not any(wrong.resource in pool.total for pool in pools):
+        return wrong
     for name, units in needs:
         largest = max(pools, key=lambda pool: _most(pool, name, units))
         most = _most(largest, name, units)
@@ -194,7 +239,8 @@ def _explain_busy(needs: Needs, pool: ResourcePool, owner: object) -> Reason:
                 ReasonKind.BUSY, name, units, available, total, pool.node_id, bundle, of_devices
             )
     if not pool.admits(owner, needs):
-        name, units = needs[0]
+        refused = (pair for pair in needs if not pool.admits(owner, (pair,)))
+        name, units = next(refused, needs[0])
         return Reason(ReasonKind.RESERVED, name, units, node_id=pool.node_id)
     return Reason(ReasonKind.QUEUED, node_id=pool.node_id)
 
@@ -227,6 +273,10 @@ def _most_of_devices(devices: Devices, units: int) -> int:
 def _gap(needs: Needs, pool: ResourcePool) -> float:
     """How much is missing, each resource as a share of what is needed of it."""
     return sum(max(0.0, 1 - _available(pool, name, units) / units) for name, units in needs)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 def _amount(name: str, units: int) -> str:

@@ -75,9 +75,14 @@ class Recovery:
         self._expected.discard(node.name)
         bundles = self._bundles.pop(node.name, {})
         groups = {key: held for key, held in bundles.items() if self._is_awaited(key, node.name)}
-        head.grants.add_node(
-            node.pool, groups.items(), [(number, held) for number, (_, held) in running.items()]
-        )
+        leases = {}
+        for number, (_, held) in running.items():
+            # A bundle may be gone with its group, or have been given up with the node's old
+            # session. What the lease holds counts on the node itself then, until it has ended.
+            kept = held.bundle is None or held.bundle in groups
+            leases[number] = held if kept else held._replace(bundle=None)
+        actors = [number for number, (report, _) in running.items() if report.actor_id]
+        head.grants.add_node(node.pool, groups.items(), leases.items(), actors)
         for group_id in {key[0] for key in groups}:
             head.placement_groups.reported(group_id)
         head.actors.node_reports(node, {r.lease: r.process_id for r, _ in running.values()})
@@ -86,7 +91,8 @@ class Recovery:
                 continue
             # A session that broke ended all of its leases for everybody else.
             is_older = report.epoch != head.identity.epoch
-            if is_older and not report.actor_id:
+            lost_bundle = leases[number].bundle != running[number][1].bundle
+            if is_older and not report.actor_id and not lost_bundle:
                 head.leases.adopt(number, report.owner, node.id, report.process_id)
             else:
                 node.send(end_lease=head_pb2.EndLease(lease=number, kill=True))

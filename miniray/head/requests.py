@@ -46,6 +46,8 @@ class Requests:
             "return_lease": leases.give_back,
             "swap_lease": leases.swap,
             "hold_leases": leases.hold,
+            "awaits_calls": lambda _, *args: head.departures.began(*args),
+            "waits_for": lambda _, *args: head.departures.waits_for(*args),
             "create_placement_group": lambda _, *args: groups.create(*args),
             "remove_placement_group": lambda _, *args: groups.remove(*args),
             "placement_group_table": lambda _, *args: groups.table(*args),
@@ -57,6 +59,8 @@ class Requests:
             "kv_del": lambda _, *args: kv.delete(*args),
             "kv_keys": lambda _, *args: kv.keys(*args),
             "kv_exists": lambda _, *args: kv.exists(*args),
+            "drain_node": lambda _, prefix: head.drains.drain(prefix),
+            "undo_drain": lambda _, prefix: head.drains.undo(prefix),
             "nodes": lambda _: state.ray_nodes(),
             "cluster_resources": lambda _: state.total_resources(),
             "available_resources": lambda _: state.available_resources(),
@@ -66,6 +70,7 @@ class Requests:
         #: Handlers that answer by themselves, with the request's number.
         self._later: dict[str, Callable[..., None]] = {
             "await_placement_group": groups.wait,
+            "await_drained": head.drains.wait,
         }
 
     def handle(self, request: common_pb2.ClientRequest) -> None:

@@ -1,51 +1,80 @@
 """Setting room aside for demands and groups that have waited long.
 
-Responsible for choosing where; what is set aside is honoured by the pools.
+Responsible for choosing where; what is set aside is honoured by the pools. Room is waited for
+only where tasks hold it, which end: what actors and bundles hold may never come back, and
+what is free beside it would stand idle meanwhile.
 """
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING
 
-from miniray.head.bundles import plan, total_needs
+from miniray.head.bundles import plan
 from miniray.head.labels import matches
 from miniray.head.policies import least_used
-from miniray.head.reasons import closest
+from miniray.head.reasons import by_gap
 from miniray.head.resources import Reservation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
 
+    from miniray.head.devices import Aside
     from miniray.head.groups import Group
     from miniray.head.queues import ShapeQueue
-    from miniray.head.resources import ResourcePool
+    from miniray.head.resources import Allocation, ResourcePool
+
+    #: A copy of a pool as it will be when its tasks have ended.
+    Later = Callable[[ResourcePool], ResourcePool]
 
 
-def reserve_for_queue(queue: ShapeQueue) -> bool:
-    """Set aside, for the head of a queue, the pool where it lacks least; False if there is none."""
+def reserve_for_queue(queue: ShapeQueue, later: Later) -> bool:
+    """Set aside, for the head of a queue, the pool where it lacks least; False if there is none.
+
+    Args:
+        queue: the demands that wait.
+        later: what will be free on a pool.
+    """
     demand = queue.demand
-    free = [
+    open_pools = [
         pool
         for pool in queue.reach()
         if pool.reservation is None and matches(demand.selector, pool.labels)
     ]
-    pool = closest(demand.placing, free)
-    if pool is None:
-        return False
-    _reserve(pool, Reservation(queue, demand.placing))
-    queue.reserved = pool
-    return True
+    for pool in by_gap(demand.placing, open_pools):
+        then = later(pool)
+        if not then.fits(demand.placing):
+            continue
+        devices = {
+            name: pool.devices[name].amounts(pool.devices[name].soonest(units, then.devices[name]))
+            for name, units in demand.placing
+            if name in pool.devices
+        }
+        scalars = {name: units for name, units in demand.placing if name not in devices}
+        _reserve(pool, Reservation(queue, scalars, devices))
+        queue.reserved = pool
+        return True
+    return False
 
 
-def reserve_for_group(group: Group, nodes: Collection[ResourcePool], threshold: float) -> bool:
-    """Set aside nodes that could hold a group if they were empty, the least used first."""
+def reserve_for_group(
+    group: Group, nodes: Collection[ResourcePool], threshold: float, later: Later
+) -> bool:
+    """Set aside nodes that will hold a group, the least used first; False if there are none.
+
+    Args:
+        group: a group with bundles to place.
+        nodes: all nodes.
+        threshold: as for ``plan``.
+        later: what will be free on a node.
+    """
     names = {name for spec in group.state.missing.values() for name, _ in spec.needs}
     use = least_used(names)
     available = [node for node in nodes if node.reservation is None and not node.closed]
     emptied = []
     originals = {}
     for order, node in enumerate(sorted(available, key=lambda node: (use(node), node.order))):
-        twin = node.emptied()
+        twin = later(node)
         twin.order = order
         emptied.append(twin)
         originals[node.node_id] = node
@@ -53,14 +82,27 @@ def reserve_for_group(group: Group, nodes: Collection[ResourcePool], threshold: 
     if planned is None:
         return False
     for node_id in {pool.node_id for pool, _ in planned.values()}:
-        specs = [
-            group.state.bundles[index]
-            for index, (pool, _) in planned.items()
-            if pool.node_id == node_id
-        ]
-        _reserve(originals[node_id], Reservation(group, total_needs(specs)))
-        group.reserved.append(originals[node_id])
+        node = originals[node_id]
+        made = [allocation for pool, allocation in planned.values() if pool.node_id == node_id]
+        _reserve(node, _reservation(group, node, made))
+        group.reserved.append(node)
     return True
+
+
+def _reservation(
+    group: Group, node: ResourcePool, allocations: Iterable[Allocation]
+) -> Reservation:
+    """All of this together."""
+    scalars: collections.Counter[str] = collections.Counter()
+    shares: dict[str, list[tuple[str, int]]] = collections.defaultdict(list)
+    for allocation in allocations:
+        scalars.update(dict(allocation.scalars))
+        for name, held in allocation.devices:
+            shares[name].extend(held)
+    devices: dict[str, Aside] = {
+        name: node.devices[name].amounts(tuple(held)) for name, held in shares.items()
+    }
+    return Reservation(group, scalars, devices)
 
 
 def lift(owner: ShapeQueue | Group) -> list[ResourcePool]:

@@ -11,10 +11,10 @@ from miniray.head.amounts import UNIT, from_units, to_units
 from miniray.head.devices import Devices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Container, Iterable, Mapping, Sequence
 
     from miniray.head.amounts import Needs
-    from miniray.head.devices import DeviceShares
+    from miniray.head.devices import Aside, DeviceShares
 
 
 class Allocation(NamedTuple):
@@ -54,7 +54,10 @@ class Reservation(NamedTuple):
 
     #: Who may use it; compared by identity.
     owner: object
-    needs: Needs
+    #: Fixed-point amount of each scalar resource.
+    scalars: Mapping[str, int]
+    #: Of each device resource, what of each device.
+    devices: Mapping[str, Aside]
 
 
 class ResourcePool:
@@ -87,13 +90,16 @@ class ResourcePool:
         devices: Iterable[tuple[str, Iterable[tuple[str, int]]]] = (),
         labels: Mapping[str, str] | None = None,
         bundle: tuple[bytes, int] | None = None,
+        whole: Container[str] = (),
     ) -> None:
         self.node_id = node_id
         #: (group id, index) for a bundle, None for a node.
         self.key = bundle
         self.total: dict[str, int] = dict(scalars)
         self.free: dict[str, int] = dict(self.total)
-        self.devices = {name: Devices(shares) for name, shares in devices}
+        self.devices = {
+            name: Devices(shares, divisible=name not in whole) for name, shares in devices
+        }
         self.labels: Mapping[str, str] = labels or {}
         #: Grants nothing new: draining, or gone.
         self.closed = False
@@ -135,6 +141,15 @@ class ResourcePool:
                 return False
         return True
 
+    def could_ever_fit(self, needs: Needs) -> bool:
+        """The same, with all devices in service again."""
+        return all(
+            self.devices[name].could_ever_fit(units)
+            if name in self.devices
+            else self.total.get(name, 0) >= units
+            for name, units in needs
+        )
+
     def admits(self, owner: object, needs: Needs) -> bool:
         """Whether this fits now and leaves alone what is reserved for others."""
         if not self.fits(needs):
@@ -142,11 +157,26 @@ class ResourcePool:
         reservation = self.reservation
         if reservation is None or reservation.owner is owner:
             return True
-        reserved = dict(reservation.needs)
+        for name, units in needs:
+            devices = self.devices.get(name)
+            if devices is not None:
+                if not devices.fits(units, reservation.devices.get(name)):
+                    return False
+            elif units > self.free[name] - reservation.scalars.get(name, 0):
+                return False
+        return True
+
+    def has_room_set_aside(self) -> bool:
+        """Whether all that is set aside here is free by now."""
+        reservation = self.reservation
+        if reservation is None:
+            return True
+        if any(self.free[name] < units for name, units in reservation.scalars.items()):
+            return False
         return all(
-            name not in reserved
-            or (name in self.free and self.free[name] - units >= reserved[name])
-            for name, units in needs
+            free >= units
+            for name, aside in reservation.devices.items()
+            for free, units in zip(self.devices[name].free, aside, strict=True)
         )
 
     def utilisation(self, names: Iterable[str]) -> float:
@@ -170,20 +200,28 @@ class ResourcePool:
         """Fixed-point free amount of each resource; 0 in debt, all 0 if nothing new is granted."""
         if self.closed:
             return dict.fromkeys([*self.free, *self.devices], 0)
+        return self.unused()
+
+    def unused(self) -> dict[str, int]:
+        """Fixed-point amount of each resource that nobody holds, granted or not; 0 in debt."""
         free = {name: max(units, 0) for name, units in self.free.items()}
         return free | {name: devices.available() for name, devices in self.devices.items()}
 
     # --- changing ------------------------------------------------------------------
-    def allocate(self, needs: Needs) -> Allocation:
-        """Take all of this; only for needs that fit."""
+    def allocate(self, needs: Needs, owner: object = None) -> Allocation:
+        """Take all of this for an owner; only for needs that it is admitted with."""
         scalars = []
         devices = []
+        reservation = self.reservation
+        aside: Mapping[str, Aside] = {}
+        if reservation is not None and reservation.owner is not owner:
+            aside = reservation.devices
         for name, units in needs:
             if name in self.free:
                 self.free[name] -= units
                 scalars.append((name, units))
             else:
-                devices.append((name, self.devices[name].take(units)))
+                devices.append((name, self.devices[name].take(units, aside.get(name))))
         self.version += 1
         return Allocation(self.node_id, tuple(scalars), tuple(devices), self.key)
 
@@ -251,7 +289,14 @@ class ResourcePool:
             )
             for name, held in self.devices.items()
         ]
-        return ResourcePool(self.node_id, self.total.items(), devices, self.labels, self.key)
+        return ResourcePool(
+            self.node_id, self.total.items(), devices, self.labels, self.key, self.whole
+        )
+
+    @property
+    def whole(self) -> set[str]:
+        """The device resources of which only whole devices can be had."""
+        return {name for name, devices in self.devices.items() if not devices.divisible}
 
 
 def node_pool(
@@ -259,6 +304,7 @@ def node_pool(
     resources: Mapping[str, float],
     devices: Mapping[str, Sequence[str]] | None = None,
     labels: Mapping[str, str] | None = None,
+    whole: Container[str] = (),
 ) -> ResourcePool:
     """Make the pool of a node from what its daemon declares.
 
@@ -267,6 +313,7 @@ def node_pool(
         resources: amount per scalar resource, in units; names in ``devices`` are left out.
         devices: device ids per device resource, in the order in which they are to be used.
         labels: the node's labels.
+        whole: device resources of which a device can't be shared.
 
     Raises:
         ValueError: an amount is malformed or a device id is named twice.
@@ -277,11 +324,17 @@ def node_pool(
         [(name, to_units(resources[name], name)) for name in resources if name not in devices],
         [(name, [(id, UNIT) for id in ids]) for name, ids in devices.items()],
         labels,
+        whole=whole,
     )
 
 
-def bundle_pool(
-    allocation: Allocation, labels: Mapping[str, str], key: tuple[bytes, int]
-) -> ResourcePool:
+def bundle_pool(allocation: Allocation, node: ResourcePool, key: tuple[bytes, int]) -> ResourcePool:
     """Make the pool of a bundle from what it reserved on its node."""
-    return ResourcePool(allocation.node_id, allocation.scalars, allocation.devices, labels, key)
+    return ResourcePool(
+        allocation.node_id,
+        allocation.scalars,
+        allocation.devices,
+        node.labels,
+        key,
+        node.whole,
+    )

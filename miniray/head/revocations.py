@@ -77,7 +77,7 @@ class Revocations:
         self._armed = False
         #: For each waiter the sets of leases that were asked back and are not over.
         self._asked: dict[Waiter, list[set[int]]] = {}
-        grants.on_contention = self.arm
+        grants.on_contention.append(self.arm)
         leases.on_over = self._over
         leases.on_swap = self._swapped
 
@@ -193,12 +193,11 @@ class Revocations:
     def _make_room(self, pool: ResourcePool, shares: collections.Counter[LeaseGroup]) -> None:
         """Ask back what stands in the way of a placement group on a node set aside for it."""
         assert pool.reservation is not None
-        needs = pool.reservation.needs
-        wanted = {name for name, _ in needs}
+        wanted = {*pool.reservation.scalars, *pool.reservation.devices}
         trial = pool.copy()
         numbers: list[int] = []
         for number in sorted(lease_number(id) for id in pool.leases):
-            if trial.fits(needs):
+            if trial.has_room_set_aside():
                 break
             lease = self._leases.leases.get(number)
             granted = self._grants.scheduler.lease(lease_id(number))
@@ -207,7 +206,7 @@ class Revocations:
             trial.release(granted.allocation)
             if _is_held(lease):
                 numbers.append(number)
-        if numbers and trial.fits(needs):
+        if numbers and trial.has_room_set_aside():
             self._ask(pool.node_id, numbers, shares)
 
     def _offers(

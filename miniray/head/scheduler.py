@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 from miniray.core.runtime import BundleAffinity, NodeAffinity
 from miniray.head.amounts import sum_amounts
 from miniray.head.demands import Decisions, Unschedulable, Waiting
+from miniray.head.labels import describe, matches
 from miniray.head.reasons import Reason, ReasonKind, too_small
-from miniray.head.revocation import choose_revocations
+from miniray.head.revocation import choose_revocations, fits_after
 from miniray.head.table import Lease, ResourceTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from miniray.head.bundles import PlacementGroupState
     from miniray.head.demands import Demand, LeaseRequest
@@ -46,6 +47,7 @@ class ClusterScheduler:
         now: float,
         bundles: Iterable[tuple[tuple[bytes, int], Allocation]] = (),
         leases: Iterable[tuple[bytes, Allocation]] = (),
+        lasting: Collection[bytes] = (),
     ) -> Decisions:
         """A node joined, or came back after a restart of the head with what runs there.
 
@@ -56,6 +58,7 @@ class ClusterScheduler:
             now: the time.
             bundles: ((group id, index), allocation) held there.
             leases: (lease id, allocation) held there, in bundles or not.
+            lasting: those of them that are of actors.
 
         Raises:
             ValueError: the id is taken, or a report does not fit the node or the groups known;
@@ -68,7 +71,7 @@ class ClusterScheduler:
             for key, allocation in bundles:
                 table.groups.adopt(key, node, allocation)
             for lease_id, allocation in leases:
-                table.adopt(lease_id, allocation, node)
+                table.adopt(lease_id, allocation, node, lasting=lease_id in lasting)
         except ValueError:
             self._drop([*table.groups.lose_node(node.node_id, table.next_arrival(), now), node])
             raise
@@ -94,6 +97,7 @@ class ClusterScheduler:
         reason = Reason(ReasonKind.NODE_GONE, node_id=node_id)
         for queue in table.domain.bound_to(node_id):
             table.fail_all(queue, reason, out)
+        table.leave(node_id, out)
         table.place_groups(out)
         table.report_infeasible(out)
         return table.settle(out, now)
@@ -112,7 +116,9 @@ class ClusterScheduler:
                 table.forget(pool)
             else:
                 table.grow(pool, None)
-        return table.settle(Decisions(), now)
+        out = Decisions()
+        table.leave(node_id, out)
+        return table.settle(out, now)
 
     def set_device_in_service(
         self, node_id: str, resource: str, device_id: str, in_service: bool, now: float
@@ -131,6 +137,7 @@ class ClusterScheduler:
                 else:
                     table.forget(pool)
         table.domain.pools.topology += 1
+        table.leave(node_id, out)
         table.report_infeasible(out)
         return table.settle(out, now)
 
@@ -265,6 +272,13 @@ class ClusterScheduler:
         """A granted lease, for reading only; None if there is no such lease."""
         return self._table.leases.get(lease_id)
 
+    def leases_on(self, node_id: str) -> set[bytes]:
+        """Leases granted on a node, those in bundles there included."""
+        table = self._table
+        node = table.nodes.get(node_id)
+        pools = () if node is None else (node, *table.groups.on_node(node_id))
+        return {lease_id for pool in pools for lease_id in pool.leases}
+
     def total_resources(self) -> dict[str, float]:
         """Amounts of all nodes together, in units; devices out of service are left out."""
         return sum_amounts(node.totals() for node in self.nodes.values())
@@ -319,6 +333,12 @@ class ClusterScheduler:
             [(id, lease.pool, lease.allocation) for id, lease in held if not lease.cpu_released],
         )
 
+    def fits_after(self, lease_id: bytes, ending: Iterable[bytes]) -> bool:
+        """Whether a request has room, or would have once these leases have ended."""
+        queue = self._table.queue_of.get(lease_id)
+        leases = self._table.leases
+        return queue is None or fits_after(queue, {id: leases[id] for id in ending if id in leases})
+
     # --- inside --------------------------------------------------------------------------
     def _impossible(self, demand: Demand) -> Reason | None:
         """Why a demand can never be met, whatever joins the cluster; None if it can."""
@@ -327,8 +347,11 @@ class ClusterScheduler:
             node = self.nodes.get(placement.node_id)
             if node is None and placement.node_id not in self._expected:
                 return Reason(ReasonKind.NODE_GONE, node_id=placement.node_id)
-            if node is not None and not node.could_fit(demand.placing):
+            if node is not None and not node.could_ever_fit(demand.placing):
                 return too_small(demand.placing, node)
+            if node is not None and not matches(demand.selector, node.labels):
+                labels = describe(demand.selector)
+                return Reason(ReasonKind.NODE_LABELS, node_id=node.node_id, detail=labels)
         if isinstance(placement, BundleAffinity):
             name = placement.placement_group_id.hex()[:8]
             group = self._table.groups.groups.get(placement.placement_group_id)

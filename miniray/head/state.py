@@ -203,7 +203,7 @@ class ClusterState:
             address=node.host,
             hostname=node.hostname,
             is_head=node.is_head_node,
-            state="ALIVE" if node.alive else "DEAD",
+            state=("DRAINING" if node.draining else "ALIVE") if node.alive else "DEAD",
             total=node.totals,
             used=_pool_used(pool) if pool is not None else {},
             labels=node.labels,
@@ -320,7 +320,7 @@ def _names(names: Iterable[str]) -> list[str]:
 
 def _pool_used(pool: ResourcePool) -> dict[str, float]:
     total = {name: from_units(units) for name, units in pool.totals().items()}
-    free = {name: from_units(units) for name, units in pool.available().items()}
+    free = {name: from_units(units) for name, units in pool.unused().items()}
     return _positive(_used(total, free))
 
 

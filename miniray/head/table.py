@@ -37,6 +37,8 @@ class Lease:
     load: int = 0
     #: Its CPU is given back while its task waits.
     cpu_released: bool = False
+    #: It is an actor's: nobody knows whether it will end.
+    lasting: bool = False
 
 
 class ResourceTable:
@@ -58,6 +60,8 @@ class ResourceTable:
         #: Pools that got room, with the names of what grew (None: anything).
         self._grown: dict[ResourcePool, set[str] | None] = {}
         self._reserve_again = False
+        #: When to look again for room to set aside, if something that has waited long has none.
+        self._retry_at: float | None = None
 
     # --- asking --------------------------------------------------------------------
     @property
@@ -84,6 +88,8 @@ class ResourceTable:
         since = [queue.head.since for queue in self.waiting_queues()]
         since.extend(group.since for group in self.groups.unplaced.values())
         deadlines = [start + self._reserve_after for start in since]
+        if deadlines and self._retry_at is not None:
+            deadlines.append(self._retry_at)
         return min((deadline for deadline in deadlines if deadline > self.time), default=None)
 
     # --- leases --------------------------------------------------------------------
@@ -95,16 +101,18 @@ class ResourceTable:
     def grant(self, queue: ShapeQueue, lease_id: bytes, pool: ResourcePool, out: Decisions) -> None:
         """Grant a lease of a queue's shape on a pool that admits it."""
         demand = queue.demand
-        allocation = pool.allocate(demand.needs)
+        allocation = pool.allocate(demand.needs, queue)
         pool.load += demand.load
         pool.leases.add(lease_id)
         self._placements += 1
         pool.last_placed = self._placements
         self._note_sharing(queue.domain, pool, allocation)
-        self.leases[lease_id] = Lease(pool, allocation, demand.load)
+        self.leases[lease_id] = Lease(pool, allocation, demand.load, lasting=demand.lasting)
         out.grants.append(Grant(lease_id, allocation))
 
-    def adopt(self, lease_id: bytes, allocation: Allocation, node: ResourcePool) -> None:
+    def adopt(
+        self, lease_id: bytes, allocation: Allocation, node: ResourcePool, *, lasting: bool
+    ) -> None:
         """Count a lease as its daemon reports it; ValueError if it does not fit the table."""
         pool: ResourcePool | None = node
         if lease_id in self.leases:
@@ -115,7 +123,7 @@ class ResourceTable:
             raise ValueError(f"lease {lease_id.hex()} draws on a bundle that is not on its node")
         pool.adopt(allocation)
         pool.leases.add(lease_id)
-        self.leases[lease_id] = Lease(pool, allocation)
+        self.leases[lease_id] = Lease(pool, allocation, lasting=lasting)
 
     def enqueue(self, queue: ShapeQueue, request: LeaseRequest, now: float) -> None:
         """Let a request wait."""
@@ -140,6 +148,18 @@ class ResourceTable:
         """Drop what is set aside for a queue unless its head has waited long too."""
         if not queue.waiting or queue.head.since > self.time - self._reserve_after:
             self.lift(queue)
+
+    def leave(self, node_id: str, out: Decisions) -> None:
+        """A node may be of no use any more to those that waited there and could go elsewhere."""
+        for queue in [each for each in self.domain.waiting if each.preferred == node_id]:
+            while queue.waiting:
+                pool = queue.find(None)
+                if pool is None:
+                    break
+                lease_id = next(iter(queue.waiting))
+                self.dequeue(lease_id)
+                self.grant(queue, lease_id, pool, out)
+                self.lift(queue)
 
     def report_infeasible(self, out: Decisions) -> None:
         """Name the requests that no node can serve any more."""
@@ -261,11 +281,33 @@ class ResourceTable:
             for group in self.groups.first_unplaced()
             if not group.reserved and group.since <= due
         )
+        twins: dict[ResourcePool, ResourcePool] = {}
+
+        def later(pool: ResourcePool) -> ResourcePool:
+            if pool not in twins:
+                twins[pool] = self._without_tasks(pool)
+            return twins[pool]
+
+        made = 0
         for _, owner in heapq.nsmallest(_RESERVATIONS_AT_ONCE, owners, key=lambda pair: pair[0]):
             if isinstance(owner, ShapeQueue):
-                reserve_for_queue(owner)
+                made += reserve_for_queue(owner, later)
             else:
-                reserve_for_group(owner, self.nodes.values(), self._threshold)
+                made += reserve_for_group(owner, self.nodes.values(), self._threshold, later)
+        # Actors may end meanwhile, of which nothing can be expected now.
+        self._retry_at = self.time + self._reserve_after if made < len(owners) else None
+
+    def _without_tasks(self, pool: ResourcePool) -> ResourcePool:
+        """A copy of a pool as it will be when its tasks have ended."""
+        twin = pool.copy()
+        for lease_id in pool.leases:
+            lease = self.leases[lease_id]
+            if lease.lasting:
+                continue
+            if lease.cpu_released:
+                twin.add_cpu(-lease.allocation.cpu)
+            twin.release(lease.allocation)
+        return twin
 
     def _domain_of(self, pool: ResourcePool) -> Domain | None:
         if pool.key is None:

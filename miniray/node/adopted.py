@@ -17,6 +17,9 @@ from miniray.exceptions import ObjectLostError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+#: Borrows of one owner's objects that are told from repetitions: these come within a moment.
+_REMEMBERED = 10_000
+
 
 @dataclasses.dataclass
 class _Adopted:
@@ -32,6 +35,7 @@ class _Adopted:
 class Freed:
     """What an adopted value leaves: its memory, and refs of other owners to give back."""
 
+    owner: bytes
     value: Any
     borrowed: tuple[tuple[bytes, bytes], ...]
 
@@ -47,8 +51,10 @@ class AdoptedObjects:
         self._node_id = node_id
         self._objects: dict[bytes, _Adopted] = {}
         self._owners: dict[bytes, int] = {}
-        #: By owner: borrows that were counted, as (sender, number, object id, borrower).
-        self._registered: dict[bytes, set[tuple[bytes, int, bytes, bytes]]] = {}
+        #: Those in shared memory, by node and segment.
+        self._segments: dict[tuple[bytes, int], bytes] = {}
+        #: By owner: the latest borrows that were counted, as (sender, number), oldest first.
+        self._registered: dict[bytes, dict[tuple[bytes, int], None]] = {}
         self._held_by: dict[bytes, set[bytes]] = {}
 
     def __len__(self) -> int:
@@ -61,10 +67,6 @@ class AdoptedObjects:
     def speaks_for(self, owner: bytes) -> bool:
         """Whether objects of this owner are here."""
         return owner in self._owners
-
-    def borrowers(self) -> set[bytes]:
-        """The processes that hold objects of the daemon."""
-        return set(self._held_by)
 
     def held(self) -> list[tuple[bytes, Any, list[bytes], int]]:
         """Each object: id, value, who has borrowed it, and how many others here contain it."""
@@ -79,8 +81,10 @@ class AdoptedObjects:
         for id, value, borrowers, contained in legacy:
             counts = {process: count for process, _node, count in borrowers}
             self._objects[id] = _Adopted(value, counts, contained)
+            if value[0] == p.VALUE_SHARED:
+                self._segments[value[1][:2]] = id
             self._owners[owner] = self._owners.get(owner, 0) + 1
-            self._registered.setdefault(owner, set())
+            self._registered.setdefault(owner, {})
             for process in counts:
                 self._held_by.setdefault(process, set()).add(id)
         for _id, _value, _borrowers, contained in legacy:
@@ -89,13 +93,32 @@ class AdoptedObjects:
                     self._objects[inner].holders += 1
         return [freed for id, *_ in legacy for freed in self._free_if_unused(id)]
 
+    def moved(self, old: tuple[bytes, int], new: tuple[bytes, int]) -> bool:
+        """The memory of a value is gone, and there is a copy.
+
+        Args:
+            old: Node and segment of the value.
+            new: Node and segment of the copy.
+
+        Returns:
+            Whether the value is one of these, and was not moved before.
+        """
+        id = self._segments.pop(old, None)
+        if id is None:
+            return False
+        adopted = self._objects[id]
+        form, (_node, _number, size), contained = adopted.value
+        adopted.value = (form, (*new, size), contained)
+        self._segments[new] = id
+        return True
+
     def handle(self, sender: bytes, message: tuple[Any, ...]) -> tuple[list[Any], list[Freed]]:
         """A message to an owner that is gone: (answers to the sender, what was freed)."""
         kind = message[0]
         if kind == p.PEER_WANT:
             return [(p.PEER_VALUE, [(id, self._value(id)) for id in message[1]])], []
         if kind == p.PEER_LOST:
-            return [(p.PEER_VALUE, [(id, _lost(id)) for id, _ in message[1]])], []
+            return [(p.PEER_VALUE, [self._after_loss(*lost) for lost in message[1]])], []
         if kind == p.PEER_BORROW:
             return self._borrowed(sender, message[1], message[2])
         if kind == p.PEER_UNBORROW:
@@ -110,20 +133,29 @@ class AdoptedObjects:
         self, sender: bytes, number: int, entries: Iterable[tuple[bytes, bytes, bytes]]
     ) -> tuple[list[Any], list[Freed]]:
         freed: list[Freed] = []
-        for id, process, _node in entries:
-            counted = self._registered.get(owner_of(id))
-            if counted is None:
-                continue  # nothing of this owner is here any more
-            if number:
-                # What reached the owner in its last moments may come from there and again from
-                # its sender, who has not heard that it is counted.
-                if (sender, number, id, process) in counted:
-                    continue
-                counted.add((sender, number, id, process))
+        entries = list(entries)
+        owner = owner_of(entries[0][0]) if entries else b""
+        # What reached the owner in its last moments may come from there and again from its
+        # sender, who has not heard that it is counted.
+        fresh = self._is_new(owner, sender, number)
+        for id, process, _node in entries if fresh else ():
+            if owner not in self._owners:
+                break  # nothing of this owner is here any more
             self._count(id, process, 1)
             # It may have made up for a release that came first, and nobody else holds it.
             freed += self._free_if_unused(id)
         return ([(p.PEER_ACK, number)] if number else []), freed
+
+    def _is_new(self, owner: bytes, sender: bytes, number: int) -> bool:
+        counted = self._registered.get(owner)
+        if counted is None or not number:
+            return True
+        if (sender, number) in counted:
+            return False
+        counted[sender, number] = None
+        if len(counted) > _REMEMBERED:
+            del counted[next(iter(counted))]
+        return True
 
     def process_died(self, process: bytes) -> list[Freed]:
         """A borrower ended."""
@@ -132,8 +164,21 @@ class AdoptedObjects:
             adopted = self._objects.get(id)
             if adopted is not None:
                 adopted.borrowers.pop(process, None)
+                self._forget_unreported(id, adopted.borrowers)
                 freed += self._free_if_unused(id)
         return freed
+
+    def _forget_unreported(self, id: bytes, borrowers: dict[bytes, int]) -> None:
+        """As in an owner's table: when nobody holds an object, no release waits for a borrow."""
+        if not any(count > 0 for count in borrowers.values()):
+            for process, count in list(borrowers.items()):
+                self._count(id, process, -count)
+
+    def _after_loss(self, id: bytes, payload: Any) -> tuple[bytes, Any]:
+        value = self._value(id)
+        if value[0] == p.VALUE_SHARED and value[1] == payload:
+            return id, _lost(id)
+        return id, value  # it has moved meanwhile
 
     def _value(self, id: bytes) -> Any:
         adopted = self._objects.get(id)
@@ -167,6 +212,8 @@ class AdoptedObjects:
             if adopted is None or adopted.borrowers or adopted.holders:
                 continue
             del self._objects[id]
+            if adopted.value[0] == p.VALUE_SHARED:
+                del self._segments[adopted.value[1][:2]]
             owner = owner_of(id)
             self._owners[owner] -= 1
             if not self._owners[owner]:
@@ -182,7 +229,7 @@ class AdoptedObjects:
                 else:
                     self._count(inner, self._node_id, -1)
                 more.append(inner)
-            freed.append(Freed(adopted.value, tuple(borrowed)))
+            freed.append(Freed(owner, adopted.value, tuple(borrowed)))
         return freed
 
 

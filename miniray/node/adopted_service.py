@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import marshal
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from miniray.node.adopted import AdoptedObjects
 from miniray.node.relayed import WATCH, Relayed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from miniray.node.adopted import Freed
     from miniray.node.clients import Client, ClientServer
@@ -46,11 +47,18 @@ class AdoptedService:
         self._relay = relay
         self._objects = objects
         self._adopted = AdoptedObjects(node_id)
-        #: Bytes that each process has sent to owners that are gone, and was not told of, by owner.
+        #: By owner that is gone: bytes that each process has sent to it, and was not told of.
         self._taken: dict[bytes, dict[bytes, int]] = {}
         #: The nodes of borrowers that are not of this one.
         self._elsewhere: dict[bytes, bytes] = {}
+        #: Waits until the daemon has heard of copies of what a node had, if that is gone.
+        self.settle: Callable[[bytes], Awaitable[bool]]
+        self._losses: set[asyncio.Task[None]] = set()
+        #: Detached actors whose arguments are kept here, and what tells when one is dead for good.
+        self._actors: set[bytes] = set()
+        self.await_death: Callable[[bytes], None] = _nobody
         clients.quick["adopt"] = self._adopt
+        clients.notices["keep_arguments"] = self._keep_arguments
         clients.notices["for_adopted"] = lambda client, node, sender, body: self._handle(
             node, sender, client.process_id, body
         )
@@ -58,10 +66,6 @@ class AdoptedService:
     def speaks_for(self, owner: bytes) -> bool:
         """Whether objects of this owner are here."""
         return self._adopted.speaks_for(owner)
-
-    def borrowers(self) -> set[bytes]:
-        """The processes that hold objects of the daemon."""
-        return self._adopted.borrowers()
 
     def held(self) -> list[tuple[bytes, Any, list[bytes], int]]:
         """Each object: id, value, who has borrowed it, and how many others here contain it."""
@@ -71,9 +75,14 @@ class AdoptedService:
         """Who holds each of the daemon's objects."""
         return self._adopted.borrowers_of()
 
+    def moved(self, old: tuple[bytes, int], new: tuple[bytes, int]) -> bool:
+        """A value in shared memory is elsewhere now; whether it is one of the daemon's."""
+        return self._adopted.moved(old, new)
+
     def process_died(self, process_id: bytes) -> None:
         """A process, of any node, that may have held some is gone."""
-        self._taken.pop(process_id, None)
+        for taken in self._taken.values():
+            taken.pop(process_id, None)
         self._elsewhere.pop(process_id, None)
         self._free(self._adopted.process_died(process_id))
 
@@ -92,6 +101,32 @@ class AdoptedService:
             for process, node, _count in borrowers:
                 self._watch(process, node)
         return None, -1
+
+    def _keep_arguments(
+        self, _client: Client, actor_id: bytes, value: Any, inside: tuple[tuple[bytes, bytes], ...]
+    ) -> None:
+        """What a detached actor starts with, each time, outlives the process that made it.
+
+        Args:
+            actor_id: The actor, which holds this as a process holds what it has borrowed.
+            value: Its arguments.
+            inside: Refs that they contain; this daemon is counted as their borrower already.
+        """
+        if value[0] == p.VALUE_SHARED:
+            self._objects.left_to(value[1][0], value[1][1])
+        held = ((actor_id, self._node_id, 1),)
+        self._adopted.add(self._node_id, [(self._node_id + actor_id, value, held, inside)])
+        self._actors.add(actor_id)
+        self.await_death(actor_id)
+
+    def actors(self) -> list[bytes]:
+        """Detached actors whose arguments are kept here."""
+        return list(self._actors)
+
+    def actor_died(self, actor_id: bytes) -> None:
+        """An actor does not start again."""
+        self._actors.discard(actor_id)
+        self._free(self._adopted.process_died(actor_id))
 
     def _watch(self, process_id: bytes, node: bytes) -> None:
         """Hear of the end of a borrower, which may have ended before it was counted."""
@@ -112,6 +147,20 @@ class AdoptedService:
         message = marshal.loads(body)
         if message[0] == p.PEER_CREDIT:
             return  # what is sent here is not counted
+        if message[0] == p.PEER_LOST:
+            task = asyncio.ensure_future(self._lost(node, sender, owner, message))
+            self._losses.add(task)
+            task.add_done_callback(self._losses.discard)
+            return
+        self._take(node, sender, owner, message)
+
+    async def _lost(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
+        """Values that a process could not read: there may be copies elsewhere."""
+        for gone in {payload[0] for _id, payload in message[1]}:
+            await self.settle(gone)
+        self._take(node, sender, owner, message)
+
+    def _take(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
         answers, freed = self._adopted.handle(sender, message)
         for reply in answers:
             self._send_as(owner, node, sender, reply)
@@ -122,10 +171,12 @@ class AdoptedService:
 
     def _credit(self, node: bytes, sender: bytes, owner: bytes, size: int) -> None:
         """Tell a sender now and then how much was taken: it stops when too much is on its way."""
-        taken = self._taken.setdefault(sender, {})
-        taken[owner] = taken.get(owner, 0) + size
-        if taken[owner] >= config().relay_window // 8:
-            self._send_as(owner, node, sender, (p.PEER_CREDIT, taken.pop(owner)))
+        taken = self._taken.setdefault(owner, {})
+        taken[sender] = taken.get(sender, 0) + size
+        if taken[sender] >= config().relay_window // 8:
+            self._send_as(owner, node, sender, (p.PEER_CREDIT, taken.pop(sender)))
+        if not taken or not self.speaks_for(owner):
+            del self._taken[owner]
 
     def _send_as(self, sender: bytes, node: bytes, to: bytes, message: tuple[Any, ...]) -> None:
         """A message to any process, in the name of one of this node."""
@@ -139,8 +190,14 @@ class AdoptedService:
 
     def _free(self, freed: list[Freed]) -> None:
         for item in freed:
+            if not self.speaks_for(item.owner):
+                self._taken.pop(item.owner, None)
             if item.value[0] == p.VALUE_SHARED:
                 node, number, _size = item.value[1]
                 self._objects.free(node, number)
             for id, node in item.borrowed:
                 self._send_as(self._node_id, node, owner_of(id), (p.PEER_UNBORROW, [id]))
+
+
+def _nobody(_actor_id: bytes) -> None:
+    """Nobody has said yet how to hear of it."""

@@ -16,8 +16,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
+from miniray.core.actor_client import DEAD
 from miniray.core.peers import socket_path
-from miniray.exceptions import NodeDiedError, RuntimeEnvSetupError
+from miniray.exceptions import RuntimeEnvSetupError
 from miniray.node.addresses import DaemonAddress
 from miniray.node.adopted_service import AdoptedService
 from miniray.node.async_poller import AsyncPoller
@@ -28,6 +29,7 @@ from miniray.node.head_client import HeadClient
 from miniray.node.hello import actor_report, attached, hello
 from miniray.node.holders import describe_holders
 from miniray.node.inventory import Inventory
+from miniray.node.left_copies import LeftCopies
 from miniray.node.memory_service import MemoryService
 from miniray.node.objects import NodeObjects
 from miniray.node.output_router import OutputRouter
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
     import grpc
 
+    from miniray._proto import common_pb2
     from miniray.core.pace import Pace
     from miniray.node.node_config import NodeConfig
 
@@ -100,11 +103,15 @@ class NodeDaemon:
         self._adopted = AdoptedService(
             self.node_id, self._clients, self._relay, self._objects, self._runs
         )
+        self._adopted.await_death = self._await_death
         self._traffic = Traffic(
             self.node_id, self._clients, self._relay, self._adopted, self._runs, pace
         )
         self._traffic.on_ended_there = self._ended_there
-        self._traffic.on_unreachable = self._transfers.node_unreachable
+        self._left = LeftCopies(
+            self.node_id, self._clients, self._relay, self._objects, self._adopted, self._runs
+        )
+        self._traffic.on_unreachable = self._node_unreachable
         requests = StoreRequests(
             self.node_id, self._objects, self._clients, self._spilling, self._runs
         )
@@ -126,6 +133,7 @@ class NodeDaemon:
             soft_limit=max(1, int(node.scalars.get("CPU", 1))),
         )
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
+        self._traffic.describe_ended = self._names.of_ended
         self._memory = MemoryService(
             self.node_id, self._objects, self._adopted, self._clients, self._relay, self._names
         )
@@ -150,6 +158,7 @@ class NodeDaemon:
                 "ready": lambda client: self._pool.ready(client.process_id),
                 "blocked": self._blocked,
                 "exiting": self._exiting,
+                "awaits_calls": self._awaits_calls,
                 "finishing": lambda client: self._pool.finishing(client.process_id),
                 "leaving": lambda client: self._pool.leaving(client.process_id),
                 "actor_ready": self._actor_ready,
@@ -181,6 +190,11 @@ class NodeDaemon:
         self._welcomed(await self._head.rejoin(timeout, self._tell_again))
         for process_id in self._clients.clients:
             self._clients.push(process_id, "head_back", ())
+        for actor_id in self._adopted.actors():
+            self._await_death(actor_id)
+        for worker in self._pool.workers.values():
+            if worker.awaits_calls.is_set():
+                self._tell_departure(worker)
         logger.info("the session with the head is open again")
 
     def _welcomed(self, welcome: head_pb2.Welcome) -> None:
@@ -214,8 +228,7 @@ class NodeDaemon:
         if kind == "reply":
             self._head.answered(message.reply)
         elif kind == "push":
-            push = message.push
-            self._clients.push(push.process_id, push.topic, marshal.loads(push.body))
+            self._push(message.push)
         elif kind == "start_lease":
             self._pool.start(_granted(message.start_lease))
         elif kind == "start_actor":
@@ -230,6 +243,17 @@ class NodeDaemon:
             self._node_died(message.node_died.node_id)
         elif kind == "stop":
             self.stop(message.stop.reason)
+
+    def _push(self, push: common_pb2.ClientPush) -> None:
+        """The head has something to tell to a process, or to this daemon itself."""
+        body = marshal.loads(push.body)
+        if push.process_id != self.node_id:
+            self._clients.push(push.process_id, push.topic, body)
+        elif push.topic == "actor" and body[1] == DEAD:
+            self._adopted.actor_died(body[0])
+
+    def _await_death(self, actor_id: bytes) -> None:
+        self._head.notify("subscribe_actor", actor_id)
 
     def _joined(self, node: head_pb2.NodeJoined) -> None:
         address = DaemonAddress.parse(node.address)
@@ -264,10 +288,12 @@ class NodeDaemon:
         """A process hung up."""
         if client.is_driver:
             self._pool.end_job(client.job_id)
-            self._process_ended(client.process_id, client.pid, None, planned=True)
+            self._process_ended(
+                client.process_id, client.pid, None, work="the driver", planned=True
+            )
             return
         if client.is_command:
-            self._process_ended(client.process_id, client.pid, None, planned=True)
+            self._process_ended(client.process_id, client.pid, None, work="a command", planned=True)
             return
         worker = self._pool.workers.get(client.process_id)
         if worker is not None and worker.exiting is None:
@@ -275,8 +301,16 @@ class NodeDaemon:
             self._pool.kill(worker)
 
     def _process_ended(
-        self, process_id: bytes, pid: int, code: int | None, *, planned: bool, lease: int = 0
+        self,
+        process_id: bytes,
+        pid: int,
+        code: int | None,
+        *,
+        work: str,
+        planned: bool,
+        lease: int = 0,
     ) -> None:
+        self._names.ended(process_id, work, pid, code)
         self._objects.process_died(process_id)
         self._adopted.process_died(process_id)
         self._turns.process_died(process_id)
@@ -333,6 +367,20 @@ class NodeDaemon:
             self._head.tell(
                 blocked=head_pb2.LeaseBlocked(lease=worker.lease.number, blocked=blocked)
             )
+
+    def _awaits_calls(self, client: Client, callees: list[bytes]) -> None:
+        worker = self._pool.awaits_calls(client.process_id, callees)
+        if worker is not None:
+            self._tell_departure(worker)
+
+    def _tell_departure(self, worker: Worker) -> None:
+        lease = worker.lease.number if worker.lease is not None else 0
+        self._head.notify("awaits_calls", worker.process_id, lease, worker.callees)
+
+    async def waits_for(self, process_id: bytes, other: bytes) -> bool:
+        """Whether a process that ends waits for what another one does."""
+        waits: bool = await self._head.ask("waits_for", process_id, other)
+        return waits
 
     # --- workers -----------------------------------------------------------------
     def _exiting(self, client: Client, why: str) -> None:
@@ -391,6 +439,7 @@ class NodeDaemon:
             worker.process_id,
             worker.pid,
             exit_code,
+            work=f"a worker of {worker.name}" if worker.name else "a worker",
             planned=worker.exiting is not None,
             lease=worker.lease.number if worker.lease is not None else 0,
         )
@@ -421,9 +470,14 @@ class NodeDaemon:
         self._objects.process_died(process_id)
         self._adopted.process_died(process_id)
 
+    def _node_unreachable(self, node_id: bytes) -> None:
+        self._transfers.node_unreachable(node_id)
+        self._left.node_unreachable(node_id)
+
     def _node_died(self, node_id: bytes) -> None:
         self._relay.died(node_id)
         self._objects.node_died(node_id)
+        self._left.node_died(node_id)
         self._adopted.node_died(node_id)
         self._serving.node_died(node_id)
         self._traffic.node_died(node_id)
@@ -440,10 +494,6 @@ class NodeDaemon:
             self.stop_reason = reason
             logger.info("the node stops: %s", reason)
             self.stopped.set()
-
-    def head_lost(self) -> NodeDiedError:
-        """The error of everything that waits for the head."""
-        return NodeDiedError(self.node_id.hex(), "the head of the cluster is gone")
 
     async def close(self) -> None:
         """Give everything back; the template ends the workers."""

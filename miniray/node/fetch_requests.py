@@ -46,24 +46,18 @@ class FetchRequests:
         return [self._objects.is_here(*place) for place in places], -1
 
     async def _fetch(
-        self, client: Client, node_id: bytes, number: int, size: int, request: int, urgent: bool
+        self, client: Client, node_id: bytes, number: int, size: int, request: int
     ) -> tuple[None, int]:
-        """Answers when a value is here. Unless it is urgent, it may have to wait its turn."""
+        """Answers when a value is here; it may have to wait its turn."""
         if not self._runs(client.process_id):
             raise ConnectionError("the process that asked has ended")  # nobody hears it
-        if urgent:
-            await self._objects.fetch(node_id, number, size, client.process_id, request)
-        else:
-            key = (node_id, number)
-            await self._objects.ahead.fetch(client.process_id, request, key, size)
+        await self._objects.ahead.fetch(client.process_id, request, (node_id, number), size)
         return _HERE
 
     def _prefetch(self, client: Client, wanted: Iterable[tuple[bytes, int, int, int]]) -> None:
         """Values that a call which has arrived will read."""
         for node_id, number, size, request in wanted:
-            if not self._objects.is_here(node_id, number):
-                key = (node_id, number)
-                self._objects.ahead.prefetch(client.process_id, request, key, size)
+            self._objects.ahead.prefetch(client.process_id, request, (node_id, number), size)
 
     def _withdraw(self, client: Client, requests: Iterable[int]) -> None:
         """Requests whose answers nobody waits for any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import marshal
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from miniray._proto import common_pb2, head_pb2
 from miniray.core import protocol as p
 from miniray.node.head_requests import HeadRequests
 from miniray.node.head_session import HeadSession
+from miniray.security.channels import MAX_MESSAGE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,6 +20,12 @@ if TYPE_CHECKING:
     import grpc
 
     from miniray.node.clients import ClientServer
+
+logger = logging.getLogger(__name__)
+
+#: Bytes of one request. gRPC would refuse a message above its limit and end the session, which
+#: would be opened again only to send it once more.
+_LARGEST = MAX_MESSAGE_SIZE - (1 << 20)
 
 
 class HeadClient:
@@ -62,7 +70,10 @@ class HeadClient:
         self.session.send(head_pb2.FromNode(**kind))
 
     def request(self, process_id: bytes, number: int, method: str, body: bytes) -> None:
-        """A process's request, or its notice (number 0)."""
+        """A process's request, or its notice (number 0); one that is too large is refused."""
+        if len(body) > _LARGEST:
+            self._refuse(process_id, number, method, len(body))
+            return
         message = head_pb2.FromNode(
             request=common_pb2.ClientRequest(
                 process_id=process_id, request=number, method=method, body=body
@@ -70,6 +81,18 @@ class HeadClient:
         )
         self._requests.sent(message)
         self.session.send(message)
+
+    def _refuse(self, process_id: bytes, number: int, method: str, size: int) -> None:
+        error = ValueError(
+            f"The request {method!r} to the head takes {size} bytes; it may take {_LARGEST}. Pass "
+            f"large values as arguments of calls, through miniray.put()."
+        )
+        logger.error("%s (of process %s)", error, process_id.hex())
+        if number:
+            pickled = pickle.dumps(error, 5)
+            self.answered(
+                common_pb2.ClientReply(process_id=process_id, request=number, error=pickled)
+            )
 
     def notify(self, method: str, *args: Any) -> None:
         """A notice of the daemon itself."""

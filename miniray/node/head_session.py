@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Messages that are written together at most.
+#: Messages that are written together at most, and their bytes but for those of the last.
 _BATCH = 256
+_BATCH_BYTES = 1 << 20
 #: Seconds between two attempts at a head that is there but does not take the session.
 _RETRY = 0.2
 #: What reading an ended stream gives; the type stubs of gRPC lack it.
@@ -138,18 +139,30 @@ class HeadSession:
         try:
             while True:
                 message = await self._queue.get()
-                if not self._queue.empty():
-                    message = self._batch(message)
-                await call.write(message)
+                if self._queue.empty():
+                    await call.write(message)
+                    continue
+                for each in self._batched(message):
+                    await call.write(each)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             self.ended.set()
 
-    def _batch(self, first: head_pb2.FromNode) -> head_pb2.FromNode:
-        """One message of all that waits: each write costs more than what is in it."""
-        messages = [first]
-        while not self._queue.empty() and len(messages) < _BATCH:
-            messages.append(self._queue.get_nowait())
-        return head_pb2.FromNode(batch=head_pb2.FromNodeBatch(messages=messages))
+    def _batched(self, message: head_pb2.FromNode) -> list[head_pb2.FromNode]:
+        """What waits as one message: each write costs more than what is in it.
+
+        A large one ends it and goes by itself: there is a limit to what can be written at once.
+        """
+        messages: list[head_pb2.FromNode] = []
+        size = message.ByteSize()
+        while size < _BATCH_BYTES:
+            messages.append(message)
+            if self._queue.empty() or len(messages) == _BATCH:
+                return [head_pb2.FromNode(batch=head_pb2.FromNodeBatch(messages=messages))]
+            message = self._queue.get_nowait()
+            size += message.ByteSize()
+        if not messages:
+            return [message]
+        return [head_pb2.FromNode(batch=head_pb2.FromNodeBatch(messages=messages)), message]
 
     async def _read(self, call: _Call) -> None:
         try:

@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import bisect
 import errno
+import functools
 import os
 from typing import TYPE_CHECKING
 
-from miniray.core.descriptors import limit
+from miniray.core.descriptors import RESERVE, limit
 from miniray.exceptions import ObjectStoreFullError
+from miniray.node.freeing import at_once, punch_hole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from miniray.node.freeing import Free
+
 #: Memory of the pool may be this many times larger than what it is used for.
 _SLACK = 2
-#: Descriptors that values leave free, so that they can still be handed to readers.
-_RESERVE = 16
+#: Bytes from which on giving memory back takes so long (1 ms) that others would notice.
+_LARGE = 4 * 1024 * 1024
+
+
+def _nothing() -> None:
+    """Nobody waits."""
 
 
 class Memory:
@@ -50,15 +58,25 @@ class Memories:
     def __init__(self, capacity: int, give_up: Callable[[bytes, tuple[int, ...]], object]) -> None:
         self.capacity = capacity
         self._give_up = give_up
-        #: Bytes in use, and waiting in the pool.
+        #: Bytes in use, waiting in the pool, and going back to the kernel.
         self.used = 0
         self.pooled = 0
+        self.closing = 0
+        #: Does some work, then calls the second function: how large memory is closed.
+        self.free: Free = at_once
+        #: Called when memory has gone back to the kernel.
+        self.on_freed: Callable[[], object] = _nothing
         self._next = 1
         self._all: dict[int, Memory] = {}
         #: The pool: (capacity, number), sorted.
         self._pool: list[tuple[int, int]] = []
         #: What each process has mapped for writing.
         self._mapped_by: dict[bytes, set[int]] = {}
+
+    @property
+    def taken(self) -> int:
+        """Bytes that nobody can have: all but the pool, which gives way."""
+        return self.used + self.closing
 
     # --- taking and giving back ------------------------------------------------------------
     def take(self, capacity: int, process: bytes, others: int, *, beyond: bool = False) -> Memory:
@@ -71,7 +89,8 @@ class Memories:
             beyond: Whether to take it even if there is no room.
 
         Raises:
-            ObjectStoreFullError: there is no room.
+            ObjectStoreFullError: there is no room, or not before memory that gives way to it
+                has gone back to the kernel.
         """
         memory = self._take_pooled(capacity, process)
         if memory is None:
@@ -108,12 +127,12 @@ class Memories:
     def _open(self, others: int) -> int:
         fd = os.memfd_create("miniray", os.MFD_CLOEXEC)
         # The kernel gives the lowest free number: this one says how many are open.
-        if fd < limit() - _RESERVE:
+        if fd < limit() - RESERVE:
             return fd
         os.close(fd)
         if self._pool:
             while self._pool:
-                self._close(self._unpool(-1))
+                self._close(self._unpool(-1), at_once=True)
             return self._open(others)
         raise OSError(
             errno.EMFILE,
@@ -123,10 +142,12 @@ class Memories:
         )
 
     def _make_room(self, needed: int, *, beyond: bool) -> None:
-        while self._pool and self.used + self.pooled + needed > self.capacity:
-            self._close(self._unpool(-1))
         if self.used + needed > self.capacity and not beyond:
             raise ObjectStoreFullError(needed, self.used, self.capacity)
+        while self._pool and self.used + self.pooled + needed > self.capacity:
+            self._close(self._unpool(-1))
+        if self.taken + self.pooled + needed > self.capacity and not beyond:
+            raise ObjectStoreFullError(needed, self.taken, self.capacity)
 
     def give_back(self, memory: Memory, *, again: bool = True) -> None:
         """Nothing is in it any more.
@@ -137,7 +158,7 @@ class Memories:
         """
         self.used -= memory.capacity
         if not again:
-            self._forget(memory)
+            self._close(memory, empty=False)
             return
         if memory.fd >= limit() // 2:  # so many are open that workers may need them
             self._close(memory)
@@ -150,19 +171,29 @@ class Memories:
         while self._pool and self.pooled > most:
             self._close(self._unpool(0))
 
-    def _close(self, memory: Memory) -> None:
-        """Give up memory that nobody uses: its pages go at once, mapped or not."""
-        if memory.writers:
-            os.ftruncate(memory.fd, 0)
-            os.ftruncate(memory.fd, memory.capacity)
-        self._forget(memory)
+    def _close(self, memory: Memory, *, empty: bool = True, at_once: bool = False) -> None:
+        """Give up memory.
 
-    def _forget(self, memory: Memory) -> None:
-        os.close(memory.fd)
+        Args:
+            memory: What nobody uses.
+            empty: Whether its pages go even if it is mapped. Not if somebody may look at them.
+            at_once: Whether that must not take its time, however large it is.
+        """
         del self._all[memory.number]
         for process in memory.writers:
             self._drop(process, memory.number)
             self._give_up(process, (memory.number,))
+        capacity = memory.capacity
+        work = functools.partial(_free, memory.fd, capacity if empty and memory.writers else 0)
+        if at_once or capacity < _LARGE:
+            work()
+            return
+        self.closing += capacity
+        self.free(work, functools.partial(self._freed, capacity))
+
+    def _freed(self, capacity: int) -> None:
+        self.closing -= capacity
+        self.on_freed()
 
     def descriptor(self, number: int) -> int:
         """The descriptor of memory that is in use."""
@@ -204,3 +235,12 @@ class Memories:
         self._all.clear()
         self._pool.clear()
         self._mapped_by.clear()
+
+
+def _free(fd: int, mapped: int) -> None:
+    """Close memory, of which so many bytes are mapped that are to be given back all the same."""
+    try:
+        if mapped:
+            punch_hole(fd, 0, mapped)  # its size stays: a late look is no SIGBUS
+    finally:
+        os.close(fd)

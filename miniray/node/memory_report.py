@@ -13,7 +13,7 @@ from miniray.core.ids import owner_of
 from miniray.util.memory_types import order
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from miniray.core.objects import Value
     from miniray.node.segments import Segment, SegmentStore
@@ -50,15 +50,17 @@ def state_of(segment: Segment) -> SegmentState:
 class StoreReport:
     """The segments of a store, added in as many steps as one likes."""
 
-    def __init__(self, node_id: bytes, limit: int, copies: Mapping[int, tuple[bytes, int]]) -> None:
+    def __init__(
+        self, node_id: bytes, limit: int, source_of: Callable[[int], tuple[bytes, int] | None]
+    ) -> None:
         """Begin with none.
 
         Args:
             node_id: Of this node.
             limit: How many segments are told one by one: the largest.
-            copies: Of which node and segment there a segment here is a copy.
+            source_of: Of which node and segment there a segment here is a copy, if it is one.
         """
-        self._copies = copies
+        self._source_of = source_of
         self._node_id = node_id
         self._largest: First[Segment] = First(limit)
         self._freed = self._writing = self._spilled = 0
@@ -68,7 +70,7 @@ class StoreReport:
         """Some more."""
         for segment in segments:
             size = segment.capacity
-            node, number = self._copies.get(segment.number, (self._node_id, segment.number))
+            node, number = self._source_of(segment.number) or (self._node_id, segment.number)
             self._largest.add(order(segment.size, number, node), segment)
             state = state_of(segment)
             if is_spilled(segment):
@@ -98,7 +100,7 @@ class StoreReport:
         return [self._row(segment) for segment in self._largest.items()]
 
     def _row(self, segment: Segment) -> SegmentRow:
-        source_node, source = self._copies.get(segment.number, (b"", 0))
+        source_node, source = self._source_of(segment.number) or (b"", 0)
         return {
             "number": segment.number,
             "size": segment.size,

@@ -7,7 +7,6 @@ minutes, and a node may be out of reach. What is missing is named.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import os
 import time
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.node import relayed as r
 from miniray.node.memory_report import StoreReport, adopted_report, chosen, silent
+from miniray.node.question import Question
 from miniray.node.relayed import Relayed
 from miniray.util.memory_types import MAX_OBJECTS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from miniray.node.adopted_service import AdoptedService
     from miniray.node.clients import Client, ClientServer
     from miniray.node.objects import NodeObjects
@@ -32,41 +30,6 @@ if TYPE_CHECKING:
 _SLICE = 1000
 #: Seconds that a node's answer may take beyond what its processes may.
 _ON_THE_WAY = 1.0
-
-
-class _Question:
-    """Something that was asked of several; over when each has answered or is gone."""
-
-    def __init__(self, whom: Iterable[bytes]) -> None:
-        self._missing = set(whom)
-        self._over = asyncio.Event()
-        self.answers: dict[bytes, Any] = {}
-        #: Those that ended before they answered.
-        self.gone: set[bytes] = set()
-        self._check()
-
-    def answered(self, who: bytes, answer: Any) -> None:
-        """One has."""
-        if who in self._missing:
-            self.answers[who] = answer
-            self._missing.discard(who)
-            self._check()
-
-    def ended(self, who: bytes) -> None:
-        """One is gone."""
-        if who in self._missing:
-            self.gone.add(who)
-            self._missing.discard(who)
-            self._check()
-
-    async def wait(self, seconds: float) -> None:
-        """Until it is over, or the time is."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._over.wait(), seconds)
-
-    def _check(self) -> None:
-        if not self._missing:
-            self._over.set()
 
 
 class MemoryService:
@@ -98,7 +61,7 @@ class MemoryService:
         self._relay = relay
         self._names = names
         self._numbers = itertools.count(1).__next__
-        self._questions: dict[int, _Question] = {}
+        self._questions: dict[int, Question] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         clients.requests["memory_report"] = self._cluster
         clients.notices["objects_held"] = lambda client, number, held: self._answered(
@@ -128,7 +91,7 @@ class MemoryService:
         limit = min(limit, MAX_OBJECTS)
         others = self._relay.nodes()
         number = self._numbers()
-        question = self._questions[number] = _Question(others)
+        question = self._questions[number] = Question(others)
         asked = Relayed(notice=r.MEMORY_ASKED, items=(number, limit, detail, seconds))
         unreachable = {node for node in others if not self._relay.send(node, asked)}
         for node in unreachable:
@@ -171,7 +134,7 @@ class MemoryService:
         clients = [each for each in self._clients.clients.values() if not each.is_command]
         held = await self._ask(clients, limit, detail, seconds)
         store = self._objects.store
-        report = StoreReport(self._node_id, limit, self._objects.copies())
+        report = StoreReport(self._node_id, limit, self._objects.source_of)
         segments = list(store)
         for start in range(0, len(segments), _SLICE):
             report.add(segments[start : start + _SLICE])
@@ -192,7 +155,7 @@ class MemoryService:
     ) -> dict[bytes, ObjectsHeld]:
         """What processes of this node tell, those that answer in time."""
         number = self._numbers()
-        question = self._questions[number] = _Question(client.process_id for client in clients)
+        question = self._questions[number] = Question(client.process_id for client in clients)
         deadline = time.monotonic() + seconds
         for client in clients:
             body = (number, limit, detail, deadline)

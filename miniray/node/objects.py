@@ -9,15 +9,20 @@ from miniray.node.fetch_ahead import FetchAhead
 from miniray.node.pulls import Pulls
 from miniray.node.relayed import Relayed
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+#: A value whose node is gone: its segment there, that of a copy here, and its owner.
+Left = tuple[int, int, bytes]
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.node.copies import Copy
+    from miniray.node.memories import Memory
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
     from miniray.node.serving import Serving
     from miniray.node.spill_files import Place
     from miniray.node.spilling import Spilling
-    from miniray.node.transfers import Key, Transfers
+    from miniray.node.transfers import Transfers
 
 
 class NodeObjects:
@@ -36,15 +41,21 @@ class NodeObjects:
         self.store = store
         self._spilling = spilling
         spilling.is_copy = lambda segment: self._copies.is_copy(segment.number)
-        spilling.evict = lambda segment: self._free_copy(self._copies.key_of(segment.number))
+        spilling.evict = lambda segment: self.drop(segment.number)
         self._relay = relay
         self._transfers = transfers
         self._serving = serving
         self._copies = serving.copies
+        serving.node_of = lambda owner: self._remote_owners.get(owner, node_id)
         #: Copies on their way.
         self.pulls = Pulls(store, transfers.copy, self._copies)
+        #: Called with a node that is gone, and (segment there, segment here, owner) of each copy
+        #: here whose owner may live, by the owner's node. Until somebody says more, the daemons
+        #: of those nodes are the owners.
+        self.on_left: Callable[[bytes, dict[bytes, list[Left]]], object] = _nobody
+        self.pulls.on_left = self._left_late
         #: Copies that are wanted here before they are read.
-        self.ahead = FetchAhead(self.pulls, store)
+        self.ahead = FetchAhead(self.pulls, self._copies, store)
         #: Owners of segments here that are on other nodes, or are those nodes' daemons.
         self._remote_owners: dict[bytes, bytes] = {}
         relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
@@ -54,22 +65,28 @@ class NodeObjects:
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has; all are empty when no value is in use."""
         return {
-            "copies": len(self._copies.sources),
+            "copies": len(self._copies),
             "pulls": len(self.pulls),
             "fetches ahead": len(self.ahead),
         }
 
     # --- writing -----------------------------------------------------------------
     def create(
-        self, size: int, form: int, owner: bytes, owner_node: bytes, creator: bytes
+        self,
+        size: int,
+        form: int,
+        owner: bytes,
+        owner_node: bytes,
+        creator: bytes,
+        memory: Memory | None = None,
     ) -> Segment:
-        """Room for a value that a process of any node owns.
+        """Room for a value that a process of any node owns, in memory if that was taken already.
 
         Raises:
             ObjectStoreFullError: there is no room.
         """
-        segment = self.store.create(size, form, owner, creator)
-        self._look_after(segment, owner, owner_node)
+        segment = self.store.create(size, form, owner, creator, memory)
+        self._look_after(segment.number, owner, owner_node)
         return segment
 
     def create_on_disk(
@@ -77,23 +94,29 @@ class NodeObjects:
     ) -> Segment:
         """The same on disk, where the writer puts it."""
         segment = self.store.create_on_disk(place, form, owner, creator)
-        self._look_after(segment, owner, owner_node)
+        self._look_after(segment.number, owner, owner_node)
         return segment
 
-    def _look_after(self, segment: Segment, owner: bytes, owner_node: bytes) -> None:
+    def _look_after(self, number: int, owner: bytes, owner_node: bytes) -> None:
         """See to it that a segment goes when its owner does."""
         if owner_node != self.node_id and owner not in self._remote_owners:
             watch = Relayed(to=owner, sender=self.node_id, notice=r.WATCH)
             if self._relay.send(owner_node, watch):
                 self._remote_owners[owner] = owner_node
             else:
-                self.store.free(segment.number)  # nobody will: its owner went with its node
+                self.store.free(number)  # nobody will: its owner went with its node
 
     def adopt(self, number: int, node_id: bytes) -> None:
-        """A node's daemon answers for a segment of this node, whose owner ends by rule."""
+        """A node's daemon answers for a segment of this node."""
         self.store.change_owner(number, node_id)
         if node_id != self.node_id:
             self._remote_owners[node_id] = node_id
+
+    def give(self, number: int, owner: bytes, owner_node: bytes) -> None:
+        """A process of any node owns a segment of this node, which a daemon answered for."""
+        if self.store.has_number(number):
+            self.store.change_owner(number, owner)
+            self._look_after(number, owner, owner_node)
 
     def _adopt_all(self, node_id: bytes, message: Relayed) -> None:
         for number in message.items:
@@ -123,7 +146,10 @@ class NodeObjects:
         return self.store.map(local, mapper)
 
     def _local(self, node_id: bytes, number: int) -> int | None:
-        return number if node_id == self.node_id else self._copies.find((node_id, number))
+        if node_id == self.node_id:
+            return number
+        copy = self._copies.find((node_id, number))
+        return None if copy is None else copy.number
 
     async def map(
         self,
@@ -143,7 +169,7 @@ class NodeObjects:
             size: Its bytes.
             mapper: The process that maps it.
             request: Number under which that process may withdraw.
-            patient: Whether to wait for what other processes have mapped, to read it from disk.
+            patient: Whether to wait for what other processes have mapped.
 
         Raises:
             ObjectLostError: it, or its node, is gone, or the process has withdrawn.
@@ -155,7 +181,9 @@ class NodeObjects:
             if not segment.in_memory:
                 await self._restore(segment, mapper, patient=patient)
             return segment
-        waiter = self.pulls.wait((node_id, number), size, mapper, request, maps=True)
+        waiter = self.pulls.wait(
+            (node_id, number), size, mapper, request, maps=True, patient=patient
+        )
         return await waiter.segment
 
     async def _restore(self, segment: Segment, mapper: bytes, *, patient: bool) -> None:
@@ -165,17 +193,9 @@ class NodeObjects:
             self.store.unmap([segment.number], mapper)
             raise
 
-    async def fetch(
-        self, node_id: bytes, number: int, size: int, process_id: bytes, request: int
-    ) -> None:
-        """Copy a segment to this node, if it is not here. As ``map``, but nobody maps it."""
-        if self._local(node_id, number) is None:
-            waiter = self.pulls.wait((node_id, number), size, process_id, request, maps=False)
-            await waiter.segment
-
-    def copies(self) -> dict[int, tuple[bytes, int]]:
-        """Segments here that are copies: of which node, and which segment there."""
-        return self._copies.sources
+    def source_of(self, number: int) -> tuple[bytes, int] | None:
+        """Of which node, and which segment there, a segment here is a copy; None if of none."""
+        return self._copies.source_of(number)
 
     # --- freeing -----------------------------------------------------------------
     def free(self, node_id: bytes, number: int) -> None:
@@ -188,7 +208,7 @@ class NodeObjects:
     def free_here(self, numbers: Iterable[int]) -> None:
         """Segments of this node were freed by their owners."""
         for number in numbers:
-            self.store.free(number)
+            self.drop(number)
             self._free_copies_of(number)
 
     def _free_copies_of(self, number: int) -> None:
@@ -198,32 +218,55 @@ class NodeObjects:
     def free_copies(self, node_id: bytes, numbers: Iterable[int]) -> None:
         """Segments of another node were freed: so are their copies here."""
         for number in numbers:
-            key = (node_id, number)
-            if self._copies.find(key) is not None:
-                self._free_copy(key)
+            copy = self._copies.find((node_id, number))
+            if copy is not None:
+                self.drop(copy.number)
             else:
-                self.pulls.lose(key, "its owner has freed it")
+                self.pulls.lose((node_id, number), "its owner has freed it")
 
-    def _free_copy(self, key: Key) -> None:
-        number = self._copies.remove(key)
-        assert number is not None
+    def drop(self, number: int) -> None:
+        """A segment of this node is not wanted any more."""
+        self._copies.remove(number)
         self.store.free(number)
 
     def node_died(self, node_id: bytes) -> None:
         """A node is gone: what it sent, and what its processes owned here.
 
-        Copies of its segments serve those who have them mapped, no others. What is on its way
-        from another node that has a copy goes on, for who waits for it.
+        Copies of its segments become the values, unless their owners were there too. What is on
+        its way from another node that has a copy goes on.
         """
         for key, arriving in list(self._transfers.arriving.items()):
             if key[0] == node_id:
                 self.pulls.origin_died(key)
                 if arriving.feeder == node_id:
                     self.pulls.lose(key, f"node {node_id.hex()} is gone")
-        for key in self._copies.of_node(node_id):
-            self._free_copy(key)
+        self._leave(node_id)
         for owner in [owner for owner, node in self._remote_owners.items() if node == node_id]:
             self.process_died(owner)
+
+    def _leave(self, node_id: bytes) -> None:
+        """Copies of segments of a node that is gone: see who still wants them."""
+        left: dict[bytes, list[Left]] = {}
+        for copy in self._copies.of_node(node_id):
+            found = self._left(copy)
+            if found is not None:
+                left.setdefault(copy.owner.node, []).append(found)
+        self.on_left(node_id, left)
+
+    def _left_late(self, copy: Copy) -> None:
+        found = self._left(copy)
+        if found is not None:
+            self.on_left(copy.key[0], {copy.owner.node: [found]})
+
+    def _left(self, copy: Copy) -> Left | None:
+        """A copy is the value from now on; None if its owner is gone too: nobody wants it."""
+        owner = copy.owner
+        if owner.node != self.node_id and not self._relay.knows(owner.node):
+            self.drop(copy.number)
+            return None
+        copy.left = True
+        self.adopt(copy.number, owner.node)
+        return copy.key[1], copy.number, owner.process
 
     def unclaimed(self, process_id: bytes) -> list[tuple[bytes, bytes, list[int]]]:
         """What a process that was killed wrote for others: (owner's node, owner, segments)."""
@@ -234,7 +277,13 @@ class NodeObjects:
     def process_died(self, process_id: bytes) -> None:
         """A process that may own, write or map segments here is gone."""
         self._remote_owners.pop(process_id, None)
+        self._spilling.room.process_died(process_id)
         self.ahead.process_died(process_id)
         self.pulls.process_died(process_id)
         for number in self.store.process_died(process_id):
+            self._copies.remove(number)
             self._free_copies_of(number)
+
+
+def _nobody(*_what: object) -> None:
+    """Nobody has said what to do yet."""

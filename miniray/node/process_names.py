@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.core.names import short_name
+from miniray.exceptions import describe_exit
 
 if TYPE_CHECKING:
     from miniray.node.clients import Client, ClientServer
     from miniray.node.workers import WorkerPool
+
+#: Processes that ended and are remembered.
+_REMEMBERED = 1000
 
 
 class ProcessNames:
@@ -18,14 +21,25 @@ class ProcessNames:
         self._node_id = node_id
         self._clients = clients
         self._pool = pool
+        #: What processes were that ended of late, the latest last.
+        self._ended: dict[bytes, str] = {}
+
+    def ended(self, process_id: bytes, work: str, pid: int, code: int | None) -> None:
+        """A process has ended: who asks for what it owned will want to know what it was."""
+        how = f", which {describe_exit(code)}" if code is not None else ""
+        self._ended[process_id] = f"{work} (pid {pid}) on node {self._node_id.hex()[:8]}{how}"
+        if len(self._ended) > _REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+
+    def of_ended(self, process_id: bytes) -> str:
+        """What a process of this node was that has ended; empty if nobody remembers."""
+        return self._ended.get(process_id, "")
 
     def work_of(self, process_id: bytes) -> str:
         """The class of a worker's actor, or its task; empty if it has none."""
         worker = self._pool.workers.get(process_id)
         lease = worker.lease if worker is not None else None
-        if lease is None:
-            return ""
-        return short_name(lease.spec.get("class_name") or lease.spec.get("name") or "")
+        return lease.name if lease is not None else ""
 
     def of(self, process_id: bytes) -> str:
         """``driver (pid 7)``, ``Keeper (pid 8)``, or that it is of another node or has ended."""

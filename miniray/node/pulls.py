@@ -9,11 +9,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
+from miniray.node.room import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from miniray.node.copies import Copies
+    from miniray.exceptions import ObjectStoreFullError
+    from miniray.node.copies import Copies, Copy, Owner
     from miniray.node.segments import Segment, SegmentStore
     from miniray.node.transfers import Key
 
@@ -21,10 +23,13 @@ if TYPE_CHECKING:
 class Waiter:
     """One request of a process that waits for a copy."""
 
-    def __init__(self, process_id: bytes, request: int, pull: _Pull, *, maps: bool) -> None:
+    def __init__(
+        self, process_id: bytes, request: int, pull: _Pull, *, maps: bool, patient: bool
+    ) -> None:
         self.name = (process_id, request)
         self.pull = pull
         self.maps = maps
+        self.patient = patient
         #: The copy, mapped for the process if it wanted that.
         self.segment: asyncio.Future[Segment] = asyncio.get_running_loop().create_future()
         self.segment.add_done_callback(_retrieve)
@@ -33,12 +38,20 @@ class Waiter:
 class _Pull:
     """One transfer, and who waits for it."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: Key, size: int) -> None:
         self.key = key
+        #: The memory that it needs first. Who is not patient gives up; the rest goes on.
+        self.claim = Claim(size, on_stuck=self._give_up)
         self.task: asyncio.Task[None]
         self.waiters: set[Waiter] = set()
-        #: The node of the segment died meanwhile: it is for those who wait, and nobody else.
+        #: The node of the segment died meanwhile: no other copy can be had from there.
         self.last = False
+        #: Called with who gives up, and why.
+        self.on_given_up: Callable[[Waiter, Exception], object]
+
+    def _give_up(self, error: ObjectStoreFullError) -> None:
+        for waiter in [waiter for waiter in self.waiters if not waiter.patient]:
+            self.on_given_up(waiter, error)
 
 
 class Pulls:
@@ -46,19 +59,22 @@ class Pulls:
 
     Args:
         store: Where copies are.
-        copy: Copies a segment of another node into the store; what it returns is to be sealed.
+        copy: Copies a segment of another node into memory that it claims; the one that it
+            returns is to be sealed.
         copies: Where a copy is noted when it is there.
     """
 
     def __init__(
         self,
         store: SegmentStore,
-        copy: Callable[[bytes, int, int], Awaitable[Segment]],
+        copy: Callable[[bytes, int, Claim], Awaitable[tuple[Segment, Owner]]],
         copies: Copies,
     ) -> None:
         self._store = store
         self._copy = copy
         self._copies = copies
+        #: Called with a copy that was still coming when its segment's node died.
+        self.on_left: Callable[[Copy], object] = _nobody
         self._pulls: dict[Key, _Pull] = {}
         #: By process and number of its request.
         self._waiters: dict[tuple[bytes, int], Waiter] = {}
@@ -68,24 +84,39 @@ class Pulls:
     def __len__(self) -> int:
         return len(self._pulls)
 
-    def wait(self, key: Key, size: int, process_id: bytes, request: int, *, maps: bool) -> Waiter:
+    def wait(
+        self,
+        key: Key,
+        size: int,
+        process_id: bytes,
+        request: int,
+        *,
+        maps: bool,
+        patient: bool = True,
+    ) -> Waiter:
         """Let a process wait for a copy; the first who does begins the transfer.
 
         Args:
-            key: The node and the number there.
+            key: The node and the number there, of which there is no copy here.
             size: Bytes of the segment.
             process_id: Who waits.
             request: A number of its own, for ``withdraw``.
             maps: Whether the copy is mapped for the process when it is there.
+            patient: Whether to wait for what other processes have mapped.
         """
+        assert self._copies.find(key) is None  # a second one would never be freed
         pull = self._pulls.get(key)
         if pull is None:
-            pull = self._pulls[key] = _Pull(key)
-            pull.task = asyncio.get_running_loop().create_task(self._run(pull, size))
+            pull = self._pulls[key] = _Pull(key, size)
+            pull.on_given_up = self._drop
+            pull.task = asyncio.get_running_loop().create_task(self._run(pull))
             self._tasks.add(pull.task)
             pull.task.add_done_callback(self._tasks.discard)
-        waiter = Waiter(process_id, request, pull, maps=maps)
+        waiter = Waiter(process_id, request, pull, maps=maps, patient=patient)
         pull.waiters.add(waiter)
+        pull.claim.join(process_id)
+        if not patient:
+            pull.claim.hurry()
         self._waiters[waiter.name] = waiter
         self._waiting.setdefault(process_id, set()).add(waiter)
         return waiter
@@ -109,30 +140,34 @@ class Pulls:
                 self._withdraw(waiter, reason)
 
     def origin_died(self, key: Key) -> None:
-        """The node of a segment is gone: a copy that still comes is for who waits now."""
+        """The node of a segment is gone, but a copy comes from elsewhere."""
         pull = self._pulls.get(key)
         if pull is not None:
             pull.last = True
 
     def _withdraw(self, waiter: Waiter, reason: str) -> None:
+        self._drop(waiter, ObjectLostError(f"segment {waiter.pull.key[1]}", reason))
+
+    def _drop(self, waiter: Waiter, error: Exception) -> None:
         pull = waiter.pull
         self._forget(waiter)
-        _fail(waiter, ObjectLostError(f"segment {pull.key[1]}", reason))
+        _fail(waiter, error)
         if not pull.waiters and self._pulls.get(pull.key) is pull:
             del self._pulls[pull.key]
             pull.task.cancel()
 
     def _forget(self, waiter: Waiter) -> None:
         waiter.pull.waiters.discard(waiter)
+        waiter.pull.claim.leave(waiter.name[0])
         del self._waiters[waiter.name]
         mine = self._waiting[waiter.name[0]]
         mine.discard(waiter)
         if not mine:
             del self._waiting[waiter.name[0]]
 
-    async def _run(self, pull: _Pull, size: int) -> None:
+    async def _run(self, pull: _Pull) -> None:
         try:
-            segment = await self._copy(*pull.key, size)
+            segment, owner = await self._copy(*pull.key, pull.claim)
         except asyncio.CancelledError:
             self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "its transfer was ended"))
             raise
@@ -140,28 +175,37 @@ class Pulls:
             self._end(pull, error)
             return
         self._store.seal(segment.number)
-        if pull.last or self._pulls.get(pull.key) is not pull:
-            self._arrived(pull, segment)
-            self._store.free(segment.number)
+        if self._pulls.get(pull.key) is not pull:
+            self._store.free(segment.number)  # all who waited have left
+        elif not self._store.has(segment):
+            self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "it was freed meanwhile"))
         else:
-            self._copies.add(pull.key, segment.number)
-            self._arrived(pull, segment)
+            self._arrived(pull, segment, owner)
 
-    def _arrived(self, pull: _Pull, segment: Segment) -> None:
+    def _arrived(self, pull: _Pull, segment: Segment, owner: Owner) -> None:
+        del self._pulls[pull.key]
+        self._store.change_owner(segment.number, pull.key[0])
+        copy = self._copies.add(pull.key, segment.number, owner)
         for waiter in list(pull.waiters):
             self._forget(waiter)
+            if waiter.segment.done():  # who waited was cancelled
+                continue
             if waiter.maps:  # at once: its owner may free it before who waits goes on
                 self._store.map(segment.number, waiter.name[0])
             waiter.segment.set_result(segment)
-        self._end(pull, None)
+        if pull.last:
+            self.on_left(copy)
 
-    def _end(self, pull: _Pull, error: Exception | None) -> None:
+    def _end(self, pull: _Pull, error: Exception) -> None:
         if self._pulls.get(pull.key) is pull:
             del self._pulls[pull.key]
         for waiter in list(pull.waiters):
             self._forget(waiter)
-            assert error is not None
             _fail(waiter, error)
+
+
+def _nobody(_copy: Copy) -> None:
+    """Nobody has said what to do yet."""
 
 
 def _fail(waiter: Waiter, error: Exception) -> None:

@@ -79,6 +79,10 @@ class RelayHub:
         """The other nodes that live."""
         return list(self._addresses)
 
+    def knows(self, node_id: bytes) -> bool:
+        """Whether another node lives, as far as the head has told."""
+        return node_id in self._addresses
+
     def joined(self, node_id: bytes, address: str) -> None:
         """The head says that a node is there."""
         if node_id != self._node_id:

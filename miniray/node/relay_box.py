@@ -14,13 +14,22 @@ import os
 from typing import TYPE_CHECKING
 
 from miniray._proto import node_pb2
-from miniray.node.relayed import Relayed, pack, unpack
+from miniray.node.relayed import PIECE, Relayed, pack, size_of, split, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
-#: Bytes of bodies in one gRPC message.
+#: Bytes in one gRPC message, but for the last of what is in it.
 _BATCH_BYTES = 1 << 20
+#: Stands for a message that was given up, with its size.
+_GIVEN_UP = (32, Relayed())
+#: A larger message travels in pieces of this size: gRPC refuses what is above a limit, and all
+#: that waits behind would never arrive.
+_PIECE_BYTES = 8 << 20
+
+
+def _is_notice(message: Relayed) -> bool:
+    return message.items[1] if message.notice == PIECE else bool(message.notice)
 
 
 class Outbox:
@@ -29,8 +38,9 @@ class Outbox:
     def __init__(self) -> None:
         #: Tells this numbering from others, as after the node was given up and came back.
         self.id = int.from_bytes(os.urandom(8), "big") | 1
-        self._waiting: collections.deque[Relayed] = collections.deque()
-        self._sent: collections.deque[Relayed] = collections.deque()
+        #: With the size of each.
+        self._waiting: collections.deque[tuple[int, Relayed]] = collections.deque()
+        self._sent: collections.deque[tuple[int, Relayed]] = collections.deque()
         #: Number of the oldest message that is not acknowledged.
         self._oldest = 1
         self._filled = asyncio.Event()
@@ -39,7 +49,11 @@ class Outbox:
 
     def put(self, message: Relayed) -> None:
         """Queue a message."""
-        self._waiting.append(message)
+        size = size_of(message)
+        if size <= _PIECE_BYTES:
+            self._waiting.append((size, message))
+        else:
+            self._waiting.extend((size_of(each), each) for each in split(message, _PIECE_BYTES))
         self._filled.set()
 
     def acknowledged(self, number: int) -> None:
@@ -54,10 +68,15 @@ class Outbox:
         self._sent.clear()
 
     def give_up(self) -> None:
-        """Drop everything; an empty message follows, whose number tells the receiver of it."""
-        self._oldest += len(self._sent) + len(self._waiting)
-        self._sent.clear()
-        self._waiting.clear()
+        """Drop what processes said; an empty message in its place tells the receiver.
+
+        Notices of this daemon stay: they are few and small, and nobody would say again that a
+        segment is free.
+        """
+        for box in (self._sent, self._waiting):
+            kept = [each if _is_notice(each[1]) else _GIVEN_UP for each in box]
+            box.clear()
+            box.extend(kept)
         self.put(Relayed())
 
     def take(self) -> node_pb2.RelayBatch:
@@ -66,10 +85,10 @@ class Outbox:
         batch: list[Relayed] = []
         size = 0
         while self._waiting and size < _BATCH_BYTES:
-            message = self._waiting.popleft()
-            size += sum(map(len, message.bodies)) + 32
-            batch.append(message)
-        self._sent.extend(batch)
+            each = self._waiting.popleft()
+            size += each[0]
+            batch.append(each[1])
+            self._sent.append(each)
         return node_pb2.RelayBatch(messages=pack(batch), first=first, outbox=self.id)
 
     async def drain_to(self, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]) -> None:
@@ -95,17 +114,37 @@ class Inbox:
         self.received = 0
         #: Something came that is not acknowledged.
         self.arrived = asyncio.Event()
-        #: How often messages are missing between two batches: their sender gave them up.
+        #: How often messages are missing: their sender gave them up.
         self.gaps = 0
+        self._in_gap = False
         self._outbox = 0
+        #: Of a message whose last piece has not come.
+        self._pieces: list[bytes] = []
 
     def accept(self, batch: node_pb2.RelayBatch) -> list[Relayed]:
         """The messages of a batch that were not received before, in order."""
         if batch.outbox != self._outbox:
             self._outbox, self.received = batch.outbox, 0
+            self._pieces.clear()
         messages = unpack(batch.messages)
         known = max(0, self.received + 1 - batch.first)
-        self.gaps += batch.first > self.received + 1
         self.received = max(self.received, batch.first + len(messages) - 1)
         self.arrived.set()
-        return list(itertools.islice(messages, known, None)) if known else messages
+        return list(self._whole(itertools.islice(messages, known, None)))
+
+    def _whole(self, messages: Iterable[Relayed]) -> Iterable[Relayed]:
+        """The messages, those that came in pieces put together."""
+        for message in messages:
+            was_in_gap, self._in_gap = self._in_gap, not (message.bodies or message.notice)
+            if self._in_gap:
+                if was_in_gap:
+                    continue
+                self.gaps += 1
+                self._pieces.clear()
+            if message.notice != PIECE:
+                yield message
+                continue
+            self._pieces += message.bodies
+            if message.items[0]:
+                yield from unpack(b"".join(self._pieces))
+                self._pieces.clear()

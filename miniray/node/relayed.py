@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 #: Notices of one daemon to another.
 #: ``sender`` watches the process ``to``.
 WATCH = "watch"
-#: The process ``sender``, which ``to`` watches or has written to, is gone.
+#: (what it was,): the process ``sender``, which ``to`` watches or has written to, is gone.
 GONE = "gone"
 #: (segment, ...) of the receiving node that their owner freed.
 FREED = "freed"
@@ -25,6 +25,15 @@ FREED_COPIES = "freed copies"
 ADOPTED = "adopted"
 #: (segment, ...) of the receiving node, of which the sender has got a copy.
 COPIED = "copied"
+#: (node, (segment there, segment of the sending node, owner), ...): a node is gone; the sender has
+#: copies of values that processes of the receiving node own.
+LEFT = "left"
+#: (segment, owner): the receiving node's segment is the value of a process of the sender.
+OWNED = "owned"
+#: (number, node): tell when you have sent LEFT about a node.
+LEFT_ASKED = "left asked"
+#: (number,): the answer to that.
+LEFT_TOLD = "left told"
 #: (ticket, segment, offset, node, ...): the sender, which cannot dial, wants a segment pushed;
 #: the nodes were named to it and did not serve.
 WANTED = "wanted"
@@ -39,6 +48,11 @@ MEMORY_ASKED = "memory asked"
 MEMORY_TOLD = "memory told"
 
 
+#: (whether it is the last, whether it is of a notice): a piece, as body, of a message that is too
+#: large to travel whole.
+PIECE = "piece"
+
+
 class Relayed(NamedTuple):
     """Messages of one process to another, or a notice."""
 
@@ -49,6 +63,27 @@ class Relayed(NamedTuple):
     #: One of the above and what belongs to it.
     notice: str = ""
     items: tuple[Any, ...] = ()
+
+
+def size_of(message: Relayed) -> int:
+    """About the bytes that a message takes on its way."""
+    items = message.items
+    return sum(map(len, message.bodies)) + (len(marshal.dumps(items)) if items else 0) + 32
+
+
+def split(message: Relayed, size: int) -> list[Relayed]:
+    """The pieces of a message, so many bytes each."""
+    data = memoryview(pack([message]))
+    starts = range(0, len(data), size)
+    of_notice = bool(message.notice)
+    return [
+        Relayed(
+            notice=PIECE,
+            bodies=[bytes(data[at : at + size])],
+            items=(at == starts[-1], of_notice),
+        )
+        for at in starts
+    ]
 
 
 def pack(messages: Iterable[Relayed]) -> bytes:

@@ -14,7 +14,7 @@ from miniray.exceptions import ObjectLostError
 from miniray.node.memories import Memories, Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from miniray.node.spill_files import Place
 
@@ -123,6 +123,7 @@ class SegmentStore:
         self.on_room: Callable[[], object] = _nothing
         #: Called with the place of a freed segment that was on disk.
         self.on_unplaced: Callable[[Place], object] = _ignore
+        self.memories.on_freed = self._freed
         self._next = 1
         self._segments: dict[int, Segment] = {}
         #: Complete, wanted and not mapped; the least recently used first.
@@ -145,13 +146,24 @@ class SegmentStore:
         return iter(list(self._segments.values()))
 
     # --- writing -----------------------------------------------------------------
-    def create(self, size: int, form: int, owner: bytes, creator: bytes) -> Segment:
+    def create(
+        self, size: int, form: int, owner: bytes, creator: bytes, memory: Memory | None = None
+    ) -> Segment:
         """Room for a value; hand its descriptor to the writer.
+
+        Args:
+            size: Bytes.
+            form: How it is written.
+            owner: The process that frees it.
+            creator: The process that writes it.
+            memory: For it, if that was taken already.
 
         Raises:
             ObjectStoreFullError: there is no room.
         """
-        return self._add(Segment(self._next, self.take(size, creator), size, form, owner), creator)
+        if memory is None:
+            memory = self.take(size, creator)
+        return self._add(Segment(self._next, memory, size, form, owner), creator)
 
     def create_on_disk(self, place: Place, form: int, owner: bytes, creator: bytes) -> Segment:
         """A value that its writer puts on disk, because there is no room in memory."""
@@ -174,6 +186,14 @@ class SegmentStore:
         """Memory for a value; ObjectStoreFullError if there is no room, unless ``beyond``."""
         capacity = max(_PAGE, -(-size // _PAGE) * _PAGE)
         return self.memories.take(capacity, process, len(self), beyond=beyond)
+
+    def _freed(self) -> None:
+        self.on_room()
+
+    def put_back(self, memory: Memory) -> None:
+        """Memory that was taken is not needed after all."""
+        self.memories.give_back(memory)
+        self.on_room()
 
     def seal(self, number: int, made: str = "") -> None:
         """The writer is done, and may tell where in user code it was made."""
@@ -199,6 +219,10 @@ class SegmentStore:
         if segment is None:
             raise ObjectLostError(f"segment {number}", "its memory was freed already")
         return segment
+
+    def has_number(self, number: int) -> bool:
+        """Whether there is a segment of this number."""
+        return number in self._segments
 
     def has(self, segment: Segment) -> bool:
         """Whether a segment is still here."""
@@ -313,10 +337,6 @@ class SegmentStore:
                 found.setdefault(segment.owner, []).append(number)
         return found
 
-    def owners(self) -> list[bytes]:
-        """The processes that own segments here."""
-        return list(self._by_owner)
-
     # --- memory and disk -------------------------------------------------------------
     def idle(self) -> Iterable[Segment]:
         """Complete segments in memory that nobody maps; the least recently used first."""
@@ -326,20 +346,37 @@ class SegmentStore:
         """Whether a segment is one of them."""
         return segment.number in self._idle
 
-    def is_held_by_others(self, process: bytes) -> bool:
-        """Whether other processes map or write segments."""
+    def holds(self, process: bytes) -> bool:
+        """Whether a process writes a segment, or maps one that is in memory."""
+        if process in self._by_creator:
+            return True
+        mapped = self._by_mapper.get(process, ())
+        return any(self._segments[number].in_memory for number in mapped)
+
+    def is_held_by_others(self, processes: Container[bytes]) -> bool:
+        """Whether any but these processes hold segments. Daemons count that read or send them."""
         return any(
-            other != process for index in (self._by_mapper, self._by_creator) for other in index
+            self.holds(other)
+            for index in (self._by_creator, self._by_mapper)
+            for other in index
+            if other not in processes
         )
 
-    def ask_keepers(self, needed: int) -> None:
-        """Ask processes for so many bytes of what they keep mapped and may not use."""
+    def ask_keepers(self, needed: int) -> bool:
+        """Ask processes for so many bytes of what they keep mapped and may not use.
+
+        Returns:
+            Whether there was anybody to ask.
+        """
+        asked = False
         for segment in list(self._kept.values()):
             if needed <= 0:
-                return
+                break
             if self._is_only_kept(segment):  # else others look at it
                 needed -= segment.capacity
                 self._ask_for(segment)
+                asked = True
+        return asked
 
     def begin_move(self, segment: Segment) -> None:
         """A segment is being written to disk, or read from there."""

@@ -18,13 +18,13 @@ from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node import relayed as r
-from miniray.node.copies import Copies
+from miniray.node.copies import Copies, Owner
 from miniray.node.relayed import Relayed
 from miniray.node.services import push
 from miniray.node.spread import Spread
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
@@ -71,6 +71,8 @@ class Serving:
         self._arriving = transfers.arriving
         #: Copies here of segments of other nodes.
         self.copies = Copies()
+        #: The node of the process that owns a segment of this one.
+        self.node_of: Callable[[bytes], bytes] = lambda _owner: node_id
         self._spreads: dict[int, _Spreading] = {}
         #: Pushes under way, by the node that they go to.
         self._pushes: dict[bytes, set[asyncio.Task[None]]] = {}
@@ -141,7 +143,8 @@ class Serving:
                 yield head.SerializeToString()
                 await asyncio.Event().wait()  # until the other end hangs up
             with self._mapped(self._store.get(number), node_id) as segment:
-                yield _head(segment, ticket)
+                owner = Owner(segment.owner, self.node_of(segment.owner))
+                yield _head(segment, owner, ticket)
                 while offset < segment.size:
                     piece = await self._read(segment, offset, segment.size)
                     offset += len(piece)
@@ -185,19 +188,21 @@ class Serving:
 
     async def _pass_on(self, key: Key, offset: int, node_id: bytes) -> AsyncGenerator[bytes, None]:
         """A copy that is here, or as much of it as is."""
-        local = self.copies.find(key)
+        copy = self.copies.find(key)
         arriving: Arriving | None = None
         found: Segment | None = None
-        if local is not None:
-            found = self._store.get(local)
+        if copy is not None:
+            found = self._store.get(copy.number)
+            owner = copy.owner
         else:
             arriving = self._arriving.get(key)
             if arriving is not None:
                 found = await arriving.room()
+                owner = arriving.owner
         if found is None:
             raise ObjectLostError(f"segment {key[1]}", "there is no copy of it on this node")
         with self._mapped(found, node_id) as segment:
-            yield _head(segment, 0)
+            yield _head(segment, owner, 0)
             while offset < segment.size:
                 end = segment.size if arriving is None else await arriving.beyond(offset)
                 if end <= offset:
@@ -281,6 +286,12 @@ async def _until(over: asyncio.Event, only: bytes) -> AsyncIterator[bytes]:
     await over.wait()
 
 
-def _head(segment: Segment, ticket: int) -> bytes:
-    head = node_pb2.ObjectHead(size=segment.size, form=segment.form, ticket=ticket)
+def _head(segment: Segment, owner: Owner, ticket: int) -> bytes:
+    head = node_pb2.ObjectHead(
+        size=segment.size,
+        form=segment.form,
+        ticket=ticket,
+        owner=owner.process,
+        owner_node=owner.node,
+    )
     return bytes(head.SerializeToString())

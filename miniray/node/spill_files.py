@@ -7,7 +7,6 @@ What opens, counts and releases runs in the daemon's loop; what reads and writes
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import functools
 import logging
@@ -16,9 +15,14 @@ import os
 import tempfile
 from typing import TYPE_CHECKING
 
+from miniray.core.descriptors import RESERVE, limit
+from miniray.node.freeing import at_once, punch_hole
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from miniray.node.freeing import Free
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +32,6 @@ _FILE_SIZE = 256 * 1024 * 1024
 _BLOCK = 4096
 #: Bytes that one call of the system reads or writes at most: the end of the node waits for it.
 _STEP = 16 * 1024 * 1024
-_FALLOC_FL_KEEP_SIZE = 1
-_FALLOC_FL_PUNCH_HOLE = 2
 
 
 class _File:
@@ -72,6 +74,8 @@ class SpillFiles:
         self.folder = folder
         #: Bytes of disk that values take.
         self.used = 0
+        #: Does some work, then calls the second function: how files are closed.
+        self.free: Free = at_once
         self._current: _File | None = None
         self._files: set[_File] = set()
 
@@ -83,24 +87,30 @@ class SpillFiles:
             alone: Whether it has a file to itself, which may be shown to other processes.
 
         Raises:
-            OSError: no file can be made.
+            OSError: no file can be made; EMFILE if one that a value has to itself would take a
+                descriptor that is needed for more than values.
         """
         file = self._current
         if alone:
-            file = _File(self._open())
+            file = _File(self._open_spare())
             self._files.add(file)
         elif file is None or file.end + size > _FILE_SIZE:
-            before = file
             file = self._current = _File(self._open())
             self._files.add(file)
-            if before is not None:
-                self._close_if_unused(before)
         length = -(-size // _BLOCK) * _BLOCK
         place = Place(file, file.end, size)
         file.end += length
         file.places += 1
         self.used += length
         return place
+
+    def _open_spare(self) -> int:
+        fd = self._open()
+        # The kernel gives the lowest free number: this one says how many are open.
+        if fd < limit() - RESERVE:
+            return fd
+        os.close(fd)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     def _open(self) -> int:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -120,17 +130,19 @@ class SpillFiles:
 
     def release(self, place: Place) -> None:
         """A value is not needed any more; its part of the disk was punched, if others stay."""
-        self.used -= -(-place.size // _BLOCK) * _BLOCK
-        place._file.places -= 1
-        self._close_if_unused(place._file)
-
-    def _close_if_unused(self, file: _File) -> None:
+        length = -(-place.size // _BLOCK) * _BLOCK
+        file = place._file
+        file.places -= 1
         if file.places or file not in self._files:
+            self._freed(length)
             return
         if file is self._current:
             self._current = None
         self._files.remove(file)
-        os.close(file.fd)
+        self.free(functools.partial(os.close, file.fd), functools.partial(self._freed, length))
+
+    def _freed(self, length: int) -> None:
+        self.used -= length
 
     def close(self) -> None:
         """Give all of it up. Nothing may be reading or writing."""
@@ -185,18 +197,11 @@ def read_piece(place: Place, offset: int, length: int) -> bytes:
     return os.pread(place.fd, min(length, place.size - offset), place.offset + offset)
 
 
-@functools.cache
-def _libc() -> ctypes.CDLL:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
-    return libc
-
-
 def punch(place: Place) -> None:
     """Give its part of a file back to the disk; if that cannot be done, it goes with the file."""
     length = -(-place.size // _BLOCK) * _BLOCK
-    mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
-    if _libc().fallocate(place.fd, mode, place.offset, length) != 0:
-        code = ctypes.get_errno()
-        if code not in (errno.EOPNOTSUPP, errno.ENOSYS):
-            logger.warning("could not give %d bytes of disk back: %s", length, os.strerror(code))
+    try:
+        punch_hole(place.fd, place.offset, length)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
+            logger.warning("could not give %d bytes of disk back: %s", length, error.strerror)

@@ -1,23 +1,24 @@
 """What happens when the memory of the object store is full: values move to disk, and back.
 
 Memory comes from what nobody has mapped, least recently used first: copies of other nodes' values
-are dropped, values of this node are written to disk unless they are there already. Then processes
-are asked for what they keep mapped without using it. Who asked for room waits for that, and for
-what others have mapped; every wait ends with room or with an error that tells who holds what.
+are dropped, values of this node are written to disk unless they are there already. Who waits for
+it, and for how long, is ``room.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import logging
 import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
 from miniray.config import config
+from miniray.core.descriptors import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.node.freeing import Freeing
+from miniray.node.room import Claim, Room
 from miniray.node.spill_files import allocate, punch, read, read_piece, write
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ _Key = TypeVar("_Key")
 
 #: Values that are written or read at the same time: more would only make the disk seek.
 _THREADS = 2
-#: Seconds in which a process unmaps what it was told to, unless user code keeps it busy.
-_RETURN_WITHIN = 2.0
 #: Seconds after a failed write in which nothing is written ahead of need.
 _AFTER_FAILURE = 10.0
 
@@ -49,7 +48,8 @@ def _there_are_none(_segment: Segment) -> None:
 
 
 def _forget(tasks: dict[_Key, asyncio.Task[None]], key: _Key, task: asyncio.Task[None]) -> None:
-    del tasks[key]
+    if tasks.get(key) is task:
+        del tasks[key]
     if not task.cancelled():
         task.exception()  # who waited may be gone, then nobody else looks at it
 
@@ -74,9 +74,11 @@ class Spilling:
         #: Whether a segment is only a copy of a value of another node, and what drops one.
         self.is_copy: Callable[[Segment], bool] = _is_no_copy
         self.evict: Callable[[Segment], None] = _there_are_none
-        self._holders = holders
-        self._room = asyncio.Event()
-        store.on_room = self._room.set
+        self.room = Room(store, self, holders)
+        #: Memory must not wait for files to go back to a slow disk.
+        self._memory_freeing, self._disk_freeing = Freeing(), Freeing()
+        store.memories.free = self._memory_freeing
+        files.free = self._disk_freeing
         store.on_unplaced = self._discard
         self._threads = concurrent.futures.ThreadPoolExecutor(
             _THREADS, thread_name_prefix="miniray-spill"
@@ -86,13 +88,14 @@ class Spilling:
         self._tasks: set[asyncio.Task[None]] = set()
         #: By segment, and whether those who wait are patient.
         self._restores: dict[tuple[int, bool], asyncio.Task[None]] = {}
+        #: The memory that they are for.
+        self._claims: dict[tuple[int, bool], Claim] = {}
         #: Of these, what has room and is being read.
         self._readings: dict[int, asyncio.Task[None]] = {}
         #: Bytes of memory that are being written to disk.
         self._leaving = 0
-        #: Bytes that those who wait for room have asked for.
-        self._wanted = 0
-        self._failures = 0
+        #: How often something could not be written.
+        self.failures = 0
         self._failure = ""
         self._failed_at = -_AFTER_FAILURE
 
@@ -101,72 +104,20 @@ class Spilling:
         """Bytes of disk that values take."""
         return self._files.used
 
-    # --- room --------------------------------------------------------------------------------
-    def is_awaited(self, size: int) -> bool:
-        """Whether so many bytes would take the room of somebody who waits for it."""
-        store = self._store
-        return bool(self._wanted) and store.used + self._wanted + size > store.capacity
+    # --- out ---------------------------------------------------------------------------------
+    @property
+    def leaving(self) -> int:
+        """Bytes that are being written to disk, or go back to the kernel."""
+        return self._leaving + self._store.memories.closing
 
-    async def when_there_is_room(
-        self, size: int, take: Callable[[], T], *, asker: bytes, patient: bool = True
-    ) -> T:
-        """Call ``take`` as soon as there is room for so many bytes.
+    @property
+    def arriving(self) -> bool:
+        """Whether something is being read back, into memory that nobody has mapped yet."""
+        return bool(self._readings)
 
-        Args:
-            size: Bytes.
-            take: Takes them, or raises ObjectStoreFullError.
-            asker: The process that needs them.
-            patient: Whether to wait for what other processes have mapped.
-
-        Raises:
-            ObjectStoreFullError: there is no room, and none will come.
-        """
-        self._wanted += size
-        failures = self._failures
-        try:
-            while True:
-                with contextlib.suppress(ObjectStoreFullError):
-                    return take()
-                if size > self._store.capacity:
-                    raise self._full(size, failures)
-                writes = self._failures == failures
-                short = self._begin(self._store.capacity - self._wanted, writes=writes)
-                if short > 0:
-                    self._store.ask_keepers(short)
-                with contextlib.suppress(ObjectStoreFullError):
-                    return take()  # copies, and what is on disk already, are gone at once
-                if not await self._something_returns(asker, patient=patient):
-                    raise self._full(size, failures)
-        finally:
-            self._wanted -= size
-
-    async def _something_returns(self, asker: bytes, *, patient: bool) -> bool:
-        """Wait until memory has come back; False if none can be expected any more."""
-        if self._leaving:
-            limit = None
-        elif patient and self._store.is_held_by_others(asker):
-            limit = config().store_full_timeout
-        elif self._store.returning():
-            limit = _RETURN_WITHIN
-        else:
-            return False
-        self._room.clear()
-        try:
-            await asyncio.wait_for(self._room.wait(), limit)
-        except asyncio.TimeoutError:
-            return False
-        return True
-
-    def _full(self, size: int, failures: int) -> ObjectStoreFullError:
-        store = self._store
-        notes = []
-        if size <= store.capacity:
-            held = self._holders()
-            if held:
-                notes.append(f"It holds {held}.")
-            if self._failures != failures:
-                notes.append(f"Nothing could be moved to {self._files.folder}: {self._failure}.")
-        return ObjectStoreFullError(size, store.used, store.capacity, " ".join(filter(None, notes)))
+    def trouble(self) -> str:
+        """Why the last value could not be written to disk, in a sentence."""
+        return f"Nothing could be moved to {self._files.folder}: {self._failure}."
 
     def spill_ahead(self) -> None:
         """Move out what exceeds ``spill_threshold``, so that the next writer need not wait."""
@@ -174,9 +125,9 @@ class Spilling:
         if self._store.used - self._leaving > target:
             if time.monotonic() - self._failed_at < _AFTER_FAILURE:
                 return
-            self._begin(target, writes=True)
+            self.make_room(target, writes=True)
 
-    def _begin(self, target: int, *, writes: bool) -> int:
+    def make_room(self, target: int, *, writes: bool) -> int:
         """Begin to move out values until ``target`` bytes are in use.
 
         Args:
@@ -221,7 +172,7 @@ class Spilling:
                 self._discard(place)
             if segment.place is not None and self._store.is_idle(segment):
                 self._store.drop_memory(segment)
-            self._room.set()  # those who wait look again, whatever came of it
+            self.room.look_soon()  # those who wait look again, whatever came of it
 
     async def place_for(self, size: int) -> Place | None:
         """A place on disk that a writer may write to itself; None if the disk has no room."""
@@ -230,14 +181,15 @@ class Spilling:
             place = self._files.reserve(size, alone=True)
             await self._in_thread(allocate, place)
         except OSError as error:
-            self._disk_failed(error)
+            if error.errno not in OUT_OF_DESCRIPTORS:  # others need none of their own
+                self._disk_failed(error)
             if place is not None:
                 self._discard(place)
             return None
         return place
 
     def _disk_failed(self, error: OSError) -> None:
-        self._failures += 1
+        self.failures += 1
         self._failure = error.strerror or str(error)
         if time.monotonic() - self._failed_at >= _AFTER_FAILURE:
             logger.warning("could not write to %s: %s", self._files.folder, self._failure)
@@ -255,27 +207,38 @@ class Spilling:
         key = (segment.number, patient)
         while not segment.in_memory:
             task = self._restores.get(key)
-            if task is None:
-                task = asyncio.ensure_future(self._restore(segment, asker, patient))
-                self._restores[key] = task
-                task.add_done_callback(lambda task: _forget(self._restores, key, task))
+            if task is None or task.done():
+                claim = Claim(segment.size, asker, patient=patient)
+                task = asyncio.ensure_future(self._restore(segment, claim))
+                self._restores[key], self._claims[key] = task, claim
+                task.add_done_callback(lambda task: self._restored(key, task))
+            else:
+                self._claims[key].join(asker)
             await asyncio.shield(task)
             if not self._store.has(segment):
                 raise ObjectLostError(f"segment {segment.number}", "it was freed meanwhile")
 
-    async def _restore(self, segment: Segment, asker: bytes, patient: bool) -> None:
-        memory = await self._memory_for(segment, asker, patient)
+    def _restored(self, key: tuple[int, bool], task: asyncio.Task[None]) -> None:
+        if self._restores.get(key) is task:
+            del self._claims[key]
+        _forget(self._restores, key, task)
+
+    async def _restore(self, segment: Segment, claim: Claim) -> None:
+        memory = await self._memory_for(claim)
         number = segment.number
         reading = self._readings.get(number)
         if reading is None and not segment.in_memory and self._store.has(segment):
             reading = asyncio.ensure_future(self._read_back(segment, memory))
             self._readings[number] = reading
-            reading.add_done_callback(lambda task: _forget(self._readings, number, task))
+            reading.add_done_callback(lambda task: self._was_read(number, task))
         else:  # another was quicker, or all who wanted it are gone
-            self._store.memories.give_back(memory)
-            self._room.set()
+            self._store.put_back(memory)
         if reading is not None:
             await asyncio.shield(reading)
+
+    def _was_read(self, number: int, task: asyncio.Task[None]) -> None:
+        _forget(self._readings, number, task)
+        self.room.look_soon()  # who has it mapped may be the only one that waits for room
 
     async def _read_back(self, segment: Segment, memory: Memory) -> None:
         place = segment.place
@@ -285,7 +248,7 @@ class Spilling:
             await self._in_thread(read, place, memory.fd, self._stopped.is_set)
             segment.memory = memory
         except BaseException as error:
-            self._store.memories.give_back(memory)
+            self._store.put_back(memory)
             if not isinstance(error, OSError):
                 raise
             logger.exception("segment %d could not be read back from disk", segment.number)
@@ -295,22 +258,17 @@ class Spilling:
         finally:
             self._store.end_move(segment)
 
-    async def _memory_for(self, segment: Segment, asker: bytes, patient: bool) -> Memory:
+    async def _memory_for(self, claim: Claim) -> Memory:
         store = self._store
-        failures = self._failures
+        failures = self.failures
         try:
-            return await self.when_there_is_room(
-                segment.size,
-                lambda: store.take(segment.size, asker),
-                asker=asker,
-                patient=patient,
-            )
+            return await self.room.get(claim)
         except ObjectStoreFullError:
             # When the disk is full, what is on it must still be readable. Nothing has to be
             # written to drop it again, so one value at a time may exceed the store's capacity.
-            if self._failures == failures or store.used > store.capacity:
+            if self.failures == failures or store.used > store.capacity:
                 raise
-            return store.take(segment.size, asker, beyond=True)
+            return store.take(claim.size, claim.writer, beyond=True)
 
     async def read(self, segment: Segment, offset: int, length: int) -> bytes:
         """Bytes of a value that is on disk, read without bringing it back."""
@@ -341,9 +299,12 @@ class Spilling:
     async def close(self) -> None:
         """Stop reading and writing, then give the disk back."""
         self._stopped.set()
+        self.room.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         tasks = [*self._tasks, *self._restores.values(), *self._readings.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._memory_freeing.close()
+        self._disk_freeing.close()
         self._files.close()

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 from miniray.core.warm_memory import ON_DISK
 from miniray.exceptions import ObjectStoreFullError
+from miniray.node.room import Claim
 from miniray.node.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from miniray.node.clients import Client, ClientServer
+    from miniray.node.memories import Memory
     from miniray.node.objects import NodeObjects
     from miniray.node.segments import Segment
     from miniray.node.spilling import Spilling
@@ -44,6 +46,7 @@ class StoreRequests:
             runs: Whether a process of this node has not ended.
         """
         self._spilling = spilling
+        self._room = spilling.room
         self._node_id = node_id
         self._objects = objects
         self._store = store = objects.store
@@ -86,7 +89,7 @@ class StoreRequests:
         _patient: bool,
     ) -> _Created | None:
         """Room for a value: (segment, memory), and no descriptor if the writer has it mapped."""
-        if self._spilling.is_awaited(size):
+        if not self._room.is_free(size):
             return None
         try:
             return self._room_for(client, size, form, owner, owner_node)
@@ -106,21 +109,17 @@ class StoreRequests:
     ) -> _Created:
         """The same, when there is room; before it would wait for others, on disk."""
 
-        def take() -> _Created:
+        async def wait(*, patient: bool) -> _Created:
+            memory = await self._room.get(Claim(size, client.process_id, patient=patient))
             if not self._runs(client.process_id):
+                self._store.put_back(memory)
                 raise ConnectionError("the process that asked has ended")  # nobody hears it
-            return self._room_for(client, size, form, owner, owner_node)
+            return self._room_for(client, size, form, owner, owner_node, memory)
 
-        def wait(*, patient: bool) -> Awaitable[_Created]:
-            asker = client.process_id
-            return self._spilling.when_there_is_room(size, take, asker=asker, patient=patient)
-
-        if not patient:
-            return await wait(patient=False)
         try:
             return await wait(patient=False)
         except ObjectStoreFullError as error:
-            if size > error.capacity:
+            if not patient or size > error.capacity:
                 raise
         place = await self._spilling.place_for(size)
         if place is None:
@@ -134,9 +133,15 @@ class StoreRequests:
         return (segment.number, ON_DISK), place.fd
 
     def _room_for(
-        self, client: Client, size: int, form: int, owner: bytes, owner_node: bytes
+        self,
+        client: Client,
+        size: int,
+        form: int,
+        owner: bytes,
+        owner_node: bytes,
+        memory: Memory | None = None,
     ) -> _Created:
-        segment = self._objects.create(size, form, owner, owner_node, client.process_id)
+        segment = self._objects.create(size, form, owner, owner_node, client.process_id, memory)
         self._free_if_unowned(segment, owner, owner_node)
         memory = segment.memory
         assert memory is not None

@@ -66,8 +66,11 @@ class Template:
         self._workers: dict[int, str] = {}
         #: Templates with more modules that were forked from this one.
         self._templates: set[int] = set()
-        #: Ended workers whose children are not all gone yet: pid to wait status.
-        self._ended: dict[int, int] = {}
+        #: Ended workers whose children are not all gone yet: pid to (wait status, id).
+        self._ended: dict[int, tuple[int, str]] = {}
+        #: Children of ended workers that were killed and are not gone: pid to the workers whose
+        #: end is not told before. One that a driver holds in the kernel may stay for long.
+        self._strays: dict[int, set[int]] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> Callable[[], NoReturn]:
@@ -211,28 +214,40 @@ class Template:
                 break
             if pid == 0:
                 break
-            if self._workers.pop(pid, None) is not None:
-                self._ended[pid] = status
+            self._strays.pop(pid, None)
+            worker = self._workers.pop(pid, None)
+            if worker is not None:
+                self._ended[pid] = (status, worker)
             elif pid in self._templates:
                 self._templates.discard(pid)
                 self._kill_strays()  # its workers
-        if self._ended and not self._kill_strays():
-            for pid, status in self._ended.items():
-                self._send(("exited", pid, status))
-            self._ended.clear()
+        if not self._ended:
+            return
+        self._kill_strays()
+        waiting = {worker for workers in self._strays.values() for worker in workers}
+        for pid in [pid for pid in self._ended if pid not in waiting]:
+            status, _ = self._ended.pop(pid)
+            self._send(("exited", pid, status))
 
-    def _kill_strays(self) -> bool:
-        """Kill children of ended workers; True if some are on their way out."""
-        found = False
+    def _kill_strays(self) -> None:
+        """Kill children of ended workers."""
         living = set(self._workers.values())
         for pid in _children():
             if pid in self._workers or pid in self._templates:
                 continue
-            if _session_of(pid) not in self._workers and _worker_of(pid) not in living:
-                found = True
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-        return found
+            if pid not in self._strays:
+                session, worker = _session_of(pid), _worker_of(pid)
+                if session in self._workers or worker in living:
+                    continue
+                self._strays[pid] = self._left_by(session, worker)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _left_by(self, session: int, worker: str) -> set[int]:
+        """Which of the ended workers has left a child; any of them, if that cannot be told."""
+        if session in self._ended:
+            return {session}
+        return {pid for pid, (_, id) in self._ended.items() if id == worker} or set(self._ended)
 
     def _end_everything(self) -> NoReturn:
         """The daemon is gone: nothing that it started may stay."""

@@ -58,6 +58,8 @@ class Traffic:
         self.on_ended_there: Callable[[bytes], None] = adopted.process_died
         relay.on_message = self._relayed
         relay.on_lost = self._node_unreachable
+        #: What a process that has ended was; empty if that is not known.
+        self.describe_ended: Callable[[bytes], str] = _unknown
         #: Called with a node of which messages were lost.
         self.on_unreachable: Callable[[bytes], object] = _ignore
         clients.notices["watch"] = self._watch
@@ -124,10 +126,11 @@ class Traffic:
             self._tell_gone(process_id, watcher_node, watcher)
 
     def _tell_gone(self, process_id: bytes, watcher_node: bytes, watcher: bytes) -> None:
+        what = self.describe_ended(process_id)
         if watcher_node == self._node_id:
-            self._clients.push(watcher, "process_died", (process_id,))
+            self._clients.push(watcher, "process_died", (process_id, what))
         else:
-            gone = Relayed(to=watcher, sender=process_id, notice=r.GONE)
+            gone = Relayed(to=watcher, sender=process_id, notice=r.GONE, items=(what,))
             self._relay.send(watcher_node, gone)
 
     def ended_here(self, process_id: bytes) -> None:
@@ -139,7 +142,7 @@ class Traffic:
         if message.to == self._node_id:
             self.on_ended_there(message.sender)
         for watcher in self._watches.ended_there(node_id, message.sender) | {message.to}:
-            self._clients.push(watcher, "process_died", (message.sender,))
+            self._clients.push(watcher, "process_died", (message.sender, *message.items))
 
     def node_died(self, node_id: bytes) -> None:
         """A node is gone, and all its processes."""
@@ -154,6 +157,10 @@ class Traffic:
         for process_id, watchers in watched.items():
             for watcher in watchers:
                 self._clients.push(watcher, topic, (process_id,))
+
+
+def _unknown(_process_id: bytes) -> str:
+    return ""
 
 
 def _ignore(_node_id: bytes) -> None:

@@ -19,6 +19,7 @@ from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node import relayed as r
+from miniray.node.copies import Owner
 from miniray.node.relayed import Relayed
 from miniray.node.services import fetch
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
     from miniray.node.relay import RelayHub
+    from miniray.node.room import Claim
     from miniray.node.segments import Segment, SegmentStore
     from miniray.node.spilling import Spilling
 
@@ -52,18 +54,22 @@ class Arriving:
     def __init__(self, feeder: bytes) -> None:
         #: The node that it comes from at present.
         self.feeder = feeder
-        #: None until the first word of it came.
+        #: Who owns it, once the first word of it came.
+        self.owner = Owner(b"", b"")
+        #: None until there is room for it; nothing is asked of its node before.
         self.segment: Segment | None = None
         #: Bytes that are here.
         self.offset = 0
         #: Nodes that the origin named, and that did not serve.
         self.tried: list[bytes] = []
+        self._begun = False
         self._ended = False
         self._moved = asyncio.Event()
 
-    def begun(self, segment: Segment) -> None:
-        """There is room for it."""
-        self.segment = segment
+    def begin(self, owner: Owner) -> None:
+        """The first word of it came."""
+        self._begun = True
+        self.owner = owner
         self._tell()
 
     def came(self, size: int) -> None:
@@ -81,10 +87,13 @@ class Arriving:
         moved.set()
 
     async def room(self) -> Segment | None:
-        """Where it is written, once that is known; None if it ended before."""
-        while self.segment is None and not self._ended:
+        """Where it is written, once something comes; None if there is no room, or it ended.
+
+        Nodes that were sent here while there is no room are better served elsewhere.
+        """
+        while self.segment is not None and not self._begun and not self._ended:
             await self._moved.wait()
-        return self.segment
+        return self.segment if self._begun else None
 
     async def beyond(self, offset: int) -> int:
         """How much is here, once it is more than ``offset``, or no more will come."""
@@ -134,8 +143,16 @@ class Transfers:
             if expected.node_id == node_id:
                 expected.fail(_BrokenError("the node could not be reached"))
 
-    async def copy(self, node_id: bytes, number: int, size: int) -> Segment:
+    async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner]:
         """Read a segment of another node into one of this node, which is not sealed yet.
+
+        Args:
+            node_id: The other node.
+            number: Of the segment there.
+            claim: Memory of its size.
+
+        Returns:
+            The copy, and who owns the value.
 
         Raises:
             ObjectLostError: it, or its node, is gone, or does not answer.
@@ -143,8 +160,14 @@ class Transfers:
         """
         key = (node_id, number)
         arriving = self.arriving[key] = Arriving(node_id)
+        size = claim.size
         try:
-            segment = await self._whole(key, size, arriving)
+            # Before anything is asked: who waits for room must not take others' turn over there.
+            memory = await self._spilling.room.get(claim)
+            # Until it is whole it is this daemon's: it may outlive its node.
+            segment = self._store.create(size, 0, self._node_id, self._node_id, memory)
+            arriving.segment = segment
+            await self._fill(segment, key, arriving)
         except BaseException:
             if arriving.segment is not None:
                 self._store.seal(arriving.segment.number)
@@ -155,15 +178,15 @@ class Transfers:
             if self.arriving.get(key) is arriving:
                 del self.arriving[key]
         self._relay.send(node_id, Relayed(notice=r.COPIED, items=(number,)))
-        return segment
+        return segment, arriving.owner
 
-    async def _whole(self, key: Key, size: int, arriving: Arriving) -> Segment:
+    async def _fill(self, segment: Segment, key: Key, arriving: Arriving) -> None:
         """Try until all of it is here."""
         resumes = 0
         while True:
             before = arriving.offset
             try:
-                return await self._from_origin(key, size, arriving)
+                await self._from_origin(segment, key, arriving)
             except _NotServedError:
                 continue  # there are only so many nodes, and none is named twice
             except _BrokenError as error:
@@ -174,24 +197,29 @@ class Transfers:
                         f"segment {key[1]}",
                         f"its transfer from node {key[0].hex()} failed: {error}",
                     ) from None
+            else:
+                return
 
-    async def _from_origin(self, key: Key, size: int, arriving: Arriving) -> Segment:
+    async def _from_origin(self, segment: Segment, key: Key, arriving: Arriving) -> None:
         """Ask the node of a segment, and go where it says."""
         arriving.feeder = key[0]
         async with contextlib.aclosing(self._pieces(key, arriving)) as pieces:
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
             if not head.ask:
-                return await self._take(head, pieces, size, arriving, key[0])
+                await self._take(head, pieces, segment, arriving)
+                return
             # The origin counts this node among those that the other one serves until the call
             # to the origin ends, which stays open meanwhile.
             arriving.feeder = head.ask
             try:
-                return await self._from_holder(head.ask, key, size, arriving)
+                await self._from_holder(head.ask, segment, key, arriving)
             except (_BrokenError, ObjectLostError) as error:
                 arriving.tried.append(head.ask)
                 raise _NotServedError from error
 
-    async def _from_holder(self, holder: bytes, key: Key, size: int, arriving: Arriving) -> Segment:
+    async def _from_holder(
+        self, holder: bytes, segment: Segment, key: Key, arriving: Arriving
+    ) -> None:
         """Copy from a node that is not the segment's own."""
         channel = self._relay.channel(holder)
         if channel is None:
@@ -199,32 +227,25 @@ class Transfers:
         fetched = self._fetched(channel, holder, key, arriving, patient=False)
         async with contextlib.aclosing(fetched), contextlib.aclosing(_lively(fetched)) as pieces:
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
-            return await self._take(head, pieces, size, arriving, key[0])
+            await self._take(head, pieces, segment, arriving)
 
+    @staticmethod
     async def _take(
-        self,
         head: node_pb2.ObjectHead,
         pieces: AsyncIterator[bytes],
-        size: int,
+        segment: Segment,
         arriving: Arriving,
-        origin: bytes,
-    ) -> Segment:
+    ) -> None:
+        size = segment.size
         if head.size != size:
             raise _BrokenError("no answer came")
-        segment = arriving.segment
-        if segment is None:
-            segment = await self._spilling.when_there_is_room(
-                size,
-                lambda: self._store.create(size, head.form, origin, self._node_id),
-                asker=self._node_id,
-            )
-            arriving.begun(segment)
+        segment.form = head.form
+        arriving.begin(Owner(head.owner, head.owner_node))
         async for piece in pieces:
             _write(segment.fd, piece, arriving.offset)
             arriving.came(len(piece))
         if arriving.offset < size:  # how a stream looks whose other end was cut off
             raise _BrokenError(f"{arriving.offset} of {size} bytes came")
-        return segment
 
     # --- asking --------------------------------------------------------------------
     def _pieces(self, key: Key, arriving: Arriving) -> AsyncGenerator[bytes, None]:

@@ -21,7 +21,13 @@ from miniray.accelerators import assigned_environment
 from miniray.config import config
 from miniray.core.descriptors import require_room
 from miniray.core.ids import new_id
-from miniray.exceptions import RuntimeEnvSetupError, WorkerCrashedError
+from miniray.core.names import short_name
+from miniray.exceptions import (
+    ActorUnschedulableError,
+    RuntimeEnvSetupError,
+    TaskUnschedulableError,
+    WorkerCrashedError,
+)
 from miniray.node.outputs import OutputPipe
 from miniray.node.template import WORKER_VARIABLE
 from miniray.node.template_client import TemplateClient, TemplateGoneError
@@ -40,6 +46,14 @@ _TO_START = 6
 #: So many workers in a row that end before they are ready make their tasks fail: it may be
 #: their fault if they exit, and hardly if somebody, or the kernel, kills them.
 _TRIES_EXITED, _TRIES_KILLED = 3, 20
+#: What may keep a worker from being started, and is its lease's to tell.
+_START_ERRORS = (
+    RuntimeEnvSetupError,
+    TemplateGoneError,
+    OSError,
+    TaskUnschedulableError,
+    ActorUnschedulableError,
+)
 #: Descriptors kept free for drivers, objects and other nodes.
 _RESERVE = 32
 
@@ -68,6 +82,11 @@ class NodeLease:
         """Device ids by resource."""
         devices: dict[str, list[str]] = self.allocation["devices"]
         return devices
+
+    @property
+    def name(self) -> str:
+        """Class of its actor, or a task of its shape."""
+        return short_name(self.spec.get("class_name") or self.spec.get("name") or "")
 
     @property
     def reusable(self) -> bool:
@@ -100,10 +119,16 @@ class Worker:
     template: TemplateClient | None = None
     outputs: list[OutputPipe] = dataclasses.field(default_factory=list)
     started: float = 0.0
+    #: Class of its actor, or the first task of its latest lease.
+    name: str = ""
     #: The constructor's error, reported before the process ends.
     failed: bool = False
     #: It has begun to end by rule, and may wait for what others need of it.
     finishing: bool = False
+    #: While it waits so for calls of its own: the processes that run them.
+    callees: list[bytes] = dataclasses.field(default_factory=list)
+    #: Set once it does.
+    awaits_calls: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     kill_timer: asyncio.TimerHandle | None = None
     #: Set when the process and its children are gone.
     gone: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
@@ -129,6 +154,9 @@ class WorkerEvents(Protocol):
 
     def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
         """Tell a connected process something."""
+
+    def waits_for(self, process_id: bytes, other: bytes) -> Awaitable[bool]:
+        """Whether a process that ends waits for what another one does."""
 
     def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
         """A worker printed lines."""
@@ -175,6 +203,7 @@ class WorkerPool:
         worker = self._take_idle(lease)
         if worker is not None:
             worker.lease = lease
+            worker.name = lease.name
             lease.worker = worker
             self._events.push(worker.process_id, "lease", (self._assignment(lease),))
             self._events.lease_started(lease, worker)
@@ -249,13 +278,14 @@ class WorkerPool:
             new_id(),
             self._pool_key(lease),
             lease=lease,
+            name=lease.name,
             driver_node=bytes.fromhex(job.get("driver_node", "")),
             devices=frozenset((name, id) for name, ids in lease.devices.items() for id in ids),
             started=time.monotonic(),
         )
         try:
             if worker.devices:
-                await self._vacate(worker.devices)
+                await self._vacate(worker.devices, lease)
             if lease.spec["runtime_env"]:
                 worker.environment = await self._environments.prepare(
                     json.loads(lease.spec["runtime_env"]), self._events.fetch_blob
@@ -272,7 +302,7 @@ class WorkerPool:
             template = worker.template = self._template(lease)
             worker.pid = await template.fork(spec, stdout.write_end, stderr.write_end)
         except Exception as error:
-            if not isinstance(error, (RuntimeEnvSetupError, TemplateGoneError, OSError)):
+            if not isinstance(error, _START_ERRORS):
                 logger.exception("starting a worker failed")
             self.workers.pop(worker.process_id, None)
             self.leases.pop(lease.number, None)
@@ -293,8 +323,13 @@ class WorkerPool:
         starting = sum(not worker.ready for worker in self.workers.values())
         return _TO_START + starting + _RESERVE
 
-    async def _vacate(self, devices: frozenset[tuple[str, str]]) -> None:
-        """End idle workers that still have devices which others hold now."""
+    async def _vacate(self, devices: frozenset[tuple[str, str]], lease: NodeLease) -> None:
+        """End idle workers that still have devices which a lease holds now.
+
+        Raises:
+            TaskUnschedulableError, ActorUnschedulableError: one of them does not end before what
+                the lease is for has ended.
+        """
         idle = [worker for workers in self._idle.values() for worker in workers]
         for worker in idle:
             if worker.devices & devices:
@@ -302,7 +337,27 @@ class WorkerPool:
                 self._ask_to_end(worker)
         for worker in list(self.workers.values()):
             if worker.lease is None and worker.devices & devices:
-                await worker.gone.wait()
+                await self._await_end(worker, lease)
+
+    async def _await_end(self, worker: Worker, lease: NodeLease) -> None:
+        """Wait until a worker is gone, unless that waits for a call which is to get this lease."""
+        gone = asyncio.ensure_future(worker.gone.wait())
+        waits = asyncio.ensure_future(worker.awaits_calls.wait())
+        try:
+            await asyncio.wait((gone, waits), return_when=asyncio.FIRST_COMPLETED)
+            if not gone.done() and await self._events.waits_for(worker.process_id, lease.owner):
+                kind = TaskUnschedulableError if lease.actor_id is None else ActorUnschedulableError
+                name = lease.spec.get("class_name") or lease.spec.get("name") or "This call"
+                raise kind(
+                    f"{name} needs a device on which the process {worker.pid} of its caller has "
+                    f"worked. That one is to end, and first waits for the calls that it has made, "
+                    f"of which this is one or on which one waits. Use the result inside the task "
+                    f"that makes the call, or make it where that task is called."
+                )
+            await gone
+        finally:
+            gone.cancel()
+            waits.cancel()
 
     @staticmethod
     def _is_over(lease: NodeLease) -> bool:
@@ -450,6 +505,14 @@ class WorkerPool:
         worker.finishing = True
         if worker.kill_timer is not None:
             worker.kill_timer.cancel()
+
+    def awaits_calls(self, process_id: bytes, callees: list[bytes]) -> Worker | None:
+        """A worker that ends by rule waits for calls, which these processes run; who it is."""
+        worker = self.workers.get(process_id)
+        if worker is not None:
+            worker.callees = callees
+            worker.awaits_calls.set()
+        return worker
 
     def leaving(self, process_id: bytes) -> None:
         """Nothing but exit functions of user code stands between a worker and its end."""

@@ -18,10 +18,11 @@ class PlacementGroupSchedulingStrategy:
     """Run in a bundle of a placement group.
 
     Args:
-        placement_group: The group; None means in no group.
+        placement_group: The group; None means in no group, even if that of the caller captures.
         placement_group_bundle_index: Index of the bundle; -1 means any.
-        placement_group_capture_child_tasks: Whether what the task or actor starts runs
-            in the group too, unless it says otherwise. Default: False.
+        placement_group_capture_child_tasks: Whether what the task or actor starts runs in the
+            group too, unless it says otherwise. Default: as the caller's group does; False if it
+            is in none.
     """
 
     def __init__(

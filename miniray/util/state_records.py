@@ -91,7 +91,7 @@ class NodeState(State):
     node_id: str
     node_ip: str
     is_head_node: bool
-    #: ALIVE or DEAD.
+    #: ALIVE, DRAINING (nothing new is placed there) or DEAD.
     state: str
     #: Why it is not ALIVE; None otherwise.
     state_message: str | None

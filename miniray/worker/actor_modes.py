@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import concurrent.futures
 import contextvars
+import functools
 import inspect
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import context, event_loop
-from miniray.core import protocol as p
 from miniray.exceptions import TaskCancelledError
 from miniray.worker.actor_loop import serving_loop
-from miniray.worker.arguments import load_arguments
+from miniray.worker.arguments import load_arguments, reads_shared_memory
 from miniray.worker.executor import Executor
 from miniray.worker.exits import ActorExit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.worker.work import Work
 
+_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
 #: Ray's default for asyncio actors.
 ASYNC_CONCURRENCY = 1000
 _DEFAULT_GROUP = "_default"
+#: Calls of an asyncio actor whose arguments are waited for at the same time.
+_LOADERS = 32
 
 
 def unknown_group(work: Work, groups: Mapping[str, Any]) -> ValueError:
@@ -136,6 +141,13 @@ class AsyncExecutor(Executor):
         }
         self._group_of: dict[str, str] = {}
         self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
+        #: By caller: resolved when the last of its calls has begun, if that waits for arguments.
+        self._behind: dict[bytes, asyncio.Future[None]] = {}
+        #: Arguments are waited for in threads of their own: those of user code may be what gives
+        #: back the memory that they wait for.
+        self._loaders = concurrent.futures.ThreadPoolExecutor(
+            _LOADERS, thread_name_prefix="miniray-arguments"
+        )
         self._stopped: asyncio.Event | None = None
         self._warned = False
         self._flushing = False
@@ -201,12 +213,20 @@ class AsyncExecutor(Executor):
 
     def _start(self, work: Work, group: str) -> None:
         self._room[group] -= 1
-        task = asyncio.get_running_loop().create_task(self._run_one(work, group))
-        self._tasks[(work.caller.process_id, work.number)] = task
+        caller = work.caller.process_id
+        if caller in self._behind or reads_shared_memory(work):
+            execution = self._execute_in_turn(work)
+        else:
+            execution = self._execute(work)
+        asyncio.get_running_loop().create_task(self._run_one(work, group, execution))
 
-    async def _run_one(self, work: Work, group: str) -> None:
+    async def _run_one(self, work: Work, group: str, execution: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        # From here on: a task that is cancelled before it has begun would end without an answer.
+        self._tasks[(work.caller.process_id, work.number)] = task
         try:
-            await self._execute(work)
+            await execution
         finally:
             if not self._flushing:
                 self._flushing = True
@@ -221,14 +241,60 @@ class AsyncExecutor(Executor):
         self._flushing = False
         self._runtime.loop.flush_posted()
 
-    async def _execute(self, work: Work) -> None:
+    def _execute_in_turn(self, work: Work) -> Coroutine[Any, Any, None]:
+        """Run a call whose arguments may have to come from elsewhere, or one behind such a call.
+
+        They are waited for in a thread. Calls of one caller begin in the order sent, so those
+        that it sent later wait too; others do not.
+        """
+        caller = work.caller.process_id
+        before = self._behind.get(caller)
+        begun = self._behind[caller] = asyncio.get_running_loop().create_future()
+        return self._await_turn(work, before, begun)
+
+    async def _await_turn(
+        self, work: Work, before: asyncio.Future[None] | None, begun: asyncio.Future[None]
+    ) -> None:
+        arguments: _Arguments | None = None
+
+        def begin() -> None:
+            begun.set_result(None)
+            if self._behind.get(work.caller.process_id) is begun:
+                del self._behind[work.caller.process_id]
+
+        try:
+            if work.cancelled:
+                raise asyncio.CancelledError
+            if before is not None:
+                await asyncio.shield(before)
+            if reads_shared_memory(work):
+                load = functools.partial(load_arguments, self._runtime, work)
+                loop = asyncio.get_running_loop()
+                arguments = await loop.run_in_executor(self._loaders, load)
+        except asyncio.CancelledError:
+            if before is None or before.done():
+                begin()
+            else:  # those behind this one still wait for those before it
+                before.add_done_callback(lambda _before: begin())
+            self.answer_error(work, TaskCancelledError(work.name))
+            return
+        except Exception as error:  # noqa: BLE001 - it is the call's result
+            begin()
+            self.answer_error(work, error)
+            return
+        # The calls behind this one are tasks: they go on after this has run up to its first wait.
+        begin()
+        await self._execute(work, arguments)
+
+    async def _execute(self, work: Work, arguments: _Arguments | None = None) -> None:
         if work.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
         context.execution.set(self.execution_of(work))
         work.begin()
         try:
-            result = self._invoke(work)
+            result = self._invoke(work, arguments)
+            arguments = None
             if inspect.isawaitable(result):
                 result = await result
             if work.stream is not None:
@@ -242,8 +308,8 @@ class AsyncExecutor(Executor):
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
 
-    def _invoke(self, work: Work) -> Any:
-        args, kwargs = load_arguments(self._runtime, work)
+    def _invoke(self, work: Work, arguments: _Arguments | None = None) -> Any:
+        args, kwargs = arguments or load_arguments(self._runtime, work)
         return self.method(work.target)(*args, **kwargs)
 
     async def _stream(self, work: Work, items: Any) -> None:
@@ -256,8 +322,7 @@ class AsyncExecutor(Executor):
             if work.consumed == -1:
                 await items.aclose()
                 return
-            value = self._results.value(item, work.caller, work.number, work.name)
-            work.caller.send((p.PEER_STREAM, work.number, index, value))
+            self._send_item(work, index, item)
             index += 1
             limit = work.stream
             while limit is not None and 0 <= limit <= index - work.consumed:

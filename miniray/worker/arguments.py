@@ -47,6 +47,11 @@ def _values(work: Work) -> Iterator[Value]:
             yield value
 
 
+def reads_shared_memory(work: Work) -> bool:
+    """Whether loading the arguments may take a while: they may be on disk or on another node."""
+    return is_shared(work.arguments) or (bool(work.refs) and any(map(is_shared, _values(work))))
+
+
 def fetch_arguments(runtime: ClusterRuntime, work: Work) -> None:
     """Begin to move what a piece of work will read; it may wait for a while in the queue."""
     if not work.refs and not is_shared(work.arguments):

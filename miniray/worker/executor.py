@@ -6,7 +6,6 @@ executors of threaded and asyncio actors build on the same pieces (``actor_modes
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import pickle
@@ -19,6 +18,8 @@ from miniray.config import config
 from miniray.core import context
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
+from miniray.core.gates import Gate
+from miniray.core.handover import await_others
 from miniray.core.object_reports import ObjectReports
 from miniray.exceptions import TaskCancelledError
 from miniray.object_ref import hooks
@@ -203,10 +204,12 @@ class Executor:
                         self._end(None)
                         return
 
-    def wait_counted(self, timeout: float) -> None:
+    def wait_counted(self) -> None:
         """Wait until refs inside the replies are counted by their receivers."""
         self._runtime.loop.flush_posted()
-        self._results.wait_counted(timeout)
+        counted = Gate(self._runtime.loop)
+        if not self._results.when_counted(counted.arrived):
+            await_others(self._runtime, counted)
 
     def stop(self) -> None:
         """End ``run`` after the work before this."""
@@ -238,14 +241,10 @@ class Executor:
             self._interruptible = False
             self.answer_error(work, error)
             if work.cancels_children:
-                self._cancel_children(running)
+                self._runtime.cancel_children(running)
         finally:
             self._running = None
             context.execution.reset(token)
-
-    def _cancel_children(self, running: context.Execution) -> None:
-        for id in running.children or ():
-            self._runtime.cancel_by_id(id, False)
 
     @staticmethod
     def execution_of(work: Work) -> context.Execution:
@@ -303,10 +302,11 @@ class Executor:
         """Send a result; what cannot be sent becomes the call's error."""
         count = len(work.return_ids)
         try:
-            if work.stream is not None:
-                values: Any = ()
-            else:
-                values = self._results.values(result, count, work.caller, work.number, work.name)
+            values, pin = (
+                self._results.values(result, count, work.caller, work.name)
+                if work.stream is None
+                else ((), 0)
+            )
         except Exception as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
             return
@@ -316,10 +316,11 @@ class Executor:
         held = self._still_held(work)
         status = p.STATUS_STREAM_END if work.stream is not None else p.STATUS_OK
         seconds = time.perf_counter() - work.started
-        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds))
+        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, pin))
 
     def answer_error(self, work: Work, error: BaseException) -> None:
         """Send an error."""
+        forget_arguments(self._runtime, work)  # it may have failed before it loaded them
         status, values = p.STATUS_ERROR, self._error_values(work, error)
         if isinstance(error, ArgumentLostError) and not work.cancelled:
             status, values = p.STATUS_LOST, ((error.id, error.payload),)
@@ -328,7 +329,7 @@ class Executor:
         self._open.pop((work.caller.process_id, work.number), None)
         held = self._still_held(work)
         seconds = time.perf_counter() - work.started if work.started else 0.0
-        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds))
+        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, 0))
 
     def _reply(self, work: Work, message: tuple[Any, ...]) -> None:
         if message[4] is None:
@@ -372,14 +373,26 @@ class Executor:
             for item in items:
                 if work.consumed == -1:
                     return
-                value = self._results.value(item, work.caller, work.number, work.name)
-                work.caller.send((p.PEER_STREAM, work.number, index, value))
+                self._send_item(work, index, item)
                 index += 1
                 self._await_reader(work, index)
         finally:
             close = getattr(items, "close", None)
             if close is not None:
                 close()
+
+    def _send_item(self, work: Work, index: int, item: Any) -> None:
+        """Send one item of a stream, unless it cannot be pickled.
+
+        A cancel that came between the value and the message would leave the value, which is the
+        caller's, to nobody: it is heeded when the message is sent.
+        """
+        interruptible, self._interruptible = self._interruptible, False
+        value, pin = self._results.value(item, work.caller, work.name)
+        work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
+        if interruptible and work.cancelled:
+            raise KeyboardInterrupt
+        self._interruptible = interruptible
 
     def _await_reader(self, work: Work, sent: int) -> None:
         """Backpressure: wait until fewer items than the limit are unread."""
@@ -436,8 +449,3 @@ _SPECIAL: dict[str, Callable[..., Any]] = {
 
 def _ignore(_name: str) -> None:
     pass
-
-
-def is_async_callable(function: Any) -> bool:
-    """Whether calling it gives a coroutine or an async generator."""
-    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)

@@ -20,11 +20,10 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from miniray.config import config
 from miniray.core import context, forks
 from miniray.core.attach import Attachment
 from miniray.core.gates import Gate
-from miniray.core.handover import hand_over
+from miniray.core.handover import await_others, hand_over
 from miniray.core.job_environment import JobEnvironment
 from miniray.core.runtime import ActorClassInfo, set_runtime
 from miniray.exceptions import TaskError
@@ -174,7 +173,9 @@ class Worker:
             cls = self.executor.load_code(actor["class_key"])
             arguments, refs = marshal.loads(actor["arguments"])
             # These refs live as long as this process wants, not as long as a call.
-            held = self.runtime.borrowing.hold(arguments[2])
+            values = [value for *_, value in refs if value is not None]
+            inside = [ref for value in (arguments, *values) for ref in value[2]]
+            held = self.runtime.borrowing.hold(inside)
             work = Work(None, 0, "", name, (*arguments[:2], ()), refs, (), None, None)  # type: ignore[arg-type]
             args, kwargs = load_arguments(self.runtime, work)
             self.executor.instance = cls(*args, **kwargs)
@@ -222,20 +223,22 @@ class Worker:
         link.node_notice("finishing")
         self.executor.instance = None
         stdio.flush_all()
-        self.executor.wait_counted(config().stop_grace / 2)
+        self.executor.wait_counted()
         told = Gate(self.runtime.loop)
         self.runtime.borrowing.defer(told.arrived)  # after the replies that were deferred
-        told.wait(config().stop_grace / 2)
+        await_others(self.runtime, told)
         self._left_something = hand_over(self.runtime)
         link.node_notice("leaving")
         return self._exit_code
 
     def close(self) -> None:
         """Write out what is queued for others, and read what they say of what was left."""
+        # Others may take any time to read, and are waited for.
+        self.runtime.link.node_notice("finishing")
         for peer in self.runtime.peers.all():
-            peer.flush(1.0)
+            peer.flush()
         if self._left_something:
-            self.runtime.peers.hang_up(1.0)
+            self.runtime.peers.hang_up()
         self.runtime.link.flush()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import threading
@@ -14,6 +15,8 @@ from miniray.core.serialization import serialize
 from miniray.exceptions import TaskError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.objects import Value
     from miniray.core.peers import Peer
@@ -27,50 +30,71 @@ class Results:
 
     def __init__(self, runtime: ClusterRuntime) -> None:
         self._runtime = runtime
-        #: Refs inside values on their way, by caller and call.
-        self._pins: dict[tuple[bytes, int], list[ObjectRef[Any]]] = {}
+        #: Refs inside values on their way: caller → pin → those of one message. A pin is a
+        #: number of its own: a call sends many messages, and may run here more than once.
+        self._pins: dict[bytes, dict[int, list[ObjectRef[Any]]]] = {}
+        self._numbers = itertools.count(1).__next__
         # Reentrant: a garbage collection may run user code in any section.
         self._lock = threading.RLock()
-        self._all_counted = threading.Condition(self._lock)
+        #: Called once nothing is kept any more.
+        self._on_counted: Callable[[], object] | None = None
 
-    def value(self, result: Any, caller: Peer, number: int, name: str) -> Value:
+    def value(self, result: Any, caller: Peer, name: str) -> tuple[Value, int]:
         """A result as the value that travels to the caller, who owns it.
+
+        Returns:
+            The value, and the number under which refs inside are kept; 0 if there are none.
 
         Raises:
             TypeError: the result cannot be pickled.
         """
         if result is None:
-            return _NONE
+            return _NONE, 0
+        refs: list[ObjectRef[Any]] = []
+        value = self._value(result, caller, name, refs)
+        return value, self._pin(caller, refs) if refs else 0
+
+    def values(
+        self, result: Any, count: int, caller: Peer, name: str
+    ) -> tuple[Sequence[Value], int]:
+        """The values of a call with several results; as ``value``.
+
+        Raises:
+            ValueError: the call did not return as many values as it has return ids.
+        """
+        if count == 1:
+            value, pin = self.value(result, caller, name)
+            return (value,), pin
+        values: list[Value] = []
+        refs: list[ObjectRef[Any]] = []
+        try:
+            for item in _split(result, count, name):
+                values.append(self._value(item, caller, name, refs))  # noqa: PERF401 - freed below
+        except BaseException:
+            # The caller owns what was written, and will never hear of it.
+            for value in values:
+                self._runtime.free_shared(value)
+            raise
+        return values, self._pin(caller, refs) if refs else 0
+
+    def _value(self, result: Any, caller: Peer, name: str, refs: list[ObjectRef[Any]]) -> Value:
+        """Store one result; refs inside are added to ``refs``."""
         serialized = serialize(result)
-        if serialized.refs:
-            with self._lock:
-                self._pins.setdefault((caller.process_id, number), []).extend(serialized.refs)
+        refs.extend(serialized.refs)
         if serialized.size > config().inline_limit:
             shared_memory = self._runtime.shared_memory
             return shared_memory.write(serialized, caller.process_id, caller.node_id, name)
         contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
         return (serialized.form, serialized.payload(), contained)
 
-    def values(self, result: Any, count: int, caller: Peer, number: int, name: str) -> list[Value]:
-        """The values of a call with several results.
-
-        Raises:
-            ValueError: the call did not return as many values as it has return ids.
-        """
-        if count == 1:
-            return [self.value(result, caller, number, name)]
-        if count == 0:
-            return []
-        try:
-            items = list(result)
-        except TypeError:
-            raise ValueError(
-                f"{name} has num_returns={count} but returned a {type(result).__name__}, "
-                f"which cannot be split into {count} values."
-            ) from None
-        if len(items) != count:
-            raise ValueError(f"{name} has num_returns={count} but returned {len(items)} values.")
-        return [self.value(item, caller, number, name) for item in items]
+    def _pin(self, caller: Peer, refs: list[ObjectRef[Any]]) -> int:
+        """Keep refs until the caller has counted them, or is gone."""
+        with self._lock:
+            if caller.lost:  # it will not tell, and that it is gone was told before
+                return 0
+            pin = self._numbers()
+            self._pins.setdefault(caller.process_id, {})[pin] = refs
+        return pin
 
     def error(self, error: BaseException, name: str) -> Value:
         """What the caller's get() raises: the user's exception with its traceback."""
@@ -86,23 +110,60 @@ class Results:
     def holds(self) -> list[tuple[str, list[ObjectRef[Any]]]]:
         """What keeps refs until callers have counted them: a name for it, and the refs."""
         with self._lock:
-            return [("a result on its way", refs) for refs in self._pins.values()]
+            return [
+                ("a result on its way", refs)
+                for pins in self._pins.values()
+                for refs in pins.values()
+            ]
 
-    def release(self, caller: Peer, numbers: list[int]) -> None:
-        """The caller counts the refs in these replies now."""
+    def release(self, caller: Peer, numbers: Iterable[int]) -> None:
+        """The caller counts the refs that were kept under these numbers now."""
         with self._lock:
-            for number in numbers:
-                self._pins.pop((caller.process_id, number), None)
-            self._all_counted.notify_all()
+            pins = self._pins.get(caller.process_id)
+            if pins is None:
+                return
+            dropped = [pins.pop(number, None) for number in numbers]
+            if not pins:
+                del self._pins[caller.process_id]
+        del dropped  # not in the section: it may run finalizers
+        self._look_if_counted()
 
     def caller_gone(self, caller: Peer) -> None:
         """Nobody will count them."""
         with self._lock:
-            for key in [key for key in self._pins if key[0] == caller.process_id]:
-                del self._pins[key]
-            self._all_counted.notify_all()
+            dropped = self._pins.pop(caller.process_id, None)
+        del dropped
+        self._look_if_counted()
 
-    def wait_counted(self, timeout: float) -> None:
-        """Wait until the receivers have counted the refs in all replies (at a planned exit)."""
+    def when_counted(self, callback: Callable[[], object]) -> bool:
+        """Call back once the receivers have counted all refs; True if they have.
+
+        One that is stopped, or holds the interpreter's lock, may take any time: it counts them
+        in the end, or ends itself.
+        """
         with self._lock:
-            self._all_counted.wait_for(lambda: not self._pins, timeout)
+            self._on_counted = callback
+            return not self._pins
+
+    def _look_if_counted(self) -> None:
+        with self._lock:
+            if self._pins or self._on_counted is None:
+                return
+            callback, self._on_counted = self._on_counted, None
+        callback()
+
+
+def _split(result: Any, count: int, name: str) -> list[Any]:
+    """What a call with several results returned, one by one."""
+    if count == 0:
+        return []
+    try:
+        items = list(result)
+    except TypeError:
+        raise ValueError(
+            f"{name} has num_returns={count} but returned a {type(result).__name__}, "
+            f"which cannot be split into {count} values."
+        ) from None
+    if len(items) != count:
+        raise ValueError(f"{name} has num_returns={count} but returned {len(items)} values.")
+    return items

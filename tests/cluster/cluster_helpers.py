@@ -15,12 +15,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], object], timeout: float = 30.0) -> None:
-    """Return when the condition holds; fail with its name when it does not in time."""
+def wait_until(
+    condition: Callable[[], object],
+    timeout: float = 30.0,
+    *,
+    told: Callable[[], object] = str,
+) -> None:
+    """Return when the condition holds; fail when it does not in time, with what ``told`` says."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout} s: {getattr(condition, '__name__', '')}")
+            name = getattr(condition, "__name__", "")
+            raise AssertionError(f"not within {timeout} s: {name} {told()}")
         time.sleep(0.01)
 
 

@@ -14,6 +14,22 @@ def inventory() -> dict[str, Any]:
     return dict(found)
 
 
+def known_objects() -> list[str]:
+    """Every object in the table of this process, actors left out, and what keeps it there."""
+    table = current_runtime().table  # type: ignore[attr-defined]
+    found = []
+    for entry in table.snapshot():
+        if table.is_actor(entry.id):
+            continue
+        borrowers = {id.hex(): count for id, count in (entry.borrowers or {}).items()}
+        found.append(
+            f"{entry.id.hex()}: {entry.local} here, borrowers {borrowers}, "
+            f"{'owned' if table.is_owned(entry.id) else 'borrowed'}, "
+            f"registered {entry.registered}, wanted {entry.wanted}, value {entry.value!r:.80}"
+        )
+    return found
+
+
 def process_tables() -> dict[str, int]:
     """How many entries the tables of this process have that are about objects and calls."""
     runtime: Any = current_runtime()

@@ -221,3 +221,16 @@ def test_asyncio_callers_use_many_actors_at_once() -> None:
         return await signal.wait.remote()
 
     assert asyncio.run(main()) == ["done", "done"]
+
+
+def test_a_call_cancelled_before_it_has_begun_is_answered_and_leaves_its_place() -> None:
+    actor = Signal.options(max_concurrency=2).remote()
+    miniray.get(actor.__ray_ready__.remote())
+    for _ in range(50):
+        ref = actor.wait.remote()
+        miniray.cancel(ref)
+        with pytest.raises(TaskCancelledError):
+            miniray.get(ref, timeout=30)
+    waits = actor.wait.remote()
+    miniray.get(actor.send.remote(), timeout=30)
+    assert miniray.get(waits, timeout=30) == "done"

@@ -180,3 +180,31 @@ def test_a_call_of_an_actor_cannot_be_cancelled_by_force(tmp_path: Path) -> None
 def test_only_refs_can_be_cancelled() -> None:
     with pytest.raises(TypeError):
         miniray.cancel("ref")
+
+
+def test_a_long_task_remembers_only_calls_that_have_not_ended(tmp_path: Path) -> None:
+    @miniray.remote(num_cpus=0)
+    def nothing() -> None:
+        """Has ended as soon as it has begun."""
+
+    @miniray.remote(num_cpus=0)
+    def items() -> Any:
+        yield 1
+
+    @miniray.remote(num_cpus=0)
+    def many(started: Path, go: Path) -> int:
+        from miniray.core import context
+
+        nothing.options(num_returns=0).remote()
+        for _ in range(20):
+            miniray.get(nothing.remote())
+        miniray.get(list(items.remote()))
+        waiting = run.options(num_cpus=0).remote(started, go)
+        running = context.execution.get()
+        assert running is not None
+        wait_until(lambda: len(running.children) == 1)
+        go.touch()
+        miniray.get(waiting)
+        return len(running.children)
+
+    assert miniray.get(many.remote(tmp_path / "started", tmp_path / "go")) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
@@ -247,6 +248,40 @@ def test_a_get_waits_for_what_others_look_at_and_goes_on() -> None:
     miniray.get(holder.release.remote())
     thread.join(20)
     assert done == [1]
+
+
+def test_an_event_loop_goes_on_while_it_awaits_a_value_that_is_on_disk() -> None:
+    holder = Holder.remote()
+    miniray.get([holder.hold.remote(value_of(number)) for number in range(7)])
+    ref = miniray.put(value_of(1, 2 * VALUE))
+
+    async def read() -> int:
+        return int((await ref)[0])
+
+    async def main() -> int:
+        reading = asyncio.ensure_future(read())
+        assert await asyncio.wait({reading}, timeout=0.3) == (set(), {reading})
+        await holder.release.remote()  # only now there is room
+        return await asyncio.wait_for(reading, 20)
+
+    assert asyncio.run(main()) == 1
+
+
+def test_awaiting_a_value_that_is_on_disk_can_be_cancelled() -> None:
+    holder = Holder.remote()
+    miniray.get([holder.hold.remote(value_of(number)) for number in range(7)])
+    ref = miniray.put(value_of(1, 2 * VALUE))
+
+    async def read() -> Any:
+        return await ref
+
+    async def main() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(read(), 0.2)
+
+    asyncio.run(main())
+    miniray.get(holder.release.remote())
+    assert miniray.get(ref)[0] == 1
 
 
 def test_a_get_for_which_there_is_no_room_says_so_and_works_later() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import wait_until
+from object_helpers import inventory, node_tables
 
 import miniray
 from miniray.cluster_utils import Cluster
@@ -89,6 +90,10 @@ class Reader:
 
     def get(self, refs: list[Any]) -> int:
         return sum(int(miniray.get(ref).sum()) for ref in refs)
+
+    def whole_bytes(self) -> int:
+        """Bytes of the values of this node; of what is on its way only its room is there."""
+        return sum(each["size"] for each in inventory()["segments"] if each["complete"])
 
     def wait_for(self, path: str) -> None:
         while not os.path.exists(path):
@@ -254,7 +259,8 @@ def test_arguments_move_while_their_call_waits_in_the_queue(nodes: Cluster, tmp_
     busy = reader.wait_for.remote(str(go))
     refs = [there(MIB), there(2 * MIB)]
     call = reader.sum.remote(*refs)
-    wait_until(lambda: used_bytes()[far(nodes).node_id] >= 3 * MIB)
+    other = FarReader.remote()
+    wait_until(lambda: miniray.get(other.whole_bytes.remote()) >= 3 * MIB)
     assert miniray.wait([busy, call], timeout=0) == ([], [busy, call])
     with frozen(source(nodes)):
         go.touch()
@@ -280,6 +286,22 @@ def test_arguments_of_a_call_cancelled_in_the_queue_do_not_move(
     assert miniray.get(reader.sum.remote(np.ones(1))) == 1
     wait_until(lambda: used_bytes()[source(nodes).node_id] > 2 * MIB)
     assert used_bytes()[far(nodes).node_id] == 0
+
+
+def test_arguments_of_a_call_that_cannot_run_are_wanted_no_more(nodes: Cluster) -> None:
+    @miniray.remote(num_cpus=0, resources={"far": 1}, concurrency_groups={"io": 1})
+    class Grouped:
+        def take(self, _array: Any) -> None:
+            pass
+
+        def tables(self) -> dict[str, int]:
+            return node_tables()
+
+    actor = Grouped.remote()
+    ref = there(MIB)
+    with pytest.raises(ValueError, match="concurrency group"):
+        miniray.get(actor.take.options(concurrency_group="none").remote(ref))
+    wait_until(lambda: not miniray.get(actor.tables.remote())["fetches ahead"])
 
 
 def test_several_values_of_one_get_move_together(nodes: Cluster) -> None:

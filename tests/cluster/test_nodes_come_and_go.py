@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sysconfig
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,7 @@ from miniray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     PlacementGroupSchedulingStrategy,
 )
+from miniray.util.state import list_pending_demands
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -221,6 +224,37 @@ def test_what_waits_for_a_node_runs_as_soon_as_it_joins(nodes: Cluster) -> None:
     assert miniray.get(actor.node.remote(), timeout=10) == added.node_id
     assert miniray.get(task, timeout=10) > 0
     nodes.remove_node(added)
+
+
+def test_a_drained_node_finishes_what_it_runs_and_gets_nothing_new(
+    nodes: Cluster, third: Node
+) -> None:
+    def drain(*args: str) -> str:
+        miniray_command = os.path.join(sysconfig.get_path("scripts"), "miniray")
+        command = [miniray_command, "drain", third.node_id[:12], *args, "--address", nodes.address]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    there = Actor.options(resources={"third": 1})
+    first = there.remote()
+    pid = miniray.get(first.pid.remote())
+
+    @miniray.remote(num_cpus=0, resources={"third": 0.01})
+    def short() -> None:
+        """Runs on a lease that its driver has there."""
+
+    miniray.get([short.remote() for _ in range(100)], timeout=30)
+    assert "Nothing new is placed" in drain()
+    assert miniray.wait([short.remote()], timeout=0.5)[0] == []
+    assert miniray.get(first.pid.remote(), timeout=30) == pid
+    softly = Actor.options(**softly_on(third)).remote()
+    assert miniray.get(softly.node.remote(), timeout=30) != third.node_id
+    waits = there.remote().pid.remote()
+    assert miniray.wait([waits], timeout=0.5)[0] == []
+    assert all("is draining" in demand["reason"] for demand in list_pending_demands())
+    miniray.kill(first)
+    assert "Nothing runs there any more." in drain("--wait", "--timeout", "30")
+    assert "in service again" in drain("--undo")
+    assert miniray.get(waits, timeout=30) != pid
 
 
 def test_a_node_that_is_removed_ends_its_processes(nodes: Cluster) -> None:

@@ -330,7 +330,8 @@ def test_a_value_of_a_dead_actor_is_freed() -> None:
     with pytest.raises(RayActorError):
         miniray.get(actor.pid.remote())
     wait_until(store_is_empty)
-    with pytest.raises(OwnerDiedError):
+    told = rf"a worker of Keeper \(pid {pid}\) on node \w+, which was ended by signal 9"
+    with pytest.raises(OwnerDiedError, match=told):
         miniray.get(refs)
 
 

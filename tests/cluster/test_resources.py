@@ -16,7 +16,11 @@ from cluster_helpers import is_alive, wait_for_file, wait_until
 import miniray
 from miniray.cluster_utils import Cluster
 from miniray.exceptions import ActorUnschedulableError, RayActorError, TaskUnschedulableError
-from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from miniray.util.placement_group import placement_group, remove_placement_group
+from miniray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -145,12 +149,14 @@ class Ledger:
             self.free[place.node, device] += units // len(place.devices)
 
 
-def test_a_whole_device_is_never_shared_with_a_fraction_of_it(nodes: Cluster) -> None:
-    """200 steps; each actor that is placed tells which devices it sees."""
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("steps", [200, pytest.param(500, marks=pytest.mark.slow)])
+def test_a_whole_device_is_never_shared_with_a_fraction_of_it(nodes: Cluster, steps: int) -> None:
+    """Each actor that is placed tells which devices it sees."""
     ledger = Ledger([node.node_id for node in nodes.list_all_nodes()])
     random_ = random.Random(7)
     dead: dict[tuple[str, str], set[int]] = collections.defaultdict(set)
-    for _ in range(200):
+    for _ in range(steps):
         amount = random_.choice([0.25, 0.25, 0.4, 1.0, 1.0, 2.0])
         units = round(amount * 10_000)
         if ledger.actors and (random_.random() < 0.45 or not ledger.fits(units)):
@@ -164,6 +170,36 @@ def test_a_whole_device_is_never_shared_with_a_fraction_of_it(nodes: Cluster) ->
             assert len(place.devices) == max(1, int(amount))
             ledger.enter(actor, place, units)
     assert sum(map(len, dead.values())) > 20
+
+
+@pytest.mark.parametrize("amount", [1.25, 2.5])
+def test_two_actors_cannot_ask_for_parts_of_one_device_beyond_a_whole_one(amount: float) -> None:
+    with pytest.raises(ValueError, match=f"num_gpus.*{amount}"):
+        Holder.options(num_gpus=amount)
+
+
+def test_devices_of_bundles_are_not_mixed_up() -> None:
+    """Two halves in each bundle of one GPU, beside shares that others hold."""
+    others = [Holder.options(num_gpus=0.3).remote() for _ in range(3)]
+    groups = [placement_group([{"GPU": 1}] * 3, strategy="SPREAD") for _ in range(2)]
+    assert all(group.wait(30) for group in groups)
+    halves = [
+        Holder.options(
+            num_gpus=0.5,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
+        ).remote()
+        for group in groups
+        for index in (0, 1, 2)
+        for _ in range(2)
+    ]
+    places = miniray.get([half.place.remote() for half in halves], timeout=50)
+    bundles = [(place.node, place.devices) for place in places]
+    assert bundles[::2] == bundles[1::2]
+    assert len(set(bundles)) == 6
+    shared = miniray.get([other.place.remote() for other in others], timeout=50)
+    assert not {(place.node, place.devices) for place in shared} & set(bundles)
+    for group in groups:
+        remove_placement_group(group)
 
 
 # --- when a device is free again -------------------------------------------------------------

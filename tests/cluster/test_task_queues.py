@@ -80,14 +80,17 @@ def test_tasks_queued_behind_a_long_one_move_to_other_workers(tmp_path: Path) ->
 
 def test_tasks_queued_behind_one_that_waits_for_another_move(tmp_path: Path) -> None:
     @miniray.remote
-    def wait_for(refs: list[Any]) -> int:
+    def wait_for(refs: list[Any], begun: Path) -> int:
+        begun.touch()
         miniray.get(refs[0])
         return os.getpid()
 
     warm_up()
     awaited = until.options(num_cpus=0).remote(tmp_path / "go")
-    waiting = [wait_for.remote([awaited]) for _ in range(CPUS)]
+    begun = [tmp_path / f"begun{n}" for n in range(CPUS)]
+    waiting = [wait_for.remote([awaited], path) for path in begun]
     assert len(miniray.get([short.remote() for _ in range(500)], timeout=30)) == 500
+    wait_until(lambda: all(path.exists() for path in begun))
     assert miniray.wait(waiting, timeout=0)[0] == []
     (tmp_path / "go").touch()
     assert len(set(miniray.get(waiting, timeout=30))) == CPUS

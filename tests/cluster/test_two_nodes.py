@@ -69,6 +69,11 @@ class Far:
     def fail(self) -> None:
         raise ValueError("far away")
 
+    def fail_largely(self, size: int) -> None:
+        error = ValueError("far away")
+        error.data = bytes(size)  # type: ignore[attr-defined]
+        raise error
+
 
 def here() -> str:
     return miniray.get_runtime_context().get_node_id()
@@ -105,6 +110,41 @@ def test_an_error_comes_from_another_node_with_its_traceback() -> None:
     with pytest.raises(ValueError, match="far away") as info:
         miniray.get(Far.remote().fail.remote())
     assert "Far.fail" in str(info.value)
+
+
+@pytest.mark.timeout(300)  # much memory to move, on a machine that may be busy
+def test_an_error_that_carries_much_comes_from_another_node_and_calls_go_on() -> None:
+    actor = Far.remote()
+    failed = actor.fail_largely.remote(65 * MIB)
+    after = actor.echo.remote("after")
+    with pytest.raises(ValueError, match="far away") as caught:
+        miniray.get(failed, timeout=200)
+    assert len(caught.value.cause.data) == 65 * MIB
+    assert miniray.get(after, timeout=30) == "after"
+
+
+def test_what_is_too_large_for_the_head_is_refused_and_the_cluster_goes_on() -> None:
+    payload = bytes(65 * MIB)
+
+    @miniray.remote
+    def function() -> int:
+        return len(payload)
+
+    with pytest.raises(ValueError, match=r"function is 65\.\d MiB .*payload"):
+        function.remote()
+
+    @miniray.remote
+    class Collects:
+        def __init__(self, *values: bytes) -> None:
+            self.count = len(values)
+
+        def counted(self) -> int:
+            return self.count
+
+    value = miniray.put(bytes(100_000))
+    with pytest.raises(RayActorError, match=r"Collects\.__init__ take \d+ bytes together"):
+        miniray.get(Collects.remote(*[value] * 700).counted.remote(), timeout=30)
+    assert miniray.get(Collects.remote(*[value] * 10).counted.remote(), timeout=30) == 10
 
 
 def test_large_values_move_both_ways() -> None:

@@ -109,7 +109,7 @@ def test_the_address_may_come_from_the_environment(
         ({"num_cpu": 1}, TypeError, "no argument 'num_cpu'. Did you mean 'num_cpus'"),
         ({"num_cpus": -1}, ValueError, "num_cpus must be a whole number of at least 0"),
         ({"num_cpus": 1.5}, TypeError, "num_cpus must be a whole number"),
-        ({"resources": {"CPU": 1}}, ValueError, "use the option num_cpus"),
+        ({"resources": {"CPU": 1}}, ValueError, "use num_cpus"),
         ({"labels": {"zone": "-"}}, ValueError, "labels"),
         ({"namespace": ""}, ValueError, "namespace"),
         ({"address": "somewhere"}, ValueError, "host:port"),

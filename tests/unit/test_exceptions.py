@@ -279,3 +279,15 @@ def test_ray_s_names_are_the_same_classes() -> None:
     assert exceptions.RayTaskError is TaskError
     assert exceptions.RayActorError is ActorError
     assert exceptions.PendingCallsLimitExceeded is PendingCallsLimitExceededError
+
+
+def test_a_task_error_shows_both_ends_of_a_long_traceback_and_says_what_is_left_out() -> None:
+    try:
+        raise ValueError("begin " + "x" * 1_000_000 + " end")
+    except ValueError as error:
+        failed = TaskError.from_exception(error, "work")
+    assert len(str(failed)) < 300_000
+    assert "ValueError: begin" in str(failed)
+    assert "end" in str(failed)[-100:]
+    assert "characters are left out" in str(failed)
+    assert len(str(failed.cause)) > 1_000_000

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from miniray import options
-from miniray.core.runtime import BundleAffinity, NodeAffinity, Spread
+from miniray.core.runtime import Anywhere, BundleAffinity, NodeAffinity, Spread
 from miniray.util.placement_group import PlacementGroup
 from miniray.util.scheduling_strategies import (
     DoesNotExist,
@@ -184,7 +184,8 @@ def test_scheduling_strategies_become_placements() -> None:
     node = NodeAffinitySchedulingStrategy(NODE, soft=True)
 
     assert task(scheduling_strategy="SPREAD").placement == Spread()
-    assert task(scheduling_strategy="DEFAULT").placement is None
+    assert task(scheduling_strategy="DEFAULT").placement == Anywhere()
+    assert task().placement is None
     assert task(scheduling_strategy=node).placement == NodeAffinity(NODE, soft=True)
 
 
@@ -193,8 +194,19 @@ def test_a_bundle_is_asked_for_by_group_and_index() -> None:
     strategy = PlacementGroupSchedulingStrategy(group, 1, placement_group_capture_child_tasks=True)
 
     assert task(scheduling_strategy=strategy).placement == BundleAffinity(group.id, 1, True)
-    assert task(placement_group=group).placement == BundleAffinity(group.id)
+    assert task(placement_group=group).placement == BundleAffinity(group.id, -1, None)
     assert task(placement_group=None).placement is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheduling_strategy": PlacementGroupSchedulingStrategy(None)},
+        {"scheduling_strategy": NodeLabelSchedulingStrategy({"zone": In("a")})},
+    ],
+)
+def test_who_says_so_is_in_no_group(options: dict[str, Any]) -> None:
+    assert task(**options).placement == Anywhere()
 
 
 def test_a_group_and_a_strategy_exclude_each_other() -> None:

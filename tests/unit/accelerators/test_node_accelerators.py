@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -20,10 +21,15 @@ from miniray.accelerators import (
     models,
     resolve_node_accelerators,
 )
+from miniray.accelerators.registry import family_named
 from miniray.util import accelerators as public_names
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
+
+    from miniray.accelerators import Host
+    from miniray.accelerators.base import Detected
 
 FPGA = {"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}
 
@@ -186,3 +192,21 @@ def test_the_module_starts_no_heavy_import() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
     )
     assert not heavy & set(done.stdout.split())
+
+
+def test_families_are_looked_for_at_the_same_time(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_nvidia(machine, 2)
+    add_gaudi(machine, 4)
+    together = threading.Barrier(2, timeout=30)  # each waits until the other has begun
+    for family in (family_named("nvidia"), family_named("gaudi")):
+        detect = family.detect
+
+        def wait_and_detect(host: Host, detect: Callable[[Host], Detected] = detect) -> Detected:
+            together.wait()
+            return detect(host)
+
+        monkeypatch.setattr(family, "detect", wait_and_detect)
+    found = resolve_node_accelerators(None, {}, machine.host())
+    assert {name: len(group.ids) for name, group in found.devices.items()} == {"GPU": 2, "HPU": 4}

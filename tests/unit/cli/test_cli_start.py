@@ -110,6 +110,13 @@ def test_a_head_ignores_the_token_of_the_environment(
         (["--head", "--num-gpus", "-1"], "num_gpus must be at least 0, not -1"),
         (["--head", "--num-cpus", "many"], "'many' is not a valid float"),
         (["--head", "--resources", "{FPGA: 1}"], "is not JSON"),
+        (["--head", "--devices", '{"FPGA": 4}'], """write {"FPGA": {"count": 4, "env": """),
+        (["--head", "--devices", '{"FPGA": {"env": "X"}}'], "with the keys count, env, fractional"),
+        (["--head", "--devices", '{"GPU": {"count": 1}}'], "use num_gpus for it"),
+        (
+            ["--head", "--resources", '{"F": 1}', "--devices", '{"F": {"count": 1}}'],
+            "'F' is given in --resources and in --devices",
+        ),
         (["--head", "--resources", "[1]"], "is not a JSON object"),
         (["--head", "--resources", '{"FPGA": "x"}'], "must be a number, not 'x'"),
         (["--head", "--resources", '{"GPU": 1}'], "use num_gpus"),

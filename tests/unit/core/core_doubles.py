@@ -45,6 +45,7 @@ class FakePeer:
         self.process_id = process_id
         self.node_id = node_id
         self.lost = False
+        self.was = ""
         #: Its node cannot be reached for a while; the process may well live.
         self.unreachable = False
         self.sent: list[tuple[Any, ...]] = []

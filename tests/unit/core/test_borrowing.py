@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 
 import pytest
 from core_doubles import NODE, Caller, FakePeer
@@ -127,6 +128,38 @@ def test_what_protects_a_reported_ref_ends_only_after_the_owner_has_counted_it(
     assert done == []
     acknowledge(me)
     assert done == ["reply"]
+
+
+def test_refs_that_a_call_kept_are_reported_together_to_each_owner(me: Caller) -> None:
+    executor = FakePeer(b"executor")
+    kept = [foreign(1), foreign(2, OTHER), foreign(3)]
+    me.borrowing.report_for(executor, kept)  # type: ignore[arg-type]
+    ((_, _, held),) = owner_of(me).of_kind(p.PEER_BORROW)
+    assert held == [(foreign(n)[0], b"executor", NODE) for n in (1, 3)]
+    ((_, _, held),) = owner_of(me, OTHER).of_kind(p.PEER_BORROW)
+    assert held == [(foreign(2, OTHER)[0], b"executor", NODE)]
+
+
+def test_many_registrations_are_answered_in_a_time_that_grows_with_their_number(
+    me: Caller,
+) -> None:
+    def seconds(count: int) -> float:
+        refs = [me.borrowing.hold([foreign(n)]) for n in range(1, count + 1)]
+        peer = owner_of(me)
+        numbers = [number for _, number, _ in peer.of_kind(p.PEER_BORROW)]
+        begun = time.process_time()
+        for number in numbers:
+            me.borrowing.on_ack(peer, (p.PEER_ACK, number))  # type: ignore[arg-type]
+        taken = time.process_time() - begun
+        assert len(refs) == len(numbers) == count
+        assert not me.borrowing._open
+        refs.clear()
+        me.drain()
+        peer.sent.clear()
+        return taken
+
+    # Of eight times as many, each took eight times as long: sixty-four times in all.
+    assert seconds(40_000) < 24 * max(seconds(5_000), 0.002)
 
 
 def test_values_are_asked_for_once_and_given_to_who_waits(me: Caller) -> None:

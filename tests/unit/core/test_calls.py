@@ -205,8 +205,8 @@ def test_an_unwanted_reply_lets_the_executor_drop_the_refs_inside(
 ) -> None:
     peer = FakePeer(b"executor")
     value = (p.VALUE_PICKLE, b"x", ((b"owner000" + b"12345678", me.table.node_id),))
-    me.calls.on_reply(peer, (p.PEER_REPLY, 5, p.STATUS_OK, (value,), None))  # type: ignore[arg-type]
-    assert peer.sent == [(p.PEER_RELEASE, [5])]
+    me.calls.on_reply(peer, (p.PEER_REPLY, 5, p.STATUS_OK, (value,), None, 0.0, 7))  # type: ignore[arg-type]
+    assert peer.sent == [(p.PEER_RELEASE, [7])]
 
 
 def test_a_reply_of_an_earlier_attempt_does_not_count(me: Caller, channel: Channel) -> None:
@@ -226,12 +226,12 @@ def test_refs_in_a_result_are_counted_before_the_executor_may_drop_them(
     me.calls.open_call(call)
     call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
     value = (p.VALUE_PICKLE, b"x", ((b"owner000" + b"12345678", me.table.node_id),))
-    me.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_OK, (value,), None))  # type: ignore[arg-type]
+    me.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_OK, (value,), None, 0.0, 7))  # type: ignore[arg-type]
     assert peer.sent == []
     owner = me.peers.made[b"owner000"]
     ((_, number, _),) = owner.of_kind(p.PEER_BORROW)
     me.borrowing.on_ack(owner, (p.PEER_ACK, number))  # type: ignore[arg-type]
-    assert peer.sent == [(p.PEER_RELEASE, [call.number])]
+    assert peer.sent == [(p.PEER_RELEASE, [7])]
 
 
 def test_a_result_nobody_waits_for_any_more_is_freed(me: Caller, channel: Channel) -> None:
@@ -308,3 +308,52 @@ def test_find_gives_the_open_call_of_an_object(me: Caller, channel: Channel) -> 
         me.calls.open_call(call)
     assert me.calls.find(calls[1].return_ids[0]) is calls[1]
     assert me.calls.find(me.ids.new()) is None
+
+
+# --- finding and forgetting ------------------------------------------------------------
+
+
+def test_calls_are_found_by_what_they_make_until_they_have_ended(
+    me: Caller, channel: Channel
+) -> None:
+    calls = [me.call(channel) for _ in range(3)]
+    for call in calls[:2]:
+        me.calls.open_call(call)
+    assert me.calls.find(calls[0].return_ids[0]) is calls[0]
+    me.calls.open_call(calls[2])  # after the first look
+    assert me.calls.find(calls[2].return_ids[0]) is calls[2]
+    for call in calls:
+        me.calls.close(call)
+        assert me.calls.find(call.return_ids[0]) is None
+    assert not me.calls._by_id
+
+
+def test_looking_for_many_calls_looks_at_all_of_them_once(me: Caller, channel: Channel) -> None:
+    looks: list[int] = []
+
+    class Watched(dict[int, Any]):
+        def values(self) -> Any:
+            looks.append(1)
+            return super().values()
+
+    me.calls.open = Watched()
+    calls = [me.call(channel) for _ in range(10)]
+    for call in calls:
+        me.calls.open_call(call)
+    assert [me.calls.find(call.return_ids[0]) for call in calls] == calls
+    assert looks == [1]
+
+
+def test_a_call_that_has_ended_is_no_child_of_the_one_that_made_it(
+    me: Caller, channel: Channel
+) -> None:
+    children: dict[int, Call] = {}
+    for _ in range(3):
+        call = me.call(channel)
+        call.siblings = children
+        children[call.number] = call
+        me.calls.open_call(call)
+    me.calls.close(children[min(children)])
+    assert len(children) == 2
+    me.calls.close(call)
+    assert len(children) == 1

@@ -152,6 +152,19 @@ def test_a_late_borrow_that_evens_out_an_early_release_frees_the_object(own: Fix
     assert len(own.table) == 0
 
 
+def test_a_release_whose_borrow_died_with_its_reporter_holds_nothing(own: Fixture) -> None:
+    ref = own.table.create_with_value(own.ids.new(), VALUE, None)
+    id = ref.binary()
+    own.table.borrow(id, SECOND)
+    own.table.unborrow(id, BORROWER)
+    del ref
+    own.drain()
+    assert own.outside.freed == []
+    own.table.borrower_died(SECOND)
+    assert own.outside.freed == [VALUE]
+    assert not own.table._held_by
+
+
 def test_a_borrow_of_what_is_gone_says_so(own: Fixture) -> None:
     assert own.table.borrow(own.ids.new(), BORROWER) is False
     own.table.unborrow(own.ids.new(), BORROWER)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from miniray.core.closures import warn_large
+from miniray.core.closures import check_large
 from miniray.core.serialization import dumps_code, serialize
 
 LOCK = threading.Lock()
@@ -72,7 +72,7 @@ def test_a_large_function_is_told_with_its_largest_variables() -> None:
         return big, small
 
     with pytest.warns(UserWarning, match=r"function is 3\.0 MiB .*variable 'big'.*\(2\.9 MiB\)"):
-        warn_large(function, "function", 3_145_728)
+        check_large(function, "function", 3_145_728, 1 << 30)
 
 
 def test_variables_that_cannot_be_measured_do_not_turn_the_warning_into_an_error() -> None:
@@ -88,7 +88,17 @@ def test_variables_that_cannot_be_measured_do_not_turn_the_warning_into_an_error
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warn_large(Large, "Large", 20_000_000)
+        check_large(Large, "Large", 20_000_000, 1 << 30)
     unset = 1
     assert len(caught) == 1
     assert unset
+
+
+def test_what_is_too_large_for_the_head_is_refused_with_the_culprit() -> None:
+    payload = bytes(2_000_000)
+
+    def function() -> int:
+        return len(payload)
+
+    with pytest.raises(ValueError, match=r"function is 1\.9 MiB .* may be 1\.0 MiB.*payload"):
+        check_large(function, "function", 2_000_000, 1 << 20)

@@ -9,7 +9,7 @@ import pytest
 from core_doubles import NODE, FakeLink
 from open_files import open_files
 
-from miniray.core import shared_memory, warm_memory
+from miniray.core import shared_memory, waiting, warm_memory
 from miniray.core.protocol import VALUE_SHARED
 from miniray.core.serialization import deserialize, serialize
 from miniray.core.shared_memory import SharedMemory
@@ -215,6 +215,45 @@ def test_a_full_store_is_asked_again_when_all_that_was_dropped_is_counted(link: 
     memory = SharedMemory(link, NODE, make_room)  # type: ignore[arg-type]
     assert memory.write(serialize(bytes(300_000)), OWNER, NODE)[0] == VALUE_SHARED
     assert link.patience == [False, True]
+
+
+def test_a_writer_into_a_full_store_looks_for_garbage_a_small_part_of_the_time(
+    link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(shared_memory.time, "monotonic", lambda: now[0])
+    link.room = 0
+    looked: list[float] = []
+
+    def make_room() -> None:
+        looked.append(now[0])
+        now[0] += 1
+
+    memory = SharedMemory(link, NODE, make_room)  # type: ignore[arg-type]
+    for _ in range(40):
+        with pytest.raises(ObjectStoreFullError):
+            memory.write(serialize(bytes(300_000)), OWNER, NODE)
+        now[0] += 0.5
+    assert looked == [100, 111]
+
+
+def test_a_full_store_is_not_asked_twice_for_all_of_the_time_that_a_reader_has(
+    link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    given: list[float] = []
+
+    def request(_method: str, _args: Any, *, timeout: float, **_how: Any) -> Any:
+        given.append(timeout)
+        now[0] += 3.0
+        raise ObjectStoreFullError(1, 2, 2)
+
+    monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(link, "node_request", request)
+    memory = SharedMemory(link, NODE)  # type: ignore[arg-type]
+    with pytest.raises(ObjectStoreFullError):
+        memory.map((NODE, 1, 10), 5.0)
+    assert given == [5.0, 2.0]
 
 
 def test_a_store_that_stays_full_says_so_once(link: FakeLink) -> None:

@@ -197,3 +197,31 @@ def test_a_generator_cannot_be_passed_on(stream: Fixture) -> None:
 
     with pytest.raises(TypeError, match="Pass the refs"):
         pickle.dumps(stream.generator)
+
+
+def test_who_waits_for_the_next_item_again_and_again_leaves_nothing(stream: Fixture) -> None:
+    before = len(stream.me.table)
+    for _ in range(5):
+        ref = stream.generator.next_ready()
+    assert len(stream.state._waiters) == 1
+    assert len(stream.me.table) == before + 1
+    assert stream.value(ref) is None
+    assert stream.item(0)
+    assert stream.value(ref) is not None
+    ready = stream.generator.next_ready()
+    assert stream.value(ready) is not None
+    next(stream.generator)
+    again = stream.generator.next_ready()
+    assert stream.value(again) is None
+    stream.state.end(None)
+    assert stream.value(again) is not None
+
+
+def test_a_consumer_that_is_cancelled_leaves_nothing(stream: Fixture) -> None:
+    async def give_up() -> None:
+        for _ in range(5):
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(stream.generator.__anext__(), 0.001)
+
+    asyncio.run(give_up())
+    assert not stream.state._waiters

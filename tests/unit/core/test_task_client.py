@@ -47,7 +47,9 @@ class Fixture:
     def grant(self, group: LeaseGroup | None = None) -> FakePeer:
         self.leases += 1
         process = b"worker%02d" % self.leases
-        self.client.on_granted((group or self.group()).id, self.leases, NODE, process)
+        group = group or self.group()
+        limit = group.spec["max_calls"]
+        self.client.on_granted(group.id, self.leases, NODE, process, limit)
         return self.me.peers.get(NODE, process)
 
     def reply(self, peer: FakePeer, call: Call, seconds: float = 0.05) -> None:
@@ -220,7 +222,7 @@ def test_an_idle_lease_goes_back_in_place_of_a_revoked_one_that_is_in_use(world:
 
 
 def test_a_grant_for_an_unknown_group_goes_back(world: Fixture) -> None:
-    world.client.on_granted(999, 7, NODE, b"worker99")
+    world.client.on_granted(999, 7, NODE, b"worker99", 0)
     assert world.returned == [7]
 
 
@@ -352,7 +354,7 @@ def test_a_worker_that_was_lost_before_its_lease_came_is_replaced(world: Fixture
         return peer
 
     world.me.peers.get = lost  # type: ignore[method-assign]
-    world.client.on_granted(world.group().id, 50, NODE, b"worker50")
+    world.client.on_granted(world.group().id, 50, NODE, b"worker50", 0)
     world.me.peers.get = made  # type: ignore[method-assign]
     assert isinstance(world.error_of(call), WorkerCrashedError)
     assert world.returned == [50]

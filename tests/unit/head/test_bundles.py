@@ -48,9 +48,15 @@ def lease(
     return lease_id, scheduler.submit(LeaseRequest(lease_id, demand), 0.0)
 
 
-def hold(scheduler: ClusterScheduler, resources: dict[str, float], now: float = 0.0) -> bytes:
+def hold(
+    scheduler: ClusterScheduler,
+    resources: dict[str, float],
+    now: float = 0.0,
+    *,
+    lasting: bool = False,
+) -> bytes:
     lease_id = b"lease%d" % next(_numbers)
-    scheduler.submit(LeaseRequest(lease_id, Demand.of(resources)), now)
+    scheduler.submit(LeaseRequest(lease_id, Demand.of(resources, lasting=lasting)), now)
     return lease_id
 
 
@@ -96,7 +102,7 @@ def test_strict_spread_waits_for_as_many_nodes_as_bundles() -> None:
     assert not scheduler.create_group(state, 0.0).placed
     reason = scheduler.explain_group(b"group")
     assert reason is not None
-    assert reason.kind is ReasonKind.TOGETHER
+    assert reason.kind is ReasonKind.NEVER_TOGETHER
 
     scheduler.add_node(node(2), 1.0)
     assert sorted(where(state)) == [0, 1, 2]
@@ -344,6 +350,17 @@ def test_a_large_group_that_waited_long_is_not_starved_by_leases() -> None:
     assert [grant.lease_id for grant in out.grants] == late
 
 
+def test_devices_beside_an_actor_do_not_stand_idle_for_a_group_that_needs_the_whole_node() -> None:
+    scheduler = cluster(node(0, cpus=16, gpus=8), reserve_after=10.0)
+    hold(scheduler, {"GPU": 0.6}, lasting=True)
+    state = group(*[{"GPU": 1}] * 8, strategy="STRICT_PACK")
+    scheduler.create_group(state, 0.0)
+    scheduler.advance(10.0)
+
+    held = [hold(scheduler, {"GPU": 1}) for _ in range(8)]
+    assert [scheduler.lease(lease_id) is not None for lease_id in held] == [True] * 7 + [False]
+
+
 def test_devices_out_of_service_are_out_of_service_in_bundles_too() -> None:
     scheduler = cluster(node(0, gpus=1))
     scheduler.create_group(group({"GPU": 1}), 0.0)
@@ -353,3 +370,49 @@ def test_devices_out_of_service_are_out_of_service_in_bundles_too() -> None:
 
     back = scheduler.set_device_in_service(f"{0:032x}", "GPU", "0", True, 1.0)
     assert [grant.lease_id for grant in back.grants] == [waiting]
+
+
+NEVER = "the 3 bundles of {} do not fit on the 2 nodes of the cluster, even if all were idle"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "bundles", "sentence"),
+    [
+        (
+            "STRICT_SPREAD",
+            [{"CPU": 1}] * 3,
+            NEVER.format("STRICT_SPREAD"),
+        ),
+        (
+            "PACK",
+            [{"CPU": 3}] * 3,
+            NEVER.format("PACK"),
+        ),
+        (
+            "STRICT_PACK",
+            [{"CPU": 3}] * 2,
+            "needs CPU 6; the largest node, 00000000, has 4",
+        ),
+    ],
+)
+def test_a_group_that_the_cluster_can_never_hold_says_so(
+    strategy: str, bundles: list[dict[str, float]], sentence: str
+) -> None:
+    scheduler = cluster(node(0), node(1))
+    hold(scheduler, {"CPU": 4})
+    scheduler.create_group(group(*bundles, strategy=strategy), 0.0)
+    reason = scheduler.explain_group(b"group")
+
+    assert reason is not None
+    assert reason.infeasible
+    assert reason.sentence() == sentence
+
+
+def test_a_group_that_waits_for_others_to_end_is_not_called_infeasible() -> None:
+    scheduler = cluster(node(0), node(1))
+    hold(scheduler, {"CPU": 2})
+    scheduler.create_group(group({"CPU": 3}, {"CPU": 3}, strategy="STRICT_SPREAD"), 0.0)
+    reason = scheduler.explain_group(b"group")
+
+    assert reason is not None
+    assert not reason.infeasible

@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.core.runtime import NodeAffinity, Spread
+from miniray.core.runtime import BundleAffinity, NodeAffinity, Spread
+from miniray.head.amounts import UNIT
+from miniray.head.bundles import PlacementGroupState
 from miniray.head.demands import Decisions, Demand, LeaseRequest
 from miniray.head.reasons import ReasonKind
 from miniray.head.resources import ResourcePool, node_pool
@@ -154,13 +156,44 @@ def test_labels_decide_which_nodes_are_used() -> None:
     assert granted(join(scheduler, 2, {"CPU": 1}, labels={"zone": "c"})) == [lease]
 
 
-def test_hard_affinity_waits_for_its_node_and_soft_affinity_goes_elsewhere() -> None:
+@pytest.mark.parametrize("soft", [False, True])
+def test_affinity_waits_for_its_node(soft: bool) -> None:
     scheduler = cluster({"CPU": 1}, {"CPU": 1})
-    hard = Demand.of({"CPU": 1}, placement=NodeAffinity(node_id(1)))
-    soft = Demand.of({"CPU": 1}, placement=NodeAffinity(node_id(1), soft=True))
+    there = Demand.of({"CPU": 1}, placement=NodeAffinity(node_id(1), soft=soft))
+    first, _ = ask(scheduler, there)
+    second, _ = ask(scheduler, there)
 
-    assert places(scheduler, hard, 2) == [1, -1]
-    assert places(scheduler, soft, 1) == [0]
+    assert scheduler.explain(second).sentence() == "needs CPU 1; node 00000000 has 0 of 1 free"
+    assert granted(scheduler.release(first, 1.0)) == [second]
+
+
+SOFT = NodeAffinity(node_id(1), soft=True)
+
+
+def test_soft_affinity_to_a_node_that_could_never_hold_it_goes_elsewhere() -> None:
+    scheduler = cluster({"CPU": 2}, {"CPU": 1})
+    join(scheduler, 2, {"CPU": 1}, labels={"zone": "b"})
+
+    assert places(scheduler, Demand.of({"CPU": 2}, placement=SOFT), 1) == [0]
+    zone = Demand.of({"CPU": 1}, placement=SOFT, label_selector={"zone": "b"})
+    assert places(scheduler, zone, 1) == [2]
+
+
+@pytest.mark.parametrize("end", ["removed", "drained", "device out of service"])
+def test_soft_affinity_goes_elsewhere_when_its_node_is_of_no_use_any_more(end: str) -> None:
+    scheduler = cluster({"CPU": 2}, {"CPU": 2}, gpus=1)
+    demand = Demand.of({"GPU": 1}, placement=SOFT)
+    ask(scheduler, demand)
+    waiting = [ask(scheduler, demand)[0] for _ in range(2)]
+    if end == "removed":
+        out = scheduler.remove_node(node_id(1), 1.0)
+    elif end == "drained":
+        out = scheduler.drain_node(node_id(1), 1.0)
+    else:
+        out = scheduler.set_device_in_service(node_id(1), "GPU", "0", False, 1.0)
+
+    assert granted(out) == waiting[:1]
+    assert scheduler.waiting() == waiting[1:]
 
 
 def test_soft_affinity_to_a_node_that_is_not_there_goes_elsewhere() -> None:
@@ -185,6 +218,27 @@ def test_hard_affinity_that_can_never_be_met_fails_the_request(
     assert [(failure.lease_id, failure.reason.kind) for failure in out.failures] == [(lease, kind)]
     assert "hard" in out.failures[0].reason.sentence()
     assert scheduler.waiting() == []
+
+
+def test_hard_affinity_to_a_node_without_the_labels_fails_the_request() -> None:
+    scheduler = cluster({"CPU": 4})
+    here = NodeAffinity(node_id(0))
+    _, out = ask(scheduler, Demand.of({}, placement=here, label_selector={"zone": "in(a,b)"}))
+
+    sentence = (
+        "node 00000000 does not match the labels zone=in(a,b), and the affinity to it is hard"
+    )
+    assert [failure.reason.sentence() for failure in out.failures] == [sentence]
+
+
+def test_hard_affinity_waits_for_a_device_that_is_out_of_service() -> None:
+    scheduler = cluster({"CPU": 4}, gpus=1)
+    scheduler.set_device_in_service(node_id(0), "GPU", "0", False, 0.0)
+    lease, out = ask(scheduler, Demand.of({"GPU": 1}, placement=NodeAffinity(node_id(0))))
+
+    assert not out.failures
+    back = scheduler.set_device_in_service(node_id(0), "GPU", "0", True, 1.0)
+    assert granted(back) == [lease]
 
 
 # --- queues ----------------------------------------------------------------------------
@@ -406,6 +460,77 @@ def test_an_unmet_need_elsewhere_does_not_block_what_is_to_spare() -> None:
     assert places(scheduler, Demand.of({"CPU": 1}), 8) == [0] * 6 + [-1] * 2
 
 
+def test_what_actors_hold_is_not_waited_for_with_idle_room_beside_it() -> None:
+    scheduler = cluster({"CPU": 4}, reserve_after=10.0)
+    ask(scheduler, Demand.of({"CPU": 1}, lasting=True))
+    ask(scheduler, Demand.of({"CPU": 4}), now=0.0)
+    scheduler.advance(10.0)
+
+    assert places(scheduler, Demand.of({"CPU": 1}), 4) == [0, 0, 0, -1]
+
+
+def test_a_share_that_fits_beside_a_demand_for_a_whole_device_is_placed() -> None:
+    scheduler = cluster({"CPU": 8}, gpus=2, reserve_after=10.0)
+    for _ in range(2):
+        ask(scheduler, Demand.of({"GPU": 0.6}, lasting=True))
+    whole, _ = ask(scheduler, Demand.of({"GPU": 1}), now=0.0)
+    scheduler.advance(10.0)
+    small, out = ask(scheduler, Demand.of({"GPU": 0.3}), now=11.0)
+
+    assert granted(out) == [small]
+    assert scheduler.explain(whole).kind is ReasonKind.BUSY
+
+
+def test_only_the_device_that_is_waited_for_is_set_aside() -> None:
+    scheduler = cluster({"CPU": 8}, gpus=3, reserve_after=10.0)
+    actor, _ = ask(scheduler, Demand.of({"GPU": 0.9}, lasting=True))
+    task, _ = ask(scheduler, Demand.of({"GPU": 0.8}))
+    other, _ = ask(scheduler, Demand.of({"GPU": 0.7}, lasting=True))
+    whole, _ = ask(scheduler, Demand.of({"GPU": 1}), now=0.0)
+    scheduler.advance(10.0)
+    small = Demand.of({"GPU": 0.1})
+    placed = [ask(scheduler, small, now=11.0) for _ in range(5)]
+
+    shares = [out.grants[0].allocation.devices[0][1] for _, out in placed if out.grants]
+    assert [device for ((device, _),) in shares] == ["0", "2", "2", "2"]
+    assert scheduler.explain(placed[4][0]).kind is ReasonKind.RESERVED
+    assert granted(scheduler.release(task, 12.0)) == [whole]
+    assert granted(scheduler.release(whole, 13.0)) == [placed[4][0]]
+    assert scheduler.lease(actor) is not None
+    assert scheduler.lease(other) is not None
+
+
+def test_the_devices_that_are_free_already_are_set_aside_first() -> None:
+    scheduler = cluster({"CPU": 8}, gpus=4, reserve_after=10.0)
+    tasks = [ask(scheduler, Demand.of({"GPU": 1}))[0] for _ in range(4)]
+    scheduler.release(tasks[3], 0.0)
+    scheduler.release(tasks[1], 0.0)
+    wide, _ = ask(scheduler, Demand.of({"GPU": 3}), now=0.0)
+    scheduler.advance(10.0)
+    reservation = scheduler.nodes[node_id(0)].reservation
+
+    assert reservation is not None
+    assert list(reservation.devices["GPU"]) == [UNIT, UNIT, 0, UNIT]
+    assert granted(scheduler.release(tasks[0], 11.0)) == [wide]
+
+
+def test_room_is_looked_for_again_when_actors_may_have_ended() -> None:
+    scheduler = cluster({"CPU": 4}, reserve_after=10.0)
+    actors = [ask(scheduler, Demand.of({"CPU": 2}, lasting=True))[0] for _ in range(2)]
+    large, _ = ask(scheduler, Demand.of({"CPU": 4}), now=0.0)
+    scheduler.advance(10.0)
+    assert scheduler.next_deadline() == 20.0
+    scheduler.release(actors[0], 11.0)
+    small = [ask(scheduler, Demand.of({"CPU": 1}), now=12.0)[0] for _ in range(4)]
+    assert granted(scheduler.release(actors[1], 13.0)) == small[2:]
+    scheduler.advance(20.0)
+    late, out = ask(scheduler, Demand.of({"CPU": 1}), now=21.0)
+
+    assert not out.grants
+    assert [granted(scheduler.release(lease, 22.0)) for lease in small] == [[], [], [], [large]]
+    assert granted(scheduler.release(large, 23.0)) == [late]
+
+
 # --- asking leases back -----------------------------------------------------------------
 def test_the_fewest_idle_leases_that_make_room_are_asked_back() -> None:
     scheduler = cluster({"CPU": 2}, {"CPU": 4})
@@ -461,3 +586,47 @@ def test_a_decision_looks_at_few_pools_whatever_the_cluster_and_the_queue(
         scheduler.release(lease, 1.0)
 
     assert looks < 12 * 6
+
+
+# --- devices that a user declares --------------------------------------------------------
+def with_fpgas(whole: bool) -> ClusterScheduler:
+    scheduler = ClusterScheduler()
+    pool = node_pool(node_id(0), {"CPU": 8}, {"FPGA": ["0", "1"]}, whole={"FPGA"} if whole else ())
+    scheduler.add_node(pool, 0.0)
+    return scheduler
+
+
+def test_a_device_that_cannot_be_shared_is_given_whole_only() -> None:
+    scheduler = with_fpgas(whole=True)
+    _, share = ask(scheduler, Demand.of({"FPGA": 0.5}))
+
+    assert [waiting.reason.sentence() for waiting in share.infeasible] == [
+        "needs FPGA 0.5; the devices of FPGA can't be shared, ask for whole ones"
+    ]
+    assert places(scheduler, Demand.of({"FPGA": 1}), 3) == [0, 0, -1]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_part_of_more_than_one_device_can_never_be_had(whole: bool) -> None:
+    scheduler = with_fpgas(whole)
+    _, out = ask(scheduler, Demand.of({"FPGA": 1.5}))
+
+    assert [waiting.reason.sentence() for waiting in out.infeasible] == [
+        "needs FPGA 1.5; above 1 the amount of FPGA must be whole, as it is taken in whole devices"
+    ]
+
+
+def test_an_amount_that_devices_refuse_may_be_served_by_a_node_that_counts() -> None:
+    scheduler = with_fpgas(whole=True)
+    lease, _ = ask(scheduler, Demand.of({"FPGA": 1.5}))
+
+    assert granted(join(scheduler, 1, {"FPGA": 2})) == [lease]
+
+
+def test_a_bundle_keeps_to_the_rule_of_its_devices() -> None:
+    scheduler = with_fpgas(whole=True)
+    scheduler.create_group(PlacementGroupState.of(b"group", [{"FPGA": 1}], "PACK"), 0.0)
+    share = Demand.of({"FPGA": 0.5}, placement=BundleAffinity(b"group"))
+
+    assert places(scheduler, share, 1) == [-1]
+    assert places(scheduler, Demand.of({"FPGA": 1}, placement=BundleAffinity(b"group")), 1) == [0]

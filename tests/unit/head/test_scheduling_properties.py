@@ -51,6 +51,8 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.scheduler = ClusterScheduler(reserve_after=20.0)
+        #: Share of the demands that are of actors.
+        self.actors = (0.0, 0.5, 1.0)[seed % 3]
         self.now = 0.0
         self.count = 0
         self.demands: dict[bytes, Demand] = {}
@@ -91,7 +93,11 @@ class World:
 
     def submit(self) -> None:
         self.count += 1
-        demand = Demand.of(self.random.choice(SHAPES), placement=self.placement())
+        demand = Demand.of(
+            self.random.choice(SHAPES),
+            placement=self.placement(),
+            lasting=self.random.random() < self.actors,
+        )
         lease_id = self.count.to_bytes(8, "big")
         self.demands[lease_id] = demand
         self.note(self.scheduler.submit(LeaseRequest(lease_id, demand), self.now))
@@ -219,10 +225,12 @@ class World:
                 continue
             placement = demand.placement
             for node_id, pool in self.scheduler.nodes.items():
-                hard = isinstance(placement, NodeAffinity) and not placement.soft
-                if hard and placement.node_id != node_id:
-                    continue
-                assert pool.reservation is not None or not pool.fits(demand.placing)
+                if isinstance(placement, NodeAffinity) and placement.node_id != node_id:
+                    wanted = self.scheduler.nodes.get(placement.node_id)
+                    waits = wanted is not None and wanted.could_fit(demand.placing)
+                    if not placement.soft or (waits and not wanted.closed):
+                        continue
+                assert not pool.admits(None, demand.placing)
         for state in self.groups.values():
             if state.missing and not any(
                 pool.reservation is not None for pool in self.scheduler.nodes.values()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id
 
+from miniray._proto import head_pb2
 from miniray.exceptions import PlacementGroupRemovedError
 
 
@@ -166,3 +167,69 @@ def test_a_group_that_lost_a_node_is_placed_again(cluster: FakeCluster, daemon: 
     assert daemon.answer(driver, number) == []
     cluster.node({"CPU": 4})
     assert daemon.answer(driver, number) == [True]
+
+
+def test_a_node_whose_session_broke_comes_back_with_what_runs_in_bundles(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    away = cluster.node({"CPU": 4}, {"GPU": ["0", "1"]})
+    driver = daemon.driver()
+    id = create(daemon, driver, [{"GPU": 1, "CPU": 1}])
+    actor = driver + new_id()
+    spec = actor_spec(
+        resources={"GPU": 0.5},
+        placement_resources={"GPU": 0.5},
+        placement=("bundle", id, -1, False),
+    )
+    daemon.notice(driver, "create_actor", actor, spec, False)
+    daemon.notice(driver, "start_actor", actor, (0, b"", ()), [], None)
+    start = away.one("start_actor")
+    report = head_pb2.RunningLease(
+        lease=start.lease, epoch=start.epoch, actor_id=actor, allocation=start.allocation
+    )
+    assert away.node is not None
+    cluster.head.lose(away.node, "it was silent")
+    back = cluster.node({"CPU": 4}, {"GPU": ["0", "1"]}, node_id=away.node_id, leases=[report])
+    assert back.node is not None
+    ended = back.one("end_lease")
+    assert (ended.lease, ended.kill) == (start.lease, True)
+    # The group has the other device at once, the first is free when its process has ended.
+    assert daemon.ask(driver, "placement_group_table", id)["state"] == "CREATED"
+    assert daemon.ask(driver, "available_resources")["GPU"] == 0.5
+    back.lease_ended(start.lease)
+    assert daemon.ask(driver, "available_resources")["GPU"] == 1.0
+
+
+def test_a_node_whose_report_cannot_be_true_is_stopped_and_told_why(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    other = FakeCluster().node({"CPU": 4}, {"GPU": ["7"]})
+    driver = other.driver()
+    actor = driver + new_id()
+    spec = actor_spec(resources={"GPU": 1}, placement_resources={"GPU": 1})
+    other.notice(driver, "create_actor", actor, spec, False)
+    other.notice(driver, "start_actor", actor, (0, b"", ()), [], None)
+    start = other.one("start_actor")
+    report = head_pb2.RunningLease(lease=start.lease, epoch=9, allocation=start.allocation)
+    refused = cluster.node({"CPU": 4}, {"GPU": ["0"]}, leases=[report])
+    assert refused.node is None
+    assert "reports of its leases" in refused.one("stop").reason
+    assert refused.closed
+    assert daemon.ask(daemon.driver(), "cluster_resources") == {"CPU": 4.0}
+
+
+def test_the_driver_hears_why_a_group_waits(cluster: FakeCluster, daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+    create(daemon, driver, [{"CPU": 3}], name="first")
+    create(daemon, driver, [{"CPU": 2}], name="second")
+    never = create(daemon, driver, [{"CPU": 9}])
+    gone = create(daemon, driver, [{"CPU": 9}])
+    daemon.ask(driver, "remove_placement_group", gone)
+    cluster.timers.pass_time(60)
+    node = daemon.node_id.hex()[:8]
+    busy = f"needs CPU 2; node {node} has 1 of 4 free"
+    too_large = f"needs CPU 9; the largest node, {node}, has 4"
+    assert daemon.pushes(driver, "pending") == [
+        ("placement group second", busy, False),
+        (f"placement group {never.hex()[:8]}", too_large, True),
+    ]

@@ -64,8 +64,22 @@ def test_a_client_hears_of_a_lease_when_its_worker_runs(daemon: FakeDaemon) -> N
     held = json.loads(begun.allocation)
     assert (held["resources"], held["devices"], held["bundle"]) == ({"CPU": 1.0}, {}, None)
     start(daemon, [begun])
-    ((group, number, node_id, _),) = daemon.pushes(client, "lease_granted")
-    assert (group, number, node_id) == (GROUP, begun.lease, daemon.node_id)
+    ((group, number, node_id, _, limit),) = daemon.pushes(client, "lease_granted")
+    assert (group, number, node_id, limit) == (GROUP, begun.lease, daemon.node_id, 3)
+
+
+@pytest.mark.parametrize(("given", "with_devices", "without"), [(None, 1, 0), (0, 0, 0), (2, 2, 2)])
+def test_a_worker_that_had_devices_ends_after_a_task_unless_told_otherwise(
+    cluster: FakeCluster, given: int | None, with_devices: int, without: int
+) -> None:
+    for devices, limit in (({"FPGA": ["0"]}, with_devices), ({}, without)):
+        daemon = cluster.node({} if devices else {"FPGA": 1}, devices)
+        client = daemon.driver()
+        want(daemon, client, 1, resources={"FPGA": 1}, max_calls=given)
+        begun = daemon.one("start_lease")
+        assert json.loads(begun.spec)["max_calls"] == limit
+        start(daemon, [begun])
+        assert [body[4] for body in daemon.pushes(client, "lease_granted")] == [limit]
 
 
 def test_as_many_leases_come_as_are_wanted_and_fit(daemon: FakeDaemon) -> None:
@@ -333,3 +347,20 @@ def test_sharing_ends_with_equal_shares() -> None:
     assert may_ask(held=4, by_waiter=2)
     assert not may_ask(held=3, by_waiter=2)
     assert may_ask(held=1, by_waiter=0)
+
+
+def test_who_heard_that_a_task_waits_hears_that_it_has_become_infeasible(
+    cluster: FakeCluster,
+) -> None:
+    daemon = cluster.node({"CPU": 1})
+    driver = daemon.driver()
+    big = cluster.node({"CPU": 2})
+    for id in (1, 2):
+        daemon.notice(driver, "want_leases", id, task_spec(resources={"CPU": 2}), 1)
+    cluster.timers.pass_time(60)
+    [(_, reason, infeasible)] = daemon.pushes(driver, "pending")
+    assert ("has 0 of 2 free" in reason, infeasible) == (True, False)
+    assert big.node is not None
+    cluster.head.lose(big.node, "gone")
+    told = daemon.pushes(driver, "pending")
+    assert [infeasible for *_, infeasible in told] == [True, True]

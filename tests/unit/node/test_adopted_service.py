@@ -9,6 +9,7 @@ import pytest
 
 from miniray.config import config
 from miniray.core import protocol as p
+from miniray.node import adopted
 from miniray.node.adopted_service import AdoptedService
 from miniray.node.relayed import WATCH, Relayed
 
@@ -137,10 +138,21 @@ def test_a_borrow_that_comes_after_its_release_holds_nothing(
 ) -> None:
     service, _relay, objects = parts
     release(service, b"process2", FAR)
-    service.process_died(BORROWER)
-    assert objects.freed == []
     borrow(service, 5, b"process2", FAR)
+    assert objects.freed == []
+    service.process_died(BORROWER)
     assert objects.freed == [(NODE, 7)]
+
+
+def test_a_release_whose_borrow_nobody_lives_to_report_holds_nothing(
+    parts: tuple[AdoptedService, Relay, Objects],
+) -> None:
+    service, _relay, objects = parts
+    release(service, b"process2", FAR)
+    assert objects.freed == []
+    service.process_died(BORROWER)
+    assert objects.freed == [(NODE, 7)]
+    assert not service._adopted._held_by
 
 
 def test_a_borrower_of_this_node_that_has_ended_holds_nothing(
@@ -151,3 +163,36 @@ def test_a_borrower_of_this_node_that_has_ended_holds_nothing(
     borrow(service, 5, b"process2", NODE)
     service.process_died(BORROWER)
     assert objects.freed == [(NODE, 7)]
+
+
+def test_what_is_remembered_of_borrows_is_bounded_and_a_repeated_one_counts_once(
+    parts: tuple[AdoptedService, Relay, Objects], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, _, objects = parts
+    monkeypatch.setattr(adopted, "_REMEMBERED", 10)
+
+    def tell(*message: Any) -> None:
+        service.answer(FAR, BORROWER, OWNER, [marshal.dumps(message)])
+
+    for number in range(1, 100):
+        tell(p.PEER_BORROW, number, [(ID, BORROWER, FAR)])
+        tell(p.PEER_BORROW, number, [(ID, BORROWER, FAR)])
+        tell(p.PEER_UNBORROW, [ID])
+    assert len(service._adopted._registered[OWNER]) == 10
+    tell(p.PEER_UNBORROW, [ID])
+    assert objects.freed == [(NODE, 7)]
+    assert not service._adopted._registered
+
+
+def test_nothing_is_remembered_of_senders_when_the_last_object_of_an_owner_is_gone(
+    parts: tuple[AdoptedService, Relay, Objects],
+) -> None:
+    service, _, objects = parts
+    want = marshal.dumps((p.PEER_WANT, [ID]))
+    service.answer(FAR, b"passer-by", OWNER, [want])
+    assert service._taken
+    service.process_died(BORROWER)
+    assert objects.freed
+    assert not service._taken
+    service.answer(FAR, b"passer-by", OWNER, [want])
+    assert not service._taken

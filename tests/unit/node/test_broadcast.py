@@ -14,6 +14,7 @@ from miniray.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node import spread as spread_module
 from miniray.node import transfers as transfers_module
+from miniray.node.room import Claim
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -68,9 +69,10 @@ class Cluster:
     async def fetch(self, end: End, number: int) -> bytes:
         """Copy it there as `NodeObjects` would."""
         key: Key = (self.source.id, number)
-        segment = await end.transfers.copy(*key, SIZE)
+        segment, owner = await end.transfers.copy(*key, Claim(SIZE))
+        assert owner == (OWNER, self.source.id)
         end.store.seal(segment.number)
-        end.serving.copies.add(key, segment.number)
+        end.serving.copies.add(key, segment.number, owner)
         spreading = self.source.serving._spreads[number]
         await until(lambda: end.id in spreading.spread._whole)
         return os.pread(segment.fd, SIZE, 0)
@@ -206,7 +208,9 @@ def test_a_holder_without_its_copy_is_asked_once(
         source, holder, late, later = cluster.ends
         number = written(source, data)
         await cluster.fetch(holder, number)
-        holder.serving.copies.remove((source.id, number))  # it needed the memory
+        copy = holder.serving.copies.find((source.id, number))
+        assert copy is not None
+        holder.serving.copies.remove(copy.number)  # it needed the memory
         asked: list[int] = []
         serve = holder.serving.serve
         monkeypatch.setattr(

@@ -12,10 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from open_files import open_memory
 
 from miniray.exceptions import ObjectStoreFullError
+from miniray.node import memories as memories_module
 from miniray.node.memories import Memories, Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PAGE = 4096
 CAPACITY = 64 * PAGE
@@ -116,6 +117,52 @@ def test_room_for_large_values_is_made_from_the_pool(memories: Memories, told: T
     memories.give_back(memory)
     memories.take(CAPACITY, A, 0)
     assert told == [(A, (memory.number,))]
+
+
+class Later:
+    """Work that is done when a test says so."""
+
+    def __init__(self) -> None:
+        self.due: list[tuple[Callable[[], object], Callable[[], object]]] = []
+
+    def __call__(self, work: Callable[[], object], done: Callable[[], object]) -> None:
+        self.due.append((work, done))
+
+    def happen(self) -> None:
+        while self.due:
+            work, done = self.due.pop(0)
+            work()
+            done()
+
+
+def test_large_memory_is_closed_elsewhere_and_counts_until_it_is() -> None:
+    large = memories_module._LARGE
+    memories = Memories(4 * large, lambda *_: None)
+    memories.free = later = Later()
+    freed: list[int] = []
+    memories.on_freed = lambda: freed.append(memories.closing)
+    for memory in [memories.take(large, A, 0) for _ in range(4)]:
+        memories.give_back(memory)
+    pooled = memories.pooled
+    assert memories.closing == 4 * large - pooled > 0
+    with pytest.raises(ObjectStoreFullError):  # not before it is gone
+        memories.take(4 * large, A, 0)
+    assert memories.pooled == 0
+    assert memories.closing == 4 * large
+    assert open_memory() >= 4
+    later.happen()
+    assert freed[-1] == memories.closing == 0
+    memories.take(4 * large, A, 0)
+    memories.close()
+
+
+def test_memory_that_does_not_fit_in_any_case_leaves_the_pool_as_it_is(memories: Memories) -> None:
+    kept, pooled = memories.take(CAPACITY // 2, A, 0), memories.take(PAGE, A, 0)
+    memories.give_back(pooled)
+    with pytest.raises(ObjectStoreFullError):
+        memories.take(CAPACITY, A, 0)
+    assert memories.pooled == PAGE
+    assert kept.fd >= 0
 
 
 class Machine(RuleBasedStateMachine):

@@ -34,7 +34,8 @@ def written(store: SegmentStore, size: int, owner: bytes = OWNER) -> Segment:
 
 
 def report_of(store: SegmentStore, limit: int = 10, **copies: tuple[bytes, int]) -> StoreReport:
-    report = StoreReport(NODE, limit, {int(key[1:]): source for key, source in copies.items()})
+    sources = {int(key[1:]): source for key, source in copies.items()}
+    report = StoreReport(NODE, limit, sources.get)
     report.add(store)
     return report
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.copies import Copies
+from miniray.node.copies import Copies, Copy, Owner
 from miniray.node.fetch_ahead import FetchAhead
 from miniray.node.pulls import Pulls
+from miniray.node.room import Claim, Room
 from miniray.node.segments import SegmentStore
 
 if TYPE_CHECKING:
@@ -22,22 +23,38 @@ if TYPE_CHECKING:
 SIZE = 100_000
 KEY = (b"node", 7)
 A, B = b"process a", b"process b"
+OWNER = Owner(b"owner", b"its node")
+
+
+class NoDisk:
+    """Nothing can leave memory."""
+
+    leaving = failures = 0
+    arriving = False
+
+    def make_room(self, _target: int, *, writes: bool) -> int:
+        return 0
+
+    def trouble(self) -> str:
+        return ""
 
 
 class Transfers:
     """Copies that end when a test says so."""
 
-    def __init__(self, store: SegmentStore) -> None:
+    def __init__(self, store: SegmentStore, room: Room) -> None:
         self._store = store
+        self._room = room
         self.begun: list[Key] = []
         self.ended: list[Key] = []
         self._open: dict[Key, asyncio.Future[None]] = {}
 
-    async def copy(self, node_id: bytes, number: int, size: int) -> Segment:
+    async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner]:
         key = (node_id, number)
+        memory = await self._room.get(claim)
         self.begun.append(key)
         self._open[key] = asyncio.get_running_loop().create_future()
-        segment = self._store.create(size, 0, node_id, b"daemon")
+        segment = self._store.create(claim.size, 0, node_id, b"daemon", memory)
         try:
             await self._open[key]
         except BaseException:
@@ -46,7 +63,7 @@ class Transfers:
             raise
         finally:
             self.ended.append(key)
-        return segment
+        return segment, OWNER
 
     def finish(self, key: Key, error: Exception | None = None) -> None:
         if error is None:
@@ -58,10 +75,21 @@ class Transfers:
 class Node:
     def __init__(self, capacity: int = 1 << 24) -> None:
         self.store = SegmentStore(capacity)
-        self.transfers = Transfers(self.store)
+        self.room = Room(self.store, NoDisk(), str)
+        self.transfers = Transfers(self.store, self.room)
         self.copies = Copies()
         self.pulls = Pulls(self.store, self.transfers.copy, self.copies)
-        self.ahead = FetchAhead(self.pulls, self.store)
+        self.ahead = FetchAhead(self.pulls, self.copies, self.store)
+
+    def copy(self, key: Key) -> int | None:
+        """The number of the copy of a segment, if it is here."""
+        copy = self.copies.find(key)
+        return None if copy is None else copy.number
+
+    def here(self) -> list[Key]:
+        """Of what there are copies."""
+        sources = [self.copies.source_of(segment.number) for segment in self.store]
+        return [source for source in sources if source is not None]
 
 
 def run(test: Callable[[Node], Coroutine[Any, Any, None]], **node: int) -> None:
@@ -92,7 +120,7 @@ def test_all_who_wait_share_one_transfer_and_map_it_once_each() -> None:
         node.transfers.finish(KEY)
         segments = [await waiter.segment for waiter in waiters]
         assert node.transfers.begun == [KEY]
-        assert {segment.number for segment in segments} == {node.copies.find(KEY)}
+        assert {segment.number for segment in segments} == {node.copy(KEY)}
         assert segments[0].mappers == {A: 2, B: 1}
         assert not len(node.pulls)
 
@@ -132,7 +160,7 @@ def test_a_process_that_ends_waits_no_more() -> None:
         assert node.transfers.ended == [KEY]
         node.transfers.finish((b"node", 8))
         await settled()
-        assert list(node.copies.of_node(b"node")) == [(b"node", 8)]
+        assert node.here() == [(b"node", 8)]
 
     run(test)
 
@@ -146,7 +174,7 @@ def test_who_comes_after_the_last_has_left_begins_anew() -> None:
         await settled()
         assert node.transfers.begun == [KEY, KEY]
         node.transfers.finish(KEY)
-        assert (await again.segment).number == node.copies.find(KEY)
+        assert (await again.segment).number == node.copy(KEY)
 
     run(test)
 
@@ -180,19 +208,90 @@ def test_what_stops_a_transfer_is_told_to_all_who_wait() -> None:
     run(test)
 
 
-def test_a_copy_whose_node_has_died_is_for_those_who_wait_only() -> None:
+def test_a_copy_whose_node_dies_while_it_comes_from_elsewhere_is_left_to_its_owner() -> None:
     async def test(node: Node) -> None:
+        left: list[Copy] = []
+        node.pulls.on_left = left.append
         waiter = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
         await settled()
         node.pulls.origin_died(KEY)
         node.transfers.finish(KEY)
         segment = await waiter.segment
-        assert node.copies.find(KEY) is None
-        assert segment.freed
-        node.store.unmap([segment.number], A)
-        assert not node.store.used
+        assert [copy.number for copy in left] == [segment.number] == [node.copy(KEY)]
 
     run(test)
+
+
+def test_who_stopped_waiting_does_not_keep_the_others_from_their_copy() -> None:
+    async def test(node: Node) -> None:
+        waiters = [node.pulls.wait(KEY, SIZE, A, request, maps=True) for request in range(3)]
+        await settled()
+        waiters[1].segment.cancel()
+        node.transfers.finish(KEY)
+        segments = [await waiter.segment for waiter in (waiters[0], waiters[2])]
+        assert segments[0].mappers == {A: 2}
+
+    run(test)
+
+
+def test_who_waits_hears_that_a_copy_was_freed_while_it_came() -> None:
+    async def test(node: Node) -> None:
+        waiters = [node.pulls.wait(KEY, SIZE, process, 1, maps=True) for process in (A, B)]
+        await settled()
+        [segment] = node.store
+        node.store.free(segment.number)
+        node.transfers.finish(KEY)
+        for waiter in waiters:
+            with pytest.raises(ObjectLostError, match="freed"):
+                await waiter.segment
+        assert not node.here()
+        assert not len(node.pulls)
+
+    run(test)
+
+
+def test_who_is_not_patient_gives_up_and_the_others_wait_for_room() -> None:
+    async def test(node: Node) -> None:
+        held = node.store.create(2 * SIZE, 0, b"holder", b"holder")
+        patient = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
+        hasty = [node.pulls.wait(KEY, SIZE, B, 1, maps=True, patient=False)]
+        await settled()
+        hasty.append(node.pulls.wait(KEY, SIZE, B, 2, maps=True, patient=False))
+        for waiter in hasty:
+            with pytest.raises(ObjectStoreFullError):
+                await waiter.segment
+        assert not patient.segment.done()
+        node.store.seal(held.number)
+        node.store.free(held.number)
+        await settled()
+        node.transfers.finish(KEY)
+        assert (await patient.segment).mappers == {A: 1}
+
+    run(test, capacity=2 * SIZE + 4096)
+
+
+def test_a_pull_for_which_nobody_waits_patiently_ends_at_once() -> None:
+    async def test(node: Node) -> None:
+        node.store.create(2 * SIZE, 0, b"holder", b"holder")
+        hasty = node.pulls.wait(KEY, SIZE, B, 1, maps=True, patient=False)
+        with pytest.raises(ObjectStoreFullError):
+            await hasty.segment
+        await settled()
+        assert not len(node.pulls)
+        assert not len(node.room)
+
+    run(test, capacity=2 * SIZE + 4096)
+
+
+def test_a_value_that_its_only_reader_leaves_no_room_for_fails_at_once() -> None:
+    async def test(node: Node) -> None:
+        held = node.store.create(2 * SIZE, 0, A, A)
+        node.store.seal(held.number)
+        node.store.map(held.number, A)
+        with pytest.raises(ObjectStoreFullError):
+            await node.pulls.wait(KEY, SIZE, A, 1, maps=True).segment
+
+    run(test, capacity=2 * SIZE + 4096)
 
 
 # --- ahead -------------------------------------------------------------------------------
@@ -216,10 +315,10 @@ def test_what_is_fetched_ahead_takes_a_part_of_the_store_only() -> None:
         node.ahead.process_died(A)
         await settled()
         assert not len(node.ahead)
-        assert not node.ahead.bytes
+        assert not node.ahead.size
         assert node.transfers.begun == keys(3)
         assert sorted(node.transfers.ended) == keys(3)
-        assert list(node.copies.of_node(b"node")) == keys(1)
+        assert node.here() == keys(1)
 
     run(test, capacity=8 * SIZE)
 
@@ -278,7 +377,7 @@ def test_a_value_that_is_wanted_here_is_told_of_when_it_is() -> None:
         with pytest.raises(ObjectLostError, match="nobody waits"):
             await fetches[2]
         assert not len(node.ahead)
-        assert not node.ahead.bytes
+        assert not node.ahead.size
 
     run(test, capacity=8 * SIZE)
 
@@ -297,5 +396,81 @@ def test_a_value_that_waits_its_turn_can_be_withdrawn() -> None:
         for fetch in fetches[:2]:
             with pytest.raises(ObjectLostError):
                 await fetch
+
+    run(test, capacity=8 * SIZE)
+
+
+def test_an_argument_of_several_calls_comes_once() -> None:
+    async def test(node: Node) -> None:
+        for request in range(4):
+            node.ahead.prefetch(A, request, KEY, SIZE)
+        node.ahead.prefetch(A, 4, (b"node", 8), SIZE)
+        await settled()
+        assert node.transfers.begun == [KEY, (b"node", 8)]  # what counts once leaves room
+        node.transfers.finish(KEY)
+        for request in range(4):
+            node.ahead.withdraw(A, request)
+            await settled()
+        assert node.transfers.begun == [KEY, (b"node", 8)]
+
+    run(test, capacity=8 * SIZE)
+
+
+def test_what_came_while_it_waited_for_its_turn_is_not_fetched_again() -> None:
+    async def test(node: Node) -> None:
+        for request, key in enumerate(keys(3)):
+            node.ahead.prefetch(A, request, key, SIZE)
+        last = keys(3)[-1]
+        waiting = asyncio.ensure_future(node.ahead.fetch(B, 1, last, SIZE))
+        await settled()
+        node.transfers.finish(last)
+        await waiting
+        for request in range(3):
+            node.ahead.withdraw(A, request)
+        await settled()
+        assert node.transfers.begun == [*keys(2), last]
+        assert node.here() == [last]
+        assert not len(node.ahead)
+        assert not node.ahead.size
+
+    run(test, capacity=8 * SIZE)
+
+
+def test_who_waits_does_not_wait_behind_arguments_of_calls_that_have_not_begun() -> None:
+    async def test(node: Node) -> None:
+        for request, key in enumerate(keys(6)):
+            node.ahead.prefetch(A, request, key, SIZE)
+        await settled()
+        for key in keys(2):
+            node.transfers.finish(key)  # they are here, and nobody reads them
+        waited_for = (b"node", 99)
+        waiting = asyncio.ensure_future(node.ahead.fetch(A, 99, waited_for, SIZE))
+        await settled()
+        node.transfers.finish(waited_for)
+        await waiting
+
+    run(test, capacity=8 * SIZE)
+
+
+def test_an_argument_that_cannot_come_leaves_its_room_to_others() -> None:
+    async def test(node: Node) -> None:
+        for request, key in enumerate(keys(3)):
+            node.ahead.prefetch(A, request, key, SIZE)
+        await settled()
+        node.transfers.finish(keys(3)[0], ObjectLostError("segment", "it is gone"))
+        await settled()
+        assert node.transfers.begun == keys(3)
+
+    run(test, capacity=8 * SIZE)
+
+
+def test_nothing_is_kept_of_what_was_withdrawn_before_its_turn() -> None:
+    async def test(node: Node) -> None:
+        for request, key in enumerate(keys(6)):
+            node.ahead.prefetch(A, request, key, SIZE)
+        for request in range(2, 6):
+            node.ahead.withdraw(A, request)
+        assert len(node.ahead) == 2
+        assert not node.ahead.waiting
 
     run(test, capacity=8 * SIZE)

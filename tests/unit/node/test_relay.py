@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 from node_ends import dial, message, numbers, two_ends, until
 
+from miniray._proto.node_pb2_grpc import add_NodeServicer_to_server
 from miniray.config import config
 from miniray.node import relay as relay_module
+from miniray.node import relay_box
 from miniray.node.relay import RelayHub
 from miniray.node.relay_box import Inbox, Outbox
-from miniray.node.relayed import Relayed
+from miniray.node.relayed import FREED, Relayed
+from miniray.node.services import NodeServicer
+from miniray.security import channels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +68,79 @@ def test_what_was_given_up_is_not_sent_and_what_follows_is() -> None:
     assert inbox.gaps == 1
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_message_in_pieces_arrives_whole_and_once_whatever_breaks(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_box, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(relay_box, "_BATCH_BYTES", 150)
+    rng = random.Random(seed)
+    outbox, inbox = Outbox(), Inbox()
+    sent = [
+        Relayed(b"to", b"from", [rng.randbytes(rng.choice([4, 99, 1000]))])
+        if rng.random() < 0.7
+        else Relayed(notice=FREED, items=tuple(range(rng.choice([1, 500]))))
+        for _ in range(60)
+    ]
+    accepted: list[Relayed] = []
+    for each in sent:
+        outbox.put(each)
+    while len(accepted) < len(sent):
+        batch = outbox.take()
+        assert len(batch.messages) < 600
+        if rng.random() < 0.8:
+            accepted += inbox.accept(batch)
+            if rng.random() < 0.5:
+                outbox.acknowledged(inbox.received)
+        else:
+            outbox.rewind()
+    assert accepted == sent
+
+
+def test_what_came_of_a_message_in_pieces_that_was_given_up_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(relay_box, "_PIECE_BYTES", 100)
+    monkeypatch.setattr(relay_box, "_BATCH_BYTES", 100)
+    outbox, inbox = Outbox(), Inbox()
+    outbox.put(Relayed(b"to", b"from", [bytes(1000)]))
+    assert inbox.accept(outbox.take()) == []
+    outbox.give_up()
+    after = Relayed(b"to", b"from", [bytes(2000)])
+    outbox.put(after)
+    got: list[Relayed] = []
+    while len(got) < 2:
+        got += inbox.accept(outbox.take())
+    assert got == [Relayed(), after]
+
+
+def test_notices_are_kept_when_what_processes_said_is_given_up() -> None:
+    outbox, inbox = Outbox(), Inbox()
+    freed = [Relayed(notice=FREED, items=(n,)) for n in range(4)]
+    for each in (freed[0], message(0), freed[1]):
+        outbox.put(each)
+    first = outbox.take()
+    for each in (message(1), freed[2]):
+        outbox.put(each)
+    assert len(inbox.accept(first)) == 3  # and that is not acknowledged
+    outbox.give_up()
+    outbox.put(freed[3])
+    outbox.rewind()
+    assert [m for m in inbox.accept(outbox.take()) if m != Relayed()] == freed[2:]
+    assert inbox.gaps >= 1
+
+
+def test_notices_that_never_left_arrive_after_all_else_was_given_up() -> None:
+    outbox, inbox = Outbox(), Inbox()
+    freed = [Relayed(notice=FREED, items=(n,)) for n in range(3)]
+    for each in (freed[0], message(0), freed[1], message(1), freed[2]):
+        outbox.put(each)
+    outbox.take()  # lost with its stream
+    outbox.give_up()
+    outbox.rewind()
+    assert [m for m in inbox.accept(outbox.take()) if m != Relayed()] == freed
+
+
 def test_a_new_outbox_of_a_node_begins_to_count_anew() -> None:
     inbox = Inbox()
     for round in range(2):
@@ -73,6 +150,37 @@ def test_a_new_outbox_of_a_node_begins_to_count_anew() -> None:
 
 
 # --- over real streams -------------------------------------------------------------------
+def test_a_message_above_the_limit_of_grpc_arrives_and_so_do_those_behind_it(
+    tmp_path: Path,
+) -> None:
+    size = channels.MAX_MESSAGE_SIZE + 1
+
+    async def run() -> None:
+        hubs, servers, got = {}, [], []
+        for name in (b"a", b"b"):
+            hub = hubs[name] = RelayHub(name, lambda address: channels.channel(address, "secret"))
+            server = channels.server("secret")
+            add_NodeServicer_to_server(NodeServicer(hub), server)
+            channels.listen_unix(server, str(tmp_path / name.decode()))
+            await server.start()
+            servers.append(server)
+        hubs[b"a"].joined(b"b", f"unix:{tmp_path}/b")
+        hubs[b"b"].on_message = lambda _, relayed: got.append(sum(map(len, relayed.bodies)))
+        try:
+            hubs[b"a"].send(b"b", message(0))
+            hubs[b"a"].send(b"b", Relayed(b"to", b"from", [bytes(size), b"end"]))
+            hubs[b"a"].send(b"b", message(1))
+            await until(lambda: len(got) == 3)
+        finally:
+            for hub in hubs.values():
+                await hub.close()
+            for server in servers:
+                await server.stop(None)
+        assert got == [4, size + 3, 4]
+
+    asyncio.run(run())
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(relay_module, "_REOPEN_AFTER", (0.01, 0.05))

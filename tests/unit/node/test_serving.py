@@ -11,6 +11,7 @@ from node_ends import End, until
 
 from miniray._proto import node_pb2
 from miniray.exceptions import ObjectLostError
+from miniray.node.copies import Owner
 from miniray.node.transfers import Arriving
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 SIZE = 3_000_000
 OWNER = b"owner000"
 ORIGIN = b"origin"
+FAR_OWNER = Owner(b"owner", b"its node")
 
 
 def run(folder: Path, test: Callable[[End], Coroutine[Any, Any, None]]) -> None:
@@ -152,10 +154,10 @@ def test_what_has_arrived_is_passed_on_before_the_rest_is_here(tmp_path: Path) -
             async for piece in pieces:
                 got.extend(piece)
 
+        segment = arriving.segment = end.store.create(SIZE, 0, ORIGIN, end.id)
         reading = asyncio.ensure_future(read())
         await asyncio.sleep(0)
-        segment = end.store.create(SIZE, 0, ORIGIN, end.id)
-        arriving.begun(segment)
+        arriving.begin(FAR_OWNER)
         for start in range(0, SIZE, 1_000_000):
             os.pwrite(segment.fd, data[start : start + 1_000_000], start)
             arriving.came(1_000_000)
@@ -181,19 +183,28 @@ def test_what_ends_on_its_way_here_ends_where_it_is_passed_on_to(
             async for _ in end.serving.serve(ORIGIN, 7, 0, b"one"):
                 pass
 
+        segment = arriving.segment = end.store.create(SIZE, 0, ORIGIN, end.id)
         reading = asyncio.ensure_future(read())
         await asyncio.sleep(0)
         if begun:
-            segment = end.store.create(SIZE, 0, ORIGIN, end.id)
-            arriving.begun(segment)
+            arriving.begin(FAR_OWNER)
             arriving.came(1000)
             await asyncio.sleep(0)
-            end.store.seal(segment.number)
-            end.store.free(segment.number)
+        end.store.seal(segment.number)
+        end.store.free(segment.number)
         arriving.end()
         with pytest.raises(ObjectLostError):
             await reading
         assert not end.store.used
+
+    run(tmp_path, test)
+
+
+def test_who_is_sent_to_a_node_that_waits_for_room_goes_elsewhere_at_once(tmp_path: Path) -> None:
+    async def test(end: End) -> None:
+        end.transfers.arriving[ORIGIN, 7] = Arriving(ORIGIN)
+        with pytest.raises(ObjectLostError, match="no copy"):
+            await first_of(end.serving.serve(ORIGIN, 7, 0, b"one"))
 
     run(tmp_path, test)
 
@@ -205,10 +216,10 @@ def test_a_copy_is_passed_on_from_where_it_is_wanted_and_cannot_go_meanwhile(
 
     async def test(end: End) -> None:
         copy = written(end, data)
-        end.serving.copies.add((ORIGIN, 7), copy.number)
+        end.serving.copies.add((ORIGIN, 7), copy.number, FAR_OWNER)
         pieces = end.serving.serve(ORIGIN, 7, 1_000_000, b"one")
         assert (await first_of(pieces)).size == SIZE
-        end.serving.copies.remove((ORIGIN, 7))
+        end.serving.copies.remove(copy.number)
         end.store.free(copy.number)
         assert b"".join([piece async for piece in pieces]) == data[1_000_000:]
         assert not end.store.used

@@ -13,7 +13,7 @@ from miniray.node import spill_files
 from miniray.node.spill_files import SpillFiles, punch, read, read_piece, write
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from miniray.node.spill_files import Place
@@ -150,3 +150,29 @@ def test_moving_ends_early_when_the_node_stops(files: SpillFiles, memory: int) -
     place = files.reserve(MIB)
     write(place, memory, lambda: True)
     assert read_piece(place, 0, 10) == b""
+
+
+def test_a_value_with_a_file_to_itself_leaves_descriptors_for_others(
+    files: SpillFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = files.reserve(MIB, alone=True)
+    monkeypatch.setattr(spill_files, "limit", lambda: place.fd + spill_files.RESERVE)
+    before = open_files()
+    with pytest.raises(OSError, match="Too many open files"):
+        files.reserve(MIB, alone=True)
+    assert open_files() == before
+    files.reserve(MIB)  # one for many values
+
+
+def test_a_file_is_closed_elsewhere_and_counts_until_it_is(files: SpillFiles, memory: int) -> None:
+    due: list[tuple[Callable[[], object], Callable[[], object]]] = []
+    files.free = lambda work, done: due.append((work, done))
+    place = stored(files, memory, b"x" * MIB)
+    before = open_files()
+    files.release(place)
+    assert open_files() == before
+    assert files.used == MIB
+    for step in due.pop():
+        step()
+    assert sum((before - open_files()).values()) == 1
+    assert files.used == 0

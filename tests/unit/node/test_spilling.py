@@ -13,7 +13,10 @@ import pytest
 
 from miniray.config import config
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.node import memories as memories_module
+from miniray.node import spill_files
 from miniray.node import spilling as spilling_module
+from miniray.node.room import Claim
 from miniray.node.segments import Segment, SegmentStore
 from miniray.node.spill_files import SpillFiles
 from miniray.node.spilling import Spilling
@@ -37,14 +40,13 @@ class Node:
         )
         self.spilling = Spilling(self.store, SpillFiles(folder / "spilled"), lambda: "All held.")
 
-    async def create(self, *, patient: bool = True, pages: int = 1) -> Segment:
+    async def create(
+        self, *, patient: bool = True, pages: int = 1, writer: bytes = WRITER
+    ) -> Segment:
         """A value as a writer makes it; its content is its number."""
-        segment = await self.spilling.when_there_is_room(
-            pages * PAGE,
-            lambda: self.store.create(pages * PAGE, 0, OWNER, WRITER),
-            asker=WRITER,
-            patient=patient,
-        )
+        size = pages * PAGE
+        memory = await self.spilling.room.get(Claim(size, writer, patient=patient))
+        segment = self.store.create(size, 0, OWNER, writer, memory)
         os.pwrite(segment.fd, content(segment), 0)
         self.store.seal(segment.number)
         return segment
@@ -183,6 +185,27 @@ def test_who_is_not_patient_does_not_wait_with_one_who_is(run: Run) -> None:
     run(steps)
 
 
+def test_a_value_that_leaves_memory_as_soon_as_it_is_read_is_read_again(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        value = await node.create()
+        await node.fill()
+        assert not value.in_memory
+        first = asyncio.ensure_future(node.spilling.restore(value, READER))
+        task = await first_of(node.spilling._restores)
+        await asyncio.wait([task])
+        node.store.drop_memory(value)  # before who waited has heard, and the task is forgotten
+        await asyncio.wait_for(node.read(value), 10)
+        await first
+
+    run(steps)
+
+
+async def first_of(tasks: dict[tuple[int, bool], asyncio.Task[None]]) -> asyncio.Task[None]:
+    while not tasks:
+        await asyncio.sleep(0)  # it may be over a moment after it has begun
+    return next(iter(tasks.values()))
+
+
 def test_nobody_waits_for_a_value_that_was_freed(run: Run) -> None:
     async def steps(node: Node) -> None:
         values = [await node.create() for _ in range(ROOM + 1)]
@@ -263,10 +286,10 @@ def test_who_came_first_gets_the_room_that_is_made_for_it(
         slow = Slow(monkeypatch)
         large = asyncio.ensure_future(node.create(pages=2))
         await slow.begun.wait()
-        assert node.spilling.is_awaited(PAGE)
+        assert not node.spilling.room.is_free(PAGE)
         slow.go_on.set()
         await large
-        assert not node.spilling.is_awaited(0)
+        assert node.spilling.room.is_free(0)
 
     run(steps)
 
@@ -307,7 +330,7 @@ def test_who_is_not_patient_does_not_wait_for_what_others_have_mapped(run: Run) 
         values = await node.fill()
         for value in values:
             await node.read(value)
-        with pytest.raises(ObjectStoreFullError, match="All held"):
+        with pytest.raises(ObjectStoreFullError):
             await node.create(patient=False)
         waiting = asyncio.ensure_future(node.create())
         await asyncio.sleep(0)
@@ -413,6 +436,42 @@ def test_a_value_that_cannot_be_read_back_is_lost_with_the_reason(
         node.store.free(value.number)
         assert node.store.used == used
         assert used <= ROOM * PAGE
+
+    run(steps)
+
+
+def test_a_lack_of_descriptors_is_no_failure_of_the_disk(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill_files, "limit", lambda: 0)
+
+    async def steps(node: Node) -> None:
+        assert await node.spilling.place_for(PAGE) is None
+        values = [await node.create() for _ in range(2 * ROOM)]  # still written to disk
+        assert node.spilling.failures == 0
+        assert not all(value.in_memory for value in values)
+
+    run(steps)
+
+
+def test_large_memory_goes_back_while_the_loop_goes_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memories_module, "_LARGE", PAGE)
+    blocked = threading.Event()
+    free = memories_module._free
+    monkeypatch.setattr(memories_module, "_free", lambda *args: (blocked.wait(20), free(*args))[1])
+
+    async def steps(node: Node) -> None:
+        for value in await node.fill():
+            node.store.free(value.number)
+        assert node.store.memories.closing
+        waiting = asyncio.ensure_future(node.create(pages=ROOM, patient=False))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        blocked.set()
+        await waiting
+        assert node.store.memories.closing == 0
 
     run(steps)
 

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from open_files import open_files
 
-from miniray.node.template import WORKER_VARIABLE, control_pair
+from miniray.node import template as template_module
+from miniray.node.template import WORKER_VARIABLE, Template, control_pair
 from miniray.node.template_client import TemplateClient, TemplateGoneError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 
 #: Stands in for the worker's main module: a worker runs the code in its spec.
 TEMPLATE = """
@@ -374,3 +375,87 @@ async def test_a_template_whose_modules_cannot_be_imported_is_just_gone(node: No
     await until(lambda: gone)
     assert node.cleanup.exists()
     assert await node.run("print('fine')") == (0, "fine\n")
+
+
+# --- children that cannot be killed ------------------------------------------------------
+class Kernel:
+    """Stands in for the kernel: children of the template, and what it reaps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        ours, theirs = control_pair()
+        self.template = Template(theirs, [], None)
+        self._ends = (ours, theirs)
+        #: pid: (session, id of the worker in its environment)
+        self.children: dict[int, tuple[int, str]] = {}
+        self.dead: list[int] = []
+        self.told: list[int] = []
+        self.killed: list[int] = []
+        monkeypatch.setattr(template_module, "_children", lambda: list(self.children))
+        monkeypatch.setattr(template_module, "_session_of", lambda pid: self.children[pid][0])
+        monkeypatch.setattr(template_module, "_worker_of", lambda pid: self.children[pid][1])
+        monkeypatch.setattr(
+            os, "waitpid", lambda *_: (self.dead.pop(0), 0) if self.dead else (0, 0)
+        )
+        monkeypatch.setattr(os, "kill", lambda pid, _: self.killed.append(pid))
+        monkeypatch.setattr(self.template, "_send", lambda message: self.told.append(message[1]))
+
+    def worker(self, pid: int, id: str) -> None:
+        self.template._workers[pid] = id
+        self.children[pid] = (pid, id)
+
+    def reap(self, *pids: int) -> list[int]:
+        """These processes are gone; the workers whose end is told now."""
+        for pid in pids:
+            del self.children[pid]
+        self.dead += pids
+        self.template._reap()
+        told, self.told[:] = list(self.told), []
+        return told
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+        os.close(self.template._wake_read)
+        os.close(self.template._wake_write)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
+    kernel = Kernel(monkeypatch)
+    yield kernel
+    monkeypatch.undo()
+    kernel.close()
+
+
+@pytest.mark.parametrize(
+    "child", [(1, ""), (99, "one")], ids=["by its session", "by its environment"]
+)
+def test_a_child_that_does_not_end_delays_only_its_own_workers_end(
+    kernel: Kernel, child: tuple[int, str]
+) -> None:
+    for pid, id in ((1, "one"), (2, "two"), (3, "three")):
+        kernel.worker(pid, id)
+    kernel.children[7] = child
+    assert kernel.reap(1, 2) == [2]
+    assert kernel.reap(3) == [3]
+    assert set(kernel.killed) == {7}
+    assert kernel.reap(7) == [1]
+
+
+def test_a_child_of_unknown_origin_delays_those_that_had_ended_and_nobody_later(
+    kernel: Kernel,
+) -> None:
+    for pid, id in ((1, "one"), (2, "two"), (3, "three")):
+        kernel.worker(pid, id)
+    kernel.children[7] = (99, "")
+    assert kernel.reap(1, 2) == []
+    assert kernel.reap(3) == [3]
+    assert kernel.reap(7) == [1, 2]
+
+
+def test_children_of_living_workers_are_left_alone(kernel: Kernel) -> None:
+    for pid, id in ((1, "one"), (2, "two")):
+        kernel.worker(pid, id)
+    kernel.children |= {7: (2, ""), 8: (99, "two")}
+    assert kernel.reap(1) == [1]
+    assert kernel.killed == []

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from node_ends import End, message, two_ends, until
 
-from miniray.exceptions import ObjectLostError
+from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node import serving as serving_module
 from miniray.node import transfers as transfers_module
+from miniray.node.room import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -57,7 +58,10 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        copies = await asyncio.gather(*(b.transfers.copy(a.id, number, SIZE) for _ in range(3)))
+        found = await asyncio.gather(
+            *(b.transfers.copy(a.id, number, Claim(SIZE)) for _ in range(3))
+        )
+        copies = [copy for copy, _owner in found]
         assert [content(copy, SIZE) for copy in copies] == [data] * 3
         a.store.free(number)
         await until(lambda: not a.store.used)  # nobody maps it any more
@@ -71,7 +75,7 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
 def test_an_object_that_is_not_there_is_lost(tmp_path: Path, dialable: bool) -> None:
     async def test(a: End, b: End) -> None:
         with pytest.raises(ObjectLostError):
-            await b.transfers.copy(a.id, 7, SIZE)
+            await b.transfers.copy(a.id, 7, Claim(SIZE))
         assert not b.store.used
 
     run(tmp_path, dialable, test)
@@ -96,7 +100,7 @@ def test_a_broken_transfer_goes_on_where_it_was(
                 b.breaker.cut()
 
         monkeypatch.setattr(transfers_module, "_write", write_and_cut)
-        copy = await b.transfers.copy(a.id, number, SIZE)
+        copy, _owner = await b.transfers.copy(a.id, number, Claim(SIZE))
         assert content(copy, SIZE) == data
         assert offsets == sorted(set(offsets)), "a piece came twice"
 
@@ -111,7 +115,7 @@ def test_who_stops_waiting_stops_the_transfer(
         number = written(a, bytes(SIZE))
         began = asyncio.Event()
         monkeypatch.setattr(transfers_module, "_write", lambda *_: began.set())
-        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, SIZE))
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE)))
         await began.wait()
         copying.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -127,7 +131,7 @@ def test_who_stops_waiting_stops_the_transfer(
 def test_a_node_that_is_gone_has_no_objects(tmp_path: Path) -> None:
     async def test(_a: End, b: End) -> None:
         with pytest.raises(ObjectLostError, match="is gone"):
-            await b.transfers.copy(b"nobody", 1, SIZE)
+            await b.transfers.copy(b"nobody", 1, Claim(SIZE))
 
     run(tmp_path, True, test)
 
@@ -141,7 +145,7 @@ def test_a_push_that_fails_in_an_unknown_way_is_refused(
     async def test(a: End, b: End) -> None:
         monkeypatch.setattr(serving_module, "push", fail)
         with pytest.raises(ObjectLostError, match="on fire"):
-            await b.transfers.copy(a.id, written(a, bytes(SIZE)), SIZE)
+            await b.transfers.copy(a.id, written(a, bytes(SIZE)), Claim(SIZE))
 
     run(tmp_path, False, test)
 
@@ -155,7 +159,7 @@ def test_nothing_is_kept_for_a_node_that_dies_before_it_is_reached(
     async def test(a: End, b: End) -> None:
         monkeypatch.setattr(serving_module, "push", never)
         number = written(a, bytes(SIZE))
-        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, SIZE))
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE)))
         await until(lambda: a.serving._pushes.get(b.id))
         copying.cancel()
         a.store.free(number)
@@ -164,3 +168,31 @@ def test_nothing_is_kept_for_a_node_that_dies_before_it_is_reached(
         await until(lambda: not a.store.used)
 
     run(tmp_path, False, test)
+
+
+def test_who_waits_for_room_keeps_nobody_else_from_a_copy(tmp_path: Path) -> None:
+    async def test(a: End, b: End) -> None:
+        number = written(a, bytes(SIZE))
+        full = b.store.create(b.store.capacity, 0, OWNER, OWNER)
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE, OWNER)))
+        other = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE, b"other")))
+        with pytest.raises(ObjectStoreFullError):
+            await copying
+        assert not other.done()
+        assert number not in a.serving._spreads  # nothing was asked for yet
+        b.store.seal(full.number)
+        b.store.free(full.number)
+        segment, _owner = await other
+        assert content(segment, SIZE) == bytes(SIZE)
+
+    run(tmp_path, True, test)
+
+
+def test_a_copy_whose_node_refuses_it_gives_its_room_back(tmp_path: Path) -> None:
+    async def test(a: End, b: End) -> None:
+        with pytest.raises(ObjectLostError):
+            await b.transfers.copy(a.id, 7, Claim(SIZE))
+        assert not b.store.used
+        assert not b.transfers.arriving
+
+    run(tmp_path, True, test)

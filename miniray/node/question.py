@@ -1,0 +1,45 @@
+"""Something that one process asks several at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Question:
+    """Something that was asked of several; over when each has answered or is gone."""
+
+    def __init__(self, whom: Iterable[bytes]) -> None:
+        self._missing = set(whom)
+        self._over = asyncio.Event()
+        self.answers: dict[bytes, Any] = {}
+        #: Those that ended before they answered.
+        self.gone: set[bytes] = set()
+        self._check()
+
+    def answered(self, who: bytes, answer: Any) -> None:
+        """One has."""
+        if who in self._missing:
+            self.answers[who] = answer
+            self._missing.discard(who)
+            self._check()
+
+    def ended(self, who: bytes) -> None:
+        """One is gone."""
+        if who in self._missing:
+            self.gone.add(who)
+            self._missing.discard(who)
+            self._check()
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Until it is over, or the time is."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
+
+    def _check(self) -> None:
+        if not self._missing:
+            self._over.set()

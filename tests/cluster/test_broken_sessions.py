@@ -1,0 +1,77 @@
+"""A node that is given up while it lives, and comes back with what runs on it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import is_alive, wait_until
+
+import miniray
+from miniray.cluster_utils import Cluster
+from miniray.util.placement_group import placement_group, remove_placement_group
+from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def nodes(session_root: Path) -> Iterator[Cluster]:
+    """A head that gives a silent node up soon, and a node with the resource ``far``."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIRAY_NODE_TIMEOUT", "3")
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
+        cluster.add_node(num_cpus=4, num_gpus=1, resources={"far": 4})
+        miniray.init(address=cluster.address)
+        cluster.wait_for_nodes()
+        yield cluster
+        miniray.shutdown()
+        cluster.shutdown()
+
+
+@miniray.remote(num_cpus=0)
+class Actor:
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def far_is_there() -> bool:
+    return miniray.cluster_resources().get("far") == 4
+
+
+def far_is_free() -> bool:
+    free = miniray.available_resources()
+    return free.get("far") == 4 and free.get("GPU") == 1
+
+
+@pytest.mark.parametrize("removed", [False, True], ids=["group kept", "group removed"])
+def test_a_node_comes_back_though_an_actor_in_a_placement_group_runs_there(
+    nodes: Cluster, removed: bool
+) -> None:
+    group = placement_group([{"far": 1, "GPU": 1}])
+    assert group.wait(30)
+    there: Any = {
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group),
+        "num_gpus": 0.5,
+    }
+    lost = Actor.options(**there).remote()
+    pid = miniray.get(lost.pid.remote())
+    daemon = nodes.worker_nodes[0].pids["node"]
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        wait_until(lambda: not far_is_there())
+        if removed:
+            remove_placement_group(group)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    wait_until(far_is_there)
+    wait_until(lambda: not is_alive(pid))
+    if not removed:
+        assert group.wait(30)
+        assert miniray.get(Actor.options(**there).remote().pid.remote(), timeout=30) != pid
+        remove_placement_group(group)
+    wait_until(far_is_free)

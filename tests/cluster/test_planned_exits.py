@@ -1,0 +1,141 @@
+"""Workers that end by rule while they still wait for calls: what they hold must come back."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import is_alive, wait_for_file, wait_until
+
+import miniray
+from miniray.exceptions import ActorUnschedulableError, TaskUnschedulableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CLUSTER = {"num_cpus": 4, "num_gpus": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def running(session_root: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIRAY_RESERVE_AFTER", "1")  # how long nothing may move
+        request.getfixturevalue("cluster")
+        yield
+
+
+@miniray.remote(num_gpus=1, num_cpus=0)
+def on_gpu() -> int:
+    return os.getpid()
+
+
+@miniray.remote(num_gpus=1, num_cpus=0)
+class OnGpu:
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_a_call_that_needs_what_its_ending_caller_holds_says_so() -> None:
+    @miniray.remote(num_gpus=1, num_cpus=0)
+    def outer() -> Any:
+        return os.getpid(), [on_gpu.remote()]
+
+    pid, [inner] = miniray.get(outer.remote())
+    with pytest.raises(TaskUnschedulableError, match=r"on_gpu.*GPU.*outer"):
+        miniray.get(inner, timeout=30)
+    wait_until(lambda: not is_alive(pid))
+    assert miniray.get(on_gpu.remote(), timeout=30) != pid
+
+
+def test_a_call_that_nobody_waits_for_does_not_keep_its_callers_device() -> None:
+    @miniray.remote(num_gpus=1, num_cpus=0)
+    def outer() -> None:
+        on_gpu.remote()
+
+    miniray.get(outer.remote())
+    assert miniray.get(on_gpu.remote(), timeout=30) > 0
+
+
+def test_an_actor_that_needs_what_its_ending_creator_holds_says_so() -> None:
+    @miniray.remote(num_gpus=1, num_cpus=0)
+    def outer() -> Any:
+        return [OnGpu.remote().pid.remote()]
+
+    [inner] = miniray.get(outer.remote())
+    with pytest.raises(ActorUnschedulableError, match=r"OnGpu.*GPU.*outer"):
+        miniray.get(inner, timeout=30)
+    assert miniray.get(on_gpu.remote(), timeout=30) > 0
+
+
+def test_a_task_of_a_task_may_need_what_the_first_one_holds() -> None:
+    @miniray.remote(num_cpus=1)
+    def between() -> int:
+        return miniray.get(on_gpu.remote())
+
+    @miniray.remote(num_gpus=1, num_cpus=0)
+    def outer() -> Any:
+        return [between.remote()]
+
+    [inner] = miniray.get(outer.remote())
+    with pytest.raises(TaskUnschedulableError, match=r"on_gpu.*GPU.*outer"):
+        miniray.get(inner, timeout=30)
+    assert miniray.get(on_gpu.remote(), timeout=30) > 0
+
+
+def test_what_does_not_need_the_device_is_waited_for(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+
+    @miniray.remote(num_cpus=1, max_retries=0)
+    def between() -> str:
+        wait_for_file(go)
+        return "there"
+
+    @miniray.remote(num_gpus=1, num_cpus=0)
+    def outer() -> Any:
+        return [between.remote()]
+
+    [inner] = miniray.get(outer.remote())
+    waiting = on_gpu.remote()
+    ready, _ = miniray.wait([waiting], timeout=3)  # longer than it takes to find a deadlock
+    assert not ready
+    go.touch()
+    assert miniray.get(inner, timeout=30) == "there"
+    assert miniray.get(waiting, timeout=30) > 0
+
+
+def test_an_idle_worker_that_is_in_the_way_of_its_own_call_ends() -> None:
+    @miniray.remote(num_gpus=0.6, num_cpus=0, max_calls=0)
+    def outer() -> Any:
+        return os.getpid(), [on_gpu.remote()]
+
+    pid, [inner] = miniray.get(outer.remote())
+    with pytest.raises(TaskUnschedulableError, match=f"on_gpu.*{pid}.*caller"):
+        miniray.get(inner, timeout=30)
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_a_detached_actor_waits_for_a_ref_and_lets_its_creators_worker_end() -> None:
+    @miniray.remote
+    class Kept:
+        def __init__(self, value: int) -> None:
+            self.value = value
+
+        def get(self) -> int:
+            return self.value
+
+    @miniray.remote(max_calls=1)
+    def outer() -> int:
+        Kept.options(name="kept", lifetime="detached").remote(later.remote())
+        return os.getpid()
+
+    @miniray.remote
+    def later() -> int:
+        return 7
+
+    pid = miniray.get(outer.remote())
+    wait_until(lambda: not is_alive(pid))
+    kept = miniray.get_actor("kept")
+    assert miniray.get(kept.get.remote(), timeout=30) == 7
+    miniray.kill(kept)

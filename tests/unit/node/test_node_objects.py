@@ -1,0 +1,165 @@
+"""What a node keeps of other nodes' values when those nodes die, without any other process."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from typing import TYPE_CHECKING, Any
+
+from miniray.node.copies import Copies, Owner
+from miniray.node.left_copies import LeftCopies
+from miniray.node.objects import NodeObjects
+from miniray.node.segments import SegmentStore
+from miniray.node.transfers import Arriving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from miniray.node.relayed import Relayed
+    from miniray.node.room import Claim
+    from miniray.node.segments import Segment
+    from miniray.node.transfers import Key
+
+HERE, ORIGIN, FEEDER, FAR = b"node-own", b"node-one", b"node-two", b"node-far"
+OWNER, READER = b"owner000", b"reader00"
+SIZE = 4096
+
+
+class Relay:
+    """Other nodes, as far as they live."""
+
+    def __init__(self) -> None:
+        self.notices: dict[str, Callable[..., object]] = {}
+        self.living = {ORIGIN, FEEDER, FAR}
+        self.sent: list[tuple[bytes, Relayed]] = []
+
+    def nodes(self) -> list[bytes]:
+        return list(self.living)
+
+    def knows(self, node: bytes) -> bool:
+        return node in self.living
+
+    def send(self, node: bytes, message: Relayed) -> bool:
+        if node in self.living:
+            self.sent.append((node, message))
+        return node in self.living
+
+
+class Transfers:
+    """Copies that come from ``FEEDER``, when the test says so."""
+
+    def __init__(self, store: SegmentStore, owner: Owner) -> None:
+        self._store = store
+        self._owner = owner
+        self.arriving: dict[Key, Arriving] = {}
+        self.finish = asyncio.Event()
+
+    async def copy(self, node: bytes, number: int, claim: Claim) -> tuple[Segment, Owner]:
+        arriving = self.arriving[node, number] = Arriving(FEEDER)
+        segment = arriving.segment = self._store.create(claim.size, 0, HERE, HERE)
+        arriving.begin(self._owner)
+        await self.finish.wait()
+        del self.arriving[node, number]
+        return segment, self._owner
+
+
+class Node:
+    def __init__(self) -> None:
+        self.relay = Relay()
+        self.store = SegmentStore(1 << 24)
+        self.copies = Copies()
+        self.transfers = Transfers(self.store, Owner(OWNER, FAR))
+        serving = types.SimpleNamespace(copies=self.copies, forget=lambda _number: set())
+        spilling = types.SimpleNamespace(room=types.SimpleNamespace(process_died=lambda _id: None))
+        parts: Any = (spilling, self.relay, self.transfers, serving)
+        self.objects = NodeObjects(HERE, self.store, *parts)
+        clients = types.SimpleNamespace(requests={}, push=lambda *_: True)
+        adopted: Any = types.SimpleNamespace(moved=lambda *_: False)
+        others: Any = (clients, self.relay, self.objects, adopted)
+        self.left = LeftCopies(HERE, *others, lambda _process: False)
+
+    def dies(self, node: bytes) -> None:
+        """As the daemon hears it from the head."""
+        self.relay.living.discard(node)
+        self.objects.node_died(node)
+        self.left.node_died(node)
+
+    def has_copy(self, owner: Owner) -> int:
+        segment = self.store.create(SIZE, 0, ORIGIN, HERE)
+        self.store.seal(segment.number)
+        self.copies.add((ORIGIN, 7), segment.number, owner)
+        return segment.number
+
+
+def run(test: Callable[[Node], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        node = Node()
+        try:
+            await asyncio.wait_for(test(node), 10)
+        finally:
+            node.store.close()
+
+    asyncio.run(main())
+
+
+def test_a_copy_that_comes_from_elsewhere_outlives_a_node_that_left_something_here() -> None:
+    async def test(node: Node) -> None:
+        own = node.objects.create(SIZE, 0, b"process0", ORIGIN, b"writer00")
+        node.store.seal(own.number)
+        node.objects.adopt(own.number, ORIGIN)  # its owner has ended by rule
+        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1, patient=True))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        node.dies(ORIGIN)
+        assert not node.store.has(own)
+        node.transfers.finish.set()
+        segment = await read
+        assert segment.mappers == {READER: 1}
+        assert segment.owner == FAR  # the daemon of the owner, who hears of it
+
+    run(test)
+
+
+def test_copies_are_dropped_when_the_nodes_of_value_and_owner_are_gone() -> None:
+    async def test(node: Node) -> None:
+        for first, second in ((FAR, ORIGIN), (ORIGIN, FAR)):
+            node.relay.living = {ORIGIN, FEEDER, FAR}
+            node.has_copy(Owner(OWNER, FAR))
+            node.dies(first)
+            assert len(node.store) == 1
+            node.dies(second)
+            assert not len(node.store)
+            assert not len(node.copies)
+            assert not node.objects._remote_owners
+
+    run(test)
+
+
+def test_a_copy_that_arrives_after_both_nodes_have_died_serves_its_reader_only() -> None:
+    async def test(node: Node) -> None:
+        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1, patient=True))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        node.dies(FAR)
+        node.dies(ORIGIN)
+        node.transfers.finish.set()
+        segment = await read
+        assert segment.freed
+        node.store.unmap([segment.number], READER)
+        assert not len(node.store)
+        assert not len(node.copies)
+
+    run(test)
+
+
+def test_a_value_that_is_here_is_not_fetched_again_for_whoever_asks_next() -> None:
+    async def test(node: Node) -> None:
+        number = node.has_copy(Owner(OWNER, FAR))
+        segment = await node.objects.map(ORIGIN, 7, SIZE, READER, 1, patient=True)
+        assert segment.number == number
+        node.objects.ahead.prefetch(READER, 2, (ORIGIN, 7), SIZE)
+        await node.objects.ahead.fetch(READER, 3, (ORIGIN, 7), SIZE)
+        assert not len(node.objects.pulls)
+        assert not len(node.objects.ahead)
+
+    run(test)

@@ -1,0 +1,367 @@
+"""Who waits for memory, in which order, for how long, and what becomes of it if they leave."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from open_files import open_memory
+
+from miniray.config import config
+from miniray.exceptions import ObjectStoreFullError
+from miniray.node.room import Claim, Room
+from miniray.node.segments import Segment, SegmentStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
+PAGE = 4096
+ROOM = 8  # values of one page
+OWNER, HOLDER, A, B, C = b"owner000", b"holder00", b"asker-a0", b"asker-b0", b"asker-c0"
+
+
+class Disk:
+    """Where values leave to, as far as a test says."""
+
+    def __init__(self) -> None:
+        self.leaving = 0
+        self.arriving = False
+        self.failures = 0
+        self.targets: list[tuple[int, bool]] = []
+
+    def make_room(self, target: int, *, writes: bool) -> int:
+        self.targets.append((target, writes))
+        return 0
+
+    def trouble(self) -> str:
+        return "The disk is on fire."
+
+
+class Node:
+    """A store of eight pages."""
+
+    def __init__(self) -> None:
+        self.store = SegmentStore(ROOM * PAGE)
+        self.disk = Disk()
+        self.described = 0
+        self.room = Room(self.store, self.disk, self._describe)
+
+    def _describe(self) -> str:
+        self.described += 1
+        return "all"
+
+    def held(self, process: bytes = HOLDER, pages: int = 1) -> Segment:
+        """A value that a process looks at."""
+        segment = self.store.create(pages * PAGE, 0, OWNER, OWNER)
+        self.store.seal(segment.number)
+        self.store.free(self.store.map(segment.number, process).number)
+        return segment
+
+    def let_go(self, segment: Segment, process: bytes = HOLDER) -> None:
+        self.store.unmap([segment.number], process)
+
+    def ask(
+        self, process: bytes, pages: int = 1, *, patient: bool = True
+    ) -> asyncio.Future[Segment]:
+        """Ask for a value's memory; who gets it writes from then on."""
+
+        async def asking() -> Segment:
+            memory = await self.room.get(Claim(pages * PAGE, process, patient=patient))
+            return self.store.create(pages * PAGE, 0, OWNER, process, memory)
+
+        return asyncio.ensure_future(asking())
+
+
+@pytest.fixture
+def run() -> Run:
+    """Runs a test's steps with a node."""
+
+    def run(steps: Callable[[Node], Coroutine[None, None, None]]) -> None:
+        async def whole() -> None:
+            before = open_memory()
+            node = Node()
+            try:
+                await asyncio.wait_for(steps(node), 20)
+            finally:
+                node.room.close()
+                node.store.close()
+            assert open_memory() == before
+
+        asyncio.run(whole())
+
+    return run
+
+
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nobody waits for others for more than 0.3 s."""
+    monkeypatch.setenv("MINIRAY_STORE_FULL_TIMEOUT", "0.3")
+    config.cache_clear()
+    yield
+    config.cache_clear()
+
+
+Run = "Callable[[Callable[[Node], Coroutine[None, None, None]]], None]"
+
+
+async def settled() -> None:
+    """What is ready to run has run."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+# --- order -------------------------------------------------------------------------------
+def test_memory_goes_to_who_asked_first(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM)]
+        large, small = node.ask(A, 3), node.ask(B)
+        await settled()
+        for segment in held[:2]:
+            node.let_go(segment)
+            await settled()
+            assert not large.done()
+            assert not small.done()  # though there is room for it
+        assert not node.room.is_free(PAGE)
+        node.let_go(held[2])
+        await large
+        node.let_go(held[3])
+        await small
+        assert node.room.is_free(0)
+
+    run(steps)
+
+
+def test_who_has_memory_in_hand_passes_those_that_wait_for_it(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM - 1)]
+        mine = node.held(B)
+        large, passing = node.ask(A, 2), node.ask(B)
+        await settled()
+        assert not passing.done()
+        node.let_go(held[0])
+        segment = await passing
+        assert not large.done()
+        node.store.process_died(B)  # it is done with both
+        assert not node.store.has(segment)
+        assert not node.store.has(mine)
+        await large
+
+    run(steps)
+
+
+def test_two_copies_that_do_not_fit_together_arrive_one_after_the_other(run: Run) -> None:
+    """Both are written by the daemon, for different readers."""
+
+    async def steps(node: Node) -> None:
+        arriving = await node.room.get(Claim(5 * PAGE, A))
+        first = node.store.create(5 * PAGE, 0, OWNER, b"daemon", arriving)
+        second = asyncio.ensure_future(node.room.get(Claim(5 * PAGE, B)))
+        await settled()
+        assert not second.done()
+        node.store.seal(first.number)
+        node.store.free(first.number)
+        node.store.put_back(await second)
+
+    run(steps)
+
+
+def test_who_comes_next_waits_for_what_was_given_to_the_one_before(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = node.held(pages=ROOM)
+        first, second = node.ask(A, ROOM), node.ask(B, ROOM)
+        await settled()
+        node.let_go(held)
+        segment = await first
+        await settled()
+        assert not second.done()
+        node.store.seal(segment.number)
+        node.store.free(segment.number)
+        await second
+
+    run(steps)
+
+
+def test_what_is_being_read_back_is_waited_for_and_then_looked_at(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        memory = await node.room.get(Claim(ROOM * PAGE, A))
+        node.disk.arriving = True
+        waiting = node.ask(A)
+        await settled()
+        assert not waiting.done()  # it may be for somebody else
+        node.store.map(node.store.create(ROOM * PAGE, 0, OWNER, A, memory).number, A)
+        node.disk.arriving = False
+        node.room.look_soon()
+        with pytest.raises(ObjectStoreFullError):
+            await waiting  # it was for the one that waits
+
+    run(steps)
+
+
+def test_who_is_not_patient_waits_for_the_disk_but_not_for_others(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM)]
+        node.disk.leaving = PAGE
+        hasty = node.ask(A, patient=False)
+        await settled()
+        assert not hasty.done()
+        node.let_go(held[0])  # as it leaves
+        await hasty
+        node.disk.leaving = 0
+        with pytest.raises(ObjectStoreFullError):
+            await node.ask(A, patient=False)
+        assert not node.described  # nobody reads that: who is refused asks again
+
+    run(steps)
+
+
+def test_who_is_not_patient_does_not_wait_behind_one_who_is(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM - 1)]
+        patient = node.ask(A, 3)
+        await settled()
+        with pytest.raises(ObjectStoreFullError):
+            await node.ask(B, patient=False)
+        assert not patient.done()
+        for segment in held[:2]:
+            node.let_go(segment)
+        await patient
+
+    run(steps)
+
+
+@pytest.mark.usefixtures("impatience")
+def test_what_the_disk_refused_once_is_not_tried_again_for_who_waits(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM)]
+        waiting = node.ask(A)
+        await settled()
+        node.disk.failures += 1
+        node.room.look_soon()
+        await settled()
+        assert [writes for _, writes in node.disk.targets] == [True, False]
+        with pytest.raises(ObjectStoreFullError, match=r"It holds all\. The disk is on fire"):
+            await waiting
+        assert held
+
+    run(steps)
+
+
+# --- time --------------------------------------------------------------------------------
+@pytest.mark.usefixtures("impatience")
+def test_waiting_for_others_ends_whatever_happens_meanwhile(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM)]
+        waiting = node.ask(A, 3)
+        while not waiting.done():  # somebody comes and goes
+            node.let_go(held.pop())
+            await asyncio.sleep(0.005)
+            held.append(node.held())
+        with pytest.raises(ObjectStoreFullError):
+            await waiting
+
+    run(steps)
+
+
+@pytest.mark.usefixtures("impatience")
+def test_all_who_came_together_give_up_together(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM)]
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        refused = await asyncio.gather(
+            *(node.ask(b"asker%03d" % count) for count in range(50)), return_exceptions=True
+        )
+        assert {type(error) for error in refused} == {ObjectStoreFullError}
+        assert loop.time() - began < 50 * 0.3  # and not one after the other
+        assert held
+
+    run(steps)
+
+
+@pytest.mark.usefixtures("impatience")
+def test_time_in_which_what_is_needed_leaves_memory_does_not_count(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM)]
+        node.disk.leaving = PAGE
+        waiting = node.ask(A)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.shield(waiting), 1)  # a slow disk
+        node.let_go(held[0])
+        await waiting
+
+    run(steps)
+
+
+@pytest.mark.usefixtures("impatience")
+def test_time_counts_in_which_too_little_leaves_memory(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM)]
+        node.disk.leaving = PAGE
+        with pytest.raises(ObjectStoreFullError):
+            await node.ask(A, 2)
+        assert held
+
+    run(steps)
+
+
+# --- leaving -----------------------------------------------------------------------------
+def test_who_leaves_makes_way(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM)]
+        large, small = node.ask(A, 3), node.ask(B)
+        await settled()
+        node.let_go(held[0])
+        await settled()
+        assert not small.done()
+        large.cancel()
+        await small
+        assert not len(node.room)
+
+    run(steps)
+
+
+def test_memory_that_comes_too_late_for_who_waited_is_not_lost(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        segment = node.held(pages=ROOM)
+        waiting = node.ask(A)
+        await settled()
+        node.let_go(segment)
+        while len(node.room):
+            await asyncio.sleep(0)
+        waiting.cancel()  # it has memory, and has not heard of it
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert not node.store.used
+        node.store.put_back(await node.room.get(Claim(ROOM * PAGE, B)))
+
+    run(steps)
+
+
+def test_a_process_that_ended_makes_way_unless_others_need_the_same(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        held = [node.held() for _ in range(ROOM)]
+        shared = Claim(3 * PAGE, A)
+        shared.join(B)
+        waiting = [asyncio.ensure_future(node.room.get(shared)), node.ask(C)]
+        await settled()
+        node.room.process_died(A)
+        shared.leave(A)  # as whoever asked for it tells later
+        node.let_go(held[0])
+        await settled()
+        assert not any(one.done() for one in waiting)
+        node.room.process_died(B)
+        with pytest.raises(ConnectionError):
+            await waiting[0]
+        await waiting[1]
+
+    run(steps)
+
+
+def test_a_value_larger_than_the_store_is_refused_at_once(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        with pytest.raises(ObjectStoreFullError, match="larger than the object store"):
+            await node.ask(A, ROOM + 1)
+        assert not node.disk.targets
+
+    run(steps)

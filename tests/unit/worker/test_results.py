@@ -1,0 +1,130 @@
+"""What a worker keeps, and what it leaves, of the results that it sends."""
+
+from __future__ import annotations
+
+import threading
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from miniray.core import protocol as p
+from miniray.core.ids import ObjectIds, new_id
+from miniray.object_ref import ObjectRef
+from miniray.worker.results import Results
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from miniray.core.objects import Value
+    from miniray.core.serialization import Serialized
+
+LARGE = b"x" * 200_000
+
+
+class Store:
+    """Shared memory that remembers what was written and freed."""
+
+    def __init__(self) -> None:
+        self.written: list[Value] = []
+        self.freed: list[Value] = []
+        self.room = 10
+
+    def write(self, value: Serialized, _owner: bytes, node: bytes, _made: str) -> Value:
+        if len(self.written) == self.room:
+            raise MemoryError("the store is full")
+        contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
+        self.written.append((p.VALUE_SHARED, (node, len(self.written), value.size), contained))
+        return self.written[-1]
+
+
+class Peer:
+    def __init__(self) -> None:
+        self.process_id, self.node_id, self.lost = new_id(), new_id(), False
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def results(store: Store) -> Any:
+    return Results(types.SimpleNamespace(shared_memory=store, free_shared=store.freed.append))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def refs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Makes refs as a worker's runtime does: those that are pickled in values are collected."""
+    from miniray.core.serialization import collector
+    from miniray.object_ref import hooks
+
+    ids = ObjectIds(new_id())
+    monkeypatch.setattr(hooks, "serialized", lambda ref: collector.refs.append(ref))  # type: ignore[union-attr]
+    yield lambda: ObjectRef(ids.new(), b"node0000")
+    hooks.dropped.clear()
+
+
+def kept(results: Results) -> list[ObjectRef[Any]]:
+    return [ref for _, held in results.holds() for ref in held]
+
+
+def test_a_release_of_one_item_leaves_the_refs_of_the_others(results: Results, refs: Any) -> None:
+    caller, made = Peer(), [refs() for _ in range(3)]
+    pins = [results.value([ref], caller, "gen")[1] for ref in made]  # type: ignore[arg-type]
+    results.release(caller, [pins[1]])  # type: ignore[arg-type]
+    assert kept(results) == [made[0], made[2]]
+    results.release(caller, [pins[0], pins[2]])  # type: ignore[arg-type]
+    assert kept(results) == []
+
+
+def test_a_value_without_refs_needs_no_release(results: Results) -> None:
+    assert results.value([1], Peer(), "f")[1] == 0  # type: ignore[arg-type]
+    assert results.values((1, None), 2, Peer(), "f")[1] == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("last", [threading.Lock(), LARGE])
+def test_a_call_that_fails_after_its_first_result_leaves_nothing(
+    results: Results, store: Store, refs: Any, last: Any
+) -> None:
+    store.room = 2
+    with pytest.raises((TypeError, MemoryError)):
+        results.values(([refs(), LARGE], [LARGE], last), 3, Peer(), "f")  # type: ignore[arg-type]
+    assert len(store.written) == 2
+    assert store.freed == store.written
+    assert kept(results) == []
+
+
+def test_a_result_that_finds_no_room_keeps_no_refs(
+    results: Results, store: Store, refs: Any
+) -> None:
+    store.room = 0
+    with pytest.raises(MemoryError):
+        results.value([refs(), LARGE], Peer(), "f")  # type: ignore[arg-type]
+    assert kept(results) == []
+
+
+def test_nothing_is_kept_for_a_caller_that_is_gone(results: Results, refs: Any) -> None:
+    gone, living = Peer(), Peer()
+    first, second = refs(), refs()
+    results.value([first], gone, "f")  # type: ignore[arg-type]
+    results.value([second], living, "f")  # type: ignore[arg-type]
+    gone.lost = True
+    results.caller_gone(gone)  # type: ignore[arg-type]
+    results.value([first], gone, "f")  # type: ignore[arg-type]
+    assert kept(results) == [second]
+
+
+def test_who_waits_until_all_is_counted_is_called_by_the_last_release_or_death(
+    results: Results, refs: Any
+) -> None:
+    called: list[bool] = []
+    first, second = Peer(), Peer()
+    assert results.when_counted(lambda: called.append(True))
+    pin = results.value([refs()], first, "f")[1]  # type: ignore[arg-type]
+    results.value([refs()], second, "f")  # type: ignore[arg-type]
+    assert not results.when_counted(lambda: called.append(True))
+    results.release(first, [pin])  # type: ignore[arg-type]
+    assert called == []
+    results.caller_gone(second)  # type: ignore[arg-type]
+    assert called == [True]
