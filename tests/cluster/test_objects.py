@@ -17,7 +17,6 @@ from object_helpers import inventory, process_tables
 import miniray
 from miniray.core.runtime import current_runtime
 from miniray.exceptions import OwnerDiedError, RayActorError, RayTaskError
-from miniray.object_ref import hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -647,7 +646,7 @@ def test_a_get_that_fails_holds_nothing_when_its_error_is_gone(owner_dies: bool)
 
     miniray.get(miniray.put(1))
     gc.collect()
-    wait_until(lambda: not hooks.dropped)
+    current_runtime().settle()  # type: ignore[attr-defined]
     before = entries()
     gc.disable()
     try:

@@ -76,8 +76,9 @@ class Streamer:
             number += 1
 
     def objects(self) -> int:
-        miniray.put(None)  # counts what was dropped
-        return len(current_runtime().table)  # type: ignore[attr-defined]
+        runtime: Any = current_runtime()
+        runtime.settle()
+        return len(runtime.table)
 
     def pid(self) -> int:
         return os.getpid()
