@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import compileall
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _runner import interpreters, measure
+from _runner import ROOT, interpreters, measure
 from _table import as_json, draw
 from rich.console import Console
 
@@ -45,6 +46,11 @@ def run(rows: dict[str, Row], args: argparse.Namespace, environment: dict[str, s
         pythons = interpreters(args.against, args.alone, args.ray_python)
     except FileNotFoundError as error:
         raise SystemExit(str(error)) from None
+    if "miniray" in pythons:
+        # As pip does with what it installs, Ray for one. A checkout may be without bytecode, and
+        # stay so where PYTHONDONTWRITEBYTECODE is set: each process would compile it all again.
+        for package in ("miniray", "train"):
+            compileall.compile_dir(str(ROOT / package), quiet=1)
     notes = Console(stderr=True)
     with notes.status("") as status:
         results = measure(wanted, pythons, args.repeats, environment, status.update)
