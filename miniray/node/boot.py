@@ -189,7 +189,8 @@ def _answer_error(answer: Any, error: BaseException) -> None:
 
 def _fork_template(session: Session, answer: Any) -> tuple[socket.socket, int]:
     """Fork the template before anything heavy is imported and any thread runs."""
-    from miniray.node.template import control_pair, run_template
+    from miniray.node.control_socket import control_pair
+    from miniray.node.template import run_template
     from miniray.session import remove_session
 
     ours, theirs = control_pair()

@@ -31,6 +31,7 @@ from miniray.node.holders import describe_holders
 from miniray.node.inventory import Inventory
 from miniray.node.left_copies import LeftCopies
 from miniray.node.memory_service import MemoryService
+from miniray.node.mover_client import MoverClient
 from miniray.node.objects import NodeObjects
 from miniray.node.output_router import OutputRouter
 from miniray.node.process_names import ProcessNames
@@ -87,9 +88,14 @@ class NodeDaemon:
             SpillFiles(node.spill_folder),
             lambda: describe_holders(self.store, self._names.of),
         )
-        self._transfers = Transfers(self.node_id, self.store, self._spilling, self._relay)
+        self._mover = MoverClient(
+            lambda: self._template.fork_helper("miniray.node.mover"), node.mover
+        )
+        self._transfers = Transfers(
+            self.node_id, self.store, self._spilling, self._relay, self._mover
+        )
         self._serving = Serving(
-            self.node_id, self.store, self._spilling, self._relay, self._transfers
+            self.node_id, self.store, self._spilling, self._relay, self._transfers, self._mover
         )
         self._objects = NodeObjects(
             self.node_id,
@@ -480,6 +486,7 @@ class NodeDaemon:
         self._left.node_died(node_id)
         self._adopted.node_died(node_id)
         self._serving.node_died(node_id)
+        self._transfers.node_died(node_id)
         self._traffic.node_died(node_id)
         self._memory.ended(node_id)
 
@@ -501,6 +508,7 @@ class NodeDaemon:
         self._clients.close()
         await asyncio.sleep(0)  # the hang-ups are written
         await self._relay.close()
+        self._mover.close()
         await self._head.session.close()
         await self._spilling.close()
         self.store.close()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import grpc
 
     from miniray.accelerators import NodeAccelerators
+    from miniray.node.mover_client import MoverConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,5 +42,7 @@ class NodeConfig:
     spill_folder: Path
     #: Tells machines (or containers) apart: a driver's paths mean something on its own only.
     machine: str
+    #: What its mover is told.
+    mover: MoverConfig
     #: Makes a channel to another daemon.
     dial: Callable[[str], grpc.aio.Channel]

@@ -32,6 +32,7 @@ from miniray.node.daemon import NodeDaemon
 from miniray.node.head_process import HeadProcess
 from miniray.node.lifetime import stop_on_signals, when_exits
 from miniray.node.machine import inspect_machine
+from miniray.node.mover_client import MoverConfig
 from miniray.node.node_config import NodeConfig
 from miniray.node.orphans import end_children
 from miniray.security import channels
@@ -72,6 +73,8 @@ class NodeStart:
         )
         self._socket_path = str(session.socket_dir / "node.sock")
         self._head_path = str(session.socket_dir / "head.sock")
+        #: Certificate and key of this node, PEM, if it has a port.
+        self._identity = b""
         self._node_path = str(session.socket_dir / "peer.sock")
 
     # --- the head ----------------------------------------------------------------
@@ -162,6 +165,7 @@ class NodeStart:
         private, public = make_node_key()
         request = head_pb2.SignRequest(node_id=self._node_id, public_key=public)
         signed = await self._sign(head, request)
+        self._identity = signed.certificate + private
         host = bind_host(self.options)
         # A head's node has its head on the port that was asked for.
         wanted = 0 if self.options.head else self.options.port
@@ -220,6 +224,7 @@ class NodeStart:
             if name not in accelerators.devices and isinstance(amount, (int, float))
         }
         secret = self._token.grpc_secret
+        network = not options.embedded and not options.drivers_only
         return NodeConfig(
             node_id=self._node_id,
             session_dir=self.session.folder,
@@ -243,6 +248,14 @@ class NodeStart:
             environments_folder=self.session.folder.parent / "environments",
             spill_folder=Path(config().spill_folder or self.session.folder / "spilled"),
             machine=_machine(),
+            mover=MoverConfig(
+                machine=_machine(),
+                folder=str(self.session.socket_dir),
+                host=bind_host(options) if network else "",
+                advertised_host=advertised_host(options) if network else "",
+                identity=self._identity if network else b"",
+                authority=authority or b"",
+            ),
             dial=lambda target: _dial(target, secret, authority),
         )
 

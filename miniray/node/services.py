@@ -45,7 +45,12 @@ def add_services(
     ) -> AsyncIterator[bytes]:
         async with contextlib.aclosing(
             serving.serve(
-                request.origin, request.segment, request.offset, request.node_id, request.tried
+                request.origin,
+                request.segment,
+                request.offset,
+                request.node_id,
+                request.tried,
+                unreached=request.unreached,
             )
         ) as pieces:
             async for piece in pieces:

@@ -26,6 +26,7 @@ from miniray.node.spread import Spread
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 
+    from miniray.node.mover_client import MoverClient, Offer
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
     from miniray.node.spilling import Spilling
@@ -54,6 +55,7 @@ class Serving:
         spilling: Spilling,
         relay: RelayHub,
         transfers: Transfers,
+        mover: MoverClient,
     ) -> None:
         """Register what it answers.
 
@@ -63,12 +65,14 @@ class Serving:
             spilling: What reads those that are on disk.
             relay: The way to other daemons.
             transfers: What is on its way here.
+            mover: What large values go through.
         """
         self._node_id = node_id
         self._store = store
         self._spilling = spilling
         self._relay = relay
         self._arriving = transfers.arriving
+        self._mover = mover
         #: Copies here of segments of other nodes.
         self.copies = Copies()
         #: The node of the process that owns a segment of this one.
@@ -111,8 +115,10 @@ class Serving:
         node_id: bytes,
         tried: Sequence[bytes] = (),
         ticket: int = 0,
+        *,
+        unreached: str | None = None,
     ) -> AsyncGenerator[bytes, None]:
-        """A segment in pieces for another node, or the word whom to ask instead.
+        """A segment in pieces for another node, or the word whom or where to ask instead.
 
         Args:
             origin: The node of the segment.
@@ -121,20 +127,28 @@ class Serving:
             node_id: Who asks.
             tried: Nodes that this one named to it and that did not serve.
             ticket: Of a push.
+            unreached: A mover that a large one cannot come from; None: it comes from none.
 
         Raises:
             ObjectLostError: it is not here.
         """
         if origin == self._node_id:
-            parts = self._serve_own(number, offset, node_id, tried, ticket)
+            parts = self._serve_own(number, offset, node_id, tried, ticket, unreached=unreached)
         else:
-            parts = self._pass_on((origin, number), offset, node_id)
+            parts = self._pass_on((origin, number), offset, node_id, unreached=unreached)
         async with contextlib.aclosing(parts):
             async for part in parts:
                 yield part
 
     async def _serve_own(
-        self, number: int, offset: int, node_id: bytes, tried: Sequence[bytes], ticket: int
+        self,
+        number: int,
+        offset: int,
+        node_id: bytes,
+        tried: Sequence[bytes],
+        ticket: int,
+        *,
+        unreached: str | None,
     ) -> AsyncGenerator[bytes, None]:
         place = await self._place(number, node_id, tried)
         try:
@@ -144,11 +158,12 @@ class Serving:
                 await asyncio.Event().wait()  # until the other end hangs up
             with self._mapped(self._store.get(number), node_id) as segment:
                 owner = Owner(segment.owner, self.node_of(segment.owner))
-                yield _head(segment, owner, ticket)
-                while offset < segment.size:
-                    piece = await self._read(segment, offset, segment.size)
-                    offset += len(piece)
-                    yield piece
+                parts = self._parts(
+                    segment, owner, offset, node_id, ticket, None, unreached=unreached
+                )
+                async with contextlib.aclosing(parts):
+                    async for part in parts:
+                        yield part
         finally:
             self._leave(number, place)
 
@@ -186,7 +201,9 @@ class Serving:
                 spreading.spread.has_copy(node_id, serves=self._relay.can_dial(node_id))
                 spreading.room.set()
 
-    async def _pass_on(self, key: Key, offset: int, node_id: bytes) -> AsyncGenerator[bytes, None]:
+    async def _pass_on(
+        self, key: Key, offset: int, node_id: bytes, *, unreached: str | None
+    ) -> AsyncGenerator[bytes, None]:
         """A copy that is here, or as much of it as is."""
         copy = self.copies.find(key)
         arriving: Arriving | None = None
@@ -202,14 +219,61 @@ class Serving:
         if found is None:
             raise ObjectLostError(f"segment {key[1]}", "there is no copy of it on this node")
         with self._mapped(found, node_id) as segment:
-            yield _head(segment, owner, 0)
-            while offset < segment.size:
-                end = segment.size if arriving is None else await arriving.beyond(offset)
-                if end <= offset:
-                    raise ObjectLostError(f"segment {key[1]}", "its transfer to this node ended")
-                piece = await self._read(segment, offset, end)
-                offset += len(piece)
-                yield piece
+            parts = self._parts(segment, owner, offset, node_id, 0, arriving, unreached=unreached)
+            async with contextlib.aclosing(parts):
+                async for part in parts:
+                    yield part
+
+    async def _parts(
+        self,
+        segment: Segment,
+        owner: Owner,
+        offset: int,
+        node_id: bytes,
+        ticket: int,
+        arriving: Arriving | None,
+        *,
+        unreached: str | None,
+    ) -> AsyncGenerator[bytes, None]:
+        """The first word of a segment, and its bytes unless they go from mover to mover."""
+        large = segment.in_memory and segment.size - offset > config().transfer_chunk
+        if unreached is not None and large and (arriving is None or arriving.job):
+            over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            job = arriving.job if arriving is not None else 0
+            offer = await self._offer(segment, node_id, job, over, unreached)
+            if offer is not None:
+                try:
+                    yield _head(segment, owner, ticket, offer)
+                    await over
+                finally:
+                    self._mover.withdraw(offer.ticket)
+                return
+        yield _head(segment, owner, ticket)
+        while offset < segment.size:
+            end = segment.size if arriving is None else await arriving.beyond(offset)
+            if end <= offset:
+                raise ObjectLostError(f"segment {segment.number}", "its transfer here ended")
+            piece = await self._read(segment, offset, end)
+            offset += len(piece)
+            yield piece
+
+    async def _offer(
+        self,
+        segment: Segment,
+        node_id: bytes,
+        job: int,
+        over: asyncio.Future[None],
+        unreached: str,
+    ) -> Offer | None:
+        """Let another node's mover read a segment, which stays mapped until that is ``over``."""
+
+        def released() -> None:
+            self._store.unmap([segment.number], node_id)
+            if not over.done():
+                over.set_result(None)
+
+        self._store.map(segment.number, node_id)
+        return await self._mover.offer(segment.fd, segment.size, job, released, unreached)
 
     async def _read(self, segment: Segment, offset: int, end: int) -> bytes:
         length = min(config().transfer_chunk, end - offset)
@@ -286,12 +350,14 @@ async def _until(over: asyncio.Event, only: bytes) -> AsyncIterator[bytes]:
     await over.wait()
 
 
-def _head(segment: Segment, owner: Owner, ticket: int) -> bytes:
+def _head(segment: Segment, owner: Owner, ticket: int, offer: Offer | None = None) -> bytes:
     head = node_pb2.ObjectHead(
         size=segment.size,
         form=segment.form,
         ticket=ticket,
         owner=owner.process,
         owner_node=owner.node,
+        mover=offer.address if offer is not None else "",
+        move=offer.ticket if offer is not None else b"",
     )
     return bytes(head.SerializeToString())

@@ -9,7 +9,6 @@ SIGKILL too, the template ends every worker and removes what the session has on 
 
 from __future__ import annotations
 
-import array
 import contextlib
 import ctypes
 import errno
@@ -25,11 +24,12 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from miniray.node import control_socket
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _PR_SET_CHILD_SUBREAPER = 36
-_MESSAGE_LIMIT = 1 << 20
 _WORKER_FDS = 3
 #: Seconds after which what does not end is looked for, and killed, once more.
 _KILL_AGAIN = 0.2
@@ -44,14 +44,6 @@ def set_subreaper() -> None:
         raise OSError(code, os.strerror(code))
 
 
-def control_pair() -> tuple[socket.socket, socket.socket]:
-    """The daemon's and the template's end of the control socket."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for end in (ours, theirs):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_LIMIT)
-    return ours, theirs
-
-
 class Template:
     """Serves one daemon until it is gone."""
 
@@ -64,8 +56,8 @@ class Template:
         self._clean_up = clean_up
         #: Living workers: pid to the id they carry in their environment.
         self._workers: dict[int, str] = {}
-        #: Templates with more modules that were forked from this one.
-        self._templates: set[int] = set()
+        #: Templates with more modules, and other processes of the node's own, forked from this one.
+        self._helpers: set[int] = set()
         #: Ended workers whose children are not all gone yet: pid to (wait status, id).
         self._ended: dict[int, tuple[int, str]] = {}
         #: Children of ended workers that were killed and are not gone: pid to the workers whose
@@ -101,25 +93,14 @@ class Template:
 
     # --- the daemon's requests -----------------------------------------------------------
     def _handle(self) -> Callable[[], NoReturn] | None:
-        try:
-            data, ancillary, _, _ = self._control.recvmsg(
-                _MESSAGE_LIMIT, socket.CMSG_SPACE(16 * 4), socket.MSG_CMSG_CLOEXEC
-            )
-        except OSError as error:
-            if error.errno != errno.ECONNRESET:
-                raise
-            data, ancillary = b"", []
+        data, fds = control_socket.receive(self._control)
         if not data:
             self._end_everything()
-        fds = array.array("i")
-        for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
         message = marshal.loads(data)
         if message[0] == "fork":
-            return self._fork(message[1], list(fds))
-        if message[0] == "template":
-            return self._fork_template(message[1], list(fds))
+            return self._fork(message[1], fds)
+        if message[0] in ("template", "helper"):
+            return self._fork_helper(message[0] == "template", message[1], fds)
         if message[0] == "kill":
             _, pid, number = message
             if pid in self._workers:
@@ -147,25 +128,36 @@ class Template:
             self._send(("forked", token, pid))
         return None
 
-    def _fork_template(self, preload: list[str], fds: list[int]) -> Callable[[], NoReturn] | None:
-        """Fork a template that imports more modules; it serves the daemon on its own socket."""
+    def _fork_helper(
+        self, template: bool, what: Any, fds: list[int]
+    ) -> Callable[[], NoReturn] | None:
+        """Fork a template that imports more modules, or another process of the node's own.
+
+        It serves the daemon on a socket of its own.
+        """
         pid = -1
         try:
             if fds:
                 pid = os.fork()
         except OSError as error:
-            print(f"a template cannot be started: {error}", file=sys.stderr)  # noqa: T201
+            print(f"a process of the node cannot be started: {error}", file=sys.stderr)  # noqa: T201
         if pid != 0:
             for fd in fds:
-                os.close(fd)  # if there is no template, the daemon sees that its socket ends
+                os.close(fd)  # if it was not started, the daemon sees that its socket ends
             if pid > 0:
-                self._templates.add(pid)
+                self._helpers.add(pid)
             return None
         self._control.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
         own = socket.socket(fileno=fds[0])
-        return lambda: run_template(own, preload, None)
+        if template:
+            return lambda: run_template(own, what, None)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        gc.unfreeze()
+        gc.enable()
+        return lambda: run_helper(own, what)
 
     def _become_worker(self, spec: dict[str, Any], fds: list[int]) -> Callable[[], NoReturn]:
         try:
@@ -218,8 +210,8 @@ class Template:
             worker = self._workers.pop(pid, None)
             if worker is not None:
                 self._ended[pid] = (status, worker)
-            elif pid in self._templates:
-                self._templates.discard(pid)
+            elif pid in self._helpers:
+                self._helpers.discard(pid)
                 self._kill_strays()  # its workers
         if not self._ended:
             return
@@ -233,7 +225,7 @@ class Template:
         """Kill children of ended workers."""
         living = set(self._workers.values())
         for pid in _children():
-            if pid in self._workers or pid in self._templates:
+            if pid in self._workers or pid in self._helpers:
                 continue
             if pid not in self._strays:
                 session, worker = _session_of(pid), _worker_of(pid)
@@ -255,14 +247,14 @@ class Template:
         with contextlib.suppress(ChildProcessError):
             while True:
                 # The kernel's list may lack some while others end: hence the own one, and again.
-                for pid in {*self._workers, *self._templates, *_children()}:
+                for pid in {*self._workers, *self._helpers, *_children()}:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 ended = -1
                 while ended:
                     ended, _ = os.waitpid(-1, os.WNOHANG)
                     self._workers.pop(ended, None)
-                    self._templates.discard(ended)
+                    self._helpers.discard(ended)
                 signal.sigtimedwait({signal.SIGCHLD}, _KILL_AGAIN)
         if self._clean_up is not None:
             self._clean_up()
@@ -315,6 +307,16 @@ def _fresh_random_state() -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.seed()
+
+
+def run_helper(control: socket.socket, module: str) -> NoReturn:
+    """Run ``serve`` of a module in this process and never return."""
+    try:
+        importlib.import_module(module).serve(control)
+    except BaseException:  # noqa: BLE001 - it ends the process
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
 
 
 def run_template(

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
+import functools
 import itertools
 import logging
 import marshal
 import os
 import signal
-import socket
 from typing import TYPE_CHECKING, Any
 
-from miniray.node.template import control_pair
+from miniray.node.control_socket import MESSAGE_LIMIT, ControlSender, close_all, control_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import socket
+    from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
-
-_MESSAGE_LIMIT = 1 << 20
 
 
 class TemplateGoneError(RuntimeError):
@@ -37,15 +35,13 @@ class TemplateClient:
         on_exited: Callable[[int, int], None],
         on_gone: Callable[[], None],
     ) -> None:
-        control.setblocking(False)
         self._control = control
+        self._sender = ControlSender(control)
         self.pid = pid
         self._on_exited = on_exited
         self._on_gone = on_gone
         self._numbers = itertools.count(1).__next__
         self._forks: dict[int, asyncio.Future[int]] = {}
-        #: What the socket has not taken: number of the fork or 0, message, descriptors.
-        self._queue: collections.deque[tuple[int, bytes, list[int]]] = collections.deque()
         self._gone = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._on_readable)
@@ -58,17 +54,18 @@ class TemplateClient:
             OSError: the machine has no room for another process.
         """
         if self._gone:
-            _close_all((stdout, stderr))
+            close_all((stdout, stderr))
             raise TemplateGoneError("the template process is gone")
         try:
             file = _spec_file(spec)
         except OSError:
-            _close_all((stdout, stderr))
+            close_all((stdout, stderr))
             raise
         number = self._numbers()
         future: asyncio.Future[int] = self._loop.create_future()
         self._forks[number] = future
-        self._send(marshal.dumps(("fork", number)), [stdout, stderr, file], number)
+        refuse = functools.partial(self._refuse, number)
+        self._sender.send(marshal.dumps(("fork", number)), [stdout, stderr, file], refuse)
         return await future
 
     def fork_template(self, preload: list[str]) -> socket.socket:
@@ -77,42 +74,35 @@ class TemplateClient:
         Raises:
             TemplateGoneError: this template is gone.
         """
+        return self._start(("template", preload))
+
+    def fork_helper(self, module: str) -> socket.socket:
+        """Start a process of the node's own: ``serve(control)`` of a module.
+
+        Returns:
+            The daemon's end of its control socket, which ends with the process.
+
+        Raises:
+            TemplateGoneError: this template is gone.
+        """
+        return self._start(("helper", module))
+
+    def _start(self, message: tuple[Any, ...]) -> socket.socket:
         if self._gone:
             raise TemplateGoneError("the template process is gone")
         ours, theirs = control_pair()
-        self._send(marshal.dumps(("template", preload)), [theirs.detach()])
+        self._sender.send(marshal.dumps(message), [theirs.detach()])
         return ours
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Send a signal to a worker, if it still runs."""
         if not self._gone:
-            self._send(marshal.dumps(("kill", pid, int(number))), [])
-
-    def _send(self, data: bytes, fds: list[int], number: int = 0) -> None:
-        self._queue.append((number, data, fds))
-        if len(self._queue) == 1:
-            self._flush()
-
-    def _flush(self) -> None:
-        fd = self._control.fileno()
-        while self._queue:
-            number, data, fds = self._queue[0]
-            try:
-                socket.send_fds(self._control, [data], fds)
-            except BlockingIOError:
-                self._loop.add_writer(fd, self._flush)
-                return
-            except OSError as error:
-                # If the template is gone, reading reports it, to all others too.
-                self._refuse(number, error)
-            _close_all(fds)
-            self._queue.popleft()
-        self._loop.remove_writer(fd)
+            self._sender.send(marshal.dumps(("kill", pid, int(number))))
 
     def _on_readable(self) -> None:
         while True:
             try:
-                data = self._control.recv(_MESSAGE_LIMIT)
+                data = self._control.recv(MESSAGE_LIMIT)
             except BlockingIOError:
                 return
             except OSError:
@@ -149,11 +139,8 @@ class TemplateClient:
         with contextlib.suppress(OSError):  # it is gone already, or so busy that it cleans up too
             self._control.send(marshal.dumps(("end",)))
         self._loop.remove_reader(self._control.fileno())
-        self._loop.remove_writer(self._control.fileno())
+        self._sender.close()
         self._control.close()
-        for _, _, fds in self._queue:
-            _close_all(fds)
-        self._queue.clear()
         for number in list(self._forks):
             self._refuse(number, TemplateGoneError("the template process is gone"))
 
@@ -165,8 +152,3 @@ def _spec_file(spec: dict[str, Any]) -> int:
         file.write(marshal.dumps(spec))
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
-
-
-def _close_all(fds: Iterable[int]) -> None:
-    for fd in fds:
-        os.close(fd)

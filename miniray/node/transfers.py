@@ -20,12 +20,15 @@ from miniray.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node import relayed as r
 from miniray.node.copies import Owner
+from miniray.node.mover_client import MoveError, MoverDiedError
+from miniray.node.moving import write_all
 from miniray.node.relayed import Relayed
 from miniray.node.services import fetch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
+    from miniray.node.mover_client import MoverClient
     from miniray.node.relay import RelayHub
     from miniray.node.room import Claim
     from miniray.node.segments import Segment, SegmentStore
@@ -36,6 +39,8 @@ Key = tuple[bytes, int]
 
 #: Times that a transfer is resumed without having moved on, before it is given up.
 _RESUMES = 5
+#: Seconds for which large values come through the daemon after a mover was out of reach.
+_WITHOUT_MOVER = 60.0
 #: Pieces that a pushing node may be ahead of what is written.
 _AHEAD = 2
 
@@ -62,6 +67,8 @@ class Arriving:
         self.offset = 0
         #: Nodes that the origin named, and that did not serve.
         self.tried: list[bytes] = []
+        #: The number of the mover's work, while it comes that way.
+        self.job = 0
         self._begun = False
         self._ended = False
         self._moved = asyncio.Event()
@@ -122,12 +129,20 @@ class Transfers:
     """The receiving end of all transfers to this node."""
 
     def __init__(
-        self, node_id: bytes, store: SegmentStore, spilling: Spilling, relay: RelayHub
+        self,
+        node_id: bytes,
+        store: SegmentStore,
+        spilling: Spilling,
+        relay: RelayHub,
+        mover: MoverClient,
     ) -> None:
         self._node_id = node_id
         self._store = store
         self._spilling = spilling
         self._relay = relay
+        self._mover = mover
+        #: Movers of other nodes that were out of reach, and when to try them again.
+        self._unreached: dict[bytes, tuple[str, float]] = {}
         #: What is on its way.
         self.arriving: dict[Key, Arriving] = {}
         self._expected: dict[int, _Expected] = {}
@@ -136,6 +151,10 @@ class Transfers:
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has; all are empty when nothing moves."""
         return {"arriving": len(self.arriving), "expected": len(self._expected)}
+
+    def node_died(self, node_id: bytes) -> None:
+        """A node is gone."""
+        self._unreached.pop(node_id, None)
 
     def node_unreachable(self, node_id: bytes) -> None:
         """Messages to or from a node were lost: what was asked of it there is asked again."""
@@ -206,7 +225,7 @@ class Transfers:
         async with contextlib.aclosing(self._pieces(key, arriving)) as pieces:
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
             if not head.ask:
-                await self._take(head, pieces, segment, arriving)
+                await self._take(head, pieces, pieces, segment, arriving, None)
                 return
             # The origin counts this node among those that the other one serves until the call
             # to the origin ends, which stays open meanwhile.
@@ -227,25 +246,84 @@ class Transfers:
         fetched = self._fetched(channel, holder, key, arriving, patient=False)
         async with contextlib.aclosing(fetched), contextlib.aclosing(_lively(fetched)) as pieces:
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
-            await self._take(head, pieces, segment, arriving)
+            await self._take(head, pieces, fetched, segment, arriving, config().transfer_stall)
 
-    @staticmethod
     async def _take(
+        self,
         head: node_pb2.ObjectHead,
         pieces: AsyncIterator[bytes],
+        call: AsyncIterator[bytes],
         segment: Segment,
         arriving: Arriving,
+        stall: float | None,
     ) -> None:
+        """Take what follows the first word.
+
+        Args:
+            head: The first word.
+            pieces: What follows.
+            call: The same, without a limit on how long nothing may come.
+            segment: Where it goes.
+            arriving: How much is there.
+            stall: Seconds for which nothing may come.
+        """
         size = segment.size
         if head.size != size:
             raise _BrokenError("no answer came")
         segment.form = head.form
         arriving.begin(Owner(head.owner, head.owner_node))
+        if head.move:
+            await self._take_from_mover(head, call, segment, arriving, stall)
+            return
         async for piece in pieces:
-            _write(segment.fd, piece, arriving.offset)
+            write_all(segment.fd, piece, arriving.offset)
             arriving.came(len(piece))
         if arriving.offset < size:  # how a stream looks whose other end was cut off
             raise _BrokenError(f"{arriving.offset} of {size} bytes came")
+
+    async def _take_from_mover(
+        self,
+        head: node_pb2.ObjectHead,
+        call: AsyncIterator[bytes],
+        segment: Segment,
+        arriving: Arriving,
+        stall: float | None,
+    ) -> None:
+        """Let the movers of the two nodes carry it, while the call between them holds."""
+        arriving.job = self._mover.number()
+        before = arriving.offset
+        moving = asyncio.ensure_future(
+            self._mover.fetch(
+                arriving.job,
+                head.mover,
+                head.move,
+                segment.fd,
+                before,
+                segment.size,
+                arriving.came,
+            )
+        )
+        watching = asyncio.ensure_future(_consume(call))
+        try:
+            while not moving.done():
+                seen = arriving.offset
+                parts = {moving} if watching.done() else {moving, watching}
+                done, _ = await asyncio.wait(
+                    parts, timeout=stall, return_when=asyncio.FIRST_COMPLETED
+                )
+                if watching.done():
+                    watching.result()  # raises what broke the call
+                if not done and arriving.offset == seen:
+                    raise _BrokenError(f"nothing came for {stall} s")
+            moving.result()
+        except MoveError as error:
+            if arriving.offset == before and not isinstance(error, MoverDiedError):
+                again = asyncio.get_running_loop().time() + _WITHOUT_MOVER
+                self._unreached[arriving.feeder] = (head.mover, again)
+            raise _BrokenError(str(error)) from None
+        finally:
+            arriving.job = 0
+            await _end(moving, watching)
 
     # --- asking --------------------------------------------------------------------
     def _pieces(self, key: Key, arriving: Arriving) -> AsyncGenerator[bytes, None]:
@@ -270,6 +348,7 @@ class Transfers:
             offset=arriving.offset,
             node_id=self._node_id,
             tried=arriving.tried,
+            unreached=self._unreached_at(node_id),
         )
         call = fetch(channel, request, patient=patient)
         try:
@@ -284,6 +363,14 @@ class Transfers:
             ) from None
         finally:
             call.cancel()
+
+    def _unreached_at(self, node_id: bytes) -> str:
+        """The mover of a node that could not be reached in the last minute, or nothing."""
+        address, again = self._unreached.get(node_id, ("", 0.0))
+        if address and asyncio.get_running_loop().time() >= again:
+            del self._unreached[node_id]
+            return ""
+        return address
 
     async def _pushed(self, key: Key, arriving: Arriving) -> AsyncGenerator[bytes, None]:
         node_id, number = key
@@ -342,6 +429,24 @@ class Transfers:
             expected.fail(error)
 
 
+async def _consume(pieces: AsyncIterator[bytes]) -> None:
+    """Wait for the end of a call that says no more."""
+    async for _ in pieces:
+        pass
+
+
+async def _end(*tasks: asyncio.Future[None]) -> None:
+    """Cancel, and go on only when all have ended, whoever cancels the caller meanwhile."""
+    for task in tasks:
+        task.cancel()
+    while not all(task.done() for task in tasks):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
+
+
 async def _lively(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """The same pieces; each must come within ``transfer_stall`` seconds."""
     limit = config().transfer_stall
@@ -353,9 +458,3 @@ async def _lively(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
         if piece is None:
             return
         yield piece
-
-
-def _write(fd: int, piece: bytes, offset: int) -> None:
-    written = os.pwrite(fd, piece, offset)
-    while written < len(piece):
-        written += os.pwrite(fd, memoryview(piece)[written:], offset + written)

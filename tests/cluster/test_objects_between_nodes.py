@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 from cluster_helpers import count_up, wait_until
 from object_helpers import inventory, known_objects
@@ -719,3 +720,30 @@ def test_an_actor_that_dies_while_others_read_from_it_leaves_nothing() -> None:
     with pytest.raises(RayActorError):
         miniray.get(source.pid.remote())
     wait_until(stores_are_empty)
+
+
+def movers_of(node: Node) -> list[psutil.Process]:
+    """The processes of a node that carry its large values: others run before them."""
+    template = psutil.Process(node.pids["template"])
+    return [process for process in template.children() if process.nice() > template.nice()]
+
+
+@pytest.mark.parametrize("sends", [True, False], ids=["sends", "receives"])
+def test_a_transfer_whose_mover_is_killed_goes_on(nodes: Cluster, third: Node, sends: bool) -> None:
+    reader = ThirdHolder.remote()
+    assert nodes.head_node is not None
+    node = nodes.head_node if sends else third
+    miniray.get(reader.sum.remote(np.ones(2 * MIB, dtype=np.uint8)))
+    for _ in range(4):
+        [mover] = movers_of(node)
+        total = reader.sum.remote(np.ones(64 * MIB, dtype=np.uint8))
+        mover.kill()
+        assert miniray.get(total) == 64 * MIB
+        # If the transfer was over before, the next one finds that the mover is gone.
+        miniray.get(reader.sum.remote(np.ones(2 * MIB, dtype=np.uint8)))
+
+
+def test_small_values_need_no_mover(third: Node) -> None:
+    reader = ThirdHolder.remote()
+    assert miniray.get(reader.sum.remote(np.ones(MIB // 2, dtype=np.uint8))) == MIB // 2
+    assert not movers_of(third)

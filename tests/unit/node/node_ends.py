@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from typing import TYPE_CHECKING
 
 import grpc
 
+from miniray.node.control_socket import control_pair
+from miniray.node.mover import Mover
+from miniray.node.mover_client import MoverClient, MoverConfig
 from miniray.node.relay import RelayHub
 from miniray.node.relayed import Relayed
 from miniray.node.segments import SegmentStore
@@ -15,9 +19,11 @@ from miniray.node.services import add_services
 from miniray.node.serving import Serving
 from miniray.node.spill_files import SpillFiles
 from miniray.node.spilling import Spilling
+from miniray.node.template_client import TemplateGoneError
 from miniray.node.transfers import Transfers
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
@@ -67,6 +73,18 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
+def mover_in_thread() -> socket.socket:
+    """A mover in a thread of this process; ends when the socket is closed."""
+    ours, theirs = control_pair()
+    threading.Thread(target=Mover(theirs).run, daemon=True).start()
+    return ours
+
+
+def no_mover() -> socket.socket:
+    """Everything goes through the daemons."""
+    raise TemplateGoneError("none is to be started")
+
+
 def dial(address: str) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(address, options=_OPTIONS)
 
@@ -74,7 +92,7 @@ def dial(address: str) -> grpc.aio.Channel:
 class End:
     """One daemon's hub, reached through a breaker."""
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, folder: Path, name: str, *, movers: bool = False) -> None:
         self.id = name.encode()
         self.got: dict[bytes, list[int]] = {}
         self.lost: list[bytes] = []
@@ -83,8 +101,13 @@ class End:
         self.hub.on_lost = self.lost.append
         self.store = SegmentStore(1 << 26)
         self.spilling = Spilling(self.store, SpillFiles(folder / f"{name}.spilled"))
-        self.transfers = Transfers(self.id, self.store, self.spilling, self.hub)
-        self.serving = Serving(self.id, self.store, self.spilling, self.hub, self.transfers)
+        start = mover_in_thread if movers else no_mover
+        (folder / name).mkdir()
+        self.mover = MoverClient(start, MoverConfig("here", str(folder / name)))
+        self.transfers = Transfers(self.id, self.store, self.spilling, self.hub, self.mover)
+        self.serving = Serving(
+            self.id, self.store, self.spilling, self.hub, self.transfers, self.mover
+        )
         self._path = str(folder / f"{name}.sock")
         self.address = f"unix:{folder / f'{name}.proxy'}"
         self.breaker = Breaker(self._path)
@@ -106,14 +129,17 @@ class End:
         await self.hub.close()
         await self._server.stop(None)
         self._proxy.close()
+        self.mover.close()
         await self.spilling.close()
         self.store.close()
         self.breaker.cut()
 
 
 @contextlib.asynccontextmanager
-async def two_ends(folder: Path, *, dialable: bool = True) -> AsyncIterator[tuple[End, End]]:
-    a, b = End(folder, "a"), End(folder, "b")
+async def two_ends(
+    folder: Path, *, dialable: bool = True, movers: bool = False
+) -> AsyncIterator[tuple[End, End]]:
+    a, b = End(folder, "a", movers=movers), End(folder, "b", movers=movers)
     for end in (a, b):
         await end.start()
     a.hub.joined(b.id, b.address)

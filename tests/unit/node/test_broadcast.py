@@ -110,9 +110,9 @@ class Sent:
     def _counted(self, end: End) -> Callable[..., AsyncGenerator[bytes, None]]:
         serve = end.serving.serve
 
-        async def counted(*args: Any) -> AsyncGenerator[bytes, None]:
+        async def counted(*args: Any, **kwargs: Any) -> AsyncGenerator[bytes, None]:
             sending = 0
-            async with contextlib.aclosing(serve(*args)) as pieces:
+            async with contextlib.aclosing(serve(*args, **kwargs)) as pieces:
                 try:
                     async for piece in pieces:
                         if len(piece) > 1000 and not sending:
@@ -175,7 +175,7 @@ def test_a_holder_that_dies_is_left_at_the_offset_where_it_was(
         number = written(source, data)
         await cluster.fetch(holder, number)
         offsets: list[int] = []
-        write = transfers_module._write
+        write = transfers_module.write_all
         cut = asyncio.Event()
 
         def write_and_cut(fd: int, piece: bytes, offset: int) -> None:
@@ -186,7 +186,7 @@ def test_a_holder_that_dies_is_left_at_the_offset_where_it_was(
                 holder.breaker.cut()
                 cut.set()
 
-        monkeypatch.setattr(transfers_module, "_write", write_and_cut)
+        monkeypatch.setattr(transfers_module, "write_all", write_and_cut)
         async with cluster.busy(number):
             sent = Sent(monkeypatch, source, holder)
             copying = asyncio.ensure_future(cluster.fetch(late, number))
@@ -214,7 +214,9 @@ def test_a_holder_without_its_copy_is_asked_once(
         asked: list[int] = []
         serve = holder.serving.serve
         monkeypatch.setattr(
-            holder.serving, "serve", lambda *args: (asked.append(1), serve(*args))[1]
+            holder.serving,
+            "serve",
+            lambda *args, **more: (asked.append(1), serve(*args, **more))[1],
         )
         async with cluster.busy(number):
             copying = asyncio.ensure_future(cluster.fetch(late, number))
@@ -240,8 +242,8 @@ def test_a_holder_that_sends_nothing_is_left(
         await cluster.fetch(holder, number)
         serve = holder.serving.serve
 
-        async def stall(*args: Any) -> AsyncGenerator[bytes, None]:
-            async with contextlib.aclosing(serve(*args)) as pieces:
+        async def stall(*args: Any, **more: Any) -> AsyncGenerator[bytes, None]:
+            async with contextlib.aclosing(serve(*args, **more)) as pieces:
                 yield await anext(pieces)
                 yield await anext(pieces)
                 await asyncio.Event().wait()
@@ -268,13 +270,13 @@ def test_a_reader_that_ends_half_way_leaves_its_place_to_others(
         source, first, late = cluster.ends
         number = written(source, data)
         began = asyncio.Event()
-        write = transfers_module._write
+        write = transfers_module.write_all
 
         def stand_still(*args: Any) -> None:
             began.set()
             write(*args)
 
-        monkeypatch.setattr(transfers_module, "_write", stand_still)
+        monkeypatch.setattr(transfers_module, "write_all", stand_still)
         first_copy = asyncio.ensure_future(cluster.fetch(first, number))
         await began.wait()
         late_copy = asyncio.ensure_future(cluster.fetch(late, number))
@@ -297,7 +299,7 @@ def test_a_value_freed_half_way_is_lost_for_who_comes_back(
         await cluster.fetch(holder, number)
         began = asyncio.Event()
 
-        async def refuse_later(*_: Any) -> AsyncGenerator[bytes, None]:
+        async def refuse_later(*_: Any, **_more: Any) -> AsyncGenerator[bytes, None]:
             began.set()
             await until(lambda: source.store.used == 0)
             raise ObjectLostError("segment", "freed")

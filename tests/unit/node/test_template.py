@@ -19,7 +19,8 @@ import pytest
 from open_files import open_files
 
 from miniray.node import template as template_module
-from miniray.node.template import WORKER_VARIABLE, Template, control_pair
+from miniray.node.control_socket import control_pair
+from miniray.node.template import WORKER_VARIABLE, Template
 from miniray.node.template_client import TemplateClient, TemplateGoneError
 
 if TYPE_CHECKING:
@@ -318,7 +319,7 @@ async def test_closing_fails_what_waits_and_closes_its_descriptors(node: Node) -
     try:
         starts = [asyncio.ensure_future(node.fork("")) for _ in range(100)]
         await asyncio.sleep(0)
-        assert node.client._queue  # more than the socket takes
+        assert node.client._sender._queue  # more than the socket takes
         node.client.close()
         node.client.close()
         results = await asyncio.gather(*starts, return_exceptions=True)

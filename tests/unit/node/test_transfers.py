@@ -90,7 +90,7 @@ def test_a_broken_transfer_goes_on_where_it_was(
     async def test(a: End, b: End) -> None:
         number = written(a, data)
         offsets: list[int] = []
-        write = transfers_module._write
+        write = transfers_module.write_all
 
         def write_and_cut(fd: int, piece: bytes, offset: int) -> None:
             write(fd, piece, offset)
@@ -99,7 +99,7 @@ def test_a_broken_transfer_goes_on_where_it_was(
                 a.breaker.cut()
                 b.breaker.cut()
 
-        monkeypatch.setattr(transfers_module, "_write", write_and_cut)
+        monkeypatch.setattr(transfers_module, "write_all", write_and_cut)
         copy, _owner = await b.transfers.copy(a.id, number, Claim(SIZE))
         assert content(copy, SIZE) == data
         assert offsets == sorted(set(offsets)), "a piece came twice"
@@ -114,7 +114,7 @@ def test_who_stops_waiting_stops_the_transfer(
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(SIZE))
         began = asyncio.Event()
-        monkeypatch.setattr(transfers_module, "_write", lambda *_: began.set())
+        monkeypatch.setattr(transfers_module, "write_all", lambda *_: began.set())
         copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE)))
         await began.wait()
         copying.cancel()

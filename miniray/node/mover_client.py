@@ -1,0 +1,302 @@
+"""The daemon's side of its mover, which is started when large values move, and again if it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import logging
+import marshal
+import os
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from miniray.config import config
+from miniray.node.addresses import DaemonAddress
+from miniray.node.control_socket import MESSAGE_LIMIT, ControlSender
+from miniray.node.template_client import TemplateGoneError
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class MoveError(Exception):
+    """A value did not come, or not all of it."""
+
+
+class MoverDiedError(MoveError):
+    """The mover of this node has died; the next value has a new one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MoverConfig:
+    """What a mover has to know. Certificates and keys are PEM."""
+
+    #: Tells machines and containers apart.
+    machine: str
+    #: Where its sockets for movers of the same machine go.
+    folder: str
+    #: The address to bind for movers of other machines, and the one to reach it at; empty: none.
+    host: str = ""
+    advertised_host: str = ""
+    #: What it shows to them: certificate and key; empty if nobody dials this node.
+    identity: bytes = b""
+    #: What it trusts; empty in a cluster of one machine.
+    authority: bytes = b""
+
+
+class Offer(NamedTuple):
+    """What a node needs to get a value from the mover of another one."""
+
+    #: Of that mover.
+    address: str
+    #: Of the value; good for one time.
+    ticket: bytes
+
+
+class _Job:
+    """A value that comes."""
+
+    def __init__(self, offset: int, came: Callable[[int], object]) -> None:
+        self.offset = offset
+        self.came = came
+        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+
+class _Process:
+    """One mover, for as long as it lives."""
+
+    def __init__(self, control: socket.socket, settings: MoverConfig, path: str) -> None:
+        self._settings = settings
+        self._path = path
+        self._control = control
+        self._sender = ControlSender(control)
+        self._loop = asyncio.get_running_loop()
+        self.gone = False
+        #: Its address for others; "" if it cannot be reached.
+        self.address: asyncio.Future[str] = self._loop.create_future()
+        self.jobs: dict[int, _Job] = {}
+        #: What is called when nobody reads an offered value any more, by ticket.
+        self.offers: dict[bytes, Callable[[], object]] = {}
+        #: What the mover has not confirmed yet.
+        self.unconfirmed: dict[bytes, asyncio.Future[bool]] = {}
+        self._loop.add_reader(control.fileno(), self._on_readable)
+        self.send("listen", path, settings.host, settings.identity, settings.authority)
+
+    def send(self, *message: Any, fd: int | None = None) -> None:
+        """Tell it something; a descriptor is closed here."""
+        self._sender.send(marshal.dumps(message), () if fd is None else (fd,))
+
+    def offer(
+        self, ticket: bytes, fd: int, size: int, job: int, released: Callable[[], object]
+    ) -> None:
+        """Have it offer a value; the descriptor is closed here."""
+        self.offers[ticket] = released
+        self.unconfirmed[ticket] = self._loop.create_future()
+        self.send("offer", ticket, size, job, fd=fd)
+
+    def _on_readable(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(MESSAGE_LIMIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self.close()
+                return
+            kind, *arguments = marshal.loads(data)
+            if kind == "came":
+                self._came(*arguments)
+            elif kind == "ended":
+                self._ended(*arguments)
+            elif kind == "offered":
+                self._confirm(arguments[0], offered=True)
+            elif kind == "released":
+                self._confirm(arguments[0], offered=False)
+                self.offers.pop(arguments[0])()
+            else:
+                self._listens(kind, arguments[0])
+
+    def _listens(self, kind: str, what: object) -> None:
+        if kind == "failed":
+            logger.warning("large values move through the daemon: %s", what)
+            self.address.set_result("")
+            return
+        host = self._settings.advertised_host
+        network = f"{f'[{host}]' if ':' in host else host}:{what}" if what else ""
+        self.address.set_result(str(DaemonAddress(self._settings.machine, self._path, network)))
+
+    def _confirm(self, ticket: bytes, *, offered: bool) -> None:
+        confirmed = self.unconfirmed.pop(ticket, None)
+        if confirmed is not None and not confirmed.done():
+            confirmed.set_result(offered)
+
+    def _came(self, number: int, offset: int) -> None:
+        job = self.jobs[number]
+        count, job.offset = offset - job.offset, offset
+        if count:
+            job.came(count)
+
+    def _ended(self, number: int, reason: str) -> None:
+        self.send("forget", number)
+        self.jobs.pop(number).ended.set_result(reason)
+
+    def close(self) -> None:
+        """It is gone, or has to go."""
+        if self.gone:
+            return
+        self.gone = True
+        self._loop.remove_reader(self._control.fileno())
+        self._sender.close()
+        self._control.close()
+        if not self.address.done():
+            self.address.set_result("")
+        for job in self.jobs.values():
+            job.ended.set_exception(MoverDiedError("the mover of this node has died"))
+        self.jobs.clear()
+        for ticket in list(self.unconfirmed):
+            self._confirm(ticket, offered=False)
+        # What a dead process has sent may not be read yet.
+        for released in self.offers.values():
+            self._loop.call_later(config().transfer_stall, released)
+        self.offers.clear()
+
+
+class MoverClient:
+    """Moves large values.
+
+    Args:
+        start: Starts a mover; gives the daemon's end of its control socket.
+        settings: What it is told.
+    """
+
+    def __init__(self, start: Callable[[], socket.socket], settings: MoverConfig) -> None:
+        self._start = start
+        self._settings = settings
+        self._process: _Process | None = None
+        self._starts = itertools.count(1).__next__
+        self._jobs = itertools.count(1).__next__
+        self._closed = False
+
+    def table_sizes(self) -> dict[str, int]:
+        """How many entries each table has; all are empty when nothing moves."""
+        process = self._process
+        return {
+            "moving here": len(process.jobs) if process is not None else 0,
+            "offered": len(process.offers) if process is not None else 0,
+        }
+
+    def _running(self) -> _Process:
+        if self._process is None or self._process.gone:
+            path = os.path.join(self._settings.folder, f"mover-{self._starts()}.sock")
+            self._process = _Process(self._start(), self._settings, path)
+        return self._process
+
+    async def offer(
+        self,
+        fd: int,
+        size: int,
+        job: int,
+        released: Callable[[], object],
+        unreached: str = "",
+    ) -> Offer | None:
+        """Let the mover of another node read a value.
+
+        Args:
+            fd: Of its memory; stays the caller's.
+            size: Of the value.
+            job: The number of the transfer that fills it, 0 if it is whole.
+            released: Called when nobody reads it any more, and if it cannot be offered.
+            unreached: The address of a mover that the other node cannot reach.
+
+        Returns:
+            What the other node needs; None if it has to come through the daemon.
+        """
+        ticket = secrets.token_bytes(16)
+        try:
+            process = self._running()
+            address = await process.address
+            meets = address not in ("", unreached) and not process.gone
+            if meets and (not job or job in process.jobs):
+                process.offer(ticket, os.dup(fd), size, job, released)
+        except (OSError, TemplateGoneError) as error:
+            logger.warning("a large value goes through the daemon: %s", error)
+        finally:
+            if self._process is None or ticket not in self._process.offers:
+                released()
+        confirmed = self._process.unconfirmed.get(ticket) if self._process is not None else None
+        try:
+            # The other node may be there before this node's mover has read what is offered.
+            if confirmed is not None and await confirmed:
+                return Offer(address, ticket)
+        except asyncio.CancelledError:
+            self.withdraw(ticket)
+            raise
+        return None
+
+    def withdraw(self, ticket: bytes) -> None:
+        """Offer it no longer; it is released as soon as it can be."""
+        process = self._process
+        if process is not None and ticket in process.offers:
+            process.send("withdraw", ticket)
+
+    def number(self) -> int:
+        """A number for a transfer."""
+        return self._jobs()
+
+    async def fetch(
+        self,
+        number: int,
+        address: str,
+        ticket: bytes,
+        fd: int,
+        offset: int,
+        size: int,
+        came: Callable[[int], object],
+    ) -> None:
+        """Fill memory with what another node offers. Cancelled, it ends when nothing is written.
+
+        Args:
+            number: From ``number``.
+            address: Of the other node's mover.
+            ticket: Of the value.
+            fd: Of the memory; stays the caller's.
+            offset: What is there already.
+            size: Of the value.
+            came: Called with the number of bytes that have come since the last call.
+
+        Raises:
+            MoveError: not all of it came.
+        """
+        target = DaemonAddress.parse(address).target_from(self._settings.machine)
+        if not target:
+            raise MoveError("its mover cannot be dialled from here")
+        try:
+            process = self._running()
+            copy = os.dup(fd)
+        except (OSError, TemplateGoneError) as error:
+            raise MoveError(str(error)) from None
+        job = process.jobs[number] = _Job(offset, came)
+        process.send("fetch", number, target, ticket, offset, size, fd=copy)
+        try:
+            reason = await asyncio.shield(job.ended)
+        except asyncio.CancelledError:
+            if not job.ended.done():
+                process.send("stop", number)
+            while not job.ended.done():  # the memory must not be used again before
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait({job.ended})
+            raise
+        if reason:
+            raise MoveError(reason)
+
+    def close(self) -> None:
+        """The node ends; so does its mover."""
+        if self._process is not None:
+            self._process.close()

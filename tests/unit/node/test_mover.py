@@ -1,0 +1,438 @@
+"""Large values from mover to mover. The movers are threads here; what they do is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from node_ends import End, mover_in_thread, no_mover, two_ends, until
+
+from miniray.node import transfers as transfers_module
+from miniray.node.addresses import DaemonAddress
+from miniray.node.mover_client import MoveError, MoverClient, MoverConfig, Offer
+from miniray.node.room import Claim
+from miniray.security.certificates import Authority, make_node_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+    from pathlib import Path
+
+    from miniray.node.segments import Segment
+
+MIB = 1024 * 1024
+SIZE = 33 * MIB + 1
+OWNER = b"owner000"
+QUIET = 0.2
+
+
+# --- movers alone -----------------------------------------------------------------------
+class Movers:
+    """Movers of one test, and the memory that they fill."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clients: list[MoverClient] = []
+        self.fds: list[int] = []
+
+    def add(self, machine: str = "here", **settings: Any) -> MoverClient:
+        folder = self.folder / str(len(self.clients))
+        folder.mkdir()
+        client = MoverClient(mover_in_thread, MoverConfig(machine, str(folder), **settings))
+        self.clients.append(client)
+        return client
+
+    def memory(self, data: bytes = b"", size: int = SIZE) -> int:
+        fd = os.memfd_create("value")
+        self.fds.append(fd)
+        os.ftruncate(fd, max(size, len(data)))
+        os.pwrite(fd, data, 0)
+        return fd
+
+    def run(self, test: Coroutine[Any, Any, None]) -> None:
+        async def main() -> None:
+            try:
+                await asyncio.wait_for(test, 30)
+            finally:
+                for client in self.clients:
+                    client.close()
+
+        asyncio.run(main())
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+@pytest.fixture
+def movers(tmp_path: Path) -> Iterator[Movers]:
+    made = Movers(tmp_path)
+    yield made
+    made.close()
+
+
+async def offered(client: MoverClient, fd: int, size: int, over: list[int], job: int = 0) -> Offer:
+    offer = await client.offer(fd, size, job, lambda: over.append(1))
+    assert offer is not None
+    return offer
+
+
+async def fetch(
+    client: MoverClient, offer: Offer, fd: int, size: int, offset: int = 0, number: int = 0
+) -> int:
+    """Returns how many bytes came."""
+    came: list[int] = []
+    number = number or client.number()
+    await client.fetch(number, offer.address, offer.ticket, fd, offset, size, came.append)
+    return sum(came)
+
+
+def connected(offer: Offer, offset: int = 0) -> socket.socket:
+    """A connection that has shown a ticket."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    sock.connect(DaemonAddress.parse(offer.address).socket_path)
+    sock.sendall(struct.pack("!16sQ", offer.ticket, offset))
+    return sock
+
+
+def test_a_value_arrives_whole_and_is_released(movers: Movers) -> None:
+    data = os.urandom(SIZE)
+
+    async def test() -> None:
+        a, b = movers.add(), movers.add()
+        for offset in (0, 5, SIZE - 1):
+            source, target, over = movers.memory(data), movers.memory(), []
+            offer = await offered(a, source, SIZE, over)
+            assert await fetch(b, offer, target, SIZE, offset) == SIZE - offset
+            assert os.pread(target, SIZE, offset) == data[offset:]
+            await until(lambda over=over: over)
+        assert not any(a.table_sizes().values())
+        assert not any(b.table_sizes().values())
+
+    movers.run(test())
+
+
+def test_a_ticket_is_good_for_one_transfer(movers: Movers) -> None:
+    async def test() -> None:
+        a, b = movers.add(), movers.add()
+        over: list[int] = []
+        offer = await offered(a, movers.memory(), SIZE, over)
+        await fetch(b, offer, movers.memory(), SIZE)
+        with pytest.raises(MoveError):
+            await fetch(b, offer, movers.memory(), SIZE)
+        with pytest.raises(MoveError):
+            await fetch(b, Offer(offer.address, bytes(16)), movers.memory(), SIZE)
+
+    movers.run(test())
+
+
+def test_what_is_withdrawn_before_anybody_came_is_released_at_once(movers: Movers) -> None:
+    async def test() -> None:
+        a, b = movers.add(), movers.add()
+        over: list[int] = []
+        offer = await offered(a, movers.memory(), SIZE, over)
+        a.withdraw(offer.ticket)
+        await until(lambda: over)
+        with pytest.raises(MoveError):
+            await fetch(b, offer, movers.memory(), SIZE)
+
+    movers.run(test())
+
+
+def test_memory_that_a_reader_has_not_read_yet_is_not_released(movers: Movers) -> None:
+    """Between processes of a machine the pages themselves are sent, not copies of them."""
+
+    async def test() -> None:
+        a = movers.add()
+        over: list[int] = []
+        offer = await offered(a, movers.memory(), SIZE, over)
+        with connected(offer) as reader:
+            assert await asyncio.to_thread(reader.recv, 1000)
+            a.withdraw(offer.ticket)
+
+            def rest() -> None:
+                while reader.recv(MIB):
+                    pass
+
+            await asyncio.sleep(QUIET)
+            assert not over
+            await asyncio.to_thread(rest)
+            assert not over
+        await until(lambda: over)
+
+    movers.run(test())
+
+
+def test_a_transfer_that_is_given_up_writes_nothing_more(movers: Movers) -> None:
+    async def test() -> None:
+        b = movers.add()
+        with socket.socket(socket.AF_UNIX) as listener:
+            path = str(movers.folder / "source.sock")
+            listener.bind(path)
+            listener.listen()
+            offer = Offer(str(DaemonAddress("here", path)), bytes(16))
+            target = movers.memory()
+            fetching = asyncio.ensure_future(fetch(b, offer, target, SIZE))
+            source, _ = await asyncio.to_thread(listener.accept)
+            with source:
+                await asyncio.to_thread(source.sendall, b"x" * MIB)
+                await until(lambda: os.pread(target, 1, 0) == b"x")
+                fetching.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await fetching
+                assert not any(b.table_sizes().values())
+                with contextlib.suppress(OSError):
+                    await asyncio.to_thread(source.sendall, b"y" * MIB)
+                assert os.pread(target, SIZE, 0).count(b"y") == 0
+
+    movers.run(test())
+
+
+def test_what_still_comes_is_passed_on_and_ends_when_it_ends(movers: Movers) -> None:
+    data = os.urandom(8 * MIB)
+
+    async def pass_on(whole: bool) -> None:
+        b, c = movers.add(), movers.add()
+        path = str(movers.folder / f"source{whole}.sock")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            middle, last, over = movers.memory(size=8 * MIB), movers.memory(size=8 * MIB), []
+            number = b.number()
+            origin = Offer(str(DaemonAddress("here", path)), bytes(16))
+            first = asyncio.ensure_future(fetch(b, origin, middle, 8 * MIB, number=number))
+            source, _ = await asyncio.to_thread(listener.accept)
+            with source:
+                await asyncio.to_thread(source.sendall, data[: 4 * MIB])
+                offer = await offered(b, middle, 8 * MIB, over, job=number)
+                second = asyncio.ensure_future(fetch(c, offer, last, 8 * MIB))
+                await until(lambda: os.pread(last, 1, 4 * MIB - 1) == data[4 * MIB - 1 : 4 * MIB])
+                assert not second.done()
+                if whole:
+                    await asyncio.to_thread(source.sendall, data[4 * MIB :])
+                    assert await first == await second == 8 * MIB
+                    assert os.pread(last, 8 * MIB, 0) == data
+            if not whole:
+                for transfer in (first, second):
+                    with pytest.raises(MoveError):
+                        await transfer
+            await until(lambda: over)
+
+    async def test() -> None:
+        await pass_on(whole=True)
+        await pass_on(whole=False)
+
+    movers.run(test())
+
+
+def test_transfers_end_when_their_mover_dies_and_the_next_has_a_new_one(movers: Movers) -> None:
+    async def test() -> None:
+        a, b = movers.add(), movers.add()
+        offer = await offered(a, movers.memory(), SIZE, [])
+        with connected(offer) as reader:
+            await asyncio.to_thread(reader.recv, 1000)
+            assert b._running().address is not None
+            path = str(movers.folder / "silent.sock")
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(path)
+                listener.listen()
+                silent = Offer(str(DaemonAddress("here", path)), bytes(16))
+                fetching = asyncio.ensure_future(fetch(b, silent, movers.memory(), SIZE))
+                await asyncio.to_thread(listener.accept)
+                b._running()._control.shutdown(socket.SHUT_RDWR)
+                with pytest.raises(MoveError, match="has died"):
+                    await fetching
+        over: list[int] = []
+        offer = await offered(a, movers.memory(), SIZE, over)
+        assert await fetch(b, offer, movers.memory(), SIZE) == SIZE
+
+    movers.run(test())
+
+
+def test_movers_of_two_machines_trust_only_their_cluster(movers: Movers) -> None:
+    data = os.urandom(SIZE)
+
+    def settings(authority: Authority) -> dict[str, Any]:
+        private, public = make_node_key()
+        return {
+            "host": "127.0.0.1",
+            "advertised_host": "127.0.0.1",
+            "identity": authority.sign_node(public, "00") + private,
+            "authority": authority.certificate,
+        }
+
+    async def test() -> None:
+        ours, other = Authority.create(), Authority.create()
+        a = movers.add("one", **settings(ours))
+        b = movers.add("two", **settings(ours))
+        stranger = movers.add("three", **settings(other))
+        target = movers.memory()
+        for _ in range(2):  # the second one over the connection of the first
+            over: list[int] = []
+            offer = await offered(a, movers.memory(data), SIZE, over)
+            assert await fetch(b, offer, target, SIZE) == SIZE
+            assert os.pread(target, SIZE, 0) == data
+            await until(lambda over=over: over)
+        offer = await offered(a, movers.memory(data), SIZE, [])
+        with pytest.raises(MoveError, match="certificate"):
+            await fetch(stranger, offer, movers.memory(), SIZE)
+        alone = movers.add("four")
+        with pytest.raises(MoveError):
+            await fetch(alone, offer, movers.memory(), SIZE)
+
+    movers.run(test())
+
+
+# --- movers of daemons ------------------------------------------------------------------
+def written(end: End, data: bytes) -> int:
+    segment = end.store.create(len(data), 0, OWNER, OWNER)
+    os.pwrite(segment.fd, data, 0)
+    end.store.seal(segment.number)
+    return segment.number
+
+
+def with_ends(
+    folder: Path, test: Callable[[End, End], Coroutine[Any, Any, None]], *, movers: bool = True
+) -> None:
+    async def main() -> None:
+        async with two_ends(folder, movers=movers) as (a, b):
+            await asyncio.wait_for(test(a, b), 30)
+
+    asyncio.run(main())
+
+
+def content(segment: Segment) -> bytes:
+    return os.pread(segment.fd, segment.size, 0)
+
+
+@pytest.fixture
+def no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may come through the daemons."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it came through the daemons")
+
+    monkeypatch.setattr(transfers_module, "write_all", refuse)
+
+
+@pytest.mark.usefixtures("no_pieces")
+def test_a_large_value_comes_by_mover_and_leaves_nothing_open(tmp_path: Path) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(a: End, b: End) -> None:
+        number = written(a, data)
+        copy, owner = await b.transfers.copy(a.id, number, Claim(SIZE))
+        assert content(copy) == data
+        assert owner == (OWNER, a.id)
+        a.store.free(number)
+        await until(lambda: not a.store.used)  # nobody maps it any more
+        assert not any({**a.mover.table_sizes(), **b.mover.table_sizes()}.values())
+
+    with_ends(tmp_path, test)
+
+
+@pytest.mark.usefixtures("no_pieces")
+@pytest.mark.parametrize("what", ["call", "mover that sends", "mover that receives"])
+def test_what_breaks_on_the_way_goes_on_where_it_was(tmp_path: Path, what: str) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(a: End, b: End) -> None:
+        number = written(a, data)
+        offsets: list[int] = []
+        fetch_by_mover = b.mover.fetch
+
+        async def fetch_and_break(number: int, *args: Any) -> None:
+            *others, offset, size, came = args
+            offsets.append(offset)
+
+            def came_and_break(count: int) -> None:
+                came(count)
+                if len(offsets) == 1:
+                    break_it()
+
+            await fetch_by_mover(number, *others, offset, size, came_and_break)
+
+        def break_it() -> None:
+            if what == "call":
+                a.breaker.cut()
+                b.breaker.cut()
+            else:
+                end = a if what == "mover that sends" else b
+                end.mover._running()._control.shutdown(socket.SHUT_RDWR)
+
+        b.mover.fetch = fetch_and_break  # type: ignore[method-assign]
+        copy, _owner = await b.transfers.copy(a.id, number, Claim(SIZE))
+        assert content(copy) == data
+        assert len(offsets) <= 2
+        if len(offsets) > 1:
+            assert offsets[1] > 0
+
+    with_ends(tmp_path, test)
+
+
+def test_a_mover_out_of_reach_is_not_asked_again_soon(tmp_path: Path) -> None:
+    data = os.urandom(3 * MIB)
+
+    async def test(a: End, b: End) -> None:
+        address = await a.mover._running().address
+        os.unlink(DaemonAddress.parse(address).socket_path)
+        asked: list[int] = []
+        fetch_by_mover = b.mover.fetch
+
+        async def count(*args: Any) -> None:
+            asked.append(1)
+            await fetch_by_mover(*args)
+
+        b.mover.fetch = count  # type: ignore[method-assign]
+        for _ in range(3):
+            copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+            assert content(copy) == data
+        assert len(asked) == 1
+
+    with_ends(tmp_path, test)
+
+
+def test_without_movers_large_values_come_through_the_daemons(tmp_path: Path) -> None:
+    data = os.urandom(3 * MIB)
+
+    async def test(a: End, b: End) -> None:
+        a.mover = a.serving._mover = MoverClient(no_mover, MoverConfig("here", "/nowhere"))
+        copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        assert content(copy) == data
+        b.mover = b.transfers._mover = MoverClient(no_mover, MoverConfig("here", "/nowhere"))
+        copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        assert content(copy) == data
+
+    with_ends(tmp_path, test)
+
+
+def test_who_stops_waiting_gives_the_memory_back_when_nothing_writes_there(tmp_path: Path) -> None:
+    async def test(a: End, b: End) -> None:
+        number = written(a, bytes(SIZE))
+        began = asyncio.Event()
+        fetch_by_mover = b.mover.fetch
+
+        async def fetch_and_tell(*args: Any) -> None:
+            began.set()
+            try:
+                await fetch_by_mover(*args)
+            finally:
+                assert not b.mover.table_sizes()["moving here"]
+                assert b.store.used
+
+        b.mover.fetch = fetch_and_tell  # type: ignore[method-assign]
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE)))
+        await began.wait()
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert not b.store.used
+        a.store.free(number)
+        await until(lambda: not a.store.used)
+
+    with_ends(tmp_path, test)
