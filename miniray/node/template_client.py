@@ -36,12 +36,25 @@ class TemplateClient:
         pid: int,
         on_exited: Callable[[int, int], None],
         on_gone: Callable[[], None],
+        on_lingers: Callable[[int, list[int]], None],
     ) -> None:
+        """Talk to a template.
+
+        Args:
+            control: the daemon's end of its socket.
+            pid: of the template; 0: it will tell.
+            on_exited: called with the pid and wait status of a worker that is gone, with all
+                that it had started.
+            on_gone: called when the template is gone.
+            on_lingers: called with the pid of a worker that has ended, and those of what it
+                had started that were killed and are not gone; again whenever these change.
+        """
         control.setblocking(False)
         self._control = control
         self.pid = pid
         self._on_exited = on_exited
         self._on_gone = on_gone
+        self._on_lingers = on_lingers
         self._numbers = itertools.count(1).__next__
         self._forks: dict[int, asyncio.Future[int]] = {}
         #: What the socket has not taken: number of the fork or 0, message, descriptors.
@@ -88,6 +101,16 @@ class TemplateClient:
         if not self._gone:
             self._send(marshal.dumps(("kill", pid, int(number))), [])
 
+    def adopt(self, pid: int, id: str) -> None:
+        """Hear how a worker ends whose template, forked from this one, has died; it is killed.
+
+        Args:
+            pid: of the worker.
+            id: that it carries in its environment.
+        """
+        if not self._gone:
+            self._send(marshal.dumps(("adopt", pid, id)), [])
+
     def _send(self, data: bytes, fds: list[int], number: int = 0) -> None:
         self._queue.append((number, data, fds))
         if len(self._queue) == 1:
@@ -123,6 +146,8 @@ class TemplateClient:
             message = marshal.loads(data)
             if message[0] == "exited":
                 self._on_exited(message[1], message[2])
+            elif message[0] == "lingers":
+                self._on_lingers(message[1], message[2])
             elif message[0] == "forked":
                 future = self._forks.pop(message[1])
                 if not future.done():
