@@ -80,8 +80,8 @@ class FitIndex(Generic[T]):
             names: resources of which there is any.
             room: the most of a resource that one item may have.
         """
-        # (number, tie-breaker, part or kind of a tree, room for that tree)
-        heap: list[tuple[int, int, _Part[T] | _Kind[T], tuple[int, ...]]] = []
+        # (number, tie-breaker, part or kind of a tree or (item,), room for that tree)
+        heap: list[tuple[int, int, _Part[T] | _Kind[T] | tuple[T], tuple[int, ...]]] = []
         serial = itertools.count().__next__
         for name in (*names, _NOTHING):
             for tree in self._by_name.get(name, {}).values():
@@ -90,9 +90,16 @@ class FitIndex(Generic[T]):
                     heap.append((tree.root.first, serial(), tree.root, have))
         heapq.heapify(heap)
         while heap:
-            _, _, found, have = heapq.heappop(heap)
+            number, _, found, have = heapq.heappop(heap)
+            if isinstance(found, tuple):
+                yield number, found[0]
+                continue
             if isinstance(found, _Kind):
-                yield from found.in_order()
+                first = found.first_item
+                yield number, first
+                for item, its_number in found.numbers.items():
+                    if item is not first:
+                        heapq.heappush(heap, (its_number, serial(), (item,), have))
                 continue
             inside = found.inside()
             # What is told of a part may be too low since items were taken out or renumbered.
@@ -112,42 +119,37 @@ def _fits(least: tuple[int, ...], have: tuple[int, ...]) -> bool:
 class _Kind(Generic[T]):
     """Items that need the same."""
 
-    __slots__ = ("_heap", "_numbers", "least")
+    __slots__ = ("_heap", "least", "numbers")
 
     def __init__(self, least: tuple[int, ...]) -> None:
         self.least = least
-        self._numbers: dict[T, int] = {}
+        #: Of each item.
+        self.numbers: dict[T, int] = {}
         #: (number, item), with some that do not hold any more, which have lower numbers.
         self._heap: list[tuple[int, int, T]] = []
 
     def put(self, item: T, number: int) -> None:
-        self._numbers[item] = number
+        self.numbers[item] = number
         heapq.heappush(self._heap, (number, id(item), item))
 
     def remove(self, item: T) -> bool:
         """Take an item out; whether it was the last one."""
-        del self._numbers[item]
-        return not self._numbers
+        del self.numbers[item]
+        return not self.numbers
 
     @property
     def first(self) -> int:
         """The lowest number."""
         heap = self._heap
-        while self._numbers.get(heap[0][2]) != heap[0][0]:
+        while self.numbers.get(heap[0][2]) != heap[0][0]:
             heapq.heappop(heap)
         return heap[0][0]
 
-    def in_order(self) -> Iterator[tuple[int, T]]:
-        """Numbers and items, the lowest first."""
-        number = self.first
-        item = self._heap[0][2]
-        yield number, item
-        rest = [(number, id(each), each) for each, number in self._numbers.items()]
-        heapq.heapify(rest)
-        while rest:
-            number, _, each = heapq.heappop(rest)
-            if each is not item:
-                yield number, each
+    @property
+    def first_item(self) -> T:
+        """The item that has it."""
+        assert self.first is not None
+        return self._heap[0][2]
 
 
 class _Part(Generic[T]):

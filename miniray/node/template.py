@@ -256,18 +256,19 @@ class Template:
         """
         if pid in self._ended or pid in self._workers:
             return
-        if pid in self._strays or pid in _children():
-            self._strays.pop(pid, None)
-            self._workers[pid] = id
-            _kill(pid, signal.SIGKILL)
-            return
-        self._ended[pid] = (int(signal.SIGKILL), id)
+        is_there = pid in self._strays or pid in _children()
+        self._strays.pop(pid, None)
         for stray, workers in self._strays.items():
             # Who left it could not be told when it came, if no worker had ended then.
             if not workers or pid == _session_of(stray) or id == _worker_of(stray):
                 workers.add(pid)
-        self._kill_strays()
-        self._tell_ends()
+        if is_there:
+            self._workers[pid] = id
+            _kill(pid, signal.SIGKILL)
+        else:
+            self._ended[pid] = (int(signal.SIGKILL), id)
+            self._kill_strays()
+            self._tell_ends()
 
     def _kill_strays(self) -> None:
         """Kill children of ended workers."""

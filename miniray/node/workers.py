@@ -320,6 +320,8 @@ class WorkerPool:
         if worker is not None:
             worker.exiting = why
             self._idle.remove(worker)
+            if why == "cancelled":  # it ends without any further word
+                self._ends.kill_later(worker)
 
     def finishing(self, process_id: bytes) -> None:
         """A worker ends by rule and waits for what others still need of it."""

@@ -7,7 +7,7 @@ import marshal
 import platform
 
 import pytest
-from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
+from head_harness import FakeCluster, actor_spec, new_id, task_spec
 
 from miniray._proto import common_pb2, head_pb2
 
@@ -216,16 +216,6 @@ def test_every_listing_is_plain_data(cluster: FakeCluster, what: str) -> None:
     listing = daemon.ask(driver, "state", what)
     assert listing
     json.dumps(listing)
-
-
-def test_a_quarantined_device_is_not_granted(cluster: FakeCluster) -> None:
-    daemon: FakeDaemon = cluster.node({"CPU": 1}, {"GPU": ["0", "1"]})
-    driver = daemon.driver()
-    quarantined = head_pb2.DeviceQuarantined(resource="GPU", device="0", reason="a process stays")
-    daemon.tell(quarantined=quarantined)
-    daemon.notice(driver, "want_leases", 1, task_spec(resources={"GPU": 1}), 2)
-    begun = daemon.one("start_lease")
-    assert json.loads(begun.allocation)["devices"] == {"GPU": ["1"]}
 
 
 def test_daemons_are_told_when_the_cluster_stops(cluster: FakeCluster) -> None:
