@@ -77,6 +77,8 @@ class Template:
         self._strays: dict[int, set[int]] = {}
         #: Ended workers of which the daemon knows that these children are left.
         self._told: dict[int, list[int]] = {}
+        #: Ended templates, of which the daemon asked to hear when all their workers are gone.
+        self._fences: dict[int, int] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> Callable[[], NoReturn]:
@@ -130,8 +132,12 @@ class Template:
             _, pid, number = message
             if pid in self._workers:
                 _kill(pid, number)
-        elif message[0] == "adopt":
-            self._adopt(message[1], message[2])
+        elif message[0] == "fence":
+            _, token, template = message
+            self._fences[token] = template
+            if template in self._templates:
+                _kill(template, signal.SIGKILL)  # it has hung up, so it is of no use
+            self._tell_settled()
         elif message[0] == "end":  # the daemon hangs up next, and goes on itself
             self._clean_up = None
         return None
@@ -230,9 +236,10 @@ class Template:
             elif pid in self._templates:
                 self._templates.discard(pid)
                 self._kill_strays()  # its workers
-        if self._ended:
+        if self._ended or self._fences:
             self._kill_strays()
             self._tell_ends()
+            self._tell_settled()
 
     def _tell_ends(self) -> None:
         """Tell which workers are gone with their children, and what is left of others."""
@@ -249,26 +256,12 @@ class Template:
                 self._told[pid] = left[pid]
                 self._send(("lingers", pid, left[pid][:_MAX_NAMED]))
 
-    def _adopt(self, pid: int, id: str) -> None:
-        """A template that was forked from this one has died: tell when its worker is gone.
-
-        The worker fell to this process when its template died, and was or will be killed.
-        """
-        if pid in self._ended or pid in self._workers:
-            return
-        is_there = pid in self._strays or pid in _children()
-        self._strays.pop(pid, None)
-        for stray, workers in self._strays.items():
-            # Who left it could not be told when it came, if no worker had ended then.
-            if not workers or pid == _session_of(stray) or id == _worker_of(stray):
-                workers.add(pid)
-        if is_there:
-            self._workers[pid] = id
-            _kill(pid, signal.SIGKILL)
-        else:
-            self._ended[pid] = (int(signal.SIGKILL), id)
-            self._kill_strays()
-            self._tell_ends()
+    def _tell_settled(self) -> None:
+        """Answer who waits until nothing is left of a template that was forked from this one."""
+        for token, template in list(self._fences.items()):
+            if template not in self._templates and not self._strays:
+                del self._fences[token]
+                self._send(("settled", token))
 
     def _kill_strays(self) -> None:
         """Kill children of ended workers."""

@@ -56,7 +56,8 @@ class TemplateClient:
         self._on_gone = on_gone
         self._on_lingers = on_lingers
         self._numbers = itertools.count(1).__next__
-        self._forks: dict[int, asyncio.Future[int]] = {}
+        #: Requests that were not answered, by number.
+        self._open: dict[int, asyncio.Future[int]] = {}
         #: What the socket has not taken: number of the fork or 0, message, descriptors.
         self._queue: collections.deque[tuple[int, bytes, list[int]]] = collections.deque()
         self._gone = False
@@ -80,7 +81,7 @@ class TemplateClient:
             raise
         number = self._numbers()
         future: asyncio.Future[int] = self._loop.create_future()
-        self._forks[number] = future
+        self._open[number] = future
         self._send(marshal.dumps(("fork", number)), [stdout, stderr, file], number)
         return await future
 
@@ -101,15 +102,24 @@ class TemplateClient:
         if not self._gone:
             self._send(marshal.dumps(("kill", pid, int(number))), [])
 
-    def adopt(self, pid: int, id: str) -> None:
-        """Hear how a worker ends whose template, forked from this one, has died; it is killed.
+    async def settled(self, template: int) -> None:
+        """Wait until nothing is left of a template that was forked from this one and has hung up.
+
+        Its workers fall to this one, which kills them with all that they had started.
 
         Args:
-            pid: of the worker.
-            id: that it carries in its environment.
+            template: its pid.
+
+        Raises:
+            TemplateGoneError: this template is gone.
         """
-        if not self._gone:
-            self._send(marshal.dumps(("adopt", pid, id)), [])
+        if self._gone:
+            raise TemplateGoneError("the template process is gone")
+        number = self._numbers()
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._open[number] = future
+        self._send(marshal.dumps(("fence", number, template)), [], number)
+        await future
 
     def _send(self, data: bytes, fds: list[int], number: int = 0) -> None:
         self._queue.append((number, data, fds))
@@ -149,16 +159,20 @@ class TemplateClient:
             elif message[0] == "lingers":
                 self._on_lingers(message[1], message[2])
             elif message[0] == "forked":
-                future = self._forks.pop(message[1])
+                future = self._open.pop(message[1])
                 if not future.done():
                     future.set_result(message[2])
+            elif message[0] == "settled":
+                settled = self._open.pop(message[1])
+                if not settled.done():
+                    settled.set_result(0)
             elif message[0] == "ready":
                 self.pid = message[1]
             elif message[0] == "refused":
                 self._refuse(message[1], OSError(f"cannot start a process: {message[2]}"))
 
     def _refuse(self, number: int, error: Exception) -> None:
-        future = self._forks.pop(number, None)
+        future = self._open.pop(number, None)
         if future is not None and not future.done():
             future.set_exception(error)
 
@@ -179,7 +193,7 @@ class TemplateClient:
         for _, _, fds in self._queue:
             _close_all(fds)
         self._queue.clear()
-        for number in list(self._forks):
+        for number in list(self._open):
             self._refuse(number, TemplateGoneError("the template process is gone"))
 
 

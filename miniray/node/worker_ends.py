@@ -66,14 +66,15 @@ class WorkerEnds:
         """End a worker's process at once; one that is being started is killed after that."""
         if worker.pid and worker.template is not None:
             worker.template.kill(worker.pid, signal.SIGKILL)
-            self._expect_end(worker)
+            self.killed(worker)
 
     def lingers(self, worker: Worker, pids: list[int]) -> None:
         """A worker has ended, and these that it had started were killed and are not gone."""
         worker.left = tuple(pids)
-        self._expect_end(worker)
+        self.killed(worker)
 
-    def _expect_end(self, worker: Worker) -> None:
+    def killed(self, worker: Worker) -> None:
+        """A worker was killed: it is to be gone soon."""
         if worker.give_up_timer is None:
             worker.give_up_timer = asyncio.get_running_loop().call_later(
                 config().quarantine_after, self._give_up, worker

@@ -126,9 +126,11 @@ class WorkerPool:
         self.workers: dict[bytes, Worker] = {}
         #: Those that have a process which is not gone.
         self._by_pid: dict[int, Worker] = {}
-        self._templates = Templates(template, self._by_pid.values, self.on_exited, self.on_lingers)
         self._ends = WorkerEnds(
             lambda worker: events.push(worker.process_id, "exit", ()), self._give_up
+        )
+        self._templates = Templates(
+            template, self._by_pid.values, self.on_exited, self.on_lingers, self._ends.killed
         )
         self._idle = IdleWorkers(lambda: len(self.workers) - soft_limit, self._ends.ask)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -195,6 +197,8 @@ class WorkerPool:
             self._start_failed(lease, worker, error, _TRIES_KILLED)
             return
         except Exception as error:
+            if isinstance(error, TemplateGoneError):
+                await self._templates.settled(worker.template)  # it may have forked the worker
             if not isinstance(error, _START_ERRORS):
                 logger.exception("starting a worker failed")
             self._start_failed(lease, worker, error, 1)
