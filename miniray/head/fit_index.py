@@ -83,14 +83,26 @@ class FitIndex(Generic[T]):
         # (number, tie-breaker, part or kind of a tree or (item,), room for that tree)
         heap: list[tuple[int, int, _Part[T] | _Kind[T] | tuple[T], tuple[int, ...]]] = []
         serial = itertools.count().__next__
+        known: dict[str, int] = {}
         for name in (*names, _NOTHING):
-            for tree in self._by_name.get(name, {}).values():
-                have = tuple([room(need) for need in tree.names])
-                if _fits(tree.root.least, have):
-                    heap.append((tree.root.first, serial(), tree.root, have))
+            trees = self._by_name.get(name)
+            if trees is None:
+                continue
+            for tree in trees.values():
+                root = tree.root
+                have = []
+                for need, least in zip(tree.names, root.least, strict=True):
+                    free = known.get(need)
+                    if free is None:
+                        free = known[need] = room(need)
+                    if least > free:
+                        break
+                    have.append(free)
+                else:
+                    heap.append((root.first, serial(), root, tuple(have)))
         heapq.heapify(heap)
         while heap:
-            number, _, found, have = heapq.heappop(heap)
+            number, _, found, room_for_it = heapq.heappop(heap)
             if isinstance(found, tuple):
                 yield number, found[0]
                 continue
@@ -99,14 +111,14 @@ class FitIndex(Generic[T]):
                 yield number, first
                 for item, its_number in found.numbers.items():
                     if item is not first:
-                        heapq.heappush(heap, (its_number, serial(), (item,), have))
+                        heapq.heappush(heap, (its_number, serial(), (item,), room_for_it))
                 continue
             inside = found.inside()
             # What is told of a part may be too low since items were taken out or renumbered.
             found.first = min([each.first for each in inside], default=found.first)
             for each in inside:
-                if _fits(each.least, have):
-                    heapq.heappush(heap, (each.first, serial(), each, have))
+                if _fits(each.least, room_for_it):
+                    heapq.heappush(heap, (each.first, serial(), each, room_for_it))
 
 
 def _fits(least: tuple[int, ...], have: tuple[int, ...]) -> bool:

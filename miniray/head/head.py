@@ -33,7 +33,7 @@ from miniray.head.state import ClusterState
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from miniray.head.grants import Timers
     from miniray.head.nodes import Outbox
@@ -245,6 +245,16 @@ class Head:
         job = self.jobs.driver_ended(process_id)
         if job is not None:
             self._storage.job(job)
+            for node in self.nodes:
+                node.send(job_ended=head_pb2.JobEnded(job_id=job.id))
+
+    def tell_ended_jobs(self, node_id: bytes, job_ids: Iterable[bytes]) -> None:
+        """A node whose session was broken may have missed that some of these jobs ended."""
+        node = self.nodes.get(node_id)
+        for job_id in job_ids:
+            job = self.jobs.get(job_id)
+            if node is not None and (job is None or job.ended is not None):
+                node.send(job_ended=head_pb2.JobEnded(job_id=job_id))
 
     def _lease_failed(self, failed: head_pb2.LeaseFailed) -> None:
         if self.actors.lease_failed(failed.lease, failed.error):

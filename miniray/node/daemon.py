@@ -196,6 +196,7 @@ class NodeDaemon:
         for worker in self._pool.workers.values():
             if worker.awaits_calls.is_set():
                 self._tell_departure(worker)
+        self._head.notify("ended_jobs", sorted(self._pool.jobs()))
         logger.info("the session with the head is open again")
 
     def _welcomed(self, welcome: head_pb2.Welcome) -> None:
@@ -238,6 +239,8 @@ class NodeDaemon:
             self._pool.end(message.end_lease.lease, kill=message.end_lease.kill)
         elif kind == "end_actor":
             self._pool.end(message.end_actor.lease, kill=message.end_actor.kill)
+        elif kind == "job_ended":
+            self._pool.end_job(message.job_ended.job_id)
         elif kind == "node_joined":
             self._joined(message.node_joined)
         elif kind == "node_died":

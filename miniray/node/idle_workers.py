@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from miniray.node.worker import Worker
 
 
+_REMEMBERED = 1000  # jobs that have ended
+
+
 class IdleWorkers:
     """The idle workers of a node, by what they may be used for."""
 
@@ -31,6 +34,8 @@ class IdleWorkers:
         self._end = end
         self._by_key: dict[tuple[Any, ...], list[Worker]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        #: The jobs that ended last, in that order.
+        self._ended_jobs: dict[bytes, None] = {}
 
     def take(self, key: tuple[Any, ...]) -> Worker | None:
         """The one of this kind that became idle last, or None."""
@@ -59,17 +64,33 @@ class IdleWorkers:
         """Every idle worker."""
         return [worker for workers in self._by_key.values() for worker in workers]
 
+    def end_job(self, job_id: bytes) -> list[Worker]:
+        """A job's driver is gone: its workers, which are not idle any more.
+
+        What its detached actors have done from now on is idle for a while only.
+        """
+        self._ended_jobs[job_id] = None
+        if len(self._ended_jobs) > _REMEMBERED:
+            del self._ended_jobs[next(iter(self._ended_jobs))]
+        found = [worker for worker in self.all() if worker.job_id == job_id]
+        for worker in found:
+            self.remove(worker)
+        return found
+
     def _set_timer(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(config().worker_idle, self._end_some)
 
     def _end_some(self) -> None:
-        """End workers that were idle for a while, above the soft limit; the oldest first."""
+        """End workers that were idle for a while: above the soft limit, the oldest first."""
         self._timer = None
         now = time.monotonic()
         idle = sorted(self.all(), key=lambda worker: worker.idle_since)
-        for worker in idle[: max(0, self._surplus())]:
-            if now - worker.idle_since >= config().worker_idle:
+        surplus = self._surplus()
+        for place, worker in enumerate(idle):
+            too_many = place < surplus or worker.job_id in self._ended_jobs
+            if too_many and now - worker.idle_since >= config().worker_idle:
                 self.remove(worker)
                 self._end(worker)
-        if self._by_key and self._surplus() > 0:
+        left = self.all()
+        if left and (self._surplus() > 0 or any(w.job_id in self._ended_jobs for w in left)):
             self._set_timer()

@@ -63,6 +63,7 @@ class Worker:
     """One worker process."""
 
     process_id: bytes
+    #: What workers that do the same have in common; the job is first.
     pool_key: tuple[Any, ...]
     pid: int = 0
     lease: NodeLease | None = None
@@ -100,3 +101,9 @@ class Worker:
     gone: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     #: Set when it was put into quarantine.
     given_up: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    @property
+    def job_id(self) -> bytes:
+        """The job that it works for."""
+        job_id: bytes = self.pool_key[0]
+        return job_id

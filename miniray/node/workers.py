@@ -296,7 +296,7 @@ class WorkerPool:
     def read_output(self, job_id: bytes) -> None:
         """Pass on all that the workers of a job have written, unfinished lines too."""
         for worker in list(self.workers.values()):
-            if worker.pool_key[0] == job_id:
+            if worker.job_id == job_id:
                 for output in worker.outputs:
                     output.flush()
 
@@ -312,11 +312,13 @@ class WorkerPool:
 
     # --- what workers and the head say of ends ---------------------------------------
     def end_job(self, job_id: bytes) -> None:
-        """A job is over: its idle workers are of no use to others."""
-        for worker in self._idle.all():
-            if worker.pool_key[0] == job_id:
-                self._idle.remove(worker)
-                self._ends.kill(worker)
+        """The driver of a job is gone: the job's idle workers are of no use to others."""
+        for worker in self._idle.end_job(job_id):
+            self._ends.kill(worker)
+
+    def jobs(self) -> set[bytes]:
+        """The jobs that have workers here."""
+        return {worker.job_id for worker in self.workers.values()}
 
     def exiting(self, process_id: bytes, why: str) -> None:
         """A worker says that it ends by rule."""
@@ -392,7 +394,7 @@ class WorkerPool:
         processes = names_of(worker.left or (worker.pid,))
         if not worker.left and worker.name:
             processes = ((worker.pid, worker.name),)
-        quarantine = Quarantine(worker.process_id, worker.pool_key[0], processes, devices, since)
+        quarantine = Quarantine(worker.process_id, worker.job_id, processes, devices, since)
         if quarantine == worker.quarantine:
             return
         worker.quarantine = quarantine

@@ -86,7 +86,8 @@ miniray.get(running)
 """
 #: Its worker is kept for the next task, with the child that the first one left.
 IDLE = """
-pids = {pid for pid in miniray.get([idle.remote() for _ in range(8)])}
+far = idle.options(num_cpus=0, resources={"far": 1})
+pids = set(miniray.get([idle.remote() for _ in range(8)] + [far.remote() for _ in range(4)]))
 print(*pids, *miniray.get(task.remote(path)), flush=True)
 time.sleep(1000)
 """
@@ -94,11 +95,12 @@ time.sleep(1000)
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path) -> Iterator[Cluster]:
-    """One node with one GPU, which goes on when its drivers end."""
+    """A node with one GPU, and another one; both go on when their drivers end."""
     del session_root
     cluster = Cluster(
         initialize_head=True, connect=True, head_node_args={"num_cpus": 4, "num_gpus": 1}
     )
+    cluster.add_node(num_cpus=1, resources={"far": 2})
     yield cluster
     cluster.shutdown()
 

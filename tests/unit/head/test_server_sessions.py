@@ -222,3 +222,15 @@ def test_daemons_are_told_when_the_cluster_stops(cluster: FakeCluster) -> None:
     daemons = [cluster.node(), cluster.node()]
     cluster.head.stop("enough")
     assert [daemon.one("stop").reason for daemon in daemons] == ["enough", "enough"]
+
+
+def test_all_nodes_hear_that_a_driver_is_gone(cluster: FakeCluster) -> None:
+    first, second = cluster.node(), cluster.node()
+    driver, other = first.driver(), first.driver()
+    first.end_process(driver)
+    assert [node.one("job_ended").job_id for node in (first, second)] == [driver, driver]
+    # Who was not there asks when it is back: for a job that nobody remembers too.
+    forgotten = new_id()
+    second.notice(second.node_id, "ended_jobs", [driver, other, forgotten])
+    assert [told.job_id for told in second.take("job_ended")] == [driver, forgotten]
+    assert not first.take("job_ended")
