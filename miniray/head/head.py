@@ -257,7 +257,7 @@ class Head:
                 node.send(job_ended=head_pb2.JobEnded(job_id=job_id))
 
     def _lease_failed(self, failed: head_pb2.LeaseFailed) -> None:
-        if self.actors.lease_failed(failed.lease, failed.error):
+        if self.actors.lease_failed(failed.lease, failed.error, failed.tries):
             self.grants.release(failed.lease)
         else:
             self.leases.failed(failed.lease, failed.error, failed.tries)

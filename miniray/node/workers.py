@@ -15,7 +15,7 @@ import os
 import pickle
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from miniray.core.descriptors import require_room
 from miniray.core.ids import new_id
@@ -30,17 +30,18 @@ from miniray.node.outputs import OutputPipe
 from miniray.node.quarantine import Quarantine, names_of
 from miniray.node.template_client import TemplateGoneError
 from miniray.node.templates import Templates
+from miniray.node.vacating import DeviceKeptError, wait_for_devices
 from miniray.node.worker import Worker
 from miniray.node.worker_ends import WorkerEnds
 from miniray.node.worker_spec import assignment, interpreter, pool_key, process_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
     from pathlib import Path
 
     from miniray.accelerators import NodeAccelerators
     from miniray.node.template_client import TemplateClient
     from miniray.node.worker import NodeLease
+    from miniray.node.worker_events import WorkerEvents
     from miniray.runtime_env.install import EnvironmentManager
 
 logger = logging.getLogger(__name__)
@@ -60,47 +61,6 @@ _START_ERRORS = (
 )
 #: Descriptors kept free for drivers, objects and other nodes.
 _RESERVE = 32
-
-
-class _DeviceKeptError(RuntimeError):
-    """A device that was granted stays with a process that could not be killed."""
-
-
-class WorkerEvents(Protocol):
-    """What the pool tells the daemon."""
-
-    def lease_started(self, lease: NodeLease, worker: Worker) -> None:
-        """A task lease has its worker."""
-
-    def lease_failed(self, lease: NodeLease, error: BaseException, tries: int) -> None:
-        """A lease cannot have a worker; it is over. ``tries`` such failures in a row are final."""
-
-    def lease_ended(self, lease: NodeLease) -> None:
-        """What a lease held is free."""
-
-    def worker_exited(self, worker: Worker) -> None:
-        """A worker process and its children are gone, or given up; the pool still knows it."""
-
-    def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
-        """The pool has forgotten a worker that is gone, or given up."""
-
-    def quarantines_changed(self) -> None:
-        """Other workers than before are given up and not gone, or other processes of one."""
-
-    def worker_gone(self, worker: Worker, exit_code: int) -> None:
-        """A worker that was given up is gone after all."""
-
-    def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
-        """Tell a connected process something."""
-
-    def waits_for(self, process_id: bytes, other: bytes) -> Awaitable[bool]:
-        """Whether a process that ends waits for what another one does."""
-
-    def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
-        """A worker printed lines."""
-
-    def fetch_blob(self, uri: str) -> Awaitable[bytes]:
-        """A package that a runtime environment names."""
 
 
 class WorkerPool:
@@ -183,7 +143,12 @@ class WorkerPool:
         worker = _worker_for(lease)
         try:
             if worker.devices:
-                await self._vacate(worker.devices, lease)
+                for idle in self._idle.all():
+                    if idle.devices & worker.devices:
+                        self._idle.remove(idle)
+                        self._ends.ask(idle)
+                workers = self._by_pid.values()
+                await wait_for_devices(worker.devices, lease, workers, self._events)
             if lease.spec["runtime_env"]:
                 worker.environment = await self._environments.prepare(
                     json.loads(lease.spec["runtime_env"]), self._events.fetch_blob
@@ -193,7 +158,7 @@ class WorkerPool:
                 self._free(lease)
                 return
             await self._fork(lease, worker)
-        except _DeviceKeptError as error:
+        except DeviceKeptError as error:
             self._start_failed(lease, worker, error, _TRIES_KILLED)
             return
         except Exception as error:
@@ -239,47 +204,6 @@ class WorkerPool:
         """What a start takes, what workers that are starting will, and a reserve for the rest."""
         starting = sum(not worker.ready for worker in self.workers.values())
         return _TO_START + starting + _RESERVE
-
-    async def _vacate(self, devices: frozenset[tuple[str, str]], lease: NodeLease) -> None:
-        """End workers without a lease that still have devices which a lease holds now.
-
-        Raises:
-            TaskUnschedulableError, ActorUnschedulableError: one of them does not end before what
-                the lease is for has ended.
-            _DeviceKeptError: one of them does not end at all.
-        """
-        for worker in self._idle.all():
-            if worker.devices & devices:
-                self._idle.remove(worker)
-                self._ends.ask(worker)
-        for worker in list(self._by_pid.values()):
-            if worker.lease is None and worker.devices & devices:
-                await self._await_end(worker, lease)
-
-    async def _await_end(self, worker: Worker, lease: NodeLease) -> None:
-        """Wait until a worker is gone, unless that waits for a call which is to get this lease."""
-        events = (worker.gone, worker.given_up, worker.awaits_calls)
-        gone, given_up, waits = waiting = [asyncio.ensure_future(e.wait()) for e in events]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if waits.done() and await self._events.waits_for(worker.process_id, lease.owner):
-                kind = TaskUnschedulableError if lease.actor_id is None else ActorUnschedulableError
-                name = lease.spec.get("class_name") or lease.spec.get("name") or "This call"
-                raise kind(
-                    f"{name} needs a device on which the process {worker.pid} of its caller has "
-                    f"worked. That one is to end, and first waits for the calls that it has made, "
-                    f"of which this is one or on which one waits. Use the result inside the task "
-                    f"that makes the call, or make it where that task is called."
-                )
-            await asyncio.wait((gone, given_up), return_when=asyncio.FIRST_COMPLETED)
-            if not worker.gone.is_set():
-                raise _DeviceKeptError(
-                    f"the process {worker.pid}, which had worked on a device of this lease, could "
-                    f"not be killed"
-                )
-        finally:
-            for future in waiting:
-                future.cancel()
 
     @staticmethod
     def _is_over(lease: NodeLease) -> bool:
@@ -344,7 +268,7 @@ class WorkerPool:
         return worker
 
     def leaving(self, process_id: bytes) -> None:
-        """Nothing but exit functions of user code stands between a worker and its end."""
+        """Nothing but exit functions of user code, or nothing at all, keeps a worker from ending."""
         worker = self.workers.get(process_id)
         if worker is not None:
             self._ends.kill_later(worker)

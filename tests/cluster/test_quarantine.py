@@ -152,6 +152,30 @@ def test_a_task_whose_worker_cannot_be_killed_fails(tmp_path: Path) -> None:
     wait_until(lambda: not quarantined())
 
 
+@pytest.mark.parametrize("kind", ["task", "actor"])
+def test_what_was_to_get_a_device_of_an_idle_worker_that_stays_goes_elsewhere(kind: str) -> None:
+    @miniray.remote(num_cpus=0, num_gpus=1, max_calls=0)
+    def work() -> int:
+        exec(ALLOW_TRACING)
+        return os.getpid()
+
+    @miniray.remote(num_cpus=0, num_gpus=0.5)
+    def devices() -> str:
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    pid = miniray.get(work.remote())
+    with Unkillable(pid):
+        wait_until(lambda: miniray.available_resources().get("GPU") == 2)  # it is idle
+        if kind == "task":
+            found = devices.remote()
+        else:
+            holder = Holder.remote()
+            found = holder.devices.remote()
+        assert miniray.get(found, timeout=30) == "1"
+        assert [each["pids"] for each in quarantined()] == [[pid]]
+    wait_until(lambda: not quarantined())
+
+
 def test_the_driver_is_warned(capfd: pytest.CaptureFixture[str]) -> None:
     holder = Holder.remote()
     pid = miniray.get(holder.pid.remote())
