@@ -268,7 +268,7 @@ class WorkerPool:
         return worker
 
     def leaving(self, process_id: bytes) -> None:
-        """Nothing but exit functions of user code, or nothing at all, keeps a worker from ending."""
+        """Nothing but exit functions of user code, or nothing, keeps a worker from ending."""
         worker = self.workers.get(process_id)
         if worker is not None:
             self._ends.kill_later(worker)

@@ -29,18 +29,14 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, str]]] = {
     "Neuron": ({"resources": {"neuron_cores": 2}}, {"NEURON_RT_VISIBLE_CORES": "0,1"}),
     "Gaudi": ({"resources": {"HPU": 1}}, {"HABANA_VISIBLE_MODULES": "0"}),
     "Ascend": ({"resources": {"NPU": 0.5}}, {"ASCEND_RT_VISIBLE_DEVICES": "0"}),
-    "AMD": ({"num_gpus": 1, "resources": {"amd": 1}}, {"ROCR_VISIBLE_DEVICES": "0"}),
-    "Intel": (
-        {"num_gpus": 0.5, "resources": {"intel": 1}},
-        {"ONEAPI_DEVICE_SELECTOR": "level_zero:0"},
-    ),
+    "AMD": ({"num_gpus": 0.5, "resources": {"amd": 1}}, {"ROCR_VISIBLE_DEVICES": "0"}),
     "custom": ({"resources": {"FPGA": 2}}, {"FPGAS": "0,1"}),
 }
 
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path) -> Iterator[Cluster]:
-    """A node with logical devices of many families, and one each with GPUs of AMD and Intel."""
+    """A node with logical devices of many families, and one with GPUs of AMD."""
     del session_root
     resources = {
         "TPU": 4,
@@ -61,10 +57,9 @@ def nodes(session_root: Path) -> Iterator[Cluster]:
             connect=True,
             head_node_args={"num_cpus": 4, "num_gpus": 1, "resources": resources},
         )
-        others = [gpu_node(cluster, family) for family in ("amd", "intel")]
+        other = gpu_node(cluster, "amd")
         yield cluster
-        for other in others:
-            other.stop()
+        other.stop()
         cluster.shutdown()
 
 
