@@ -28,6 +28,9 @@ class Config:
     head_grace: float = 60.0
     #: How long a process asked to end may take before it is killed.
     stop_grace: float = 5.0
+    #: A worker that is not gone so long after it was killed, or that leaves something which is not,
+    #: keeps its devices out of service until it is.
+    quarantine_after: float = 10.0
     #: A connection that has not proved itself within this time is closed.
     auth_timeout: float = 10.0
     #: Tells machines apart: nodes of one machine use Unix sockets between them, others TLS.

@@ -6,6 +6,7 @@ from miniray.accelerators.node_resources import (
     DeviceGroup,
     NodeAccelerators,
     assigned_environment,
+    needs_fresh_interpreter,
     resolve_node_accelerators,
 )
 from miniray.accelerators.registry import DEVICE_RESOURCES, check_amount
@@ -20,6 +21,7 @@ __all__ = [
     "SliceShape",
     "assigned_environment",
     "check_amount",
+    "needs_fresh_interpreter",
     "resolve_node_accelerators",
     "slice_shape",
 ]

@@ -57,6 +57,9 @@ class Family(abc.ABC):
     variables: tuple[str, ...]
     #: Whether several workers may share a device.
     fractional: bool
+    #: Whether what uses the devices reads the variable no earlier than when user code first uses
+    #: one, so that setting it in a forked worker is early enough.
+    read_late: bool = False
 
     @abc.abstractmethod
     def detect(self, host: Host) -> Detected:

@@ -28,6 +28,7 @@ class CustomDevice(Family):
         self.variable = variable
         self.variables = () if variable is None else (variable,)
         self.fractional = fractional
+        self.read_late = variable is None  # who reads a variable, and when, is not known
 
     def detect(self, host: Host) -> Detected:
         """Custom devices are what the user says they are."""

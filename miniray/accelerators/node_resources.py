@@ -155,6 +155,22 @@ def assigned_environment(
     return variables
 
 
+def needs_fresh_interpreter(
+    assignment: Mapping[str, Sequence[str]], accelerators: NodeAccelerators
+) -> bool:
+    """Whether a worker with these devices must be a new interpreter instead of a fork.
+
+    Args:
+        assignment: Device ids by resource, as leased from this node.
+        accelerators: What the node announced.
+    """
+    return any(
+        not _family_of(resource, accelerators.devices[resource]).read_late
+        for resource, ids in assignment.items()
+        if ids
+    )
+
+
 class _Announcement:
     """Collects what a node announces, one family after the other."""
 

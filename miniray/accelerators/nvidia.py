@@ -21,6 +21,7 @@ class NvidiaGPU(Family):
     variable = "CUDA_VISIBLE_DEVICES"
     variables = ("CUDA_VISIBLE_DEVICES",)
     fractional = True
+    read_late = True  # the CUDA driver does when it is initialised, which happens after a fork
 
     def detect(self, host: Host) -> Detected:
         """Ask NVML; without ``nvidia-ml-py``, read the driver's ``/proc`` files."""

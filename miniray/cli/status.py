@@ -70,6 +70,7 @@ def sections(state: ClusterStatus) -> list[Section]:
     return [
         _nodes(state),
         _resources(state),
+        *_quarantines(state),
         _actors(state),
         _placement_groups(state),
         _waiting(state),
@@ -118,6 +119,22 @@ def _resources(state: ClusterStatus) -> Section:
     if spilled:
         rows.append(("objects on disk", format_amount(_STORE, spilled), "-"))
     return Section("Resources", ("Resource", "Used", "Total"), rows)
+
+
+def _quarantines(state: ClusterStatus) -> list[Section]:
+    """Devices out of service, where there are any."""
+    rows = [
+        (
+            node["node_id"][:ID_LENGTH],
+            "; ".join(f"{name} {', '.join(ids)}" for name, ids in each["devices"].items()) or "-",
+            format_duration(state["time"] - each["since"]),
+            each["reason"],
+        )
+        for node in state["nodes"]
+        for each in node["quarantined"]
+    ]
+    columns = ("Node", "Devices", "Since", "Why")
+    return [Section("Quarantined", columns, _capped(rows))] if rows else []
 
 
 def _actors(state: ClusterStatus) -> Section:

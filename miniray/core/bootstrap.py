@@ -221,8 +221,12 @@ def _print_logs(attachment: Attachment, *, wanted: bool) -> None:
         hint = " No node of the cluster can ever serve it; one that can may still join."
         thread.put_note(f"miniray: {short_name(name)} waits: {reason}.{hint * infeasible}")
 
+    def on_warning(text: str) -> None:
+        thread.put_note(f"miniray: {text}")
+
     runtime.on_topic["log"] = on_log if wanted else _ignore
     runtime.on_topic["pending"] = on_pending
+    runtime.on_topic["warning"] = on_warning
     attachment.log_thread = thread
 
 

@@ -299,12 +299,20 @@ class ActorDirectory:
         if actor is not None:
             self._lives_in(actor, process_id)
 
-    def lease_failed(self, number: int, error: bytes) -> bool:
-        """A daemon cannot start a process; False if it is no actor's."""
+    def lease_failed(self, number: int, error: bytes, tries: int) -> bool:
+        """A daemon cannot start a process; False if it is no actor's.
+
+        If it may be tried more than once, the place was no good, and there may be another one.
+        """
         actor = self._by_lease.get(number)
-        if actor is not None:
+        if actor is None:
+            return False
+        if tries > 1:
+            self._leave_place(actor)
+            self._submit(actor)
+        else:
             self._die(actor, DeathCause.CREATION_FAILED, creation=error, ended=True)
-        return actor is not None
+        return True
 
     def lease_over(self, number: int) -> None:
         """A lease is over; if its actor was not heard to end, it has."""

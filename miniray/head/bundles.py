@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.head.amounts import UNIT, Needs, parse_needs
 from miniray.head.labels import LabelSelector, matches, parse_selector
+from miniray.head.packing import Patience
 from miniray.head.policies import avoid_accelerators, least_used, pack_then_spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from miniray.head.resources import Allocation, ResourcePool
+
+#: Steps that the search for a node on which all bundles fit may take, over all nodes.
+_STEPS = 20_000
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -131,6 +135,19 @@ class Trial:
         self.made[index] = (pool, pool.allocate(spec.needs, self._owner))
         return True
 
+    def place_all(
+        self, specs: Mapping[int, BundleSpec], pool: ResourcePool, patience: Patience
+    ) -> bool:
+        """Place all of these on a pool, or none, whatever way that takes."""
+        if not all(matches(spec.selector, pool.labels) for spec in specs.values()):
+            return False
+        indices = list(specs)
+        made = pool.allocate_together([specs[i].needs for i in indices], self._owner, patience)
+        if made is None:
+            return False
+        self.made.update((index, (pool, held)) for index, held in zip(indices, made, strict=True))
+        return True
+
     def undo(self) -> None:
         """Give everything back."""
         for pool, allocation in self.made.values():
@@ -200,6 +217,12 @@ class _Planner:
         self._names = {name for spec in specs.values() for name, _ in spec.needs}
         device_names = {name for node in nodes for name in node.devices}
         self._without_devices = not self._names & device_names
+        self._shares = any(
+            units < UNIT and name in device_names
+            for spec in specs.values()
+            for name, units in spec.needs
+        )
+        self._patience = Patience(_STEPS)
 
     def strict_pack(self) -> bool:
         """All on one node: the one that holds the group's other bundles, if there are such."""
@@ -294,6 +317,9 @@ class _Planner:
             if all(self.trial.place(index, spec, node) for index, spec in self.specs.items()):
                 return True
             self.trial.undo()
+            # One after the other they may leave gaps in which the last ones find no room.
+            if self._shares and self.trial.place_all(self.specs, node, self._patience):
+                return True
         return False
 
     def _used_nodes(self) -> list[ResourcePool]:

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from miniray.head.amounts import UNIT, from_units
+from miniray.head.packing import pack_shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from miniray.head.packing import Patience
 
 #: Devices held: (device id, fixed-point units).
 DeviceShares = tuple[tuple[str, int], ...]
@@ -40,7 +43,8 @@ class Devices:
         self.ids = tuple(id for id, _ in pairs)
         self.capacity = [units for _, units in pairs]
         self.free = list(self.capacity)
-        self.out: set[str] = set()
+        #: Why each of those out of service is.
+        self.out: dict[str, str] = {}
         self._positions = {id: position for position, id in enumerate(self.ids)}
         if len(self._positions) != len(pairs):
             raise ValueError(f"device ids must differ, not {list(self.ids)}")
@@ -58,6 +62,11 @@ class Devices:
             aside: what of each device is to be left alone.
         """
         return self.takes(units) and _have(self._beyond(aside), units)
+
+    def most(self, aside: Aside | None = None) -> int:
+        """The largest amount that can be taken now, beside what is to be left alone."""
+        free = self._beyond(aside)
+        return free.count(UNIT) * UNIT or max(free, default=0)
 
     def takes(self, units: int) -> bool:
         """Whether such an amount can be taken of devices like these at all."""
@@ -102,6 +111,38 @@ class Devices:
             taken.append((self.ids[position], UNIT))
         return tuple(taken)
 
+    def choose_together(
+        self, amounts: Sequence[int], patience: Patience, aside: Aside | None = None
+    ) -> list[DeviceShares] | None:
+        """Devices for several amounts at once; None if no way was found. Takes nothing.
+
+        Args:
+            amounts: how much for each; 0 is nothing.
+            patience: for the search.
+            aside: what of each device is to be left alone.
+        """
+        if not all(self.takes(units) for units in amounts):
+            return None
+        free = list(self._beyond(aside))
+        found: list[DeviceShares] = [()] * len(amounts)
+        for at, units in enumerate(amounts):
+            if units < UNIT:
+                continue
+            whole = [position for position, have in enumerate(free) if have == UNIT]
+            if len(whole) * UNIT < units:
+                return None
+            taken = whole[: units // UNIT]
+            for position in taken:
+                free[position] = 0
+            found[at] = tuple((self.ids[position], UNIT) for position in taken)
+        shared = [at for at, units in enumerate(amounts) if 0 < units < UNIT]
+        positions = pack_shares(free, [amounts[at] for at in shared], patience)
+        if positions is None:
+            return None
+        for at, position in zip(shared, positions, strict=True):
+            found[at] = ((self.ids[position], amounts[at]),)
+        return found
+
     def soonest(self, units: int, later: Devices) -> DeviceShares:
         """The devices to wait for: of those that will have this much, the freest now.
 
@@ -140,16 +181,18 @@ class Devices:
         for id, units in shares:
             self.free[self._positions[id]] += units
 
-    def set_in_service(self, id: str, in_service: bool) -> bool:
-        """Take a device out of service or back into it; False if nothing changed."""
+    def set_in_service(self, id: str, in_service: bool, why: str = "") -> bool:
+        """Take a device out of service, and say why, or back into it; False if it was so."""
         position = self._positions.get(id)
         if position is None or (id not in self.out) == in_service:
+            if id in self.out:
+                self.out[id] = why
             return False
         if in_service:
-            self.out.remove(id)
+            del self.out[id]
             self.free[position] += self.capacity[position]
         else:
-            self.out.add(id)
+            self.out[id] = why
             self.free[position] -= self.capacity[position]
         return True
 
@@ -161,7 +204,7 @@ class Devices:
         """An independent copy."""
         twin = Devices.__new__(Devices)
         twin.ids, twin.capacity, twin._positions = self.ids, self.capacity, self._positions
-        twin.free, twin.out, twin.divisible = list(self.free), set(self.out), self.divisible
+        twin.free, twin.out, twin.divisible = list(self.free), dict(self.out), self.divisible
         return twin
 
 

@@ -237,10 +237,10 @@ class GrantTable:
         """Grant nothing new on a node, or again."""
         self.apply(self.scheduler.drain_node(name, self._timers.time(), draining))
 
-    def quarantine(self, name: str, resource: str, device: str) -> None:
-        """Take a device out of service."""
+    def set_in_service(self, name: str, resource: str, device: str, why: str) -> None:
+        """Take a device out of service and say why, or (with an empty reason) back into it."""
         now = self._timers.time()
-        self.apply(self.scheduler.set_device_in_service(name, resource, device, False, now))
+        self.apply(self.scheduler.set_device_in_service(name, resource, device, not why, now, why))
 
     def create_group(self, state: PlacementGroupState) -> None:
         """Ask for a placement group."""

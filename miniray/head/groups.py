@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from miniray.head.amounts import UNIT
 from miniray.head.bundles import GroupStatus, plan, total_needs
+from miniray.head.fit_index import FitIndex
 from miniray.head.queues import Domain
-from miniray.head.reasons import Reason, ReasonKind, explain
+from miniray.head.reasons import Reason, ReasonKind, explain, first_quarantined
 from miniray.head.resources import bundle_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Mapping
+    from collections.abc import Callable, Collection, Hashable, Mapping
 
     from miniray.head.amounts import Needs
     from miniray.head.bundles import PlacementGroupState
@@ -67,6 +68,10 @@ class Group:
         if never is not None:
             return never
         if plan(self.state, [node.emptied() for node in nodes], self) is None:
+            whole = [node.emptied(repaired=True) for node in nodes]
+            if plan(self.state, whole, self) is not None:
+                out = next(reason for reason in map(first_quarantined, nodes) if reason is not None)
+                return dataclasses.replace(out, resource="", needed=0)
             detail = f"the {len(self.state.bundles)} bundles of {self.state.strategy}"
             return Reason(ReasonKind.NEVER_TOGETHER, detail=detail, total=len(nodes))
         return reasons[0] if reasons else Reason(ReasonKind.TOGETHER, detail=self.state.strategy)
@@ -96,6 +101,10 @@ class GroupTable:
         self.unplaced: dict[bytes, Group] = {}
         #: The same by what they lack: where the oldest has no room, the others have none.
         self._alike: dict[Hashable, dict[bytes, Group]] = {}
+        #: The oldest of each of those, by what single bundles that it lacks need.
+        self._by_need: FitIndex[tuple[Group, int]] = FitIndex()
+        #: Called with a group that has become the oldest of those that lack the same.
+        self.on_first: Callable[[Group], None] = _ignore
         self._on_node: dict[str, dict[BundleKey, ResourcePool]] = collections.defaultdict(dict)
         #: Bundles of removed groups that still hold leases.
         self._closing: dict[BundleKey, Allocation] = {}
@@ -134,8 +143,8 @@ class GroupTable:
             state.status = GroupStatus.CREATED
         pool = bundle_pool(allocation, node, key)
         for name, devices in node.devices.items():
-            for id in devices.out:
-                pool.set_in_service(name, id, False)
+            for id, why in devices.out.items():
+                pool.set_in_service(name, id, False, why)
         pool.closed = node.closed
         self._on_node[node.node_id][key] = pool
         group.domain.pools.add(key, pool)
@@ -209,13 +218,27 @@ class GroupTable:
         self._enqueue(group)
 
     def is_first_of_its_like(self, group: Group) -> bool:
-        """Whether no older group lacks the same and waits."""
-        return next(iter(self._alike[group.like].values())) is group
+        """Whether it waits, and no older group lacks the same."""
+        return next(iter(self._alike.get(group.like, {}).values()), None) is group
 
     def first_unplaced(self) -> list[Group]:
         """The oldest group of those that lack the same, in order of arrival."""
         firsts = [next(iter(alike.values())) for alike in self._alike.values()]
         return sorted(firsts, key=lambda group: group.number)
+
+    def first_that_may_use(self, node: ResourcePool) -> list[Group]:
+        """Those of ``first_unplaced`` of which some missing bundle fits on a node now."""
+        if node.closed or not self._by_need:
+            return []
+        reservation = node.reservation
+        found: dict[Group, None] = {}
+        owner = None if reservation is None else reservation.owner
+        if isinstance(owner, Group) and owner.state.group_id in self.unplaced:
+            found[owner] = None
+        for _, (group, _) in self._by_need.oldest_first((*node.free, *node.devices), node.most):
+            found[group] = None
+        able = [group for group in found if group.can_use(node)]
+        return sorted(able, key=lambda group: group.number)
 
     def next_alike(self, group: Group) -> Group | None:
         """The group to try after one that lacked the same was placed."""
@@ -227,15 +250,35 @@ class GroupTable:
             return
         group.like = (state.strategy, tuple(state.missing.items()), frozenset(state.nodes))
         self.unplaced[state.group_id] = group
-        self._alike.setdefault(group.like, {})[state.group_id] = group
+        alike = self._alike.setdefault(group.like, {})
+        alike[state.group_id] = group
+        if len(alike) == 1:
+            self._is_first(group)
 
     def _dequeue(self, group: Group) -> None:
         if self.unplaced.pop(group.state.group_id, None) is None:
             return
         alike = self._alike[group.like]
+        was_first = next(iter(alike.values())) is group
         del alike[group.state.group_id]
+        if was_first:
+            for number, _ in enumerate(group.state.bundles):
+                self._by_need.discard((group, number))
         if not alike:
             del self._alike[group.like]
+        elif was_first:
+            self._is_first(next(iter(alike.values())))
+
+    def _is_first(self, group: Group) -> None:
+        """A group is the oldest of those that lack the same."""
+        needs = dict.fromkeys(spec.needs for spec in group.state.missing.values())
+        for number, need in enumerate(needs):
+            self._by_need.add((group, number), need, group.number)
+        self.on_first(group)
+
+
+def _ignore(_group: Group) -> None:
+    """Nobody wants to know."""
 
 
 def _within(needs: Needs, reserved: dict[str, int]) -> bool:

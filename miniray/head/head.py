@@ -24,6 +24,7 @@ from miniray.head.kv import KeyValues
 from miniray.head.leases import TaskLeases
 from miniray.head.nodes import Node, NodeDirectory
 from miniray.head.placement_groups import PlacementGroups
+from miniray.head.quarantines import Quarantines
 from miniray.head.recovery import Recovery
 from miniray.head.requests import Requests
 from miniray.head.revocations import Revocations
@@ -32,7 +33,7 @@ from miniray.head.state import ClusterState
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from miniray.head.grants import Timers
     from miniray.head.nodes import Outbox
@@ -107,6 +108,7 @@ class Head:
         )
         self.recovery = Recovery(self, timers)
         self.drains = Drains(self.grants, self.leases, self.nodes, self.clients, self.kv)
+        self.quarantines = Quarantines(self.grants, self.clients, self.jobs)
         self.state = ClusterState(self)
         self._requests = Requests(self)
         self._handlers: dict[str, Callable[[Node, head_pb2.FromNode], None]] = {
@@ -123,7 +125,7 @@ class Head:
             "blocked": lambda _, message: self.grants.set_blocked(
                 message.blocked.lease, message.blocked.blocked
             ),
-            "quarantined": lambda node, message: self._quarantined(node, message.quarantined),
+            "quarantines": lambda node, message: self.quarantines.told(node, message.quarantines),
             "batch": self._batch,
         }
 
@@ -150,6 +152,7 @@ class Head:
         try:
             if not node.drivers_only:
                 self.drains.joins(node)
+                self.quarantines.joins(node, hello.quarantines)
                 self.recovery.add_node(node, hello.leases)
         except (ValueError, KeyError) as error:
             reason = f"the head cannot use what the node reports of its leases: {error}"
@@ -242,9 +245,19 @@ class Head:
         job = self.jobs.driver_ended(process_id)
         if job is not None:
             self._storage.job(job)
+            for node in self.nodes:
+                node.send(job_ended=head_pb2.JobEnded(job_id=job.id))
+
+    def tell_ended_jobs(self, node_id: bytes, job_ids: Iterable[bytes]) -> None:
+        """A node whose session was broken may have missed that some of these jobs ended."""
+        node = self.nodes.get(node_id)
+        for job_id in job_ids:
+            job = self.jobs.get(job_id)
+            if node is not None and (job is None or job.ended is not None):
+                node.send(job_ended=head_pb2.JobEnded(job_id=job_id))
 
     def _lease_failed(self, failed: head_pb2.LeaseFailed) -> None:
-        if self.actors.lease_failed(failed.lease, failed.error):
+        if self.actors.lease_failed(failed.lease, failed.error, failed.tries):
             self.grants.release(failed.lease)
         else:
             self.leases.failed(failed.lease, failed.error, failed.tries)
@@ -252,16 +265,6 @@ class Head:
     def _lease_ended(self, number: int) -> None:
         self.actors.lease_over(number)
         self.leases.over(number)
-
-    def _quarantined(self, node: Node, device: head_pb2.DeviceQuarantined) -> None:
-        logger.error(
-            "%s %s of node %s is out of service: %s",
-            device.resource,
-            device.device,
-            node.name,
-            device.reason,
-        )
-        self.grants.quarantine(node.name, device.resource, device.device)
 
 
 def _version_error(hello: head_pb2.NodeHello) -> tuple[str, str] | None:

@@ -17,6 +17,7 @@ from miniray.head.resources import node_pool
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from miniray.head.quarantines import Quarantine
     from miniray.head.resources import ResourcePool
 
 #: So many lost nodes are remembered, for listings.
@@ -58,6 +59,8 @@ class Node:
     alive: bool = True
     #: Nothing new is placed there.
     draining: bool = False
+    #: Workers there that could not be killed.
+    quarantines: list[Quarantine] = dataclasses.field(default_factory=list)
     #: Why it is not alive.
     reason: str = ""
     #: Bytes of shared memory that objects take there, and that they may take at most.

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.core.runtime import BundleAffinity, NodeAffinity
 from miniray.head.candidates import CandidateIndex, PoolSet
+from miniray.head.fit_index import FitIndex
 from miniray.head.labels import matches
 from miniray.head.reasons import Reason, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable
+    from collections.abc import Collection, Hashable
 
     from miniray.head.demands import Demand, LeaseRequest
     from miniray.head.resources import ResourcePool
 
-_ANYTHING = ""  # stands for the resource of demands that need none
 _MAX_IDLE_SHAPES = 256  # shapes remembered per domain though none of their demands waits
 
 
@@ -94,6 +94,10 @@ class ShapeQueue:
         able = not pool.closed and pool.could_fit(self.demand.placing) and self._could_use(pool)
         return pool if able else None
 
+    def target(self) -> Hashable:
+        """Key of the only pool that may be used as things are; None if any may."""
+        return self.bound if self._target() is None else self.bound or self.preferred
+
     def find(self, near: str | None) -> ResourcePool | None:
         """The best pool for a request of this shape now, or None.
 
@@ -149,10 +153,14 @@ class Domain:
         self.pools = PoolSet()
         self.threshold = threshold
         self._queues: dict[Demand, ShapeQueue] = {}
-        self._by_resource: dict[str, dict[ShapeQueue, None]] = collections.defaultdict(dict)
-        self._by_bound: dict[Hashable, dict[ShapeQueue, None]] = collections.defaultdict(dict)
         #: Queues that are not empty.
         self.waiting: dict[ShapeQueue, None] = {}
+        #: The same by what they need: those that may use any pool (None), or only one, by its key.
+        self._by_target: dict[Hashable, FitIndex[ShapeQueue]] = {None: FitIndex()}
+        #: Where in there each of them is.
+        self._target_of: dict[ShapeQueue, Hashable] = {}
+        #: Those of them that prefer a pool, by its key.
+        self._preferring: dict[Hashable, dict[ShapeQueue, None]] = {}
 
     def queue(self, demand: Demand) -> ShapeQueue:
         """The queue of a shape."""
@@ -165,43 +173,77 @@ class Domain:
 
     def add(self, queue: ShapeQueue, pending: Pending) -> None:
         """Put a request at the end of its queue."""
-        if not queue.waiting:
-            self.waiting[queue] = None
-            for index in self._indexes(queue):
-                index[queue] = None
         queue.waiting[pending.request.lease_id] = pending
+        if len(queue.waiting) > 1:
+            return
+        self.waiting[queue] = None
+        if queue.preferred is not None:
+            self._preferring.setdefault(queue.preferred, {})[queue] = None
+        self._enter(queue)
 
     def take(self, queue: ShapeQueue, lease_id: bytes) -> Pending:
         """Take a request out of its queue."""
         pending = queue.waiting.pop(lease_id)
-        if not queue.waiting:
-            del self.waiting[queue]
-            for index in self._indexes(queue):
-                del index[queue]
-            if queue.bound is not None and not self._by_bound[queue.bound]:
-                del self._by_bound[queue.bound]
+        if queue.waiting:
+            number = queue.head.number
+            if number > pending.number:
+                self._by_target[self._target_of[queue]].renumber(queue, number)
+            return pending
+        del self.waiting[queue]
+        if queue.preferred is not None:
+            alike = self._preferring[queue.preferred]
+            del alike[queue]
+            if not alike:
+                del self._preferring[queue.preferred]
+        self._leave(queue)
         return pending
 
-    def interested(self, key: Hashable, names: Iterable[str] | None) -> Collection[ShapeQueue]:
-        """Waiting queues that may use a pool after these of its resources grew.
+    def _enter(self, queue: ShapeQueue) -> None:
+        key = queue.target()
+        index = self._by_target.setdefault(key, FitIndex())
+        index.add(queue, queue.demand.placing, queue.head.number)
+        self._target_of[queue] = key
 
-        Args:
-            key: the pool's key in the set.
-            names: what grew; None: anything.
-        """
-        bound = self._by_bound.get(key, {})
-        kinds = self._by_resource if names is None else {*names, _ANYTHING}
-        found = dict(bound)
-        for name in kinds:
-            found.update(self._by_resource.get(name, {}))
-        return found
+    def _leave(self, queue: ShapeQueue) -> None:
+        key = self._target_of.pop(queue)
+        index = self._by_target[key]
+        index.discard(queue)
+        if not index and key is not None:
+            del self._by_target[key]
+
+    def reconsider(self, key: Hashable) -> None:
+        """A pool came, went, or serves more or less: those that prefer it may have to use it."""
+        for queue in self._preferring.get(key, ()):
+            if queue.target() != self._target_of[queue]:
+                self._leave(queue)
+                self._enter(queue)
+
+    def first_for(self, key: Hashable, pool: ResourcePool) -> ShapeQueue | None:
+        """The waiting queue whose head came first of those that may be placed on a pool now."""
+        if pool.closed:
+            return None
+        found: list[tuple[int, ShapeQueue]] = []
+        reservation = pool.reservation
+        if reservation is not None:
+            owner = reservation.owner
+            if isinstance(owner, ShapeQueue) and owner.waiting and owner.admits(pool):
+                found.append((owner.head.number, owner))
+        for target in (None, key):
+            index = self._by_target.get(target)
+            if not index:
+                continue
+            for number, queue in index.oldest_first((*pool.free, *pool.devices), pool.most):
+                if found and number >= found[0][0]:
+                    break
+                if queue.admits(pool):
+                    found = [(number, queue)]
+                    break
+        return found[0][1] if found else None
 
     def bound_to(self, key: Hashable) -> list[ShapeQueue]:
         """Waiting queues that may use this pool only."""
-        return list(self._by_bound.get(key, ()))
+        return [queue for queue in self.waiting if queue.bound == key]
 
-    def _indexes(self, queue: ShapeQueue) -> list[dict[ShapeQueue, None]]:
-        if queue.bound is not None:
-            return [self._by_bound[queue.bound]]
-        names = [name for name, _ in queue.demand.placing] or [_ANYTHING]
-        return [self._by_resource[name] for name in names]
+    def preferring(self, key: Hashable) -> list[ShapeQueue]:
+        """Waiting queues that use this pool as long as it could serve them."""
+        return list(self._preferring.get(key, ()))

@@ -32,6 +32,7 @@ class ReasonKind(str, enum.Enum):
     NOT_SHARED = "not_shared"  # a share of devices that can't be shared
     NOT_WHOLE = "not_whole"  # a part of more than one device
     COMBINATION = "combination"  # each resource exists, but not together on one node
+    QUARANTINED = "quarantined"  # it would take a device that is out of service
     BUSY = "busy"  # in use by others
     RESERVED = "reserved"  # set aside for a demand that waited longer
     DRAINING = "draining"  # the node takes nothing new
@@ -101,6 +102,9 @@ class Reason:
             "shared, ask for whole ones",
             ReasonKind.NOT_WHOLE: f"needs {wanted}; above 1 the amount of {self.resource} must be "
             "whole, as it is taken in whole devices",
+            ReasonKind.QUARANTINED: f"needs {wanted}; {self.detail}"
+            if self.needed
+            else self.detail,
             ReasonKind.COMBINATION: f"no single node has all of {self.detail}",
             ReasonKind.RESERVED: f"needs {wanted}; what is free on {node} is set aside for a "
             "demand that has waited longer",
@@ -127,7 +131,7 @@ class Reason:
             return fixed[self.kind]
         if self.kind is ReasonKind.TOO_LARGE:
             return f"needs {wanted}; the largest node, {self.node_id[:8]}, has {self._total()}"
-        return f"needs {wanted}{self._shortage(node)}"
+        return f"needs {wanted}{self._shortage(node)}{self.detail and f'; {self.detail}'}"
 
     def _total(self) -> str:
         return _amount(self.resource, self.total)
@@ -172,7 +176,7 @@ def explain(
         return Reason(ReasonKind.NO_LABELS, detail=describe(selector))
     able = [pool for pool in labelled if pool.could_fit(needs)]
     if not able:
-        return _explain_infeasible(needs, labelled)
+        return _explain_quarantined(needs, labelled) or _explain_infeasible(needs, labelled)
     best = min(able, key=lambda pool: (pool.closed, _gap(needs, pool), pool.order))
     return _explain_busy(needs, best, owner)
 
@@ -209,6 +213,47 @@ def unlawful(needs: Needs, pools: Iterable[ResourcePool]) -> Reason | None:
     return None
 
 
+def describe_quarantined(pool: ResourcePool, resource: str) -> str:
+    """Say which devices of a resource are out of service and why; empty if none is."""
+    devices = pool.devices.get(resource)
+    if devices is None:
+        return ""
+    by_why: dict[str, list[str]] = {}
+    for id, why in devices.out.items():
+        by_why.setdefault(why, []).append(id)
+    return "; ".join(
+        f"{resource} {', '.join(ids)} of node {pool.node_id[:8]} "
+        f"{'is' if len(ids) == 1 else 'are'} quarantined: {why}"
+        for why, ids in by_why.items()
+    )
+
+
+def first_quarantined(pool: ResourcePool) -> Reason | None:
+    """Say what of a node's devices is out of service; None if nothing is."""
+    for name, devices in pool.devices.items():
+        if devices.out:
+            detail = describe_quarantined(pool, name)
+            return Reason(ReasonKind.QUARANTINED, name, node_id=pool.node_id, detail=detail)
+    return None
+
+
+def _explain_quarantined(needs: Needs, pools: Collection[ResourcePool]) -> Reason | None:
+    """Name the devices out of service that a demand lacks; None if it lacks others too."""
+    for pool in pools:
+        if not pool.closed and pool.could_ever_fit(needs):
+            name, units = next(pair for pair in needs if not pool.could_fit((pair,)))
+            return Reason(
+                ReasonKind.QUARANTINED,
+                name,
+                units,
+                total=_most(pool, name, units),
+                node_id=pool.node_id,
+                of_devices=True,
+                detail=describe_quarantined(pool, name),
+            )
+    return None
+
+
 def _explain_infeasible(needs: Needs, pools: Collection[ResourcePool]) -> Reason:
     wrong = unlawful(needs, pools)
     if wrong is not None and not any(wrong.resource in pool.total for pool in pools):
@@ -236,7 +281,15 @@ def _explain_busy(needs: Needs, pool: ResourcePool, owner: object) -> Reason:
             total = _most(pool, name, units)
             bundle = -1 if pool.key is None else pool.key[1]
             return Reason(
-                ReasonKind.BUSY, name, units, available, total, pool.node_id, bundle, of_devices
+                ReasonKind.BUSY,
+                name,
+                units,
+                available,
+                total,
+                pool.node_id,
+                bundle,
+                of_devices,
+                describe_quarantined(pool, name) if of_devices else "",
             )
     if not pool.admits(owner, needs):
         refused = (pair for pair in needs if not pool.admits(owner, (pair,)))

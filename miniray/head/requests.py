@@ -47,6 +47,7 @@ class Requests:
             "swap_lease": leases.swap,
             "hold_leases": leases.hold,
             "awaits_calls": lambda _, *args: head.departures.began(*args),
+            "ended_jobs": head.tell_ended_jobs,
             "waits_for": lambda _, *args: head.departures.waits_for(*args),
             "create_placement_group": lambda _, *args: groups.create(*args),
             "remove_placement_group": lambda _, *args: groups.remove(*args),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from miniray.head.amounts import Needs
     from miniray.head.devices import Aside, DeviceShares
+    from miniray.head.packing import Patience
 
 
 class Allocation(NamedTuple):
@@ -166,6 +167,15 @@ class ResourcePool:
                 return False
         return True
 
+    def most(self, name: str) -> int:
+        """The most of a resource that one demand can have now, beside what is set aside."""
+        reservation = self.reservation
+        devices = self.devices.get(name)
+        if devices is not None:
+            return devices.most(None if reservation is None else reservation.devices.get(name))
+        free = self.free.get(name, 0)
+        return free if reservation is None else free - reservation.scalars.get(name, 0)
+
     def has_room_set_aside(self) -> bool:
         """Whether all that is set aside here is free by now."""
         reservation = self.reservation
@@ -225,6 +235,50 @@ class ResourcePool:
         self.version += 1
         return Allocation(self.node_id, tuple(scalars), tuple(devices), self.key)
 
+    def allocate_together(
+        self, needs: Sequence[Needs], owner: object, patience: Patience
+    ) -> list[Allocation] | None:
+        """Take all of these at once for an owner, however their shares have to be put on devices.
+
+        Args:
+            needs: what each takes.
+            owner: whose reservation may be used.
+            patience: for the search.
+
+        Returns:
+            What each has got; None, and nothing is taken, if no way was found.
+        """
+        reservation = self.reservation
+        if reservation is not None and reservation.owner is owner:
+            reservation = None
+        names = sorted({name for each in needs for name, _ in each})
+        shares: dict[str, list[DeviceShares]] = {}
+        for name in names:
+            wanted = [dict(each).get(name, 0) for each in needs]
+            devices = self.devices.get(name)
+            if devices is None:
+                aside = 0 if reservation is None else reservation.scalars.get(name, 0)
+                if self.closed or self.free.get(name, 0) - aside < sum(wanted):
+                    return None
+                continue
+            left_alone = None if reservation is None else reservation.devices.get(name)
+            found = devices.choose_together(wanted, patience, left_alone)
+            if self.closed or found is None:
+                return None
+            shares[name] = found
+        made = [
+            Allocation(
+                self.node_id,
+                tuple((name, units) for name, units in each if name not in shares),
+                tuple((name, shares[name][at]) for name, _ in each if name in shares),
+                self.key,
+            )
+            for at, each in enumerate(needs)
+        ]
+        for allocation in made:
+            self.adopt(allocation)
+        return made
+
     def adopt(self, allocation: Allocation) -> None:
         """Count an allocation made earlier, as a daemon reports it.
 
@@ -260,10 +314,12 @@ class ResourcePool:
         self.free["CPU"] += units
         self.version += 1
 
-    def set_in_service(self, resource: str, device_id: str, in_service: bool) -> bool:
-        """Take a device out of service or back into it; False if nothing changed."""
+    def set_in_service(
+        self, resource: str, device_id: str, in_service: bool, why: str = ""
+    ) -> bool:
+        """Take a device out of service, and say why, or back into it; False if it was so."""
         devices = self.devices.get(resource)
-        if devices is None or not devices.set_in_service(device_id, in_service):
+        if devices is None or not devices.set_in_service(device_id, in_service, why):
             return False
         self.version += 1
         return True
@@ -276,15 +332,15 @@ class ResourcePool:
         twin.closed, twin.reservation = self.closed, self.reservation
         return twin
 
-    def emptied(self) -> ResourcePool:
-        """A copy in which nothing is held."""
+    def emptied(self, *, repaired: bool = False) -> ResourcePool:
+        """A copy in which nothing is held, without what is out of service unless ``repaired``."""
         devices = [
             (
                 name,
                 [
                     pair
                     for pair in zip(held.ids, held.capacity, strict=True)
-                    if pair[0] not in held.out
+                    if repaired or pair[0] not in held.out
                 ],
             )
             for name, held in self.devices.items()

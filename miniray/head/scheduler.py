@@ -77,8 +77,9 @@ class ClusterScheduler:
             raise
         self._expected.discard(node.node_id)
         table.domain.pools.add(node.node_id, node)
+        table.domain.reconsider(node.node_id)
         for pool in (node, *table.groups.on_node(node.node_id)):
-            table.grow(pool, None)
+            table.grow(pool)
         return table.settle(Decisions(), now)
 
     def expect_node(self, node_id: str) -> None:
@@ -93,6 +94,7 @@ class ClusterScheduler:
         lost = table.groups.lose_node(node_id, table.next_arrival(), now)
         if node_id in table.nodes:
             lost.append(table.domain.pools.remove(node_id))
+            table.domain.reconsider(node_id)
         out.lost = self._drop(lost)
         reason = Reason(ReasonKind.NODE_GONE, node_id=node_id)
         for queue in table.domain.bound_to(node_id):
@@ -115,15 +117,30 @@ class ClusterScheduler:
             if draining:
                 table.forget(pool)
             else:
-                table.grow(pool, None)
+                table.grow(pool)
+        table.domain.reconsider(node_id)
         out = Decisions()
         table.leave(node_id, out)
         return table.settle(out, now)
 
     def set_device_in_service(
-        self, node_id: str, resource: str, device_id: str, in_service: bool, now: float
+        self,
+        node_id: str,
+        resource: str,
+        device_id: str,
+        in_service: bool,
+        now: float,
+        why: str = "",
     ) -> Decisions:
         """Take a device out of service (what is held there stays held), or back into it.
+
+        Args:
+            node_id: of its node.
+            resource: of which it is a device.
+            device_id: of the device; unknown ones change nothing.
+            in_service: whether it may be granted.
+            now: the time.
+            why: why it may not, for whoever waits for it.
 
         Raises:
             KeyError: there is no such node.
@@ -131,12 +148,13 @@ class ClusterScheduler:
         table = self._table
         out = Decisions()
         for pool in (table.nodes[node_id], *table.groups.on_node(node_id)):
-            if pool.set_in_service(resource, device_id, in_service):
+            if pool.set_in_service(resource, device_id, in_service, why):
                 if in_service:
-                    table.grow(pool, {resource})
+                    table.grow(pool)
                 else:
                     table.forget(pool)
         table.domain.pools.topology += 1
+        table.domain.reconsider(node_id)
         table.leave(node_id, out)
         table.report_infeasible(out)
         return table.settle(out, now)
@@ -188,7 +206,7 @@ class ClusterScheduler:
             pool.add_cpu(-lease.allocation.cpu)
         pool.release(lease.allocation)
         pool.load -= lease.load
-        table.grow(pool, lease.allocation.names())
+        table.grow(pool)
         table.free_bundle(pool)
         return table.settle(Decisions(), now)
 
@@ -200,7 +218,7 @@ class ClusterScheduler:
             return Decisions()
         lease.cpu_released = True
         lease.pool.add_cpu(lease.allocation.cpu)
-        table.grow(lease.pool, {"CPU"})
+        table.grow(lease.pool)
         return table.settle(Decisions(), now)
 
     def take_cpu(self, lease_id: bytes) -> None:

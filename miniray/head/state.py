@@ -17,6 +17,7 @@ from miniray.util.state_types import (
     NodeStatus,
     PendingDemand,
     PlacementGroupStatus,
+    QuarantineStatus,
     Why,
 )
 from miniray.version import VERSION
@@ -210,6 +211,16 @@ class ClusterState:
             object_store_used=node.object_store_used,
             object_store_capacity=node.object_store_capacity,
             object_store_spilled=node.object_store_spilled,
+            quarantined=[
+                QuarantineStatus(
+                    pids=[pid for pid, _ in each.processes],
+                    names=[name for _, name in each.processes],
+                    devices={name: list(ids) for name, ids in each.devices.items()},
+                    since=each.since,
+                    reason=each.why,
+                )
+                for each in (node.quarantines if node.alive else ())
+            ],
             reason=node.reason,
         )
 

@@ -7,10 +7,10 @@ requests that change the table are in ``scheduler.py``.
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from typing import TYPE_CHECKING
 
 from miniray.core.runtime import BundleAffinity
+from miniray.head.aging import Aging
 from miniray.head.amounts import UNIT
 from miniray.head.demands import Decisions, Grant, PlacedBundles, Unschedulable, Waiting
 from miniray.head.groups import Group, GroupTable
@@ -57,9 +57,14 @@ class ResourceTable:
         self._placements = 0
         #: Domains that may have waiting requests.
         self._busy: dict[Domain, None] = {}
-        #: Pools that got room, with the names of what grew (None: anything).
-        self._grown: dict[ResourcePool, set[str] | None] = {}
+        #: Pools that got room.
+        self._grown: dict[ResourcePool, None] = {}
         self._reserve_again = False
+        #: Those without room set aside for them that may be due to get it.
+        self._aging: Aging[ShapeQueue | Group] = Aging(self._waits_with)
+        #: Those that no pool of their domain could serve, with its topology when that was seen.
+        self._hopeless: dict[Domain, tuple[int, list[ShapeQueue]]] = {}
+        self.groups.on_first = self._first_of_its_like
         #: When to look again for room to set aside, if something that has waited long has none.
         self._retry_at: float | None = None
 
@@ -85,12 +90,12 @@ class ResourceTable:
 
     def next_deadline(self) -> float | None:
         """The first time after now at which something will have waited long."""
-        since = [queue.head.since for queue in self.waiting_queues()]
-        since.extend(group.since for group in self.groups.unplaced.values())
-        deadlines = [start + self._reserve_after for start in since]
-        if deadlines and self._retry_at is not None:
+        since = self._aging.first_after(self.time - self._reserve_after)
+        deadlines = [] if since is None else [since + self._reserve_after]
+        waits = self.queue_of or self.groups.unplaced
+        if waits and self._retry_at is not None and self._retry_at > self.time:
             deadlines.append(self._retry_at)
-        return min((deadline for deadline in deadlines if deadline > self.time), default=None)
+        return min(deadlines, default=None)
 
     # --- leases --------------------------------------------------------------------
     def next_arrival(self) -> int:
@@ -127,14 +132,19 @@ class ResourceTable:
 
     def enqueue(self, queue: ShapeQueue, request: LeaseRequest, now: float) -> None:
         """Let a request wait."""
-        queue.domain.add(queue, Pending(request, self.next_arrival(), now))
+        pending = Pending(request, self.next_arrival(), now)
+        queue.domain.add(queue, pending)
         self.queue_of[request.lease_id] = queue
         self._busy[queue.domain] = None
+        if queue.head is pending:
+            self._aging.add(queue, pending.number, now)
 
     def dequeue(self, lease_id: bytes) -> ShapeQueue:
         """Take a request out of its queue."""
         queue = self.queue_of.pop(lease_id)
-        queue.domain.take(queue, lease_id)
+        taken = queue.domain.take(queue, lease_id)
+        if queue.waiting and queue.head.number > taken.number:
+            self._aging.add(queue, queue.head.number, queue.head.since)
         return queue
 
     def fail_all(self, queue: ShapeQueue, reason: Reason, out: Decisions) -> None:
@@ -151,7 +161,7 @@ class ResourceTable:
 
     def leave(self, node_id: str, out: Decisions) -> None:
         """A node may be of no use any more to those that waited there and could go elsewhere."""
-        for queue in [each for each in self.domain.waiting if each.preferred == node_id]:
+        for queue in self.domain.preferring(node_id):
             while queue.waiting:
                 pool = queue.find(None)
                 if pool is None:
@@ -181,7 +191,7 @@ class ResourceTable:
         for index, pool in bundles.items():
             allocations[index] = group.state.allocations[index]
             self._note_sharing(self.domain, self.nodes[pool.node_id], allocations[index])
-            self.grow(pool, None)
+            self.grow(pool)
         out.placed.append(PlacedBundles(group.state.group_id, allocations))
         return True
 
@@ -192,7 +202,11 @@ class ResourceTable:
             out: where decisions go.
             node: only this node has got room; None: any may have.
         """
-        for first in self.groups.first_unplaced():
+        if node is None:
+            firsts = self.groups.first_unplaced()
+        else:
+            firsts = self.groups.first_that_may_use(node)
+        for first in firsts:
             group: Group | None = first
             while group is not None and (node is None or group.can_use(node)):
                 group = self.groups.next_alike(group) if self.place_group(group, out) else None
@@ -203,17 +217,15 @@ class ResourceTable:
         if allocation is not None:
             node = self.nodes[allocation.node_id]
             node.release(allocation)
-            self.grow(node, allocation.names())
+            self.grow(node)
 
     # --- filling room --------------------------------------------------------------
-    def grow(self, pool: ResourcePool, names: set[str] | None) -> None:
-        """Note that a pool has more room: of these resources, or (None) of any."""
+    def grow(self, pool: ResourcePool) -> None:
+        """Note that a pool has more room."""
         domain = self._domain_of(pool)
-        if domain is None:
-            return
-        domain.pools.note_growth(pool)
-        known = self._grown.get(pool, set())
-        self._grown[pool] = None if names is None or known is None else known | names
+        if domain is not None:
+            domain.pools.note_growth(pool)
+            self._grown[pool] = None
 
     def forget(self, pool: ResourcePool) -> None:
         """Drop a pool that is gone from what is to be filled."""
@@ -225,10 +237,14 @@ class ResourceTable:
 
     def lift(self, owner: ShapeQueue | Group) -> None:
         """Drop what is set aside for an owner."""
-        for pool in lift(owner):
-            self._reserve_again = True
+        pools = lift(owner)
+        if not pools:
+            return
+        self._reserve_again = True
+        self._wait_again(owner)
+        for pool in pools:
             if not pool.closed:
-                self.grow(pool, None)
+                self.grow(pool)
 
     def reserve_soon(self) -> None:
         """Let the next ``settle`` set room aside where that is due."""
@@ -239,48 +255,75 @@ class ResourceTable:
         self.time = max(self.time, now)
         while True:
             while self._grown:
-                pool, names = self._grown.popitem()
+                pool, _ = self._grown.popitem()
                 if pool.key is None:
                     self.place_groups(out, pool)
-                self._fill(pool, names, out)
+                self._fill(pool, out)
             if not self._reserve_again:
                 return out
             self._reserve_again = False
             self._reserve()
 
-    def _fill(self, pool: ResourcePool, names: set[str] | None, out: Decisions) -> None:
+    def _fill(self, pool: ResourcePool, out: Decisions) -> None:
         """Grant what waits and fits on a pool, oldest first."""
         domain = self._domain_of(pool)
-        if domain is None or not domain.waiting:
+        if domain is None:
             return
         key = pool.node_id if pool.key is None else pool.key
-        fitting = [queue for queue in domain.interested(key, names) if queue.admits(pool)]
-        heap = [(queue.head.number, queue) for queue in fitting]
-        heapq.heapify(heap)
-        while heap:
-            _, queue = heapq.heappop(heap)
-            if not queue.admits(pool):
-                continue
+        while domain.waiting:
+            queue = domain.first_for(key, pool)
+            if queue is None:
+                return
             lease_id = next(iter(queue.waiting))
             self.dequeue(lease_id)
             self.grant(queue, lease_id, pool, out)
             self.lift(queue)
-            if queue.waiting:
-                heapq.heappush(heap, (queue.head.number, queue))
+
+    # --- setting room aside ----------------------------------------------------------
+    def _waits_with(self, owner: ShapeQueue | Group, number: int) -> bool:
+        """Whether what waits longest of an owner's has this number."""
+        if isinstance(owner, ShapeQueue):
+            return bool(owner.waiting) and owner.head.number == number
+        return owner.number == number and self.groups.is_first_of_its_like(owner)
+
+    def _first_of_its_like(self, group: Group) -> None:
+        self._aging.add(group, group.number, group.since)
+
+    def _wait_again(self, owner: ShapeQueue | Group) -> None:
+        """An owner without room set aside for it may be due to get it."""
+        if isinstance(owner, Group):
+            self._aging.add(owner, owner.number, owner.since)
+        elif owner.waiting:
+            self._aging.add(owner, owner.head.number, owner.head.since)
+
+    def _hope_again(self) -> None:
+        """Pools came or changed: some of those that none could serve may be served."""
+        for domain, (topology, queues) in list(self._hopeless.items()):
+            if topology != domain.pools.topology:
+                del self._hopeless[domain]
+                for queue in queues:
+                    self._wait_again(queue)
+
+    def _due(self) -> list[ShapeQueue | Group]:
+        """The first of those that have waited long and have no room set aside for them."""
+        found: dict[ShapeQueue | Group, None] = {}
+        self._hope_again()
+        while len(found) < _RESERVATIONS_AT_ONCE:
+            taken = self._aging.take_old(self.time - self._reserve_after)
+            if taken is None:
+                break
+            owner = taken[0]
+            if owner.reserved:
+                continue
+            if isinstance(owner, ShapeQueue) and owner.infeasible() is not None:
+                topology = owner.domain.pools.topology
+                self._hopeless.setdefault(owner.domain, (topology, []))[1].append(owner)
+                continue
+            found[owner] = None
+        return list(found)
 
     def _reserve(self) -> None:
         """Set room aside for the oldest demands and groups that have waited long enough."""
-        due = self.time - self._reserve_after
-        owners: list[tuple[int, ShapeQueue | Group]] = [
-            (queue.head.number, queue)
-            for queue in self.waiting_queues()
-            if queue.reserved is None and queue.head.since <= due and queue.infeasible() is None
-        ]
-        owners.extend(
-            (group.number, group)
-            for group in self.groups.first_unplaced()
-            if not group.reserved and group.since <= due
-        )
         twins: dict[ResourcePool, ResourcePool] = {}
 
         def later(pool: ResourcePool) -> ResourcePool:
@@ -288,14 +331,20 @@ class ResourceTable:
                 twins[pool] = self._without_tasks(pool)
             return twins[pool]
 
-        made = 0
-        for _, owner in heapq.nsmallest(_RESERVATIONS_AT_ONCE, owners, key=lambda pair: pair[0]):
+        owners = self._due()
+        failed = []
+        for owner in owners:
             if isinstance(owner, ShapeQueue):
-                made += reserve_for_queue(owner, later)
+                made = reserve_for_queue(owner, later)
             else:
-                made += reserve_for_group(owner, self.nodes.values(), self._threshold, later)
+                made = reserve_for_group(owner, self.nodes.values(), self._threshold, later)
+            if not made:
+                failed.append(owner)
+        for owner in failed:
+            self._wait_again(owner)
         # Actors may end meanwhile, of which nothing can be expected now.
-        self._retry_at = self.time + self._reserve_after if made < len(owners) else None
+        again = failed or len(owners) == _RESERVATIONS_AT_ONCE
+        self._retry_at = self.time + self._reserve_after if again else None
 
     def _without_tasks(self, pool: ResourcePool) -> ResourcePool:
         """A copy of a pool as it will be when its tasks have ended."""

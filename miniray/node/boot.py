@@ -24,6 +24,7 @@ from miniray.config import config
 from miniray.core import event_loop
 from miniray.core.pace import PacedSelector
 from miniray.node.boot_options import BootError, BootOptions, BootResult
+from miniray.node.python_command import python_command
 
 if TYPE_CHECKING:
     import socket
@@ -35,20 +36,6 @@ logger = logging.getLogger(__name__)
 #: Seconds, on a busy machine, until a new interpreter has imported what it needs and its own
 #: timeouts begin: what they say is better than that there was no answer.
 _UNTIL_STARTED = 20.0
-
-_PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent.parent)
-
-
-def python_command(module: str) -> str:
-    """What an interpreter is given to run ``main`` of a module of miniray.
-
-    The current folder is left out of sys.path: a file of the user's may not shadow a module.
-    """
-    return (
-        "import sys; sys.path = [p for p in sys.path if p];"
-        f"{_PACKAGE_PARENT!r} in sys.path or sys.path.append({_PACKAGE_PARENT!r});"
-        f"from {module} import main; main()"
-    )
 
 
 class StartedNode:

@@ -26,7 +26,7 @@ from miniray.node.clients import Client, ClientServer
 from miniray.node.code_cache import CodeCache
 from miniray.node.fetch_requests import FetchRequests
 from miniray.node.head_client import HeadClient
-from miniray.node.hello import actor_report, attached, hello
+from miniray.node.hello import actor_report, attached, hello, quarantines
 from miniray.node.holders import describe_holders
 from miniray.node.inventory import Inventory
 from miniray.node.left_copies import LeftCopies
@@ -45,7 +45,8 @@ from miniray.node.store_requests import StoreRequests
 from miniray.node.template_client import TemplateClient
 from miniray.node.traffic import Traffic
 from miniray.node.transfers import Transfers
-from miniray.node.workers import NodeLease, Worker, WorkerPool, encode_error
+from miniray.node.worker import NodeLease, Worker
+from miniray.node.workers import WorkerPool, encode_error
 from miniray.runtime_env.install import EnvironmentManager
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class NodeDaemon:
         self.stopped = asyncio.Event()
         self.stop_reason = ""
         self._template = TemplateClient(
-            control, template_pid, self._worker_exited, self._template_gone
+            control, template_pid, self._worker_exited, self._template_gone, self._worker_lingers
         )
         poller = AsyncPoller(asyncio.get_running_loop())
         self._clients = ClientServer(node.socket_path, poller, node.socket_key, self)
@@ -179,7 +180,7 @@ class NodeDaemon:
         welcome = await self._head.join(
             channel,
             timeout,
-            hello=lambda: hello(self._config, self._pool.leases.values()),
+            hello=lambda: hello(self._config, self._pool),
             on_message=self._from_head,
             usage=self._usage,
         )
@@ -201,6 +202,7 @@ class NodeDaemon:
         for worker in self._pool.workers.values():
             if worker.awaits_calls.is_set():
                 self._tell_departure(worker)
+        self._head.notify("ended_jobs", sorted(self._pool.jobs()))
         logger.info("the session with the head is open again")
 
     def _welcomed(self, welcome: head_pb2.Welcome) -> None:
@@ -243,6 +245,8 @@ class NodeDaemon:
             self._pool.end(message.end_lease.lease, kill=message.end_lease.kill)
         elif kind == "end_actor":
             self._pool.end(message.end_actor.lease, kill=message.end_actor.kill)
+        elif kind == "job_ended":
+            self._pool.end_job(message.job_ended.job_id)
         elif kind == "node_joined":
             self._joined(message.node_joined)
         elif kind == "node_died":
@@ -315,9 +319,13 @@ class NodeDaemon:
         work: str,
         planned: bool,
         lease: int = 0,
+        gone: bool = True,
     ) -> None:
         self._names.ended(process_id, work, pid, code)
-        self._objects.process_died(process_id)
+        if gone:
+            self._objects.process_died(process_id)
+        else:
+            self._objects.asks_no_more(process_id)
         self._adopted.process_died(process_id)
         self._turns.process_died(process_id)
         self._memory.ended(process_id)
@@ -325,10 +333,8 @@ class NodeDaemon:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(socket_path(os.path.dirname(self._config.socket_path), process_id))
         self._traffic.ended_here(process_id)
-        unclaimed = self._objects.unclaimed(process_id)
-        if code != 0:  # else it had told everybody what it wrote for them
-            for node, owner, segments in unclaimed:
-                self._traffic.push(node, owner, "unclaimed", (process_id, self.node_id, segments))
+        if gone:
+            self._tell_unclaimed(process_id, code)
         self._head.tell(
             ended=head_pb2.ProcessEnded(
                 process_id=process_id,
@@ -339,6 +345,13 @@ class NodeDaemon:
                 lease=lease,
             )
         )
+
+    def _tell_unclaimed(self, process_id: bytes, code: int | None) -> None:
+        """Let owners free what a process wrote for them and had not told them of."""
+        unclaimed = self._objects.unclaimed(process_id)
+        if code != 0:  # else it had told everybody what it wrote for them
+            for node, owner, segments in unclaimed:
+                self._traffic.push(node, owner, "unclaimed", (process_id, self.node_id, segments))
 
     def _runs(self, process_id: bytes) -> bool:
         """Whether a process of this node has not ended."""
@@ -436,11 +449,24 @@ class NodeDaemon:
         self._head.tell(lease_ended=head_pb2.LeaseEnded(lease=lease.number))
 
     def worker_exited(self, worker: Worker) -> None:
-        """A worker process is gone; what it said last counts."""
+        """A worker process is gone, or given up; what it said last counts."""
         self._clients.ended(worker.process_id)
+        if worker.quarantine is not None:
+            # Its sockets may be open for as long as it is there, so that they tell nobody.
+            for process_id in list(self._clients.clients):
+                self._clients.push(process_id, "process_died", (worker.process_id,))
+
+    def quarantines_changed(self) -> None:
+        """Tell the head which devices are out of service."""
+        self._head.tell(quarantines=quarantines(self._pool))
+
+    def worker_gone(self, worker: Worker, exit_code: int) -> None:
+        """A worker that was given up is gone: what it had mapped counts no more."""
+        self._objects.process_died(worker.process_id)
+        self._tell_unclaimed(worker.process_id, exit_code)
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
-        """A worker process is gone."""
+        """A worker process is gone, or given up."""
         self._process_ended(
             worker.process_id,
             worker.pid,
@@ -448,6 +474,7 @@ class NodeDaemon:
             work=f"a worker of {worker.name}" if worker.name else "a worker",
             planned=worker.exiting is not None,
             lease=worker.lease.number if worker.lease is not None else 0,
+            gone=worker.quarantine is None,
         )
 
     def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
@@ -460,6 +487,9 @@ class NodeDaemon:
 
     def _worker_exited(self, pid: int, status: int) -> None:
         self._pool.on_exited(pid, status)
+
+    def _worker_lingers(self, pid: int, left: list[int]) -> None:
+        self._pool.on_lingers(pid, left)
 
     def _template_gone(self) -> None:
         if not self.stopped.is_set():

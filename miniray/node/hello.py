@@ -12,14 +12,13 @@ from miniray._proto import head_pb2
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from miniray.node.clients import Client
     from miniray.node.node_config import NodeConfig
-    from miniray.node.workers import NodeLease, Worker
+    from miniray.node.worker import NodeLease, Worker
+    from miniray.node.workers import WorkerPool
 
 
-def hello(node: NodeConfig, leases: Iterable[NodeLease]) -> head_pb2.NodeHello:
+def hello(node: NodeConfig, pool: WorkerPool) -> head_pb2.NodeHello:
     """The first message of a session: after a restart of the head it is where leases come from."""
     devices = node.accelerators.devices
     return head_pb2.NodeHello(
@@ -47,14 +46,20 @@ def hello(node: NodeConfig, leases: Iterable[NodeLease]) -> head_pb2.NodeHello:
                 actor_id=lease.actor_id or b"",
                 allocation=json.dumps(lease.allocation).encode(),
             )
-            for lease in leases
+            for lease in pool.leases.values()
         ],
         session_dir=str(node.session_dir),
         socket_path=node.socket_path,
         is_head_node=node.is_head,
         drivers_only=node.drivers_only,
         takes_batches=True,
+        quarantines=quarantines(pool),
     )
+
+
+def quarantines(pool: WorkerPool) -> head_pb2.Quarantines:
+    """The workers that could not be killed, with the devices that are out of service by them."""
+    return head_pb2.Quarantines(all=[each.to_proto() for each in pool.quarantines()])
 
 
 def attached(client: Client, machine: str) -> head_pb2.FromNode:

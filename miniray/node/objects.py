@@ -274,12 +274,16 @@ class NodeObjects:
         nodes = self._remote_owners
         return [(nodes.get(owner, self.node_id), owner, found) for owner, found in written.items()]
 
-    def process_died(self, process_id: bytes) -> None:
-        """A process that may own, write or map segments here is gone."""
+    def asks_no_more(self, process_id: bytes) -> None:
+        """A process is gone, or will be; until then what it has mapped stays."""
         self._remote_owners.pop(process_id, None)
         self._spilling.room.process_died(process_id)
         self.ahead.process_died(process_id)
         self.pulls.process_died(process_id)
+
+    def process_died(self, process_id: bytes) -> None:
+        """A process that may own, write or map segments here is gone."""
+        self.asks_no_more(process_id)
         for number in self.store.process_died(process_id):
             self._copies.remove(number)
             self._free_copies_of(number)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from miniray.node.clients import Client, ClientServer
     from miniray.node.log_lines import LogLine
     from miniray.node.relay import RelayHub
-    from miniray.node.workers import Worker
+    from miniray.node.worker import Worker
 
 _FLUSH = "flush output"  # (job, number)
 _FLUSHED = "output flushed"  # (number,)

@@ -25,6 +25,7 @@ import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.node import control_socket
+from miniray.node.python_command import python_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,8 @@ _WORKER_FDS = 3
 _KILL_AGAIN = 0.2
 #: Workers and their children carry this variable, so that strays can be told apart.
 WORKER_VARIABLE = "MINIRAY_WORKER_ID"
+#: So many of the processes that keep a worker from being over are named.
+_MAX_NAMED = 16
 
 
 def set_subreaper() -> None:
@@ -63,6 +66,10 @@ class Template:
         #: Children of ended workers that were killed and are not gone: pid to the workers whose
         #: end is not told before. One that a driver holds in the kernel may stay for long.
         self._strays: dict[int, set[int]] = {}
+        #: Ended workers of which the daemon knows that these children are left.
+        self._told: dict[int, list[int]] = {}
+        #: Ended templates, of which the daemon asked to hear when all their workers are gone.
+        self._fences: dict[int, int] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> Callable[[], NoReturn]:
@@ -104,7 +111,13 @@ class Template:
         if message[0] == "kill":
             _, pid, number = message
             if pid in self._workers:
-                os.kill(pid, number)
+                _kill(pid, number)
+        elif message[0] == "fence":
+            _, token, template = message
+            self._fences[token] = template
+            if template in self._helpers:
+                _kill(template, signal.SIGKILL)  # it has hung up, so it is of no use
+            self._tell_settled()
         elif message[0] == "end":  # the daemon hangs up next, and goes on itself
             self._clean_up = None
         return None
@@ -194,7 +207,8 @@ class Template:
             # A new interpreter: variables that libraries read when they load take effect.
             os.set_inheritable(fds[2], True)
             python = spec["python"]
-            os.execv(python, [python, "-m", "miniray.worker.fresh", str(fds[2])])  # noqa: S606
+            command = python_command("miniray.worker.fresh")
+            os.execv(python, [python, "-c", command, str(fds[2])])  # noqa: S606
         os.close(fds[2])
 
     # --- ends ----------------------------------------------------------------------
@@ -213,13 +227,32 @@ class Template:
             elif pid in self._helpers:
                 self._helpers.discard(pid)
                 self._kill_strays()  # its workers
-        if not self._ended:
-            return
-        self._kill_strays()
-        waiting = {worker for workers in self._strays.values() for worker in workers}
-        for pid in [pid for pid in self._ended if pid not in waiting]:
-            status, _ = self._ended.pop(pid)
-            self._send(("exited", pid, status))
+        if self._ended or self._fences:
+            self._kill_strays()
+            self._tell_ends()
+            self._tell_settled()
+
+    def _tell_ends(self) -> None:
+        """Tell which workers are gone with their children, and what is left of others."""
+        left: dict[int, list[int]] = {}
+        for stray, workers in self._strays.items():
+            for worker in workers:
+                left.setdefault(worker, []).append(stray)
+        for pid in list(self._ended):
+            if pid not in left:
+                status, _ = self._ended.pop(pid)
+                self._told.pop(pid, None)
+                self._send(("exited", pid, status))
+            elif left[pid] != self._told.get(pid):
+                self._told[pid] = left[pid]
+                self._send(("lingers", pid, left[pid][:_MAX_NAMED]))
+
+    def _tell_settled(self) -> None:
+        """Answer who waits until nothing is left of a template that was forked from this one."""
+        for token, template in list(self._fences.items()):
+            if template not in self._helpers and not self._strays:
+                del self._fences[token]
+                self._send(("settled", token))
 
     def _kill_strays(self) -> None:
         """Kill children of ended workers."""
@@ -232,8 +265,7 @@ class Template:
                 if session in self._workers or worker in living:
                     continue
                 self._strays[pid] = self._left_by(session, worker)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid, signal.SIGKILL)
 
     def _left_by(self, session: int, worker: str) -> set[int]:
         """Which of the ended workers has left a child; any of them, if that cannot be told."""
@@ -248,8 +280,7 @@ class Template:
             while True:
                 # The kernel's list may lack some while others end: hence the own one, and again.
                 for pid in {*self._workers, *self._helpers, *_children()}:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                    _kill(pid, signal.SIGKILL)
                 ended = -1
                 while ended:
                     ended, _ = os.waitpid(-1, os.WNOHANG)
@@ -269,6 +300,12 @@ class Template:
 
 def _ignore_signal(_number: int, _frame: object) -> None:
     """Only wakes the loop."""
+
+
+def _kill(pid: int, number: int) -> None:
+    """Send a signal to a child. One that runs as another user may refuse it, and stays."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
 
 
 def _children() -> list[int]:

@@ -34,14 +34,28 @@ class TemplateClient:
         pid: int,
         on_exited: Callable[[int, int], None],
         on_gone: Callable[[], None],
+        on_lingers: Callable[[int, list[int]], None],
     ) -> None:
+        """Talk to a template.
+
+        Args:
+            control: the daemon's end of its socket.
+            pid: of the template; 0: it will tell.
+            on_exited: called with the pid and wait status of a worker that is gone, with all
+                that it had started.
+            on_gone: called when the template is gone.
+            on_lingers: called with the pid of a worker that has ended, and those of what it
+                had started that were killed and are not gone; again whenever these change.
+        """
         self._control = control
         self._sender = ControlSender(control)
         self.pid = pid
         self._on_exited = on_exited
         self._on_gone = on_gone
+        self._on_lingers = on_lingers
         self._numbers = itertools.count(1).__next__
-        self._forks: dict[int, asyncio.Future[int]] = {}
+        #: Requests that were not answered, by number.
+        self._open: dict[int, asyncio.Future[int]] = {}
         self._gone = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._on_readable)
@@ -63,7 +77,7 @@ class TemplateClient:
             raise
         number = self._numbers()
         future: asyncio.Future[int] = self._loop.create_future()
-        self._forks[number] = future
+        self._open[number] = future
         refuse = functools.partial(self._refuse, number)
         self._sender.send(marshal.dumps(("fork", number)), [stdout, stderr, file], refuse)
         return await future
@@ -99,6 +113,26 @@ class TemplateClient:
         if not self._gone:
             self._sender.send(marshal.dumps(("kill", pid, int(number))))
 
+    async def settled(self, template: int) -> None:
+        """Wait until nothing is left of a template that was forked from this one and has hung up.
+
+        Its workers fall to this one, which kills them with all that they had started.
+
+        Args:
+            template: its pid.
+
+        Raises:
+            TemplateGoneError: this template is gone.
+        """
+        if self._gone:
+            raise TemplateGoneError("the template process is gone")
+        number = self._numbers()
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._open[number] = future
+        refuse = functools.partial(self._refuse, number)
+        self._sender.send(marshal.dumps(("fence", number, template)), (), refuse)
+        await future
+
     def _on_readable(self) -> None:
         while True:
             try:
@@ -113,17 +147,23 @@ class TemplateClient:
             message = marshal.loads(data)
             if message[0] == "exited":
                 self._on_exited(message[1], message[2])
+            elif message[0] == "lingers":
+                self._on_lingers(message[1], message[2])
             elif message[0] == "forked":
-                future = self._forks.pop(message[1])
+                future = self._open.pop(message[1])
                 if not future.done():
                     future.set_result(message[2])
+            elif message[0] == "settled":
+                settled = self._open.pop(message[1])
+                if not settled.done():
+                    settled.set_result(0)
             elif message[0] == "ready":
                 self.pid = message[1]
             elif message[0] == "refused":
                 self._refuse(message[1], OSError(f"cannot start a process: {message[2]}"))
 
     def _refuse(self, number: int, error: Exception) -> None:
-        future = self._forks.pop(number, None)
+        future = self._open.pop(number, None)
         if future is not None and not future.done():
             future.set_exception(error)
 
@@ -141,7 +181,7 @@ class TemplateClient:
         self._loop.remove_reader(self._control.fileno())
         self._sender.close()
         self._control.close()
-        for number in list(self._forks):
+        for number in list(self._open):
             self._refuse(number, TemplateGoneError("the template process is gone"))
 
 

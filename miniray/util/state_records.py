@@ -98,6 +98,10 @@ class NodeState(State):
     node_name: str
     resources_total: dict[str, float]
     labels: dict[str, str]
+    #: Workers that were killed and are not gone, each with ``pids`` and ``names`` of what is left
+    #: of it, ``devices`` (ids by resource) that are out of service until it is gone, ``since``
+    #: (seconds since the epoch) and ``reason`` (the same in words).
+    quarantined: list[dict[str, Any]]
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> NodeState:
@@ -111,6 +115,7 @@ class NodeState(State):
             node_name=data["hostname"],
             resources_total=data["total"],
             labels=data["labels"],
+            quarantined=[dict(each) for each in data["quarantined"]],
         )
 
 

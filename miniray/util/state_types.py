@@ -9,6 +9,21 @@ from __future__ import annotations
 from typing import Literal, TypedDict
 
 
+class QuarantineStatus(TypedDict):
+    """A worker that was killed and is not gone: its devices are out of service until it is."""
+
+    #: What is left of it: itself, or what it had started.
+    pids: list[int]
+    #: Names of these processes.
+    names: list[str]
+    #: Ids of its devices by resource; empty if it had none.
+    devices: dict[str, list[str]]
+    #: When it was given up.
+    since: float
+    #: The same in words.
+    reason: str
+
+
 class NodeStatus(TypedDict):
     """One node of the cluster."""
 
@@ -27,6 +42,8 @@ class NodeStatus(TypedDict):
     object_store_capacity: int
     #: Bytes of disk that objects take for which there was no memory.
     object_store_spilled: int
+    #: Workers that could not be killed.
+    quarantined: list[QuarantineStatus]
     #: Why it is not ALIVE, or "".
     reason: str
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import marshal
 import os
 import sys
+from typing import NoReturn
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
+    """Be the worker that the descriptor in the first argument describes."""
     with os.fdopen(int(sys.argv[1]), "rb") as file:
         spec = marshal.loads(file.read())
     from miniray.worker.main import run_worker

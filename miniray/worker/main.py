@@ -239,6 +239,8 @@ class Worker:
             peer.flush()
         if self._left_something:
             self.runtime.peers.hang_up()
+        # The rest is the kernel's; it may not get done with it if a driver hangs.
+        self.runtime.link.node_notice("leaving")
         self.runtime.link.flush()
 
 

@@ -23,9 +23,11 @@ from miniray.accelerators import (
     AcceleratorRequestError,
     NodeAccelerators,
     assigned_environment,
+    needs_fresh_interpreter,
     resolve_node_accelerators,
 )
 from miniray.accelerators.host import DetectionError
+from miniray.accelerators.registry import FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -312,3 +314,15 @@ def test_what_a_node_announces_survives_json(machine: FakeMachine, case: Case) -
     case.build(machine)
     found = resolve(machine, case)
     assert NodeAccelerators.from_data(json.loads(json.dumps(found.to_data()))) == found
+
+
+def test_only_cuda_devices_or_those_without_a_variable_are_given_to_forks(tmp_path: Path) -> None:
+    forked = {family.name for family in FAMILIES if family.read_late}
+    assert forked == {"nvidia"}
+    for declared, fresh in (({"count": 1, "env": "V"}, True), ({"count": 1}, False)):
+        found = resolve_node_accelerators(
+            0, {"FPGA": declared, "TPU": 1}, FakeMachine(tmp_path).host()
+        )
+        assert needs_fresh_interpreter({"FPGA": ["0"]}, found) is fresh
+        assert needs_fresh_interpreter({"FPGA": [], "TPU": []}, found) is False
+        assert needs_fresh_interpreter({"FPGA": ["0"], "TPU": ["0"]}, found) is True

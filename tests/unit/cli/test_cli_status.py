@@ -68,6 +68,7 @@ def state(**changes: Any) -> ClusterStatus:
                 "object_store_used": 2**20,
                 "object_store_capacity": 2**30,
                 "object_store_spilled": 0,
+                "quarantined": [],
                 "reason": "",
             },
             {
@@ -82,6 +83,7 @@ def state(**changes: Any) -> ClusterStatus:
                 "object_store_used": 0,
                 "object_store_capacity": 2**30,
                 "object_store_spilled": 0,
+                "quarantined": [],
                 "reason": "no heartbeat for 15 s",
             },
         ],
@@ -109,6 +111,24 @@ def test_values_on_disk_are_shown_when_there_are_some() -> None:
     assert "on disk" not in rendered(state())
     nodes = [{**node, "object_store_spilled": 2**29} for node in state()["nodes"]]
     assert row(rendered(state(nodes=nodes)), "objects on disk")[3:] == ["1", "GiB", "-"]
+
+
+def test_devices_in_quarantine_are_shown_with_the_process_that_keeps_them() -> None:
+    why = "pid 77 (Trainer) could not be killed"
+    record = {
+        "pids": [77],
+        "names": ["Trainer"],
+        "devices": {"GPU": ["0", "3"]},
+        "since": state()["time"] - 90,
+        "reason": why,
+    }
+    first, *others = state()["nodes"]
+    shown = rendered({**state(), "nodes": [{**first, "quarantined": [record]}, *others]})
+    assert "Quarantined" in shown
+    assert "Quarantined" not in rendered(state())
+    [row] = [line for line in shown.splitlines() if why in line]
+    assert "GPU 0, 3" in row
+    assert "1 min" in row
 
 
 def test_the_first_line_says_which_cluster_and_how_large() -> None:

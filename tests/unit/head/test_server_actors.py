@@ -321,6 +321,17 @@ def test_an_environment_that_cannot_be_made_kills_the_actor(daemon: FakeDaemon) 
     assert daemon.ask(owner, "available_resources") == {"CPU": 2.0}
 
 
+def test_an_actor_whose_place_was_no_good_is_placed_again(daemon: FakeDaemon) -> None:
+    owner = daemon.driver()
+    _, start = begin(daemon, owner, resources={"CPU": 2}, placement_resources={"CPU": 2})
+    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=start.lease, error=b"kept", tries=20))
+    again = daemon.one("start_actor")
+    assert (again.actor_id, again.restarts) == (start.actor_id, 0)
+    assert again.lease != start.lease
+    assert not daemon.pushes(owner, "actor")
+    assert daemon.ask(owner, "available_resources") == {}
+
+
 def test_a_driver_hears_once_why_its_actor_waits(cluster: FakeCluster, daemon: FakeDaemon) -> None:
     owner = daemon.driver()
     ready(daemon, begin(daemon, owner, resources={"CPU": 2}, placement_resources={"CPU": 2})[1])

@@ -7,7 +7,7 @@ import marshal
 import platform
 
 import pytest
-from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
+from head_harness import FakeCluster, actor_spec, new_id, task_spec
 
 from miniray._proto import common_pb2, head_pb2
 
@@ -218,17 +218,19 @@ def test_every_listing_is_plain_data(cluster: FakeCluster, what: str) -> None:
     json.dumps(listing)
 
 
-def test_a_quarantined_device_is_not_granted(cluster: FakeCluster) -> None:
-    daemon: FakeDaemon = cluster.node({"CPU": 1}, {"GPU": ["0", "1"]})
-    driver = daemon.driver()
-    quarantined = head_pb2.DeviceQuarantined(resource="GPU", device="0", reason="a process stays")
-    daemon.tell(quarantined=quarantined)
-    daemon.notice(driver, "want_leases", 1, task_spec(resources={"GPU": 1}), 2)
-    begun = daemon.one("start_lease")
-    assert json.loads(begun.allocation)["devices"] == {"GPU": ["1"]}
-
-
 def test_daemons_are_told_when_the_cluster_stops(cluster: FakeCluster) -> None:
     daemons = [cluster.node(), cluster.node()]
     cluster.head.stop("enough")
     assert [daemon.one("stop").reason for daemon in daemons] == ["enough", "enough"]
+
+
+def test_all_nodes_hear_that_a_driver_is_gone(cluster: FakeCluster) -> None:
+    first, second = cluster.node(), cluster.node()
+    driver, other = first.driver(), first.driver()
+    first.end_process(driver)
+    assert [node.one("job_ended").job_id for node in (first, second)] == [driver, driver]
+    # Who was not there asks when it is back: for a job that nobody remembers too.
+    forgotten = new_id()
+    second.notice(second.node_id, "ended_jobs", [driver, other, forgotten])
+    assert [told.job_id for told in second.take("job_ended")] == [driver, forgotten]
+    assert not first.take("job_ended")

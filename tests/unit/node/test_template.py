@@ -76,7 +76,10 @@ class Node:
         theirs.close()
         self.exits: dict[int, int] = {}
         self.gone = 0
-        self.client = TemplateClient(ours, self.process.pid, self._exited, self._gone)
+        self.lingering: dict[int, list[int]] = {}
+        self.client = TemplateClient(
+            ours, self.process.pid, self._exited, self._gone, self.lingering.__setitem__
+        )
         self.outputs: list[int] = []
 
     def _exited(self, pid: int, status: int) -> None:
@@ -338,7 +341,9 @@ async def test_a_template_can_have_another_with_more_modules(node: Node) -> None
     exits: dict[int, int] = {}
     gone: list[int] = []
     control = node.client.fork_template(["colorsys"])
-    other = TemplateClient(control, 0, exits.__setitem__, lambda: gone.append(1))
+    other = TemplateClient(
+        control, 0, exits.__setitem__, lambda: gone.append(1), node.lingering.__setitem__
+    )
     read, write = os.pipe2(os.O_CLOEXEC)
     node.outputs.append(read)
     code = "import sys; print('colorsys' in sys.modules)"
@@ -357,14 +362,17 @@ async def test_workers_of_a_template_that_was_killed_are_ended(node: Node) -> No
     gone: list[int] = []
     exits: dict[int, int] = {}
     control = node.client.fork_template([])
-    other = TemplateClient(control, 0, exits.__setitem__, lambda: gone.append(1))
+    other = TemplateClient(
+        control, 0, exits.__setitem__, lambda: gone.append(1), node.lingering.__setitem__
+    )
     read, write = os.pipe2(os.O_CLOEXEC)
     node.outputs.append(read)
     pid = await other.fork(worker_spec(SLEEP), write, os.open(os.devnull, os.O_WRONLY))
     assert await node.line(read) == "sleeping"
     os.kill(other.pid, signal.SIGKILL)
     await until(lambda: gone)
-    await until(lambda: not alive(pid))
+    await asyncio.wait_for(node.client.settled(other.pid), 15)
+    assert not alive(pid)
     assert await node.run("print('fine')") == (0, "fine\n")
 
 
@@ -372,7 +380,9 @@ async def test_workers_of_a_template_that_was_killed_are_ended(node: Node) -> No
 async def test_a_template_whose_modules_cannot_be_imported_is_just_gone(node: Node) -> None:
     gone: list[int] = []
     control = node.client.fork_template(["there_is_no_such_module"])
-    TemplateClient(control, 0, lambda _pid, _status: None, lambda: gone.append(1))
+    TemplateClient(
+        control, 0, lambda _pid, _status: None, lambda: gone.append(1), lambda _pid, _left: None
+    )
     await until(lambda: gone)
     assert node.cleanup.exists()
     assert await node.run("print('fine')") == (0, "fine\n")
@@ -390,6 +400,12 @@ class Kernel:
         self.children: dict[int, tuple[int, str]] = {}
         self.dead: list[int] = []
         self.told: list[int] = []
+        #: What was told of ended workers that have left something: those pids.
+        self.left: dict[int, list[int]] = {}
+        #: Answered questions on templates that died.
+        self.settled: list[int] = []
+        #: Pids that may not be killed.
+        self.forbidden: set[int] = set()
         self.killed: list[int] = []
         monkeypatch.setattr(template_module, "_children", lambda: list(self.children))
         monkeypatch.setattr(template_module, "_session_of", lambda pid: self.children[pid][0])
@@ -397,8 +413,21 @@ class Kernel:
         monkeypatch.setattr(
             os, "waitpid", lambda *_: (self.dead.pop(0), 0) if self.dead else (0, 0)
         )
-        monkeypatch.setattr(os, "kill", lambda pid, _: self.killed.append(pid))
-        monkeypatch.setattr(self.template, "_send", lambda message: self.told.append(message[1]))
+        monkeypatch.setattr(os, "kill", self._kill)
+        monkeypatch.setattr(self.template, "_send", self._hear)
+
+    def _kill(self, pid: int, _number: int) -> None:
+        if pid in self.forbidden:
+            raise PermissionError
+        self.killed.append(pid)
+
+    def _hear(self, message: tuple[Any, ...]) -> None:
+        if message[0] == "exited":
+            self.told.append(message[1])
+        elif message[0] == "settled":
+            self.settled.append(message[1])
+        else:
+            self.left[message[1]] = message[2]
 
     def worker(self, pid: int, id: str) -> None:
         self.template._workers[pid] = id
@@ -452,6 +481,46 @@ def test_a_child_of_unknown_origin_delays_those_that_had_ended_and_nobody_later(
     assert kernel.reap(1, 2) == []
     assert kernel.reap(3) == [3]
     assert kernel.reap(7) == [1, 2]
+
+
+def test_what_a_worker_has_left_is_told_and_told_again_when_it_changes(kernel: Kernel) -> None:
+    kernel.worker(1, "one")
+    kernel.children |= {7: (1, ""), 8: (1, "")}
+    assert kernel.reap(1) == []
+    assert kernel.left == {1: [7, 8]}
+    kernel.children[9] = (1, "")  # of the one that goes
+    assert kernel.reap(7) == []
+    assert kernel.left == {1: [8, 9]}
+    assert kernel.reap(8, 9) == [1]
+
+
+def test_a_child_that_may_not_be_killed_is_waited_for(kernel: Kernel) -> None:
+    kernel.worker(1, "one")
+    kernel.children[7] = (99, "one")
+    kernel.forbidden.add(7)
+    assert kernel.reap(1) == []
+    assert kernel.left == {1: [7]}
+    assert kernel.reap(7) == [1]
+
+
+def test_the_end_of_a_templates_workers_is_told_when_their_children_are_gone(
+    kernel: Kernel,
+) -> None:
+    kernel.template._templates.add(4)
+    kernel.children[4] = (4, "")
+    kernel.template._fences[1] = 4
+    kernel.template._tell_settled()
+    assert kernel.settled == []
+    kernel.children |= {5: (5, "five"), 7: (77, "")}  # they fall to this one when it ends
+    kernel.reap(4)
+    assert set(kernel.killed) == {5, 7}
+    kernel.children[8] = (88, "")
+    kernel.reap(5)
+    assert 8 in kernel.killed
+    kernel.reap(7)
+    assert kernel.settled == []
+    kernel.reap(8)
+    assert kernel.settled == [1]
 
 
 def test_children_of_living_workers_are_left_alone(kernel: Kernel) -> None:

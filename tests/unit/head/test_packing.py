@@ -1,0 +1,122 @@
+"""Shares of devices put together, beside a search through every way."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from miniray.head.amounts import UNIT
+from miniray.head.bundles import PlacementGroupState, plan
+from miniray.head.packing import Patience, pack_shares
+from miniray.head.resources import Allocation, Reservation, node_pool
+
+PLENTY = 20_000
+
+
+def fits_somehow(free: list[int], shares: list[int]) -> bool:
+    """Whether any way to put shares on devices works."""
+    for places in itertools.product(range(len(free)), repeat=len(shares)):
+        left = list(free)
+        for share, place in zip(shares, places, strict=True):
+            left[place] -= share
+        if min(left) >= 0:
+            return True
+    return False
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(0, 10), min_size=1, max_size=3),
+    st.lists(st.integers(1, 9), max_size=6),
+)
+def test_a_way_is_found_if_there_is_one(free: list[int], shares: list[int]) -> None:
+    found = pack_shares(free, shares, Patience(PLENTY))
+    assert (found is not None) == fits_somehow(free, shares)
+    if found is not None:
+        left = list(free)
+        for share, place in zip(shares, found, strict=True):
+            left[place] -= share
+        assert min(left) >= 0
+
+
+def test_a_search_without_an_end_in_sight_ends() -> None:
+    # No two of these fit together, which no sum shows.
+    free = [1000] * 20
+    shares = [501 + number % 7 for number in range(21)]
+    patience = Patience(500)
+    assert pack_shares(free, shares, patience) is None
+    assert patience.steps >= -1
+
+
+def test_many_equal_shares_take_few_steps() -> None:
+    patience = Patience(PLENTY)
+    assert pack_shares([UNIT] * 8, [UNIT // 50] * 400, patience) is not None
+    assert pack_shares([UNIT] * 8, [UNIT // 50 + 1] * 400, patience) is None
+    assert patience.steps > PLENTY - 1000
+
+
+amounts = st.one_of(st.sampled_from([1, 2]), st.integers(1, 9).map(lambda tenths: tenths / 10))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(amounts, min_size=1, max_size=6),
+    st.lists(st.integers(1, 9).map(lambda tenths: tenths / 10), max_size=3),
+)
+@example([0.6, 0.5, 0.5, 0.4], [])  # the way is not that of the largest first in the fullest
+@example([0.4, 0.3, 0.3, 0.5, 0.5], [])
+def test_strict_pack_finds_the_way_in_which_bundles_fit_on_a_node(
+    bundles: list[float], held: list[float]
+) -> None:
+    node = node_pool("ab", {"CPU": 9}, {"GPU": ["0", "1", "2"]})
+    for amount in held:
+        units = ("GPU", round(amount * UNIT))
+        if node.fits((units,)):
+            node.allocate((units,))
+    free = list(node.devices["GPU"].free)
+    named = [{"CPU": 1, "GPU": amount} for amount in bundles]
+    state = PlacementGroupState.of(b"group", named, "STRICT_PACK")
+    made = plan(state, [node], None)
+
+    # Whole devices are those that nobody holds a part of: which of them is all the same.
+    whole = int(sum(amount for amount in bundles if amount >= 1))
+    shares = [round(amount * UNIT) for amount in bundles if amount < 1]
+    unheld = [position for position, units in enumerate(free) if units == UNIT]
+    possible = len(unheld) >= whole
+    for position in unheld[:whole] if possible else ():
+        free[position] = 0
+    assert (made is not None) == (possible and fits_somehow(free, shares))
+    assert min(node.devices["GPU"].free) >= 0
+    if made is not None:
+        check(made.values(), bundles)
+
+
+def check(made: object, bundles: list[float]) -> None:
+    """Each bundle has what it asked for: one device's share, or whole ones."""
+    for (_, allocation), amount in zip(made, bundles, strict=False):  # type: ignore[call-overload]
+        assert isinstance(allocation, Allocation)
+        total = sum(units for _, shares in allocation.devices for _, units in shares)
+        assert total in {round(amount * UNIT) for amount in bundles}
+        assert all(len(shares) == max(1, total // UNIT) for _, shares in allocation.devices)
+
+
+def test_strict_pack_leaves_alone_what_is_set_aside_for_others() -> None:
+    node = node_pool("ab", {"CPU": 9}, {"GPU": ["0", "1"]})
+    node.reservation = Reservation("another", {}, {"GPU": [0, UNIT]})
+    shares = [{"GPU": 0.6}, {"GPU": 0.4}, {"GPU": 0.5}, {"GPU": 0.5}]
+    four = PlacementGroupState.of(b"four", shares, "STRICT_PACK")
+    two = PlacementGroupState.of(b"two", shares[:2], "STRICT_PACK")
+    assert plan(four, [node], None) is None
+    assert plan(two, [node], None) is not None
+
+
+@pytest.mark.parametrize("nodes", [1, 50])
+def test_a_group_that_fits_nowhere_is_found_so_in_bounded_work(nodes: int) -> None:
+    pools = [node_pool(f"{n:032x}", {}, {"GPU": list("01234567")}) for n in range(nodes)]
+    bundles = [{"GPU": 0.5001 + number / 10_000} for number in range(9)]
+    state = PlacementGroupState.of(b"group", bundles, "STRICT_PACK")
+    assert plan(state, pools, None) is None
+    assert all(pool.devices["GPU"].free == [UNIT] * 8 for pool in pools)
