@@ -195,16 +195,17 @@ def _announced_ids(
         return []  # whatever a variable says, there is nothing it could name
     visible = family.visible_ids(environ)
     if requested is None:
-        return list(detected.ids) if visible is None else family.existing(visible, detected)
+        return (
+            list(detected.ids) if visible is None else family.existing(visible, detected, environ)
+        )
     if visible is None:
         ids = list(detected.ids[:requested])
         free = (str(index) for index in range(requested) if str(index) not in ids)
         return ids + [next(free) for _ in range(requested - len(ids))]
     if requested > len(visible):
-        variable = family.governing_variable(environ)
         raise AcceleratorRequestError(
             f"{requested} {family.resource} are asked for, but "
-            f"{variable}={environ.get(variable or '', '')!r} names {len(visible)}: "
+            f"{family.restriction(environ)} names {len(visible)}: "
             f"ask for at most {len(visible)}, or name more devices before the node starts"
         )
     return visible[:requested]

@@ -142,7 +142,10 @@ class NodeStart:
         if options.drivers_only:
             return NodeAccelerators()
         return resolve_node_accelerators(
-            options.num_gpus, options.resources, Host(), options.gpu_family
+            options.num_gpus,
+            options.resources,
+            Host(Path(config().device_root)),
+            options.gpu_family,
         )
 
     def _fetch_authority(self) -> bytes:
