@@ -126,7 +126,6 @@ def sharing_of_a_gpu_by_two_halves(found: NodeAccelerators) -> str:
     """Two actors with half a GPU each compute on the same one at the same time."""
     _need_torch()
 
-    @miniray.remote(num_cpus=0, num_gpus=0.5)
     class Half:
         def __init__(self) -> None:
             import torch
@@ -145,7 +144,8 @@ def sharing_of_a_gpu_by_two_halves(found: NodeAccelerators) -> str:
                 self.values += amount
             return float(self.values[0].item())
 
-    halves = [Half.remote() for _ in range(2)]
+    half_of_a_gpu = miniray.remote(num_cpus=0, num_gpus=0.5)(Half)
+    halves = [half_of_a_gpu.remote() for _ in range(2)]
     first, second = _get([half.place.remote() for half in halves])
     assert first == second, (first, second)
     assert _get([half.add.remote(n) for n, half in enumerate(halves, 1)]) == [101.0, 201.0]
@@ -164,7 +164,7 @@ def device_memory_is_free_after_a_task(found: NodeAccelerators) -> str:
 
         free, total = torch.cuda.mem_get_info()
         kept = torch.empty(int(free * 0.8), dtype=torch.uint8, device="cuda")
-        torch._miniray_gpu_check_kept = kept  # type: ignore[attr-defined]
+        torch._miniray_gpu_check_kept = kept
         return os.getpid(), free, total
 
     told = [_get(fill.remote()) for _ in range(3)]
@@ -178,7 +178,6 @@ def device_memory_is_free_after_a_kill(found: NodeAccelerators) -> str:
     """An actor that is killed while it holds memory leaves none of it to the next."""
     _need_torch()
 
-    @miniray.remote(num_gpus=1)
     class Hoarder:
         def fill(self) -> int:
             import torch
@@ -187,9 +186,10 @@ def device_memory_is_free_after_a_kill(found: NodeAccelerators) -> str:
             self.kept = torch.empty(int(free * 0.8), dtype=torch.uint8, device="cuda")
             return free
 
+    whole_gpu = miniray.remote(num_gpus=1)(Hoarder)
     free = []
     for _ in range(2):
-        hoarder = Hoarder.remote()
+        hoarder = whole_gpu.remote()
         free.append(_get(hoarder.fill.remote()))
         miniray.kill(hoarder)
     assert min(free) > max(free) - _SLACK, f"free at the start of each: {free}"

@@ -100,7 +100,6 @@ def reserve_tpu_slice(
     accelerator_type: str,
     timeout_s: float | None = DEFAULT_TPU_HEAD_RESERVATION_TIMEOUT_S,
     slice_name: str | None = None,
-    lifetime: str | None = None,
 ) -> tuple[str, PlacementGroup]:
     """Reserve a slice against others who reserve slices, by the head resource of its host 0.
 
@@ -111,10 +110,10 @@ def reserve_tpu_slice(
         accelerator_type: The generation: ``TPU-V4`` or ``v4``.
         timeout_s: How long to wait for one, in seconds; None: without end.
         slice_name: This slice and no other.
-        lifetime: As of the placement group: None or "detached".
 
     Returns:
-        The slice's name and the placement group that holds its head.
+        The slice's name and the placement group that holds its head, until it is removed or
+        this driver ends.
 
     Raises:
         TimeoutError: None came free in time.
@@ -128,9 +127,7 @@ def reserve_tpu_slice(
         selector[SLICE_NAME] = slice_name
     elif useless:
         selector[SLICE_NAME] = f"!in({','.join(useless)})"
-    head = placement_group(
-        [{head_resource(shape.pod_type): 1}], lifetime=lifetime, bundle_label_selector=[selector]
-    )
+    head = placement_group([{head_resource(shape.pod_type): 1}], bundle_label_selector=[selector])
     with _removed_on_error([head]):
         if not _wait(head, timeout_s):
             hosts = _hosts()
@@ -153,8 +150,11 @@ def reserve_tpu_slice(
 def fetch_tpu_slice_name_from_pg(pg: PlacementGroup) -> str | None:
     """Name of the slice whose host has the first bundle of a placement group, or None."""
     node_id = placement_group_table(pg)["bundles_to_node_id"][0]
-    labels = (node["Labels"] for node in current_runtime().nodes() if node["NodeID"] == node_id)
-    return next(labels, {}).get(SLICE_NAME)
+    for node in current_runtime().nodes():
+        if node["NodeID"] == node_id:
+            name: str | None = node["Labels"].get(SLICE_NAME)
+            return name
+    return None
 
 
 def _useless(shape: SliceShape) -> list[str]:
@@ -204,7 +204,8 @@ class SlicePlacementGroup:
             host; with fewer chips there are several bundles on each host.
         strategy: As of ``placement_group``.
         name: As of ``placement_group``; with ``pg_per_slice`` followed by ``_slice_<N>``.
-        lifetime: As of ``placement_group``.
+        lifetime: As of ``placement_group``. The heads are given back with their creator in any
+            case, as nobody else could do so; a detached slice is held by its chips then.
         num_slices: How many slices.
         chips_per_vm: Chips of a host, as of ``get_tpu_worker_resources``.
         head_reservation_timeout_s: How long to wait for each slice, in seconds; None: without
@@ -251,7 +252,7 @@ class SlicePlacementGroup:
         self._groups: list[PlacementGroup] = []
         self._selectors: list[dict[str, str]] = []
         with self._shut_down_on_error():
-            self._reserve(given, head_reservation_timeout_s, lifetime)
+            self._reserve(given, head_reservation_timeout_s)
             self._make_groups(name, lifetime)
 
     def _checked_strategy(self, strategy: str) -> str:
@@ -274,9 +275,7 @@ class SlicePlacementGroup:
         """Whether each placement group is of one slice."""
         return self._per_slice or self._num_slices == 1
 
-    def _reserve(
-        self, given: list[Mapping[str, str]], timeout: float | None, lifetime: str | None
-    ) -> None:
+    def _reserve(self, given: list[Mapping[str, str]], timeout: float | None) -> None:
         """Choose each slice, and say of each bundle which labels its node must have."""
         # A host by itself needs no reservation, unless several bundles have to meet there.
         by_name = self._shape.hosts > 1 or (self._bundles_per_slice > 1 and not self._alone)
@@ -285,12 +284,7 @@ class SlicePlacementGroup:
             wanted = given[start : start + self._bundles_per_slice]
             named = next((each[SLICE_NAME] for each in wanted if SLICE_NAME in each), None)
             if by_name and named is None:
-                named, head = reserve_tpu_slice(
-                    self._topology,
-                    self._shape.pod_type,
-                    timeout,
-                    lifetime=lifetime,
-                )
+                named, head = reserve_tpu_slice(self._topology, self._shape.pod_type, timeout)
                 self._heads.append(head)
             labels = self._kind() if named is None else {SLICE_NAME: named}
             self._selectors += [{**each, **labels} for each in wanted]
@@ -346,11 +340,6 @@ class SlicePlacementGroup:
         """
         if not self._per_slice:
             raise ValueError("There is one group (pg_per_slice=False): slice_placement_group.")
-        return list(self._groups)
-
-    @property
-    def groups(self) -> list[PlacementGroup]:
-        """All placement groups with bundles, however they are made."""
         return list(self._groups)
 
     @property
@@ -518,7 +507,7 @@ def run_on_slice(
 
 
 def _chosen(reserved: SlicePlacementGroup, slice_index: int | None) -> list[PlacementGroup]:
-    groups = reserved.groups
+    groups = list(reserved._groups)
     if not groups:
         raise ValueError("The slice was given back: reserve another one.")
     if slice_index is None:

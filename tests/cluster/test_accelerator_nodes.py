@@ -45,10 +45,13 @@ def nodes(session_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         places: dict[str, dict[str, Any]] = {
             "amd": {"env_vars": {"MINIRAY_DEVICE_ROOT": str(amd.root)}},
             "intel": {"env_vars": {"MINIRAY_DEVICE_ROOT": str(intel.root)}},
+            # Two exist there, numbered 0 and 1: what a user names counts as if it existed.
             "amd-1-3": {
                 "num_gpus": 2,
-                "gpu_family": "amd",
-                "env_vars": {"ROCR_VISIBLE_DEVICES": "1,3"},
+                "env_vars": {
+                    "MINIRAY_DEVICE_ROOT": str(amd.root),
+                    "ROCR_VISIBLE_DEVICES": "1,3",
+                },
             },
             "intel-1-3": {
                 "num_gpus": 2,
@@ -158,7 +161,7 @@ def test_the_type_of_what_was_found_can_be_asked_for(place: str, type: str) -> N
         ("intel-1-3", "ONEAPI_DEVICE_SELECTOR", "level_zero:{}"),
     ],
 )
-def test_a_node_of_a_named_family_sees_the_gpus_that_its_variable_names(
+def test_a_node_sees_the_gpus_that_its_variable_names_whether_they_exist_or_not(
     place: str, variable: str, value: str
 ) -> None:
     actor = Actor.options(**on(place)).remote()
