@@ -76,13 +76,14 @@ class Group:
         missing = self.state.missing
         found = [explain(spec.needs, spec.selector, nodes, self) for spec in missing.values()]
         if self.state.strategy == "STRICT_PACK":
-            selector = tuple({c: None for spec in missing.values() for c in spec.selector})
             names = {name for node in nodes for name in node.devices}
-            needs = tuple(
-                (name, -(-units // UNIT) * UNIT if name in names and units > UNIT else units)
-                for name, units in total_needs(missing.values())
-            )
-            found.append(explain(needs, selector, nodes, self))
+            for specs in self.state.missing_sets.values():
+                selector = tuple({c: None for spec in specs.values() for c in spec.selector})
+                needs = tuple(
+                    (name, -(-units // UNIT) * UNIT if name in names and units > UNIT else units)
+                    for name, units in total_needs(specs.values())
+                )
+                found.append(explain(needs, selector, nodes, self))
         return [reason for reason in found if reason.kind is not ReasonKind.QUEUED]
 
 

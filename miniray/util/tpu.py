@@ -1,7 +1,7 @@
 """Google TPUs: the slice that a program runs on, shapes of slices, and slices reserved as one.
 
-Ray's ``ray.util.tpu``. Reserving is in ``tpu_slices.py``; which topologies there are is in
-``accelerators/tpu_topology.py``.
+Ray's ``ray.util.tpu``. Reserving is in ``tpu_reservation.py`` and ``tpu_slices.py``; which
+topologies there are is in ``accelerators/tpu_topology.py``.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from miniray.accelerators.tpu import GoogleTPU, slice_facts
 from miniray.accelerators.tpu_topology import chips_of_pod_type, generation
 from miniray.core.runtime import current_runtime, runtime_or_none
 from miniray.util.tpu_nodes import SLICE_NAME, TpuHost, intact_slices, ready_slices
-from miniray.util.tpu_slices import (
-    SlicePlacementGroup,
+from miniray.util.tpu_reservation import (
     fetch_tpu_slice_name_from_pg,
     get_tpu_worker_resources,
     reserve_tpu_slice,
-    run_on_slice,
-    slice_placement_group,
 )
+from miniray.util.tpu_slices import SlicePlacementGroup, run_on_slice, slice_placement_group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

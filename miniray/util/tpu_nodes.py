@@ -13,6 +13,8 @@ SLICE_NAME = "ray.io/tpu-slice-name"
 WORKER_ID = "ray.io/tpu-worker-id"
 TOPOLOGY = "ray.io/tpu-topology"
 POD_TYPE = "ray.io/tpu-pod-type"
+#: Of every node.
+NODE_ID = "ray.io/node-id"
 
 
 class TpuHost(NamedTuple):

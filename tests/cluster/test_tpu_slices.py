@@ -145,13 +145,13 @@ def test_all_bundles_are_on_one_slice_and_the_next_ones_on_the_other() -> None:
         assert each.slice_placement_group is not None
         assert each.slice_placement_group.wait(30)
         assert len(set(hosts_of(each.slice_placement_group))) == 2
+        assert ray.available_resources().get("TPU-v4-16-head") in (1, None)
         [name] = {selector["ray.io/tpu-slice-name"] for selector in each.bundle_label_selector}
         assert slices_of(each.slice_placement_group) == [name, name]
     assert first.bundle_label_selector != second.bundle_label_selector
     with pytest.raises(TimeoutError, match=r"of such slices 2 are there, 2 .* all hosts, 0 idle"):
         SlicePlacementGroup("2x2x2", "v4", head_reservation_timeout_s=0.2)
-    first.release_head_pgs()
-    first.release_head_pgs()
+    first.release_head_pgs()  # the first bundle holds the head: nothing to give back
     assert first.head_placement_groups == []
     second.shutdown()
     second.shutdown()
@@ -160,6 +160,20 @@ def test_all_bundles_are_on_one_slice_and_the_next_ones_on_the_other() -> None:
     assert third.bundle_label_selector == second.bundle_label_selector
     for each in (first, third):
         each.shutdown()
+
+
+def test_the_first_bundle_is_on_host_0_and_nobody_else_gets_the_head() -> None:
+    both = SlicePlacementGroup("2x2x2", "v4", num_slices=2)
+    assert both.placement_group is not None
+    by_id = {node["NodeID"]: node for node in ray.nodes()}
+    workers = [
+        by_id[node_id]["Labels"]["ray.io/tpu-worker-id"]
+        for node_id in hosts_of(both.placement_group)
+    ]
+    assert workers == ["0", "1", "0", "1"]
+    with pytest.raises(TimeoutError, match="1 TPU slice v4-16 could not be reserved within"):
+        tpu.reserve_tpu_slice("2x2x2", "v4", timeout_s=0.2)
+    both.shutdown()
 
 
 def test_several_slices_are_one_group_or_one_each() -> None:
@@ -203,6 +217,10 @@ def test_a_slice_can_be_chosen_by_its_name() -> None:
     chosen = SlicePlacementGroup(
         "2x2x2", "v4", bundle_label_selector=[{"ray.io/tpu-slice-name": "slice-b"}] * 2
     )
+    with pytest.raises(ValueError, match="of every bundle, or of none"):
+        SlicePlacementGroup(
+            "2x2x2", "v4", bundle_label_selector=[{"ray.io/tpu-slice-name": "slice-b"}, {}]
+        )
     assert chosen.head_placement_groups == []
     assert chosen.placement_group is not None
     assert chosen.placement_group.wait(30)
@@ -230,7 +248,7 @@ def test_a_host_that_is_in_use_is_told_and_nothing_stays_reserved() -> None:
         Holder.options(resources={"TPU": 1, name: 0.1}).remote() for name in (*SLICES, "slice-c")
     ]
     ray.get([holder.variables.remote() for holder in holders], timeout=30)
-    with pytest.raises(TimeoutError, match=r"not free within 0\.2 s"):
+    with pytest.raises(TimeoutError, match=r"within 0\.2 s: .* 2 of them with all hosts, 0 idle"):
         tpu.run_on_slice(
             about_host, topology="2x2x2", accelerator_version="v4", pg_ready_timeout_s=0.2
         )
@@ -269,7 +287,7 @@ def test_several_bundles_of_a_slice_of_one_host_are_on_that_host() -> None:
     found = ray.get([holder.variables.remote() for holder in holders], timeout=30)
     assert sorted(each["TPU_VISIBLE_CHIPS"] for each in found) == ["0,1", "2,3", "4,5", "6,7"]
     parts.shutdown()
-    with pytest.raises(ValueError, match="STRICT_SPREAD can't place them"):
+    with pytest.raises(ValueError, match="STRICT_SPREAD can't place the 4 bundles"):
         SlicePlacementGroup("2x4", "v6e", {"TPU": 2}, strategy="STRICT_SPREAD")
 
 
