@@ -17,12 +17,10 @@ import tempfile
 import time
 import traceback
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import miniray
-from miniray.accelerators import Host, NodeAccelerators, resolve_node_accelerators
-from miniray.config import config
+from miniray.accelerators import NodeAccelerators, resolve_node_accelerators, this_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +38,7 @@ class SkippedError(Exception):
 
 def main() -> int:
     """Run all checks; the exit code."""
-    found = resolve_node_accelerators(None, {}, Host(Path(config().device_root)))
+    found = resolve_node_accelerators(None, {}, this_host())
     if "GPU" not in found.devices:
         print("no GPU")
         return 0

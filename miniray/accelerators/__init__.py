@@ -1,7 +1,7 @@
 """Accelerator families: how devices are found, announced and shown to workers."""
 
 from miniray.accelerators.base import AcceleratorRequestError
-from miniray.accelerators.host import Host
+from miniray.accelerators.host import Host, this_host
 from miniray.accelerators.node_resources import (
     DeviceGroup,
     NodeAccelerators,
@@ -22,4 +22,5 @@ __all__ = [
     "check_amount",
     "resolve_node_accelerators",
     "slice_shape",
+    "this_host",
 ]

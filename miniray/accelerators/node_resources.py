@@ -230,11 +230,12 @@ def _detect_all(families: Sequence[Family], host: Host) -> dict[Family, Detected
     if not families:
         return {}
     with ThreadPoolExecutor(len(families), thread_name_prefix="miniray-detect") as pool:
-        found = pool.map(lambda family: _detect(family, host), families)
+        found = pool.map(lambda family: detect(family, host), families)
         return dict(zip(families, found, strict=True))
 
 
-def _detect(family: Family, host: Host) -> Detected:
+def detect(family: Family, host: Host) -> Detected:
+    """What there is of a family; nothing, with a line in the log, where its driver is broken."""
     try:
         return family.detect(host)
     except (DetectionError, OSError) as error:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from miniray.head.amounts import UNIT
 from miniray.head.bundles import GroupStatus, plan, total_needs
+from miniray.head.label_sets import shared_label
 from miniray.head.queues import Domain
 from miniray.head.reasons import Reason, ReasonKind, explain
 from miniray.head.resources import bundle_pool
@@ -67,9 +68,16 @@ class Group:
         if never is not None:
             return never
         if plan(self.state, [node.emptied() for node in nodes], self) is None:
-            detail = f"the {len(self.state.bundles)} bundles of {self.state.strategy}"
+            detail = f"the {len(self.state.bundles)} bundles of {self._rule()}"
             return Reason(ReasonKind.NEVER_TOGETHER, detail=detail, total=len(nodes))
-        return reasons[0] if reasons else Reason(ReasonKind.TOGETHER, detail=self.state.strategy)
+        return reasons[0] if reasons else Reason(ReasonKind.TOGETHER, detail=self._rule())
+
+    def _rule(self) -> str:
+        """What the bundles have to be to each other, in words."""
+        label = shared_label([spec.selector for spec in self.state.bundles])
+        if label is None:
+            return self.state.strategy
+        return f"{self.state.strategy} (each set on nodes with one value of {label})"
 
     def _reasons(self, nodes: Collection[ResourcePool]) -> list[Reason]:
         """Why single bundles, or for STRICT_PACK all together, cannot be placed now."""

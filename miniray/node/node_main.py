@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from miniray._proto import head_pb2, head_pb2_grpc
-from miniray.accelerators import Host, NodeAccelerators, resolve_node_accelerators
+from miniray.accelerators import NodeAccelerators, resolve_node_accelerators, this_host
 from miniray.config import config
 from miniray.core.ids import new_id
 from miniray.core.pace import Pace
@@ -144,7 +144,7 @@ class NodeStart:
         return resolve_node_accelerators(
             options.num_gpus,
             options.resources,
-            Host(Path(config().device_root)),
+            this_host(),
             options.gpu_family,
         )
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from miniray.accelerators import Host, slice_shape
+from miniray.accelerators import slice_shape, this_host
+from miniray.accelerators.node_resources import detect
 from miniray.accelerators.tpu import GoogleTPU, slice_facts
 from miniray.accelerators.tpu_topology import chips_of_pod_type, generation
 from miniray.core.runtime import current_runtime, runtime_or_none
@@ -24,7 +25,6 @@ from miniray.util.tpu_slices import SlicePlacementGroup, run_on_slice, slice_pla
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.accelerators.base import Detected
 
 __all__ = [
     "SlicePlacementGroup",
@@ -71,7 +71,7 @@ def get_current_pod_worker_count() -> int | None:
 
 def get_num_tpu_chips_on_node() -> int:
     """Number of TPU chips of this host: those that exist, else those that its node offers."""
-    found = len(_detect(Host()).ids)
+    found = len(detect(GoogleTPU(), this_host()).ids)
     if found or runtime_or_none() is None:
         return found
     return int(_own_node().get("Resources", {}).get("TPU", 0))
@@ -80,8 +80,8 @@ def get_num_tpu_chips_on_node() -> int:
 def _facts() -> Mapping[str, str]:
     """What is known of the slice of this host, by name without domain and ``tpu-``."""
     if runtime_or_none() is None:
-        host = Host()
-        return slice_facts(host, ask=bool(_detect(host).ids))
+        host = this_host()
+        return slice_facts(host, ask=bool(detect(GoogleTPU(), host).ids))
     prefix = SLICE_NAME.removesuffix("slice-name")
     labels: dict[str, str] = _own_node().get("Labels", {})
     return {
@@ -95,10 +95,6 @@ def _own_node() -> dict[str, Any]:
     runtime = current_runtime()
     node_id = runtime.context().node_id
     return next((node for node in runtime.nodes() if node["NodeID"] == node_id), {})
-
-
-def _detect(host: Host) -> Detected:
-    return GoogleTPU().detect(host)
 
 
 # --- shapes ----------------------------------------------------------------------------------

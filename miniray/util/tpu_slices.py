@@ -111,8 +111,12 @@ class SlicePlacementGroup:
 
     def _with_slices(self, given: list[Mapping[str, str]], named: bool) -> list[dict[str, str]]:
         """What users say of each bundle's node, and that the bundles of a slice share one."""
-        if named and not all(SLICE_NAME in each for each in given):
-            raise ValueError(f"Name the slice ({SLICE_NAME}) of every bundle, or of none.")
+        names = [each.get(SLICE_NAME, "") for each in given]
+        if named and any(not name or "(" in name or name.startswith("!") for name in names):
+            raise ValueError(
+                f"Name the slice ({SLICE_NAME}) of every bundle, or of none; by its name, not by "
+                "conditions."
+            )
         several = self._shape.hosts > 1
         # Where no host says what it is part of (they need not), any with as many chips serves.
         told = several or any(POD_TYPE in host.labels for host in tpu_hosts())

@@ -217,10 +217,11 @@ def test_a_slice_can_be_chosen_by_its_name() -> None:
     chosen = SlicePlacementGroup(
         "2x2x2", "v4", bundle_label_selector=[{"ray.io/tpu-slice-name": "slice-b"}] * 2
     )
-    with pytest.raises(ValueError, match="of every bundle, or of none"):
-        SlicePlacementGroup(
-            "2x2x2", "v4", bundle_label_selector=[{"ray.io/tpu-slice-name": "slice-b"}, {}]
-        )
+    for wrong in ({}, {"ray.io/tpu-slice-name": "in(slice-a,slice-b)"}):
+        with pytest.raises(ValueError, match="of every bundle, or of none"):
+            SlicePlacementGroup(
+                "2x2x2", "v4", bundle_label_selector=[{"ray.io/tpu-slice-name": "slice-b"}, wrong]
+            )
     assert chosen.head_placement_groups == []
     assert chosen.placement_group is not None
     assert chosen.placement_group.wait(30)

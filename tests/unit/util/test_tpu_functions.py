@@ -168,7 +168,7 @@ def test_names_of_generations_and_kinds() -> None:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
     """The machine that is looked at where there is no cluster."""
     fake = FakeMachine(tmp_path)
-    monkeypatch.setattr(tpu, "Host", fake.host)
+    monkeypatch.setattr(tpu, "this_host", fake.host)
     return fake
 
 
@@ -193,3 +193,12 @@ def test_a_host_knows_its_slice_without_a_cluster(
     assert tpu.get_current_pod_name() == "mine"
     assert tpu.get_current_pod_worker_count() == hosts
     assert tpu.get_num_tpu_chips_on_node() == chips
+
+
+def test_a_broken_driver_counts_as_no_chips_and_is_logged(
+    machine: FakeMachine, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine.file("/dev/vfio/7")
+    machine.folder("/sys/kernel/iommu_groups/7/devices/0000:00:04.0/vendor")  # unreadable
+    assert tpu.get_num_tpu_chips_on_node() == 0
+    assert len(caplog.records) == 1
