@@ -186,9 +186,12 @@ def plan(
         planner = _Planner(_largest_first(group.missing), nodes, group.nodes, owner, threshold)
         return planner.place(group.strategy)
     values = {pool.node_id: pool.labels.get(label, "") for pool in every}
+    by_value = collections.defaultdict(list)
+    for node in nodes:
+        by_value[values[node.node_id]].append(node)
 
     def place(name: str, value: str) -> dict[int, tuple[ResourcePool, Allocation]] | None:
-        there = [node for node in nodes if values[node.node_id] == value]
+        there = by_value[value]
         taken = set(group.places(name).values())
         specs = _largest_first(group.missing_sets[name])
         return _Planner(specs, there, taken, owner, threshold).place(group.strategy)

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# Five nodes start before the first test, beside other tests.
+pytestmark = pytest.mark.timeout(180)
+
 #: Variable by resource of the families that run on logical devices.
 LOGICAL = {
     "GPU": "CUDA_VISIBLE_DEVICES",
@@ -32,51 +35,48 @@ ALL = {*LOGICAL.values(), "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ONEAPI
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A head without devices, and a node for each way to have some."""
-    with pytest.MonkeyPatch.context() as patch:
+    """A node for each way to have devices; the head's own has those that can be logical."""
+    amd, intel = (FakeMachine(tmp_path_factory.mktemp(name)) for name in ("amd", "intel"))
+    add_amd(amd, 2)
+    add_intel(intel, 2, device="0x0bda")
+    places: dict[str, dict[str, Any]] = {
+        "restricted": {
+            "num_gpus": 2,
+            "resources": {name: 2 for name in LOGICAL if name != "GPU"},
+            "env_vars": dict.fromkeys(LOGICAL.values(), "1,3"),
+        },
+        "amd": {
+            "resources": {"HPU": 2},
+            "env_vars": {
+                "MINIRAY_DEVICE_ROOT": str(amd.root),
+                "HABANA_VISIBLE_MODULES": "1,3",
+                "MINIRAY_NOSET_HABANA_VISIBLE_MODULES": "1",
+            },
+        },
+        "intel": {"env_vars": {"MINIRAY_DEVICE_ROOT": str(intel.root)}},
+        # Two exist there, numbered 0 and 1: what a user names counts as if it existed.
+        "amd-1-3": {
+            "num_gpus": 2,
+            "env_vars": {
+                "MINIRAY_DEVICE_ROOT": str(amd.root),
+                "ROCR_VISIBLE_DEVICES": "1,3",
+            },
+        },
+        "intel-1-3": {
+            "num_gpus": 2,
+            "gpu_family": "intel",
+            "env_vars": {"ONEAPI_DEVICE_SELECTOR": "1,3"},
+        },
+    }
+    with pytest.MonkeyPatch.context() as patch, Cluster() as cluster:
         for variable in ALL:
             patch.delenv(variable, raising=False)
-        amd, intel = (FakeMachine(tmp_path_factory.mktemp(name)) for name in ("amd", "intel"))
-        add_amd(amd, 2)
-        add_intel(intel, 2, device="0x0bda")
-        cluster = Cluster(
-            initialize_head=True, head_node_args={"num_cpus": 4, "num_gpus": 0}, connect=True
-        )
-        places: dict[str, dict[str, Any]] = {
-            "amd": {"env_vars": {"MINIRAY_DEVICE_ROOT": str(amd.root)}},
-            "intel": {"env_vars": {"MINIRAY_DEVICE_ROOT": str(intel.root)}},
-            # Two exist there, numbered 0 and 1: what a user names counts as if it existed.
-            "amd-1-3": {
-                "num_gpus": 2,
-                "env_vars": {
-                    "MINIRAY_DEVICE_ROOT": str(amd.root),
-                    "ROCR_VISIBLE_DEVICES": "1,3",
-                },
-            },
-            "intel-1-3": {
-                "num_gpus": 2,
-                "gpu_family": "intel",
-                "env_vars": {"ONEAPI_DEVICE_SELECTOR": "1,3"},
-            },
-            "restricted": {
-                "num_gpus": 2,
-                "resources": {name: 2 for name in LOGICAL if name != "GPU"},
-                "env_vars": dict.fromkeys(LOGICAL.values(), "1,3"),
-            },
-            "left-alone": {
-                "num_gpus": 2,
-                "env_vars": {
-                    "CUDA_VISIBLE_DEVICES": "1,3",
-                    "MINIRAY_NOSET_CUDA_VISIBLE_DEVICES": "1",
-                },
-            },
-        }
         for place, given in places.items():
             resources = {**given.pop("resources", {}), place: 10}
             cluster.add_node(num_cpus=4, resources=resources, **given)
+        cluster.connect()
         cluster.wait_for_nodes()
         yield cluster
-        cluster.shutdown()
 
 
 @pytest.fixture(autouse=True)
@@ -125,11 +125,11 @@ def test_the_actor_uses_the_first_found_device_so_the_task_uses_the_second(
     place: str, variable: str, values: list[str]
 ) -> None:
     actor = Actor.options(**on(place)).remote()
-    assert ray.get(actor.ping.remote("GPU"), timeout=30) == (["0"], {variable: values[0]})
-    assert ray.get(task.options(**on(place)).remote("GPU"), timeout=30) == (
-        ["1"],
-        {variable: values[1]},
-    )
+    ids, variables = ray.get(actor.ping.remote("GPU"), timeout=30)
+    assert (ids, variables[variable]) == (["0"], values[0])
+    assert "CUDA_VISIBLE_DEVICES" not in variables
+    ids, variables = ray.get(task.options(**on(place)).remote("GPU"), timeout=30)
+    assert (ids, variables[variable]) == (["1"], values[1])
 
 
 @pytest.mark.parametrize("place", ["amd", "intel"])
@@ -197,9 +197,9 @@ def test_who_has_one_kind_keeps_the_variables_of_the_others() -> None:
 
 
 def test_a_variable_that_the_user_wants_to_set_is_left_alone() -> None:
-    ids, variables = ray.get(task.options(**on("left-alone")).remote("GPU"), timeout=30)
+    ids, variables = ray.get(task.options(**on("amd", 1, "HPU")).remote("HPU"), timeout=30)
     assert ids == ["1"]
-    assert variables == {"CUDA_VISIBLE_DEVICES": "1,3"}
+    assert variables == {"HABANA_VISIBLE_MODULES": "1,3"}
 
 
 @pytest.mark.parametrize(

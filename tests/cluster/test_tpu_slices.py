@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+# Five nodes start before the first test, beside other tests.
+pytestmark = pytest.mark.timeout(180)
+
 SLICES = ("slice-a", "slice-b")
 VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_HOST_BOUNDS", "TPU_HOST_BOUNDS")
 
@@ -35,10 +38,15 @@ def host_variables(slice_name: str, kind: str, topology: str, worker: int) -> di
 
 @pytest.fixture(scope="module", autouse=True)
 def nodes(session_root: Path) -> Iterator[Cluster]:
-    with pytest.MonkeyPatch.context() as patch:
+    """The head's node is the host by itself."""
+    with pytest.MonkeyPatch.context() as patch, Cluster() as cluster:
         for variable in (*host_variables("", "", "", 0), *VARIABLES):
             patch.delenv(variable, raising=False)
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2}, connect=True)
+        cluster.add_node(
+            num_cpus=8,
+            resources={"TPU": 8, "alone": 10},
+            env_vars=host_variables("slice-c", "v6e-8", "2x4", 0),
+        )
         for name in SLICES:
             for worker in range(2):
                 cluster.add_node(
@@ -46,14 +54,9 @@ def nodes(session_root: Path) -> Iterator[Cluster]:
                     resources={"TPU": 4},
                     env_vars=host_variables(name, "v4-16", "2x2x2", worker),
                 )
-        cluster.add_node(
-            num_cpus=8,
-            resources={"TPU": 8, "alone": 10},
-            env_vars=host_variables("slice-c", "v6e-8", "2x4", 0),
-        )
+        cluster.connect()
         cluster.wait_for_nodes()
         yield cluster
-        cluster.shutdown()
 
 
 @pytest.fixture(autouse=True)
