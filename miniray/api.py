@@ -43,6 +43,7 @@ def init(
     *,
     num_cpus: int | None = None,
     num_gpus: int | None = None,
+    gpu_family: str | None = None,
     resources: Mapping[str, float | Mapping[str, Any]] | None = None,
     labels: Mapping[str, str] | None = None,
     namespace: str | None = None,
@@ -61,7 +62,10 @@ def init(
             running one, else a new one.
         num_cpus: Logical CPUs of a new cluster. Default: those of the machine.
         num_gpus: Logical GPUs of a new cluster. Default: those of the machine.
-        resources: Custom resources of a new cluster, by name: amounts, or devices as
+        gpu_family: Whose these GPUs are: "nvidia", "amd" or "intel". Default: the first of
+            these that is found; GPUs that are not there are NVIDIA's.
+        resources: Further resources of a new cluster, by name: amounts, accelerators such as
+            ``{"TPU": 4}`` included, or custom devices as
             ``{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}``.
         labels: Labels of the node of a new cluster.
         namespace: Where names of actors and placement groups are looked up. Default: one
@@ -88,6 +92,7 @@ def init(
             "address": address,
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
+            "gpu_family": gpu_family,
             "resources": resources,
             "labels": labels,
             "namespace": namespace,

@@ -116,10 +116,12 @@ class Cluster:
         *,
         num_cpus: float | None = None,
         num_gpus: int | None = None,
+        gpu_family: str | None = None,
         resources: Mapping[str, Any] | None = None,
         labels: Mapping[str, str] | None = None,
         object_store_memory: int | None = None,
         memory: int | None = None,
+        env_vars: Mapping[str, str] | None = None,
     ) -> Node:
         """Start a node; the first one has the head. It is part of the cluster on return.
 
@@ -127,12 +129,22 @@ class Cluster:
             wait: Kept for Ray's signature; a node is always ready on return.
             num_cpus: CPUs that it offers; all of the machine's unless given.
             num_gpus: GPUs that it offers; those that are found unless given.
-            resources: Further resources by name.
+            gpu_family: Whose the GPUs are: "nvidia", "amd" or "intel". Default: the first of
+                these that is found; GPUs that are not there are NVIDIA's.
+            resources: Further resources by name: amounts, accelerators such as ``{"TPU": 4}``
+                included, or custom devices as ``init`` takes them.
             labels: Labels of the node.
             object_store_memory: Bytes of its object store.
             memory: Bytes that it offers as the resource ``memory``.
+            env_vars: Variables of the node and its workers, beside those of this process: such
+                as ``CUDA_VISIBLE_DEVICES``, or the ones that tell a TPU host its slice.
+
+        Raises:
+            ValueError: A value is not allowed.
+            TypeError: ``env_vars`` holds something else than text.
         """
         del wait
+        _check_env_vars(env_vars or {})
         with self._lock:
             first = self.head_node is None
             started = launch(
@@ -142,12 +154,14 @@ class Cluster:
                     token=None if first else self._token,
                     num_cpus=num_cpus,
                     num_gpus=num_gpus,
+                    gpu_family=gpu_family,
                     resources=dict(resources or {}),
                     labels=dict(labels or {}),
                     object_store_memory=object_store_memory,
                     memory=memory,
                     parent_pid=os.getpid(),
-                )
+                ),
+                env_vars,
             )
             node = Node(started)
             if first:
@@ -215,3 +229,11 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+
+def _check_env_vars(env_vars: Mapping[str, str]) -> None:
+    for name, value in env_vars.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise TypeError(f"env_vars maps names to text, not {name!r} to {value!r}.")
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env_vars can't set {name!r} to {value!r}: no process could have it.")

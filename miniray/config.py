@@ -37,6 +37,9 @@ class Config:
     #: Empty: the host's name, its boot, the mount namespace and the user. Nodes of one machine
     #: that are started with different values treat each other as if they were on two.
     machine_id: str = ""
+    #: Folder that /dev, /proc and /sys are below when accelerators are looked for: a container
+    #: may be given those of its machine elsewhere.
+    device_root: str = "/"
 
     # --- calls -----------------------------------------------------------------
     #: Serialized values up to this size travel inside messages: 100 KiB and their pickle's frame.

@@ -1,7 +1,7 @@
 """Accelerator families: how devices are found, announced and shown to workers."""
 
 from miniray.accelerators.base import AcceleratorRequestError
-from miniray.accelerators.host import Host
+from miniray.accelerators.host import Host, this_host
 from miniray.accelerators.node_resources import (
     DeviceGroup,
     NodeAccelerators,
@@ -24,4 +24,5 @@ __all__ = [
     "needs_fresh_interpreter",
     "resolve_node_accelerators",
     "slice_shape",
+    "this_host",
 ]

@@ -6,14 +6,19 @@ import logging
 from typing import TYPE_CHECKING
 
 from miniray.accelerators import models
-from miniray.accelerators.base import Detected, Family
+from miniray.accelerators.base import Detected, Family, parse_ids
 from miniray.accelerators.host import DetectionError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from miniray.accelerators.host import Host
 
 logger = logging.getLogger(__name__)
 
+_ROCR = "ROCR_VISIBLE_DEVICES"
+_HIP = "HIP_VISIBLE_DEVICES"
+_CUDA = "CUDA_VISIBLE_DEVICES"
 _NODES = "/sys/class/kfd/kfd/topology/nodes"
 
 #: Models by PCI device id. The ids are those of the kernel's amdgpu driver.
@@ -40,15 +45,55 @@ TYPES = {
 class AmdGPU(Family):
     """AMD GPUs, or the partitions of one, as ROCm lists them.
 
-    ``HIP_VISIBLE_DEVICES`` counts within what ``ROCR_VISIBLE_DEVICES`` leaves
-    visible, so where the daemon has both, the former governs.
+    Two layers of ROCm hide devices, each by a variable of its own. The upper one, HIP,
+    numbers from 0 what ``ROCR_VISIBLE_DEVICES`` leaves to it; so where the daemon has both,
+    the ids are HIP's, and count among those. HIP reads ``CUDA_VISIBLE_DEVICES`` where its own
+    variable is not set. Source: ROCm's pages "GPU isolation techniques" and "HIP environment
+    variables" (https://rocm.docs.amd.com).
     """
 
     name = "amd"
     resource = "GPU"
-    variable = "ROCR_VISIBLE_DEVICES"
-    variables = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    variable = _ROCR
+    variables = (_HIP, _CUDA, _ROCR)
     fractional = True
+
+    def governing_variable(self, environ: Mapping[str, str]) -> str:
+        """HIP's variable where the daemon has it, else that of the layer below."""
+        if _HIP in environ:
+            return _HIP
+        # Empty it is meant for NVIDIA's: HIP hides nothing then.
+        return _CUDA if environ.get(_CUDA) else _ROCR
+
+    def visible_ids(self, environ: Mapping[str, str]) -> list[str] | None:
+        """Ids of the governing variable; HIP's only as far as the layer below has them."""
+        visible = super().visible_ids(environ)
+        below = self._below(environ)
+        if visible is None or below is None:
+            return visible
+        return _first_of(visible, len(below))
+
+    def existing(
+        self, visible: Sequence[str], detected: Detected, environ: Mapping[str, str]
+    ) -> list[str]:
+        """HIP's ids are places among those below that exist, not numbers of the machine."""
+        below = self._below(environ)
+        if below is None:
+            return super().existing(visible, detected, environ)
+        return _first_of(visible, len(super().existing(below, detected, environ)))
+
+    def restriction(self, environ: Mapping[str, str]) -> str:
+        """The governing variable with its value, and what it counts within."""
+        text = super().restriction(environ)
+        if self._below(environ) is None:
+            return text
+        return f"{text} within {_ROCR}={environ[_ROCR]!r}"
+
+    def _below(self, environ: Mapping[str, str]) -> list[str] | None:
+        """What is left for HIP's variable to choose from; None if only one of the two is set."""
+        if self.governing_variable(environ) == _ROCR or _ROCR not in environ:
+            return None
+        return parse_ids(_ROCR, environ[_ROCR])
 
     def detect(self, host: Host) -> Detected:
         """Count the topology's nodes that have compute units and that we may open."""
@@ -84,3 +129,8 @@ def _is_usable(host: Host, facts: dict[str, int]) -> bool:
         return False  # a CPU
     minor = facts.get("drm_render_minor")
     return not minor or host.exists(f"/dev/dri/renderD{minor}")
+
+
+def _first_of(ids: Sequence[str], count: int) -> list[str]:
+    """Those of the ids that can name one of so many devices; forms that are no numbers can."""
+    return [id for id in ids if not id.isdecimal() or int(id) < count][:count]

@@ -92,12 +92,24 @@ class Family(abc.ABC):
             return None
         return parse_ids(variable, environ[variable])
 
-    def existing(self, visible: Sequence[str], detected: Detected) -> list[str]:
+    def restriction(self, environ: Mapping[str, str]) -> str:
+        """What restricts this family in an environment, in words for an error."""
+        variable = self.governing_variable(environ) or ""
+        return f"{variable}={environ.get(variable, '')!r}"
+
+    def existing(
+        self, visible: Sequence[str], detected: Detected, environ: Mapping[str, str]
+    ) -> list[str]:
         """Those of the visible ids that can be on this machine.
 
         Numbers are compared with what was found. Other forms (a UUID, a MIG or a
         sub-device) name parts that detection does not list, so they count where
         there is any device.
+
+        Args:
+            visible: What ``visible_ids`` said.
+            detected: What was found.
+            environ: The environment that ``visible`` is from.
         """
         if not detected.ids:
             return []

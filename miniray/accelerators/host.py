@@ -15,6 +15,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.config import config
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from subprocess import Popen
@@ -213,3 +215,8 @@ class Host:
             OSError: It can't be read.
         """
         return self.path(path).read_text(errors="replace").strip()
+
+
+def this_host() -> Host:
+    """The machine that this process runs on, with its files where ``device_root`` says."""
+    return Host(Path(config().device_root))

@@ -211,16 +211,17 @@ def _announced_ids(
         return []  # whatever a variable says, there is nothing it could name
     visible = family.visible_ids(environ)
     if requested is None:
-        return list(detected.ids) if visible is None else family.existing(visible, detected)
+        return (
+            list(detected.ids) if visible is None else family.existing(visible, detected, environ)
+        )
     if visible is None:
         ids = list(detected.ids[:requested])
         free = (str(index) for index in range(requested) if str(index) not in ids)
         return ids + [next(free) for _ in range(requested - len(ids))]
     if requested > len(visible):
-        variable = family.governing_variable(environ)
         raise AcceleratorRequestError(
             f"{requested} {family.resource} are asked for, but "
-            f"{variable}={environ.get(variable or '', '')!r} names {len(visible)}: "
+            f"{family.restriction(environ)} names {len(visible)}: "
             f"ask for at most {len(visible)}, or name more devices before the node starts"
         )
     return visible[:requested]
@@ -245,11 +246,12 @@ def _detect_all(families: Sequence[Family], host: Host) -> dict[Family, Detected
     if not families:
         return {}
     with ThreadPoolExecutor(len(families), thread_name_prefix="miniray-detect") as pool:
-        found = pool.map(lambda family: _detect(family, host), families)
+        found = pool.map(lambda family: detect(family, host), families)
         return dict(zip(families, found, strict=True))
 
 
-def _detect(family: Family, host: Host) -> Detected:
+def detect(family: Family, host: Host) -> Detected:
+    """What there is of a family; nothing, with a line in the log, where its driver is broken."""
     try:
         return family.detect(host)
     except (DetectionError, OSError) as error:

@@ -70,7 +70,7 @@ class GoogleTPU(Family):
 
     def describe(self, host: Host, detected: Detected) -> Description:
         """The TPU's generation, and which part of which slice this host is."""
-        facts = _slice_facts(host, ask=bool(detected.ids))
+        facts = slice_facts(host, ask=bool(detected.ids))
         pod_type, name, worker = (facts.get(key) for key in ("pod-type", "slice-name", "worker-id"))
         resources: dict[str, float] = {}
         if pod_type and name and worker:
@@ -112,7 +112,7 @@ def _is_tpu(host: Host, group: int) -> bool:
     )
 
 
-def _slice_facts(host: Host, *, ask: bool) -> dict[str, str]:
+def slice_facts(host: Host, *, ask: bool) -> dict[str, str]:
     """What is known of the slice, by the keys of ``_SOURCES``."""
     facts: dict[str, str] = {}
     for key, (variable, attribute) in _SOURCES.items():

@@ -82,6 +82,21 @@ def normalize_pod_type(name: str) -> str | None:
     return f"v{match[1]}-{match[2]}" if match else None
 
 
+def chips_of_pod_type(pod_type: str) -> int:
+    """Chips of all hosts of a slice, by the name of its kind: 16 for ``v6e-16``, 8 for ``v4-16``.
+
+    Raises:
+        AcceleratorRequestError: It is no kind of slice.
+    """
+    name = normalize_pod_type(pod_type)
+    if name is None:
+        raise AcceleratorRequestError(
+            f"{pod_type!r} is no kind of TPU slice: use a generation and a number, as in v6e-16"
+        )
+    cores = int(name.partition("-")[2])
+    return cores if generation(name) in _SINGLE_CORE_GENERATIONS else cores // 2
+
+
 def slice_shape(topology: str, accelerator_type: str) -> SliceShape:
     """Hosts and chips of a slice.
 

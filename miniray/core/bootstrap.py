@@ -170,6 +170,7 @@ def _start_node(options: InitOptions) -> _Place:
             token=os.environ[TOKEN_VARIABLE] if elsewhere else None,
             num_cpus=options.num_cpus,
             num_gpus=options.num_gpus,
+            gpu_family=options.gpu_family,
             resources=dict(options.resources),
             labels=dict(options.labels),
             object_store_memory=options.object_store_memory,

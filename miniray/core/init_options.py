@@ -61,6 +61,7 @@ class InitOptions:
     address: str | None = None
     num_cpus: int | None = None
     num_gpus: int | None = None
+    gpu_family: str | None = None  # None: the first that is found, else NVIDIA's
     resources: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
     namespace: str | None = None  # None: one of its own
@@ -86,6 +87,7 @@ def check_init(given: Mapping[str, Any], others: Mapping[str, Any]) -> InitOptio
         "address": _check_address,
         "num_cpus": check.whole(0),
         "num_gpus": check.whole(0),
+        "gpu_family": _gpu_family,
         "resources": _node_resources,
         "labels": check.labels,
         "namespace": check.text,
@@ -102,6 +104,12 @@ def check_init(given: Mapping[str, Any], others: Mapping[str, Any]) -> InitOptio
     if options.address not in (None, "local"):
         refuse_node_arguments(options, options.address)
     return options
+
+
+def _gpu_family(name: str, value: Any) -> str:
+    from miniray.accelerators.registry import GPU_FAMILIES, family_named
+
+    return family_named(check.text(name, value), GPU_FAMILIES).name
 
 
 def _node_resources(name: str, value: Any) -> dict[str, Any]:
@@ -155,7 +163,14 @@ def refuse_node_arguments(options: InitOptions, address: str | None) -> None:
     """Raise ValueError for arguments that only a new cluster could heed."""
     given = [
         name
-        for name in ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
+        for name in (
+            "num_cpus",
+            "num_gpus",
+            "gpu_family",
+            "resources",
+            "labels",
+            "object_store_memory",
+        )
         if getattr(options, name) not in (None, {})
     ]
     if given:

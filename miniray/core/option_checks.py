@@ -30,6 +30,8 @@ _LABEL = r"[a-zA-Z0-9](?:[a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?"
 _LABEL_KEY = re.compile(rf"(?:[a-zA-Z0-9.-]{{1,253}}/)?{_LABEL}")
 _LABEL_CONDITION = re.compile(rf"!?in\({_LABEL}(?:, ?{_LABEL})*\)|!?{_LABEL}|!?exists\(\)|")
 
+_SAME = re.compile(rf"same\({_LABEL}\)")
+
 
 def shown(value: object) -> str:
     """A value as it is named in a message."""
@@ -196,14 +198,19 @@ def labels(name: str, value: Any) -> dict[str, str]:
     return dict(value)
 
 
-def label_selector(name: str, value: Any) -> dict[str, str]:
-    """Conditions on a node's labels: ``x``, ``!x``, ``in(x, y)``, ``!in(x, y)``, ``exists()``."""
+def label_selector(name: str, value: Any, *, of_bundle: bool = False) -> dict[str, str]:
+    """Conditions on a node's labels: ``x``, ``!x``, ``in(x, y)``, ``!in(x, y)``, ``exists()``.
+
+    And ``same(x)``, if it is that of a bundle.
+    """
     if not isinstance(value, Mapping):
         raise wrong_type(name, value, "a dict of label to condition")
     for key, condition in value.items():
         _label_key(name, key)
         if not isinstance(condition, str):
             raise wrong_type(f"{name}[{key!r}]", condition, "a string")
+        if of_bundle and _SAME.fullmatch(condition):
+            continue
         if not _LABEL_CONDITION.fullmatch(condition):
             raise ValueError(
                 f"{name}[{key!r}] must be a value, '!value', 'in(a, b)', '!in(a, b)', 'exists()' "

@@ -19,6 +19,8 @@ UNIT = 10_000
 ACCELERATORS = frozenset({"GPU", "neuron_cores", "TPU", "HPU", "NPU"})
 #: Device resources of which a demand must take whole devices.
 WHOLE_ONLY = frozenset({"neuron_cores", "TPU", "HPU"})
+#: Device resources whose devices stand in a grid, of which a demand must take a block.
+GRIDS = frozenset({"TPU"})
 
 #: Amounts wanted or held: (name, fixed-point units) sorted by name, without zeros.
 Needs = tuple[tuple[str, int], ...]

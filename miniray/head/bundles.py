@@ -12,6 +12,7 @@ import enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.head.amounts import UNIT, Needs, parse_needs
+from miniray.head.label_sets import candidates, match, set_name, shared_label
 from miniray.head.labels import LabelSelector, matches, parse_selector
 from miniray.head.packing import Patience
 from miniray.head.policies import avoid_accelerators, least_used, pack_then_spread
@@ -82,7 +83,7 @@ class PlacementGroupState:
 
         Raises:
             ValueError: no bundles, an empty or malformed bundle, an unknown strategy, or
-                selectors that are not one per bundle.
+                selectors that are not one per bundle or that contradict each other.
         """
         if strategy not in STRATEGIES:
             raise ValueError(f"the strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
@@ -97,12 +98,13 @@ class PlacementGroupState:
         specs = []
         for index, (resources, selector) in enumerate(zip(bundles, selectors, strict=True)):
             try:
-                spec = BundleSpec(parse_needs(resources), parse_selector(selector))
+                spec = BundleSpec(parse_needs(resources), parse_selector(selector, of_bundle=True))
             except ValueError as error:
                 raise ValueError(f"bundle {index}: {error}") from None
             if not spec.needs:
                 raise ValueError(f"bundle {index} reserves nothing; name at least one resource")
             specs.append(spec)
+        shared_label([spec.selector for spec in specs])
         return cls(group_id, strategy, tuple(specs))
 
     @property
@@ -112,6 +114,26 @@ class PlacementGroupState:
             index: spec
             for index, spec in enumerate(self.bundles)
             if index not in self.allocations and index not in self.awaited
+        }
+
+    @property
+    def missing_sets(self) -> dict[str, dict[int, BundleSpec]]:
+        """The missing bundles by the set that has to share the value of a label.
+
+        In a group without sets all are in one, without a name.
+        """
+        sets: dict[str, dict[int, BundleSpec]] = {}
+        for index, spec in self.missing.items():
+            sets.setdefault(set_name(spec.selector), {})[index] = spec
+        return sets
+
+    def places(self, name: str) -> dict[int, str]:
+        """Nodes of the bundles of a set that are placed, or awaited to be reported."""
+        placed = {index: made.node_id for index, made in self.allocations.items()} | self.awaited
+        return {
+            index: node_id
+            for index, node_id in placed.items()
+            if set_name(self.bundles[index].selector) == name
         }
 
     @property
@@ -174,18 +196,37 @@ def plan(
         For each missing bundle its pool and what was allocated there; None, with nothing
         allocated, if there is no place for all.
     """
-    nodes = [pool for pool in pools if not pool.closed]
-    planner = _Planner(_largest_first(group.missing), nodes, group.nodes, owner, threshold)
-    placed = {
-        "PACK": planner.pack,
-        "SPREAD": planner.spread,
-        "STRICT_PACK": planner.strict_pack,
-        "STRICT_SPREAD": planner.strict_spread,
-    }[group.strategy]()
-    if placed:
-        return planner.trial.made
-    planner.trial.undo()
-    return None
+    every = list(pools)
+    nodes = [pool for pool in every if not pool.closed]
+    label = shared_label([spec.selector for spec in group.bundles])
+    if label is None:
+        planner = _Planner(_largest_first(group.missing), nodes, group.nodes, owner, threshold)
+        return planner.place(group.strategy)
+    values = {pool.node_id: pool.labels.get(label, "") for pool in every}
+    by_value = collections.defaultdict(list)
+    for node in nodes:
+        by_value[values[node.node_id]].append(node)
+
+    def place(name: str, value: str) -> dict[int, tuple[ResourcePool, Allocation]] | None:
+        there = by_value[value]
+        taken = set(group.places(name).values())
+        specs = _largest_first(group.missing_sets[name])
+        return _Planner(specs, there, taken, owner, threshold).place(group.strategy)
+
+    def has_room(name: str, value: str) -> bool:
+        made = place(name, value)
+        for pool, allocation in (made or {}).values():
+            pool.release(allocation)
+        return made is not None
+
+    chosen = match(candidates(group, values, has_room))
+    if chosen is None:
+        return None
+    made: dict[int, tuple[ResourcePool, Allocation]] = {}
+    for name, value in chosen.items():
+        # Sets are on different nodes, so each has the room that it had alone.
+        made |= place(name, value) or {}
+    return made
 
 
 def total_needs(specs: Iterable[BundleSpec]) -> Needs:
@@ -223,6 +264,19 @@ class _Planner:
             for name, units in spec.needs
         )
         self._patience = Patience(_STEPS)
+
+    def place(self, strategy: str) -> dict[int, tuple[ResourcePool, Allocation]] | None:
+        """For each bundle its pool and what was allocated there; None if they don't all fit."""
+        placed = {
+            "PACK": self.pack,
+            "SPREAD": self.spread,
+            "STRICT_PACK": self.strict_pack,
+            "STRICT_SPREAD": self.strict_spread,
+        }[strategy]()
+        if placed:
+            return self.trial.made
+        self.trial.undo()
+        return None
 
     def strict_pack(self) -> bool:
         """All on one node: the one that holds the group's other bundles, if there are such."""

@@ -49,11 +49,6 @@ class Devices:
         if len(self._positions) != len(pairs):
             raise ValueError(f"device ids must differ, not {list(self.ids)}")
 
-    @property
-    def whole_free(self) -> int:
-        """Number of wholly free devices."""
-        return self.free.count(UNIT)
-
     def fits(self, units: int, aside: Aside | None = None) -> bool:
         """Whether this amount can be taken now: of one device, or as whole devices.
 
@@ -61,7 +56,7 @@ class Devices:
             units: how much.
             aside: what of each device is to be left alone.
         """
-        return self.takes(units) and _have(self._beyond(aside), units)
+        return self.takes(units) and self.most_of(self._beyond(aside), units) >= units
 
     def most(self, aside: Aside | None = None) -> int:
         """The largest amount that can be taken now, beside what is to be left alone."""
@@ -74,18 +69,29 @@ class Devices:
 
     def could_fit(self, units: int) -> bool:
         """Whether this amount could be taken if nothing were held."""
-        return self.takes(units) and _have(self.usable(), units)
+        return self.takes(units) and self.most_of(self.usable(), units) >= units
 
     def could_ever_fit(self, units: int) -> bool:
         """The same, with all devices in service."""
-        return self.takes(units) and _have(self.capacity, units)
+        return self.takes(units) and self.most_of(self.capacity, units) >= units
+
+    def most_of(self, amounts: Sequence[int], units: int) -> int:
+        """How much of these amounts could serve a demand for so much.
+
+        Args:
+            amounts: what there is of each device.
+            units: what is wanted: below 1 it is one device's, above it whole devices'.
+        """
+        if units < UNIT:
+            return max(amounts, default=0)
+        return amounts.count(UNIT) * UNIT
 
     def usable(self) -> list[int]:
-        """Capacity of each device in service."""
+        """Capacity of each device; 0 of one out of service."""
         if not self.out:
             return self.capacity
         pairs = zip(self.ids, self.capacity, strict=True)
-        return [capacity for id, capacity in pairs if id not in self.out]
+        return [0 if id in self.out else capacity for id, capacity in pairs]
 
     def tightest(self, units: int) -> int:
         """Free amount of the fullest device that still has this much; UNIT + 1 if none has."""
@@ -103,13 +109,19 @@ class Devices:
             position = free.index(min(have for have in free if have >= units))
             self.free[position] -= units
             return ((self.ids[position], units),)
-        taken = []
-        position = -1
-        for _ in range(units // UNIT):
-            position = free.index(UNIT, position + 1)
+        positions = self._whole(free, units // UNIT)
+        for position in positions:
             self.free[position] = 0
-            taken.append((self.ids[position], UNIT))
-        return tuple(taken)
+        return tuple([(self.ids[position], UNIT) for position in positions])
+
+    def _whole(self, free: Sequence[int], count: int) -> Sequence[int]:
+        """Positions of the wholly free devices to take; there are as many."""
+        positions = []
+        position = -1
+        for _ in range(count):
+            position = free.index(UNIT, position + 1)
+            positions.append(position)
+        return positions
 
     def choose_together(
         self, amounts: Sequence[int], patience: Patience, aside: Aside | None = None
@@ -202,14 +214,7 @@ class Devices:
 
     def copy(self) -> Devices:
         """An independent copy."""
-        twin = Devices.__new__(Devices)
+        twin = type(self).__new__(type(self))
         twin.ids, twin.capacity, twin._positions = self.ids, self.capacity, self._positions
         twin.free, twin.out, twin.divisible = list(self.free), dict(self.out), self.divisible
         return twin
-
-
-def _have(amounts: list[int], units: int) -> bool:
-    """Whether an amount is there: on one device, or as whole devices."""
-    if units < UNIT:
-        return max(amounts, default=0) >= units
-    return amounts.count(UNIT) * UNIT >= units

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from miniray.head.amounts import UNIT
 from miniray.head.bundles import GroupStatus, plan, total_needs
 from miniray.head.fit_index import FitIndex
+from miniray.head.label_sets import shared_label
 from miniray.head.queues import Domain
 from miniray.head.reasons import Reason, ReasonKind, explain, first_quarantined
 from miniray.head.resources import bundle_pool
@@ -72,22 +73,30 @@ class Group:
             if plan(self.state, whole, self) is not None:
                 out = next(reason for reason in map(first_quarantined, nodes) if reason is not None)
                 return dataclasses.replace(out, resource="", needed=0)
-            detail = f"the {len(self.state.bundles)} bundles of {self.state.strategy}"
+            detail = f"the {len(self.state.bundles)} bundles of {self._rule()}"
             return Reason(ReasonKind.NEVER_TOGETHER, detail=detail, total=len(nodes))
-        return reasons[0] if reasons else Reason(ReasonKind.TOGETHER, detail=self.state.strategy)
+        return reasons[0] if reasons else Reason(ReasonKind.TOGETHER, detail=self._rule())
+
+    def _rule(self) -> str:
+        """What the bundles have to be to each other, in words."""
+        label = shared_label([spec.selector for spec in self.state.bundles])
+        if label is None:
+            return self.state.strategy
+        return f"{self.state.strategy} (each set on nodes with one value of {label})"
 
     def _reasons(self, nodes: Collection[ResourcePool]) -> list[Reason]:
         """Why single bundles, or for STRICT_PACK all together, cannot be placed now."""
         missing = self.state.missing
         found = [explain(spec.needs, spec.selector, nodes, self) for spec in missing.values()]
         if self.state.strategy == "STRICT_PACK":
-            selector = tuple({c: None for spec in missing.values() for c in spec.selector})
             names = {name for node in nodes for name in node.devices}
-            needs = tuple(
-                (name, -(-units // UNIT) * UNIT if name in names and units > UNIT else units)
-                for name, units in total_needs(missing.values())
-            )
-            found.append(explain(needs, selector, nodes, self))
+            for specs in self.state.missing_sets.values():
+                selector = tuple({c: None for spec in specs.values() for c in spec.selector})
+                needs = tuple(
+                    (name, -(-units // UNIT) * UNIT if name in names and units > UNIT else units)
+                    for name, units in total_needs(specs.values())
+                )
+                found.append(explain(needs, selector, nodes, self))
         return [reason for reason in found if reason.kind is not ReasonKind.QUEUED]
 
 

@@ -2,7 +2,7 @@
 
 Responsible for parsing and matching; not for where selectors come from. The
 operators and their meaning are Ray's: ``"v"``, ``"!v"``, ``"in(a,b)"``, ``"!in(a,b)"``,
-``"exists()"`` and ``"!exists()"``.
+``"exists()"`` and ``"!exists()"``. ``"same(s)"``, for bundles only, is our own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ _VALUE = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")
 _KEY_PREFIX = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?")
 _CONDITION = re.compile(
     r"(?P<negated>!?)(?:in\((?P<many>[^()]*)\)|(?P<there>exists\(\))|(?P<one>[^()!]*))"
+    r"|same\((?P<same>[^()!]*)\)"
 )
 
 
@@ -33,6 +34,9 @@ class LabelConstraint(NamedTuple):
     negated: bool = False
     #: The label has to be there, with any value; ``values`` is empty.
     exists: bool = False
+    #: Set of bundles whose nodes have one value of the label, and other sets' another one. What
+    #: the value is concerns the group: by itself it says that the label has to be there.
+    same: str = ""
 
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels meets the condition."""
@@ -41,6 +45,8 @@ class LabelConstraint(NamedTuple):
         return (labels.get(self.key) in self.values) != self.negated
 
     def __str__(self) -> str:
+        if self.same:
+            return f"{self.key}=same({self.same})"
         sign = "!" if self.negated else ""
         if self.exists:
             return f"{self.key}={sign}exists()"
@@ -53,11 +59,12 @@ class LabelConstraint(NamedTuple):
 LabelSelector = tuple[LabelConstraint, ...]
 
 
-def parse_selector(selector: Mapping[str, str] | None) -> LabelSelector:
+def parse_selector(selector: Mapping[str, str] | None, *, of_bundle: bool = False) -> LabelSelector:
     """Parse what users write into a selector.
 
     Args:
         selector: condition per label key, such as ``{"zone": "in(a,b)", "tier": "!spot"}``.
+        of_bundle: whether ``same(...)`` means something.
 
     Returns:
         The conditions, sorted by key, so that equal selectors compare equal.
@@ -67,7 +74,10 @@ def parse_selector(selector: Mapping[str, str] | None) -> LabelSelector:
     """
     if not selector:
         return ()
-    return tuple(_parse_condition(key, selector[key]) for key in sorted(selector))
+    found = tuple(_parse_condition(key, selector[key]) for key in sorted(selector))
+    if not of_bundle and any(constraint.same for constraint in found):
+        raise ValueError(f"the condition same(...) is for bundles only: {describe(found)}")
+    return found
 
 
 def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
@@ -88,6 +98,9 @@ def _parse_condition(key: str, text: str) -> LabelConstraint:
             f"the label selector {text!r} of {key!r} is not one of "
             '"value", "!value", "in(a,b)", "!in(a,b)", "exists()" and "!exists()"'
         )
+    if found["same"] is not None:
+        _check_value(key, text, found["same"])
+        return LabelConstraint(key, (), exists=True, same=found["same"])
     negated = bool(found["negated"])
     if found["there"] is not None:
         return LabelConstraint(key, (), negated, exists=True)
@@ -97,12 +110,16 @@ def _parse_condition(key: str, text: str) -> LabelConstraint:
     if found["many"] is not None:
         values = tuple(sorted({value.strip() for value in found["many"].split(",")}))
     for value in values:
-        if not _VALUE.fullmatch(value):
-            raise ValueError(
-                f"the label selector {text!r} of {key!r} names the value {value!r}; a value has "
-                "1 to 63 letters, digits, '-', '_' or '.', with a letter or digit at both ends"
-            )
+        _check_value(key, text, value)
     return LabelConstraint(key, values, negated)
+
+
+def _check_value(key: str, text: str, value: str) -> None:
+    if not _VALUE.fullmatch(value):
+        raise ValueError(
+            f"the label selector {text!r} of {key!r} names the value {value!r}; a value has "
+            "1 to 63 letters, digits, '-', '_' or '.', with a letter or digit at both ends"
+        )
 
 
 def _check_key(key: str) -> None:

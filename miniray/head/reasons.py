@@ -9,14 +9,13 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING
 
-from miniray.head.amounts import UNIT, from_units
+from miniray.head.amounts import GRIDS, UNIT, from_units
 from miniray.head.labels import LabelSelector, describe, matches
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
     from miniray.head.amounts import Needs
-    from miniray.head.devices import Devices
     from miniray.head.resources import ResourcePool
 
 _BYTES = ("memory", "object_store_memory")
@@ -130,14 +129,22 @@ class Reason:
         if self.kind in fixed:
             return fixed[self.kind]
         if self.kind is ReasonKind.TOO_LARGE:
-            return f"needs {wanted}; the largest node, {self.node_id[:8]}, has {self._total()}"
+            largest = f"the largest node, {self.node_id[:8]}, has {self._total()}"
+            return f"needs {wanted}{self._block}; {largest}"
         return f"needs {wanted}{self._shortage(node)}{self.detail and f'; {self.detail}'}"
+
+    @property
+    def _block(self) -> str:
+        grid = self.resource in GRIDS and self.needed > UNIT
+        return " in one block of neighbours" if grid else ""
 
     def _total(self) -> str:
         return _amount(self.resource, self.total)
 
     def _shortage(self, node: str) -> str:
         free = _amount(self.resource, self.available)
+        if self._block:
+            return f"{self._block}; the largest free one of {node} has {free}"
         if not self.of_devices and self.available < 0:
             owed = _amount(self.resource, -self.available)
             return f"; {node} has none of {self._total()} free and owes {owed} to resumed tasks"
@@ -303,9 +310,7 @@ def _available(pool: ResourcePool, name: str, units: int) -> int:
     devices = pool.devices.get(name)
     if devices is None:
         return pool.free.get(name, 0)
-    if units < UNIT:
-        return max(max(devices.free, default=0), 0)
-    return devices.whole_free * UNIT
+    return max(devices.most_of(devices.free, units), 0)
 
 
 def _most(pool: ResourcePool, name: str, units: int) -> int:
@@ -313,14 +318,7 @@ def _most(pool: ResourcePool, name: str, units: int) -> int:
     devices = pool.devices.get(name)
     if devices is None:
         return pool.total.get(name, 0)
-    return _most_of_devices(devices, units)
-
-
-def _most_of_devices(devices: Devices, units: int) -> int:
-    usable = devices.usable()
-    if units < UNIT:
-        return max(usable, default=0)
-    return usable.count(UNIT) * UNIT
+    return devices.most_of(devices.usable(), units)
 
 
 def _gap(needs: Needs, pool: ResourcePool) -> float:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from miniray.head.amounts import UNIT, from_units, to_units
+from miniray.head.amounts import GRIDS, UNIT, from_units, to_units
+from miniray.head.device_grid import DeviceGrid
 from miniray.head.devices import Devices
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class ResourcePool:
         self.total: dict[str, int] = dict(scalars)
         self.free: dict[str, int] = dict(self.total)
         self.devices = {
-            name: Devices(shares, divisible=name not in whole) for name, shares in devices
+            name: (DeviceGrid if name in GRIDS else Devices)(shares, divisible=name not in whole)
+            for name, shares in devices
         }
         self.labels: Mapping[str, str] = labels or {}
         #: Grants nothing new: draining, or gone.

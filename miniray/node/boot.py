@@ -28,6 +28,7 @@ from miniray.node.python_command import python_command
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Mapping
 
     from miniray.session import Session
 
@@ -57,14 +58,19 @@ def start_node(options: BootOptions) -> BootResult:
     return launch(options).result
 
 
-def launch(options: BootOptions) -> StartedNode:
-    """``start_node`` that also gives the process, so that its end can be awaited."""
+def launch(options: BootOptions, env_vars: Mapping[str, str] | None = None) -> StartedNode:
+    """``start_node`` that also gives the process, so that its end can be awaited.
+
+    Args:
+        options: What the node is to be.
+        env_vars: Variables of the node and its workers, beside those of this process.
+    """
     from miniray.session import create_session, remove_session
 
     session = create_session(options.temp_dir)
     process: subprocess.Popen[bytes] | None = None
     try:
-        process, answers = _spawn(options, session)
+        process, answers = _spawn(options, session, env_vars or {})
         # Longer than the node itself waits for its head: it knows better what is wrong.
         answer = _read_answer(answers, config().start_timeout + _UNTIL_STARTED, process)
         if "error" in answer:
@@ -79,7 +85,9 @@ def launch(options: BootOptions) -> StartedNode:
     return StartedNode(process, BootResult(**answer))
 
 
-def _spawn(options: BootOptions, session: Session) -> tuple[subprocess.Popen[bytes], int]:
+def _spawn(
+    options: BootOptions, session: Session, env_vars: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], int]:
     """Start the new process; returns it and the descriptor of its answer."""
     from miniray.session import SESSION_VARIABLE
 
@@ -101,7 +109,7 @@ def _spawn(options: BootOptions, session: Session) -> tuple[subprocess.Popen[byt
                 stderr=output,
                 pass_fds=(write,),
                 start_new_session=True,
-                env={**os.environ, SESSION_VARIABLE: session.id},
+                env={**os.environ, **env_vars, SESSION_VARIABLE: session.id},
             )
     finally:
         os.close(write)

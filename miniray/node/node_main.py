@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from miniray._proto import head_pb2, head_pb2_grpc
-from miniray.accelerators import Host, NodeAccelerators, resolve_node_accelerators
+from miniray.accelerators import NodeAccelerators, resolve_node_accelerators, this_host
 from miniray.config import config
 from miniray.core.ids import new_id
 from miniray.core.pace import Pace
@@ -145,7 +145,10 @@ class NodeStart:
         if options.drivers_only:
             return NodeAccelerators()
         return resolve_node_accelerators(
-            options.num_gpus, options.resources, Host(), options.gpu_family
+            options.num_gpus,
+            options.resources,
+            this_host(),
+            options.gpu_family,
         )
 
     def _fetch_authority(self) -> bytes:

@@ -1,6 +1,6 @@
-"""Names of accelerator models for ``accelerator_type=``.
+"""Names of accelerator models for ``accelerator_type=``, and the module for TPU slices.
 
-They are defined with the families that detect them; this is where programs
+The names are defined with the families that detect them; this is where programs
 written for Ray look for them.
 """
 
@@ -12,7 +12,20 @@ from miniray.accelerators.models import (
     AMD_INSTINCT_MI300A,
     AMD_RADEON_HD_7900,
     AMD_RADEON_R9_200_HD_7900,
+    APPLE_M1,
+    APPLE_M1_MAX,
+    APPLE_M1_PRO,
+    APPLE_M1_ULTRA,
+    APPLE_M2,
+    APPLE_M2_MAX,
+    APPLE_M2_PRO,
+    APPLE_M2_ULTRA,
+    APPLE_M3,
+    APPLE_M3_MAX,
+    APPLE_M3_PRO,
+    APPLE_SILICON,
     AWS_NEURON_CORE,
+    FURIOSA_RNGD,
     GOOGLE_TPU_V2,
     GOOGLE_TPU_V3,
     GOOGLE_TPU_V4,
@@ -25,6 +38,10 @@ from miniray.accelerators.models import (
     INTEL_GAUDI,
     INTEL_MAX_1100,
     INTEL_MAX_1550,
+    METAX_C500,
+    METAX_C550,
+    MOBILINT_ARIES,
+    MOBILINT_REGULUS,
     NVIDIA_A100,
     NVIDIA_A100_40G,
     NVIDIA_A100_80G,
@@ -53,6 +70,7 @@ from miniray.accelerators.models import (
     AMD_INSTINCT_MI350x,
     AMD_INSTINCT_MI355x,
 )
+from miniray.util import tpu
 
 __all__ = [
     "AMD_INSTINCT_MI50",
@@ -62,7 +80,20 @@ __all__ = [
     "AMD_INSTINCT_MI300A",
     "AMD_RADEON_HD_7900",
     "AMD_RADEON_R9_200_HD_7900",
+    "APPLE_M1",
+    "APPLE_M1_MAX",
+    "APPLE_M1_PRO",
+    "APPLE_M1_ULTRA",
+    "APPLE_M2",
+    "APPLE_M2_MAX",
+    "APPLE_M2_PRO",
+    "APPLE_M2_ULTRA",
+    "APPLE_M3",
+    "APPLE_M3_MAX",
+    "APPLE_M3_PRO",
+    "APPLE_SILICON",
     "AWS_NEURON_CORE",
+    "FURIOSA_RNGD",
     "GOOGLE_TPU_V2",
     "GOOGLE_TPU_V3",
     "GOOGLE_TPU_V4",
@@ -75,6 +106,10 @@ __all__ = [
     "INTEL_GAUDI",
     "INTEL_MAX_1100",
     "INTEL_MAX_1550",
+    "METAX_C500",
+    "METAX_C550",
+    "MOBILINT_ARIES",
+    "MOBILINT_REGULUS",
     "NVIDIA_A100",
     "NVIDIA_A100_40G",
     "NVIDIA_A100_80G",
@@ -102,4 +137,5 @@ __all__ = [
     "AMD_INSTINCT_MI325x",
     "AMD_INSTINCT_MI350x",
     "AMD_INSTINCT_MI355x",
+    "tpu",
 ]

@@ -115,7 +115,10 @@ def placement_group(
         strategy: "PACK" (the default), "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
         name: A name for ``get_placement_group``.
         lifetime: None to remove the group when its creator ends, or "detached".
-        bundle_label_selector: Conditions on the labels of the nodes, one dict per bundle.
+        bundle_label_selector: Conditions on the labels of the nodes, one dict per bundle. Beside
+            those of ``label_selector`` there is ``"same(a)"``: all bundles with it are on nodes
+            with one value of the label, whichever has room, and those with ``"same(b)"`` on nodes
+            with another one. Every bundle of the group has it then, on the same label.
 
     Raises:
         ValueError: The bundles, the strategy or the lifetime are not valid.
@@ -220,10 +223,19 @@ def _check_selectors(given: Any, count: int) -> list[dict[str, str]] | None:
             f"bundle_label_selector must be a list of {count} dicts, one per bundle, "
             f"not {check.shown(given)}."
         )
-    return [
-        check.label_selector(f"bundle_label_selector[{index}]", selector)
+    selectors = [
+        check.label_selector(f"bundle_label_selector[{index}]", selector, of_bundle=True)
         for index, selector in enumerate(given)
     ]
+    if any("same(" in text for selector in selectors for text in selector.values()):
+        from miniray.head.label_sets import shared_label
+        from miniray.head.labels import parse_selector
+
+        try:
+            shared_label([parse_selector(each, of_bundle=True) for each in selectors])
+        except ValueError as error:
+            raise ValueError(f"bundle_label_selector can't be met: {error}.") from None
+    return selectors
 
 
 def check_fits(group: PlacementGroup, index: int, demand: Mapping[str, float]) -> None:

@@ -50,6 +50,19 @@ def test_init_starts_and_shutdown_ends() -> None:
     wait_until(lambda: not is_alive(worker))
 
 
+def test_init_can_say_whose_the_gpus_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROCR_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("HIP_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    miniray.init(num_cpus=1, num_gpus=2, gpu_family="amd")
+
+    @miniray.remote(num_gpus=1)
+    def seen() -> tuple[str | None, str | None]:
+        return os.environ.get("ROCR_VISIBLE_DEVICES"), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+    assert miniray.get(seen.remote(), timeout=30) == ("0", None)
+
+
 def test_shutdown_without_init_does_nothing() -> None:
     miniray.shutdown()
     miniray.shutdown()

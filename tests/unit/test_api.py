@@ -45,11 +45,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InitOptions]]:
 
 def test_init_passes_on_what_it_was_given(asked: list[InitOptions]) -> None:
     context = miniray.init(
-        num_cpus=2, num_gpus=1, resources={"x": 1}, namespace="n", _temp_dir="/tmp/x"
+        num_cpus=2,
+        num_gpus=1,
+        gpu_family="amd",
+        resources={"x": 1, "TPU": 4},
+        namespace="n",
+        _temp_dir="/tmp/x",
     )
 
     assert asked == [
-        InitOptions(num_cpus=2, num_gpus=1, resources={"x": 1}, namespace="n", temp_dir="/tmp/x")
+        InitOptions(
+            num_cpus=2,
+            num_gpus=1,
+            gpu_family="amd",
+            resources={"x": 1, "TPU": 4},
+            namespace="n",
+            temp_dir="/tmp/x",
+        )
     ]
     assert context.address_info["address"] == "127.0.0.1:1"
     assert miniray.is_initialized()
@@ -107,6 +119,11 @@ def test_the_address_may_come_from_the_environment(
     ("given", "error", "words"),
     [
         ({"num_cpu": 1}, TypeError, "no argument 'num_cpu'. Did you mean 'num_cpus'"),
+        ({"gpu_family": "voodoo"}, ValueError, "use one of nvidia, amd, intel"),
+        ({"gpu_family": "tpu"}, ValueError, "use one of nvidia, amd, intel"),
+        ({"gpu_family": 1}, TypeError, "gpu_family must be a string"),
+        ({"resources": {"TPU": 0.5}}, ValueError, "resources['TPU'] must be a whole number"),
+        ({"address": "auto", "gpu_family": "amd"}, ValueError, "gpu_family can't be given"),
         ({"num_cpus": -1}, ValueError, "num_cpus must be a whole number of at least 0"),
         ({"num_cpus": 1.5}, TypeError, "num_cpus must be a whole number"),
         ({"resources": {"CPU": 1}}, ValueError, "use num_cpus"),

@@ -72,6 +72,7 @@ def method(**given: Any) -> Any:
         ({"label_selector": {"zone": "in("}}, ValueError, "label_selector"),
         ({"label_selector": {"-": "a"}}, ValueError, "A label in label_selector"),
         ({"label_selector": {"zone": 3}}, TypeError, "zone"),
+        ({"label_selector": {"rack": "same(a)"}}, ValueError, "label_selector"),
         ({"runtime_env": 3}, TypeError, "runtime_env"),
         ({"runtime_env": {"conda": "x"}}, ValueError, "conda"),
         ({"object_store_memory": 3}, ValueError, "an option of actors"),

@@ -66,6 +66,11 @@ def test_a_group_is_made_found_and_removed(runtime: FakeRuntime) -> None:
         ({"bundles": [{"CPU": 1}], "strategy": "PAK"}, "Did you mean 'PACK'"),
         ({"bundles": [{"CPU": 1}], "lifetime": "long"}, "lifetime"),
         ({"bundles": [{"CPU": 1}], "bundle_label_selector": []}, "one per bundle"),
+        (
+            {"bundles": [{"CPU": 1}] * 2, "bundle_label_selector": [{"rack": "same(a)"}, {}]},
+            "can't be met: the condition .* in the selector of every bundle",
+        ),
+        ({"bundles": [{"CPU": 1}], "bundle_label_selector": [{"rack": "same()"}]}, "not 'same"),
     ],
 )
 def test_a_group_that_makes_no_sense_is_refused(

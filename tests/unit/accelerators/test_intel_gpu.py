@@ -23,6 +23,45 @@ def machine(tmp_path: Path) -> FakeMachine:
     return FakeMachine(tmp_path)
 
 
+def add_card(machine: FakeMachine, number: int, slot: str, vendor: str, device: str) -> None:
+    """One card as the kernel lists it."""
+    machine.file(f"/dev/dri/card{number}")
+    pci = f"/sys/devices/pci0000:00/{slot}"
+    machine.file(f"{pci}/vendor", f"{vendor}\n")
+    machine.file(f"{pci}/device", f"{device}\n")
+    machine.folder(f"{pci}/drm/card{number}")
+    machine.link(f"{pci}/drm/card{number}/device", pci)
+    machine.link(f"/sys/class/drm/card{number}", f"{pci}/drm/card{number}")
+
+
+def test_a_server_with_a_management_card_and_four_gpus(machine: FakeMachine) -> None:
+    # https://github.com/intel/xpumanager/issues/147: an ASPEED card and four of Intel's.
+    add_card(machine, 0, "0000:55:00.0", "0x1a03", "0x2000")
+    for number, bus in enumerate(("0d", "64", "90", "a6"), 1):
+        add_card(machine, number, f"0000:{bus}:00.0", "0x8086", "0xe223")
+    machine.folder("/sys/class/drm/card0-VGA-1")
+    machine.folder("/sys/class/drm/card1-DP-1")
+    assert IntelGPU().detect(machine.host()).ids == ("0", "1", "2", "3")
+
+
+def test_a_desktop_with_integrated_graphics_and_a_flex_card(machine: FakeMachine) -> None:
+    # https://github.com/intel-gpu/intel-gpu-i915-backports/issues/167: UHD 770 and Flex 140.
+    add_card(machine, 0, "0000:00:02.0", "0x8086", "0x4680")
+    add_card(machine, 1, "0000:03:00.0", "0x8086", "0x56c1")
+    found = IntelGPU().detect(machine.host())
+    assert (found.ids, found.type) == (("0",), "Intel-GPU-Flex-140")
+
+
+def test_four_cards_of_two_tiles_are_eight_devices(machine: FakeMachine) -> None:
+    # https://github.com/intel/intel-extension-for-pytorch/issues/622: sycl-ls lists eight.
+    add_intel(machine, 4, device="0x0bd5")
+    for card in range(4):
+        for tile in range(2):
+            machine.folder(f"/sys/class/drm/card{card}/gt/gt{tile}")
+    found = IntelGPU().detect(machine.host())
+    assert (len(found.ids), found.type) == (8, "Intel-GPU-Max-1550")
+
+
 def test_integrated_graphics_is_no_gpu(machine: FakeMachine) -> None:
     add_intel(machine, 1, device="0xa7a0", slot="0000:00:02.{}")
     assert IntelGPU().detect(machine.host()).ids == ()

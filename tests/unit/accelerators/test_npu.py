@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from accelerator_helpers import NPU_SMI, FakeMachine, add_ascend
+from accelerator_helpers import NPU_SMI, NPU_SMI_TWO_CHIPS, FakeMachine, add_ascend
 
 from miniray.accelerators import check_amount
 from miniray.accelerators.host import DetectionError
@@ -28,6 +28,13 @@ def test_a_chip_is_named_as_ray_names_it(machine: FakeMachine, chip: str, name: 
     add_ascend(machine, 1)
     machine.tools["npu-smi"] = NPU_SMI.replace("910B3", chip)
     assert AscendNPU().detect(machine.host()).type == name
+
+
+def test_each_chip_is_a_device_where_an_npu_has_two(machine: FakeMachine) -> None:
+    add_ascend(machine, 2)
+    machine.tools["npu-smi"] = NPU_SMI_TWO_CHIPS
+    found = AscendNPU().detect(machine.host())
+    assert (found.ids, found.type) == (("0", "1"), "Ascend910")
 
 
 def test_a_container_numbers_its_devices_from_zero(machine: FakeMachine) -> None:

@@ -27,7 +27,8 @@ GKE = {
     "TPU_WORKER_ID": "2",
     "TPU_NAME": "my-slice",
 }
-# Metadata of a v4 TPU VM (https://cloud.google.com/tpu/docs/reference/metadata).
+# Metadata of a v4 TPU VM (https://cloud.google.com/tpu/docs/reference/metadata); tpu-env as in
+# the tests of PyTorch/XLA (https://github.com/pytorch/xla, test/pjrt/test_runtime_tpu.py).
 GCE = {
     "accelerator-type": "v4-16",
     "agent-worker-number": "0",

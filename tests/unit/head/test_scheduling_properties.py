@@ -27,6 +27,8 @@ SHAPES: list[dict[str, float]] = [
     {"CPU": 1, "GPU": 1},
     {"GPU": 2},
     {"TPU": 1},
+    {"TPU": 2},
+    {"CPU": 1, "TPU": 4},
     {"CPU": 1, "licence": 1},
     {"FPGA": 1},
 ]
@@ -35,13 +37,14 @@ BUNDLES: list[list[dict[str, float]]] = [
     [{"GPU": 1, "CPU": 1}, {"GPU": 0.5}],
     [{"GPU": 0.6}],
     [{"CPU": 2, "licence": 1}],
+    [{"TPU": 2}, {"TPU": 1}],
 ]
 STRATEGIES = ["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 amounts = st.one_of(st.sampled_from([0.1, 0.18, 0.25, 0.5, 0.6, 1.0]), st.integers(1, 4))
 
 
 def make_node(number: int) -> ResourcePool:
-    devices = {"GPU": ["0", "1", "2"], "TPU": ["0", "1"]} if number % 3 else {}
+    devices = {"GPU": ["0", "1", "2"], "TPU": ["0", "1", "2", "3"]} if number % 3 else {}
     return node_pool(f"{number:032x}", {"CPU": 4, "licence": 2}, devices)
 
 
@@ -176,6 +179,11 @@ class World:
                 for id, units in shares:
                     used[allocation.node_id, name, id] += units
         assert all(units <= UNIT for units in used.values())
+        for allocation in self.held.values():
+            chips = [int(id) for id in allocation.device_ids("TPU")]
+            if chips:
+                assert chips == [*range(chips[0], chips[0] + len(chips))]
+                assert chips[0] % len(chips) == 0
 
     def check_sums(self) -> None:
         """What is free and what is held is what there is, on every node and in every bundle."""

@@ -79,7 +79,9 @@ GPU Excluded:\t {excluded}
 """
 
 # Lines of /sys/class/kfd/kfd/topology/nodes/<N>/properties as the kernel writes them
-# (drivers/gpu/drm/amd/amdkfd/kfd_topology.c), with the values of an MI300X machine.
+# (drivers/gpu/drm/amd/amdkfd/kfd_topology.c), with the values of an MI300X machine: the version
+# as in https://github.com/ROCm/rocm-cli/pull/343, the device id as in
+# https://github.com/ROCm/legacy-rocm-build/issues/4414.
 AMD_CPU_PROPERTIES = """\
 cpu_cores_count 96
 simd_count 0
@@ -110,8 +112,10 @@ unique_id 13185361211464229612
 num_xcc 8
 """
 
-# neuron-ls --json-output of a trn1.2xlarge, as in the test data of aws-neuron's users:
-# one object per device, bytes for memory_size, null for connected_to.
+# neuron-ls --json-output (https://awsdocs-neuron.readthedocs-hosted.com/en/latest/tools/
+# neuron-sys-tools/neuron-ls.html) of a trn1.2xlarge, in the form that was captured for
+# https://github.com/lablup/all-smi/pull/417: one object per device with its nc_count, null for
+# connected_to of a single device, no processes. The second is the same for two devices.
 NEURON_LS = (
     '[{"neuron_device":0,"bdf":"00:1e.0","connected_to":null,"nc_count":2,'
     '"memory_size":34359738368,"neuron_processes":[]}]'
@@ -123,11 +127,13 @@ NEURON_LS_TWO = (
     '"memory_size":34359738368,"neuron_processes":[]}]'
 )
 
-# hl-smi -Q module_id,name -f csv,noheader: the module ids and names of a Gaudi 3 machine,
-# in the form of Intel's "System Management Interface Tool" page.
+# hl-smi -Q module_id,name -f csv,noheader of a Gaudi 3 machine. Queries and form are those of
+# https://docs.habana.ai/en/latest/Management_and_Monitoring/Embedded_System_Tools_Guide/
+# System_Management_Interface_Tool.html; modules need not be listed in order.
 HL_SMI = "1, HL-325L\n3, HL-325L\n2, HL-325L\n0, HL-325L\n"
 
-# npu-smi info of an Atlas 800T A2 with driver 25.3.rc1 (rows of further NPUs cut).
+# npu-smi info of a machine with 910B3, in the form of the table with 910B4-1 in
+# https://github.com/Project-HAMi/HAMi-WebUI/issues/47 (rows of further NPUs cut).
 NPU_SMI = """\
 +------------------------------------------------------------------------------------------------+
 | npu-smi 25.3.rc1                 Version: 25.3.rc1                                             |
@@ -137,6 +143,21 @@ NPU_SMI = """\
 +===========================+===============+====================================================+
 | 0     910B3               | OK            | 96.7        32                0    / 0             |
 | 0                         | 0000:C1:00.0  | 0           0    / 0          60056/ 65536         |
++===========================+===============+====================================================+
+"""
+
+# The same of a machine whose NPUs have two chips each, from
+# https://github.com/vllm-project/vllm-ascend/issues/2534 (rows of further NPUs cut).
+NPU_SMI_TWO_CHIPS = """\
++---------------------------+---------------+----------------------------------------------------+
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip  Phy-ID              | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
++===========================+===============+====================================================+
+| 0     Ascend910           | OK            | 178.5       36                0    / 0             |
+| 0     0                   | 0000:9D:00.0  | 0           0    / 0          3416 / 65536         |
++------------------------------------------------------------------------------------------------+
+| 0     Ascend910           | OK            | -           36                0    / 0             |
+| 1     1                   | 0000:9F:00.0  | 0           0    / 0          3195 / 65536         |
 +===========================+===============+====================================================+
 """
 
@@ -167,7 +188,12 @@ def add_amd(machine: FakeMachine, count: int, device: int = 0x74A1) -> None:
 def add_intel(
     machine: FakeMachine, count: int, device: str = "0x56c0", slot: str = "0000:4{}:00.0"
 ) -> None:
-    """Cards of the i915 or xe driver; {} in the slot is the card's number."""
+    """Cards of the i915 or xe driver; {} in the slot is the card's number.
+
+    Two Max 1100 at 0000:0f:00.0 and so on: https://github.com/huggingface/
+    text-generation-inference/issues/1983. Names in /sys/class/drm:
+    https://github.com/intel/xpumanager/issues/147.
+    """
     for card in range(count):
         machine.file(f"/dev/dri/card{card}")
         machine.file(f"/dev/dri/renderD{128 + card}")

@@ -1,0 +1,225 @@
+"""Google TPUs: the slice that a program runs on, shapes of slices, and slices reserved as one.
+
+Ray's ``ray.util.tpu``. Reserving is in ``tpu_reservation.py`` and ``tpu_slices.py``; which
+topologies there are is in ``accelerators/tpu_topology.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from miniray.accelerators import slice_shape, this_host
+from miniray.accelerators.node_resources import detect
+from miniray.accelerators.tpu import GoogleTPU, slice_facts
+from miniray.accelerators.tpu_topology import chips_of_pod_type, generation
+from miniray.core.runtime import current_runtime, runtime_or_none
+from miniray.util.tpu_nodes import SLICE_NAME, TpuHost, intact_slices, ready_slices
+from miniray.util.tpu_reservation import (
+    fetch_tpu_slice_name_from_pg,
+    get_tpu_worker_resources,
+    reserve_tpu_slice,
+)
+from miniray.util.tpu_slices import SlicePlacementGroup, run_on_slice, slice_placement_group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+__all__ = [
+    "SlicePlacementGroup",
+    "fetch_tpu_slice_name_from_pg",
+    "get_chips_per_host",
+    "get_current_pod_name",
+    "get_current_pod_worker_count",
+    "get_num_ready_tpu_slices",
+    "get_num_tpu_chips_on_node",
+    "get_num_tpu_slices",
+    "get_tpu_coordinator_env_vars",
+    "get_tpu_nodes_for_slice",
+    "get_tpu_num_slices_for_workers",
+    "get_tpu_slice_name_from_node",
+    "get_tpu_version_from_type",
+    "get_tpu_worker_resources",
+    "infer_tpu_pod_type_from_topology",
+    "reserve_tpu_slice",
+    "run_on_slice",
+    "slice_placement_group",
+]
+
+#: Where the coordinator of several slices listens unless it is told otherwise.
+DEFAULT_MEGASCALE_PORT = "8081"
+
+
+# --- where this code runs --------------------------------------------------------------------
+def get_current_pod_name() -> str | None:
+    """Name of the TPU slice that this host is part of, or None.
+
+    Within a cluster it is what the node has told of itself; without one, the variable
+    ``TPU_NAME`` or the machine's metadata.
+    """
+    return _facts().get("slice-name")
+
+
+def get_current_pod_worker_count() -> int | None:
+    """Number of hosts of the TPU slice that this host is part of; None if it is in none."""
+    pod_type, chips = _facts().get("pod-type"), get_num_tpu_chips_on_node()
+    if pod_type is None or not chips:
+        return None
+    return math.ceil(chips_of_pod_type(pod_type) / chips)
+
+
+def get_num_tpu_chips_on_node() -> int:
+    """Number of TPU chips of this host: those that exist, else those that its node offers."""
+    found = len(detect(GoogleTPU(), this_host()).ids)
+    if found or runtime_or_none() is None:
+        return found
+    return int(_own_node().get("Resources", {}).get("TPU", 0))
+
+
+def _facts() -> Mapping[str, str]:
+    """What is known of the slice of this host, by name without domain and ``tpu-``."""
+    if runtime_or_none() is None:
+        host = this_host()
+        return slice_facts(host, ask=bool(detect(GoogleTPU(), host).ids))
+    prefix = SLICE_NAME.removesuffix("slice-name")
+    labels: dict[str, str] = _own_node().get("Labels", {})
+    return {
+        name.removeprefix(prefix): value
+        for name, value in labels.items()
+        if name.startswith(prefix)
+    }
+
+
+def _own_node() -> dict[str, Any]:
+    runtime = current_runtime()
+    node_id = runtime.context().node_id
+    return next((node for node in runtime.nodes() if node["NodeID"] == node_id), {})
+
+
+# --- shapes ----------------------------------------------------------------------------------
+def get_tpu_version_from_type(accelerator_type: str) -> str:
+    """The generation that a type names: ``v6e`` for ``TPU-V6E``.
+
+    Raises:
+        ValueError: There is no such generation.
+    """
+    return generation(accelerator_type)
+
+
+def get_chips_per_host(topology: str, accelerator_version: str) -> int:
+    """Chips of each host of a slice.
+
+    Args:
+        topology: Chips along each axis: ``4x4`` or ``2x2x4``.
+        accelerator_version: The generation: ``v6e`` or ``TPU-V6E``.
+
+    Raises:
+        ValueError: The generation has no such topology.
+    """
+    return slice_shape(topology, accelerator_version).chips_per_host
+
+
+def infer_tpu_pod_type_from_topology(topology: str, accelerator_type: str) -> str:
+    """Name of a slice's kind, such as ``v4-32``. Arguments and errors as ``get_chips_per_host``."""
+    return slice_shape(topology, accelerator_type).pod_type
+
+
+def get_tpu_num_slices_for_workers(
+    topology: str,
+    accelerator_type: str,
+    num_workers: int,
+    resources_per_worker: Mapping[str, float] | None = None,
+) -> int:
+    """How many slices so many workers need.
+
+    Args:
+        topology: Of each slice.
+        accelerator_type: The generation, as ``TPU-V6E``.
+        num_workers: How many workers there are to be.
+        resources_per_worker: Of each; by default all chips of a host.
+
+    Returns:
+        At least 1; 1 also where the arguments describe no slice, as in Ray.
+    """
+    if not topology or not accelerator_type:
+        return 1
+    try:
+        workers, _ = get_tpu_worker_resources(topology, accelerator_type, resources_per_worker)
+    except ValueError:
+        return 1
+    return max(1, math.ceil(num_workers / workers))
+
+
+def get_tpu_coordinator_env_vars(
+    coordinator_address: str,
+    num_slices: int,
+    slice_id: int,
+    coordinator_port: str = DEFAULT_MEGASCALE_PORT,
+) -> dict[str, str]:
+    """Variables by which libtpu connects several slices.
+
+    Args:
+        coordinator_address: IP address or name of the host of the coordinator.
+        num_slices: How many slices there are.
+        slice_id: Which of them the process is on, from 0 on.
+        coordinator_port: Where the coordinator listens.
+
+    Raises:
+        ValueError: There is no such slice.
+    """
+    if not 0 <= slice_id < num_slices:
+        raise ValueError(
+            f"slice_id must be from 0 to {num_slices - 1} for {num_slices} slices, not {slice_id}."
+        )
+    return {
+        "MEGASCALE_COORDINATOR_ADDRESS": coordinator_address,
+        "MEGASCALE_PORT": str(coordinator_port),
+        "MEGASCALE_NUM_SLICES": str(num_slices),
+        "MEGASCALE_SLICE_ID": str(slice_id),
+    }
+
+
+# --- the cluster's slices --------------------------------------------------------------------
+def get_tpu_slice_name_from_node(node: Mapping[str, Any]) -> str | None:
+    """Name of the slice of a node as ``nodes()`` lists it, or None."""
+    name: str | None = node.get("Labels", {}).get(SLICE_NAME)
+    return name
+
+
+def get_tpu_nodes_for_slice(
+    slice_name: str, nodes: Sequence[Mapping[str, Any]] | None = None
+) -> list[Mapping[str, Any]]:
+    """The living nodes of a slice.
+
+    Args:
+        slice_name: Its name.
+        nodes: Where to look, in the form of ``nodes()``; the cluster's by default.
+    """
+    if nodes is None:
+        runtime = runtime_or_none()
+        nodes = [] if runtime is None else runtime.nodes()
+    return [
+        node
+        for node in nodes
+        if node.get("Alive") and get_tpu_slice_name_from_node(node) == slice_name
+    ]
+
+
+def get_num_tpu_slices(topology: str, accelerator_type: str) -> int:
+    """How many slices of a kind are there with all their hosts, in use or not.
+
+    Raises:
+        ValueError: The generation has no such topology.
+    """
+    return len(intact_slices(_hosts(), slice_shape(topology, accelerator_type)))
+
+
+def get_num_ready_tpu_slices(topology: str, accelerator_type: str) -> int:
+    """How many of the slices that ``get_num_tpu_slices`` counts nobody uses."""
+    return len(ready_slices(_hosts(), slice_shape(topology, accelerator_type)))
+
+
+def _hosts() -> list[TpuHost]:
+    runtime = runtime_or_none()
+    return [] if runtime is None else TpuHost.all_of(runtime.head_call("state", "node_states"))

@@ -1,0 +1,195 @@
+"""TPU slices of the cluster: what fits on one, and reserving one by the head of its host 0.
+
+Groups of bundles on whole slices are in ``tpu_slices.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from miniray.accelerators import slice_shape
+from miniray.accelerators.tpu_topology import CHIP_COUNTS, SliceShape
+from miniray.core import option_checks as check
+from miniray.core.runtime import current_runtime
+from miniray.exceptions import GetTimeoutError
+from miniray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from miniray.util.tpu_nodes import (
+    POD_TYPE,
+    SLICE_NAME,
+    WORKER_ID,
+    TpuHost,
+    head_resource,
+    intact_slices,
+    known_slices,
+    ready_slices,
+    useless_slices,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: Seconds that a slice's head is waited for.
+DEFAULT_TPU_HEAD_RESERVATION_TIMEOUT_S = 100.0
+
+
+def get_tpu_worker_resources(
+    topology: str,
+    accelerator_type: str,
+    resources_per_worker: Mapping[str, float] | None = None,
+    num_slices: int = 1,
+    chips_per_vm: int | None = None,
+) -> tuple[int, dict[str, float]]:
+    """How many workers slices have room for, and what each of them needs.
+
+    Args:
+        topology: Chips along each axis of a slice: ``4x4`` or ``2x2x4``.
+        accelerator_type: The generation: ``TPU-V6E`` or ``v6e``.
+        resources_per_worker: What a worker needs. By default 1 CPU, and of TPU all chips of
+            a host.
+        num_slices: How many slices.
+        chips_per_vm: Chips of a host where the topology can be had in several ways: 4 for a
+            ``2x4`` of v6e on two hosts.
+
+    Returns:
+        The number of workers, and the resources of one.
+
+    Raises:
+        ValueError: There is no such slice, or its hosts can't be divided so.
+    """
+    shape = shape_of(topology, accelerator_type, chips_per_vm)
+    if num_slices < 1:
+        raise ValueError(f"num_slices must be at least 1, not {num_slices}.")
+    resources = {"CPU": 1, "TPU": shape.chips_per_host, **(resources_per_worker or {})}
+    chips = check.amount("TPU of a worker", resources["TPU"], "TPU")
+    if not chips or shape.chips_per_host % chips:
+        fitting = [str(count) for count in CHIP_COUNTS if not shape.chips_per_host % count]
+        raise ValueError(
+            f"A host of {topology} has {shape.chips_per_host} chips, which can't be divided into "
+            f"workers of TPU {chips:g}: use {' or '.join(fitting)}."
+        )
+    return num_slices * int(shape.chips // chips), dict(resources)
+
+
+def shape_of(topology: str, accelerator_type: str, chips_per_vm: int | None) -> SliceShape:
+    """The shape of a slice, on hosts of so many chips."""
+    shape = slice_shape(topology, accelerator_type)
+    if chips_per_vm is None:
+        return shape
+    if chips_per_vm not in CHIP_COUNTS or shape.chips % chips_per_vm:
+        raise ValueError(
+            f"chips_per_vm must be one of {', '.join(map(str, CHIP_COUNTS))} and divide the "
+            f"{shape.chips} chips of {topology}, not {chips_per_vm}."
+        )
+    hosts = shape.chips // chips_per_vm
+    return SliceShape(shape.chips, hosts, chips_per_vm, shape.pod_type)
+
+
+# --- one slice -------------------------------------------------------------------------------
+def reserve_tpu_slice(
+    topology: str,
+    accelerator_type: str,
+    timeout_s: float | None = DEFAULT_TPU_HEAD_RESERVATION_TIMEOUT_S,
+    slice_name: str | None = None,
+) -> tuple[str, PlacementGroup]:
+    """Reserve a slice against others who reserve slices, by the head resource of its host 0.
+
+    A slice that is whole and idle is preferred to one of which hosts are missing or in use.
+
+    Args:
+        topology: Chips along each axis.
+        accelerator_type: The generation: ``TPU-V4`` or ``v4``.
+        timeout_s: How long to wait for one, in seconds; None: without end.
+        slice_name: This slice and no other.
+
+    Returns:
+        The slice's name and the placement group that holds its head, until it is removed or
+        this driver ends.
+
+    Raises:
+        TimeoutError: None came free in time.
+        RuntimeError: The host with the head does not know the slice's name.
+        ValueError: The generation has no such topology.
+    """
+    shape = slice_shape(topology, accelerator_type)
+    selector = {WORKER_ID: "0", POD_TYPE: shape.pod_type}
+    useless = _useless(shape)
+    if slice_name is not None:
+        selector[SLICE_NAME] = slice_name
+    elif useless:
+        selector[SLICE_NAME] = f"!in({','.join(useless)})"
+    head = placement_group([{head_resource(shape.pod_type): 1}], bundle_label_selector=[selector])
+    with removed_on_error([head]):
+        if not wait_for([head], timeout_s):
+            raise TimeoutError(shortage(shape, 1, timeout_s))
+        name = fetch_tpu_slice_name_from_pg(head)
+        if name is None:
+            raise RuntimeError(
+                f"The host with {head_resource(shape.pod_type)} does not know its slice's name: "
+                "set TPU_NAME where its node starts."
+            )
+    return name, head
+
+
+def fetch_tpu_slice_name_from_pg(pg: PlacementGroup) -> str | None:
+    """Name of the slice whose host has the first bundle of a placement group, or None."""
+    return slice_names(pg)[0] or None
+
+
+def slice_names(group: PlacementGroup) -> list[str]:
+    """Name of the slice of each bundle's node; empty where there is none."""
+    labels = {node["NodeID"]: node["Labels"] for node in current_runtime().nodes()}
+    placed = placement_group_table(group)["bundles_to_node_id"].values()
+    return [labels.get(node_id, {}).get(SLICE_NAME, "") for node_id in placed]
+
+
+def _useless(shape: SliceShape) -> list[str]:
+    """Slices not to reserve; none if there are no others."""
+    states = current_runtime().head_call("state", "node_states")
+    hosts = TpuHost.all_of(states)
+    head = head_resource(shape.pod_type)
+    heads_in_use = [state["node_id"] for state in states if state["used"].get(head)]
+    useless = useless_slices(hosts, shape, heads_in_use)
+    return useless if set(known_slices(hosts, shape.pod_type)) > set(useless) else []
+
+
+def tpu_hosts() -> list[TpuHost]:
+    """The cluster's living nodes with TPU chips."""
+    return TpuHost.all_of(current_runtime().head_call("state", "node_states"))
+
+
+def wait_for(groups: list[PlacementGroup], timeout: float | None) -> bool:
+    """Until all bundles of the groups are placed; False if they are not in time."""
+    try:
+        current_runtime().get([group.ready() for group in groups], timeout)
+    except GetTimeoutError:
+        return False
+    return True
+
+
+def shortage(shape: SliceShape, wanted: int, timeout: float | None) -> str:
+    """Say what there is of slices that could not be had in time."""
+    hosts = tpu_hosts()
+    return (
+        f"{wanted} TPU slice{'s' if wanted > 1 else ''} {shape.pod_type} could not be reserved "
+        f"within {timeout or 0:g} s: of such slices "
+        f"{len(known_slices(hosts, shape.pod_type))} are there, "
+        f"{len(intact_slices(hosts, shape))} of them with all hosts, "
+        f"{len(ready_slices(hosts, shape))} idle."
+    )
+
+
+@contextlib.contextmanager
+def removed_on_error(groups: list[PlacementGroup]) -> Iterator[None]:
+    """Nothing stays reserved when what follows fails or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        while groups:
+            remove_placement_group(groups.pop())
+        raise
