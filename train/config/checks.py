@@ -16,9 +16,6 @@ _MISSPELLED = {
     "MEMORY": "memory",
 }
 
-#: Resources whose devices are shared up to 1 and held whole above.
-_SHARED_DEVICES = ("GPU", "NPU")
-
 
 class Given:
     """Stands for an argument that was not given, where None can be a value."""
@@ -61,6 +58,8 @@ def check_resources(argument: str, resources: Mapping[str, float] | None) -> Non
         argument: Name of the ScalingConfig argument, for the message.
         resources: Amount per resource name, or None.
     """
+    from miniray.core.option_checks import amount as amount_of
+
     if resources is None:
         return
     given = f"ScalingConfig({argument}={resources!r})"
@@ -80,11 +79,9 @@ def check_resources(argument: str, resources: Mapping[str, float] | None) -> Non
             raise ValueError(
                 f"{given} gives {name!r} as {amount!r}; an amount is a number of 0 or more."
             )
-        if name in _SHARED_DEVICES and amount > 1 and amount != int(amount):
-            raise ValueError(
-                f"{given} asks for {amount} {name}s. A worker shares one {name} (up to 1) or has "
-                f"several wholly to itself: ask for a fraction below 1 or a whole number."
-            )
+        if amount:
+            # What a device resource can be asked for is the same for everything that runs.
+            amount_of(f"{given}: {name!r}", amount, name)
 
 
 def check_folder_name(argument: str, name: str) -> None:
