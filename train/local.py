@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 #: Variable that makes every run of a program a local one.
 LOCAL_VARIABLE = "MINIRAY_TRAIN_LOCAL"
 
-#: Seconds that rank 0 waits at the end for other ranks to have read how the run ended.
+#: Seconds that rank 0 waits at the end for other ranks to have read how the run ended. After a
+#: failure they may wait for rank 0 in a collective, and read nothing more.
 END_TIMEOUT = 10.0
+FAILURE_TIMEOUT = 1.0
 
 
 def is_local(config: ScalingConfig) -> bool:
@@ -205,7 +207,9 @@ class _Leader:
             raise
         outcome = self._thread.outcome()
         self._tell_others(outcome)
-        return LocalEnd(outcome, self._spec.storage, worker.error)
+        # What a loop raises because its controller has failed is not the cause of anything.
+        error = worker.error if outcome.worker_failures else None
+        return LocalEnd(outcome, self._spec.storage, error)
 
     def _make_group(self, spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
         del spec
@@ -249,7 +253,7 @@ class _Leader:
             reader = self._start_reader(link, None)
             link.publish("setup", None)
         link.publish("outcome", outcome)
-        reader.join(END_TIMEOUT)
+        reader.join(END_TIMEOUT if outcome.state is RunState.FINISHED else FAILURE_TIMEOUT)
 
 
 class _Attempt:

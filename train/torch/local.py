@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 #: A rank may train for very long while another waits for it; torchrun ends them all if one dies.
 _WITHOUT_LIMIT = datetime.timedelta(days=365)
 
+#: The store of torchrun with this process's rank and their number, and how many groups used it.
+_rendezvous: tuple[Any, int, int] | None = None
+_groups = 0
+
 
 def join(
     torch_config: TorchConfig, scaling: ScalingConfig, leave: contextlib.ExitStack
@@ -84,7 +88,8 @@ def _make_group(
     backend = config.backend or ("nccl" if device.type == "cuda" and has_nccl() else "gloo")
     timeout = datetime.timedelta(seconds=config.timeout_s)
     if by_torchrun:
-        dist.init_process_group(backend, timeout=timeout)
+        store, rank, size = _torchruns_store(timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     else:
         variables = environment.gloo_variables("127.0.0.1", os.environ, interface_addresses())
         place = dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), "0")
@@ -94,6 +99,19 @@ def _make_group(
             backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout
         )
     leave.callback(_end_group)
+
+
+def _torchruns_store(timeout: datetime.timedelta) -> tuple[Any, int, int]:
+    """Where the processes of torchrun meet, and this one's rank among how many.
+
+    The store outlives a group, and what an older group left in it must not be read by a newer one.
+    """
+    global _rendezvous, _groups
+    if _rendezvous is None:
+        _rendezvous = next(dist.rendezvous("env://", timeout=timeout))
+    _groups += 1
+    store, rank, size = _rendezvous
+    return dist.PrefixStore(f"miniray/{_groups}", store), rank, size
 
 
 def _end_group() -> None:
