@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("hosts")
+# Each node loads PyTorch for its workers, which takes long where others use the cores.
+pytestmark = [pytest.mark.usefixtures("hosts"), pytest.mark.timeout(180)]
 
 #: What GKE tells the hosts of a slice: its kind, its name, and which of its hosts this is.
 SLICES = (("v4-8", "small", "0"), ("v4-16", "large", "0"), ("v4-16", "large", "1"))

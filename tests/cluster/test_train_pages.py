@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("cluster")
+# Workers load PyTorch, which takes long where others use the cores.
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(180)]
 
 #: The variable of "Setting the communication network interface" reaches every worker by the job.
 CLUSTER = {

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from miniray.train import Result
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.usefixtures("cluster")
+# Some of what the loops import takes seconds of CPU in each rank, and others may use the cores.
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(180)]
 
 CLUSTER = {"num_cpus": 4, "num_gpus": 2, "labels": {"zone": "a"}}
 
