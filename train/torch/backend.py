@@ -28,7 +28,7 @@ _BACKEND_KEY = "miniray/backend"
 class TorchBackend(Backend):
     """Makes the process group before the train loop and ends it afterwards."""
 
-    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed")
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "psutil")
 
     def __init__(self, config: TorchConfig) -> None:
         self._config = config

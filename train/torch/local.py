@@ -50,7 +50,10 @@ def join(
     """
     by_torchrun = environment.started_by_torchrun(os.environ)
     local_rank = int(os.environ["LOCAL_RANK"]) if by_torchrun else 0
-    devices = local_devices(scaling, local_rank if by_torchrun else None)
+    chosen = local_rank if by_torchrun else None
+    if chosen is None and dist.is_initialized() and torch.cuda.is_available():
+        chosen = torch.cuda.current_device()  # by whoever has made the group
+    devices = local_devices(scaling, chosen)
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
     set_local_devices(devices)
@@ -66,18 +69,18 @@ def join(
     return LocalPlace(ranks, StoreLink.open(rank))
 
 
-def local_devices(scaling: ScalingConfig, local_rank: int | None) -> list[torch.device]:
+def local_devices(scaling: ScalingConfig, chosen: int | None) -> list[torch.device]:
     """The devices of a rank in local mode.
 
     Args:
         scaling: Whether it is to use GPUs, and how many.
-        local_rank: Its rank among the processes that torchrun has started here; None if it is
-            alone.
+        chosen: The GPU of a rank beside others; under torchrun, that of its local rank. None if
+            it is alone.
     """
     if not scaling.use_gpu or not torch.cuda.is_available():
         return [torch.device("cpu")]
-    if local_rank is not None:
-        return [torch.device("cuda", local_rank)]
+    if chosen is not None:
+        return [torch.device("cuda", chosen)]
     count = min(max(1, int(scaling.num_gpus_per_worker)), torch.cuda.device_count())
     return [torch.device("cuda", index) for index in range(count)]
 

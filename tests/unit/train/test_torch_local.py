@@ -75,7 +75,7 @@ def test_the_backend_of_the_group_can_be_chosen(fit):
 
 
 @pytest.mark.parametrize(
-    ("scaling", "local_rank", "expected"),
+    ("scaling", "chosen", "expected"),
     [
         ({"use_gpu": True}, None, ["cuda:0"]),
         ({"use_gpu": True}, 3, ["cuda:3"]),
@@ -89,11 +89,11 @@ def test_the_backend_of_the_group_can_be_chosen(fit):
         ({}, 3, ["cpu"]),
     ],
 )
-def test_the_devices_are_those_that_a_worker_would_have(monkeypatch, scaling, local_rank, expected):
+def test_the_devices_are_those_that_a_worker_would_have(monkeypatch, scaling, chosen, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     config = ScalingConfig(num_workers=0, **scaling)
-    assert [str(device) for device in local_devices(config, local_rank)] == expected
+    assert [str(device) for device in local_devices(config, chosen)] == expected
 
 
 def test_without_cuda_the_device_is_the_cpu(monkeypatch):
