@@ -105,7 +105,7 @@ class Backend:
         return LocalPlace(Ranks(0, 1, 0, 1, 0), None)
 
     def leave_local(self) -> None:
-        """Called when such a run is over: undo what ``join_local`` did to the process."""
+        """Called when such a run is over: undo what ``join_local`` did, also if it failed."""
 
 
 @dataclasses.dataclass

@@ -76,8 +76,8 @@ def run_locally(spec: RunSpec, loop: TrainLoop) -> LocalEnd:
     Raises:
         KeyboardInterrupt: The user stopped the run.
     """
-    place = spec.backend.join_local(spec.scaling_config)
     try:
+        place = spec.backend.join_local(spec.scaling_config)
         if place.ranks.world_rank == 0:
             return _Leader(spec, loop, place).run()
         return _follow(spec, loop, place)
