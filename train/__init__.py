@@ -13,10 +13,17 @@ if TYPE_CHECKING:
     from miniray.train.backend import Backend, BackendConfig
     from miniray.train.callbacks import Callback, UserCallback
     from miniray.train.checkpoint import Checkpoint
-    from miniray.train.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from miniray.train.config import (
+        CheckpointConfig,
+        FailureConfig,
+        LoggingConfig,
+        RunConfig,
+        ScalingConfig,
+    )
     from miniray.train.context import TrainContext, get_checkpoint, get_context, report
     from miniray.train.exceptions import (
         ControllerError,
+        PlacementTimeoutError,
         TrainingFailedError,
         WorkerGroupError,
     )
@@ -34,6 +41,8 @@ _HOMES = {
     "DataParallelTrainer": "trainer",
     "FailureConfig": "config",
     "FailurePolicy": "policies",
+    "LoggingConfig": "config",
+    "PlacementTimeoutError": "exceptions",
     "Result": "result",
     "RunConfig": "config",
     "ScalingConfig": "config",
@@ -57,6 +66,8 @@ __all__ = [
     "DataParallelTrainer",
     "FailureConfig",
     "FailurePolicy",
+    "LoggingConfig",
+    "PlacementTimeoutError",
     "Result",
     "RunConfig",
     "ScalingConfig",

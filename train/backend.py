@@ -6,14 +6,17 @@ and what runs in them, is decided elsewhere.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from miniray.train.ranks import Ranks
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
 
-    from miniray.train.ranks import Ranks
+    from miniray.train.config import ScalingConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,19 +25,59 @@ class Member:
 
     Attributes:
         ranks: Its place in the group.
+        address: Address of its own node.
         master_address: Address of the node of rank 0.
         master_port: A port on which rank 0 listens already.
         listener: The listening socket, on rank 0; None on the others.
         resources: What each worker holds, by resource name.
         node_devices: Ids of the devices of all workers of its node, by resource name.
+        shares_devices: Whether two workers of the group hold parts of the same device.
     """
 
     ranks: Ranks
+    address: str
     master_address: str
     master_port: int
     listener: socket.socket | None
     resources: Mapping[str, float]
     node_devices: Mapping[str, list[str]]
+    shares_devices: bool = False
+
+
+class LocalLink(abc.ABC):
+    """Carries messages between the processes of a run in local mode, from and to rank 0.
+
+    Every wait ends with an error when the process of rank 0 is gone.
+    """
+
+    @abc.abstractmethod
+    def send(self, message: Any) -> None:
+        """Give rank 0 a message."""
+
+    @abc.abstractmethod
+    def receive(self) -> Any:
+        """Wait for the next message to rank 0; called there only, in one thread."""
+
+    @abc.abstractmethod
+    def publish(self, name: str, value: Any) -> None:
+        """Give all ranks a value under a name; called on rank 0 only."""
+
+    @abc.abstractmethod
+    def wait_for(self, name: str) -> Any:
+        """Wait until rank 0 has published a value under this name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalPlace:
+    """The place of the driver's process in a run in local mode.
+
+    Attributes:
+        ranks: Its ranks.
+        link: The way to the other processes; None when there are none.
+    """
+
+    ranks: Ranks
+    link: LocalLink | None
 
 
 class Backend:
@@ -51,6 +94,18 @@ class Backend:
 
     def on_shutdown(self) -> None:
         """Called in each process after its train loop has returned."""
+
+    def join_local(self, config: ScalingConfig) -> LocalPlace:
+        """Called in the driver's process before it runs a train loop itself.
+
+        Returns:
+            Its place among the processes that run this loop; by default it is the only one.
+        """
+        del config
+        return LocalPlace(Ranks(0, 1, 0, 1, 0), None)
+
+    def leave_local(self) -> None:
+        """Called when such a run is over: undo what ``join_local`` did, also if it failed."""
 
 
 @dataclasses.dataclass

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from miniray.exceptions import MinirayError
 from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
+from miniray.train.exceptions import PlacementTimeoutError
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.policies import FailureDecision
 from miniray.train.progress_feed import Progress, ProgressFeed, Row
@@ -89,12 +90,7 @@ def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
     """The worker group that a run starts when its scaling policy decides so."""
     from miniray.train.worker_group import WorkerGroup
 
-    return WorkerGroup(
-        decision,
-        spec.scaling_config.placement_strategy,
-        spec.backend,
-        spec.run_config.worker_runtime_env,
-    )
+    return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)
 
 
 class TrainController:
@@ -117,6 +113,8 @@ class TrainController:
         )
         self._callbacks = spec.run_config.callbacks or []
         assert spec.run_config.checkpoint_config is not None
+        assert spec.run_config.logging_config is not None
+        spec.run_config.logging_config.apply()
         self._recorder = RunRecorder(
             spec.storage, spec.run_config.checkpoint_config, self._context, self._callbacks
         )
@@ -202,7 +200,7 @@ class TrainController:
         self._attempts += 1
         self._attempt = Attempt(self._attempts, decision.num_workers, self._recorder.next_number)
         self._group = self._make_group(spec, decision)
-        await self._place(self._group, decision)
+        await self._place(self._group)
         try:
             await self._group.start()
         except GroupStartError as error:
@@ -211,16 +209,19 @@ class TrainController:
             return await self._judge_failure()
         return RunState.RUNNING
 
-    async def _place(self, group: WorkerGroup, decision: ScalingDecision) -> None:
-        """Wait for the resources of a group, and tell the user if that takes long."""
+    async def _place(self, group: WorkerGroup) -> None:
+        """Wait for the resources of a group, and tell the user what is missing."""
+        limit = self._spec.scaling_config.placement_timeout_s
+        first = PLACEMENT_NOTE_AFTER if limit is None else min(limit, PLACEMENT_NOTE_AFTER)
         placed = asyncio.ensure_future(group.place())
         try:
-            await asyncio.wait({placed}, timeout=PLACEMENT_NOTE_AFTER)
+            await asyncio.wait({placed}, timeout=first)
             if not placed.done():
-                self._feed.note(
-                    f"Waiting for the resources of {decision.num_workers} workers with "
-                    f"{dict(decision.resources_per_worker)} each."
-                )
+                self._feed.note(await self._blocking(group.why_waiting))
+                await asyncio.wait({placed}, timeout=None if limit is None else limit - first)
+            if not placed.done():
+                why = await self._blocking(group.why_waiting)
+                raise PlacementTimeoutError(f"The workers were not placed in {limit:g} s. {why}")
             await placed
         finally:
             await _end(placed)

@@ -54,3 +54,7 @@ class ControllerError(TrainingFailedError):
 
     def __reduce__(self) -> tuple[Callable[..., ControllerError], tuple[BaseException, str]]:
         return type(self), (self.controller_failure, self.details)
+
+
+class PlacementTimeoutError(TrainingFailedError):
+    """Workers did not get their resources in ``ScalingConfig(placement_timeout_s)``."""

@@ -69,7 +69,7 @@ class FixedScaling(ScalingPolicy):
     """Always the number of workers that ``ScalingConfig`` names."""
 
     def __init__(self, config: ScalingConfig) -> None:
-        self._decision = ScalingDecision(config.num_workers, config.worker_resources)
+        self._decision = ScalingDecision(config.max_workers, config.worker_resources)
 
     def next_group(self) -> ScalingDecision:
         """The group of the configuration."""

@@ -7,6 +7,7 @@ first worker, and on a node the order follows the accelerators' ids.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,3 +75,41 @@ def shared_devices(workers: Sequence[WorkerInfo], node_id: str) -> dict[str, lis
                 numbered = ((int(id) if id.isdecimal() else -1, id) for id in ids)
                 shared.setdefault(name, set()).update(numbered)
     return {name: [id for _, id in sorted(pairs)] for name, pairs in shared.items()}
+
+
+def shares_devices(workers: Sequence[WorkerInfo]) -> bool:
+    """Whether two workers hold parts of the same device."""
+    held: set[tuple[str, str, str]] = set()
+    for worker in workers:
+        for name, ids in worker.accelerator_ids.items():
+            devices = {(worker.node_id, name, id) for id in ids}
+            if held & devices:
+                return True
+            held |= devices
+    return False
+
+
+def unreachable_address(workers: Sequence[WorkerInfo]) -> str | None:
+    """Why the workers' nodes can't reach each other by their addresses; None if they may.
+
+    A loopback address means another machine on each machine, so it serves only when all nodes
+    have one, which is the case for several nodes of one machine.
+    """
+    local = {info.node_id: info.address for info in workers if is_loopback(info.address)}
+    others = {info.node_id: info.address for info in workers if not is_loopback(info.address)}
+    if not local or not others:
+        return None
+    node, address = next(iter(local.items()))
+    other = next(iter(others.values()))
+    return (
+        f"Node {node[:8]} is known by {address}, which other machines of this run (such as "
+        f"{other}) can't reach. Start its daemon with --host and an address of its network."
+    )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address means the machine itself."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -76,7 +76,9 @@ class DataParallelTrainer:
     def fit(self) -> Result:
         """Run to the end.
 
-        Starts an embedded cluster if this process is attached to none. Ctrl-C stops the run.
+        Starts an embedded cluster if this process is attached to none; not so in local mode
+        (``num_workers=0`` or ``MINIRAY_TRAIN_LOCAL=1``), where the train loop runs in this
+        process. Ctrl-C stops the run.
 
         Returns:
             The results.
@@ -86,12 +88,18 @@ class DataParallelTrainer:
             ControllerError: Storage, a callback or the runtime failed.
             KeyboardInterrupt: The user stopped the run.
         """
+        from miniray.train.local import LocalEnd, is_local, run_locally
+
         spec = self._make_spec()
-        outcome = _run_controller(spec, self._loop)
-        error = make_error(outcome)
+        if is_local(self.scaling_config):
+            end = run_locally(spec, self._loop)
+        else:
+            refuse_elastic(self.scaling_config)
+            end = LocalEnd(_run_controller(spec, self._loop), spec.storage, None)
+        error = make_error(end.outcome)
         if error is not None:
-            raise error
-        return make_result(outcome, spec.storage)
+            raise error from end.error
+        return make_result(end.outcome, end.storage)
 
     def _make_spec(self) -> RunSpec:
         from miniray.train.controller import RunSpec
@@ -106,6 +114,15 @@ class DataParallelTrainer:
             backend=self.backend_config.make_backend(),
             failure_policy=LimitedRetries(config.failure_config),
             scaling_policy=FixedScaling(self.scaling_config),
+        )
+
+
+def refuse_elastic(config: ScalingConfig) -> None:
+    """Raise ValueError for a group that is to grow and shrink."""
+    if config.elasticity_enabled:
+        raise ValueError(
+            f"ScalingConfig(num_workers={config.num_workers!r}): groups that grow and shrink are "
+            f"not supported yet. Use a fixed number, such as num_workers={config.max_workers}."
         )
 
 

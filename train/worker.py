@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from miniray.train import context
 from miniray.train.failures import WorkerFailure
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from miniray.train.backend import Backend, Member
+    from miniray.train.config import LoggingConfig
     from miniray.train.ranks import Ranks
     from miniray.train.session import SessionSetup
 
@@ -47,10 +48,15 @@ class WorkerOutcome:
 class TrainWorker:
     """One rank of a worker group."""
 
-    def __init__(self, backend: Backend) -> None:
+    #: What the train loop's reports go through.
+    session_class: ClassVar[type[Session]] = Session
+
+    def __init__(self, backend: Backend, logging_config: LoggingConfig | None = None) -> None:
         self._backend = backend
         self._listener: socket.socket | None = None
         self._ranks: Ranks | None = None
+        if logging_config is not None:
+            logging_config.apply()
 
     def describe(self, addresses: Mapping[str, str]) -> WorkerInfo:
         """Where this worker runs; from now on it listens, should it become rank 0.
@@ -94,7 +100,7 @@ class TrainWorker:
         import cloudpickle
 
         assert self._ranks is not None
-        session = Session(setup, self._ranks)
+        session = self.session_class(setup, self._ranks)
         context.set_session(session)
         try:
             session.check_storage()

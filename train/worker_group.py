@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from typing import TYPE_CHECKING, Any
 
 import miniray
 from miniray.exceptions import ActorError, MinirayError
 from miniray.train.backend import Member
 from miniray.train.failures import GroupStartError, WorkerFailure
-from miniray.train.ranks import assign_ranks, shared_devices
+from miniray.train.placement import explain
+from miniray.train.ranks import assign_ranks, shared_devices, shares_devices, unreachable_address
 from miniray.train.worker import TrainWorker
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
 
     from miniray.train.backend import Backend
+    from miniray.train.config import RunConfig, ScalingConfig
     from miniray.train.policies import ScalingDecision
     from miniray.train.ranks import WorkerInfo
     from miniray.train.session import SessionSetup
@@ -32,6 +35,13 @@ logger = logging.getLogger(__name__)
 
 #: Seconds that workers get to end by themselves (atexit handlers) before they are killed.
 EXIT_TIMEOUT = 5.0
+
+#: After a worker has failed to start, seconds that others get to say that they failed too. They
+#: are not waited for: a rank whose peer died waits for it until the timeout of its framework.
+START_GRACE = 0.5
+
+#: Among so many placement groups that wait, the reason of one's own is looked for.
+MAX_WAITING = 1000
 
 
 def worker_options(
@@ -78,31 +88,51 @@ class WorkerGroup:
 
     Args:
         decision: How many workers, and what each holds.
-        strategy: Placement strategy.
+        scaling: Where they may run.
         backend: What connects the workers.
-        runtime_env: Runtime environment of the workers.
+        run_config: Their runtime environment, and what they log.
     """
 
     def __init__(
         self,
         decision: ScalingDecision,
-        strategy: str,
+        scaling: ScalingConfig,
         backend: Backend,
-        runtime_env: Mapping[str, Any] | None,
+        run_config: RunConfig,
     ) -> None:
         self.size = decision.num_workers
         self._resources = decision.resources_per_worker
-        self._strategy = strategy
+        self._strategy = scaling.placement_strategy
+        self._selectors = scaling.bundle_label_selectors(self.size)
         self._backend = backend
-        self._runtime_env = runtime_env
+        self._runtime_env = run_config.worker_runtime_env
+        self._logging = run_config.logging_config
+        #: Of the placement group, for messages; a later attempt has another.
+        self._name = f"train-{run_config.name or 'run'}-{secrets.token_hex(4)}"
         self._placement: Any = None
         self._workers: list[Any] = []  # in order of rank once they are connected
 
     async def place(self) -> None:
         """Reserve the resources of all workers; waits until they are free."""
         bundles = [dict(self._resources) for _ in range(self.size)]
-        self._placement = placement_group(bundles, strategy=self._strategy)
+        self._placement = placement_group(
+            bundles, self._strategy, self._name, bundle_label_selector=self._selectors
+        )
         await self._placement.ready()
+
+    def why_waiting(self) -> str:
+        """Which resources are short, and by how much; blocks for a moment."""
+        from miniray.util.state import list_pending_demands
+
+        groups = [("kind", "=", "placement_group")]
+        try:
+            waiting = list_pending_demands(filters=groups, limit=MAX_WAITING)
+            total, free = miniray.cluster_resources(), miniray.available_resources()
+        except (MinirayError, OSError) as error:
+            logger.warning("It is not known why the workers wait for resources: %s", error)
+            return explain(self.size, {}, {}, {})
+        reason = next((demand.reason for demand in waiting if self._name in demand.names), "")
+        return explain(self.size, self._resources, total, free, reason)
 
     async def start(self) -> None:
         """Start the workers and connect them.
@@ -120,7 +150,7 @@ class WorkerGroup:
                     self._runtime_env,
                     self._backend.preload,
                 )
-            ).remote(self._backend)
+            ).remote(self._backend, self._logging)
             for bundle in range(self.size)
         ]
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in miniray.nodes()}
@@ -140,16 +170,22 @@ class WorkerGroup:
 
     def _take_ranks(self, infos: Sequence[WorkerInfo]) -> list[Member]:
         """What each worker is told of the group, in the order of ``infos``."""
+        unreachable = unreachable_address(infos)
+        if unreachable is not None:
+            raise GroupStartError({0: WorkerFailure.of(ConnectionError(unreachable))})
         ranks = assign_ranks(infos)
+        shared = shares_devices(infos)
         master = next(info for info, rank in zip(infos, ranks, strict=True) if rank.world_rank == 0)
         return [
             Member(
                 ranks=rank,
+                address=info.address,
                 master_address=master.address,
                 master_port=master.port,
                 listener=None,
                 resources=self._resources,
                 node_devices=shared_devices(infos, info.node_id),
+                shares_devices=shared,
             )
             for info, rank in zip(infos, ranks, strict=True)
         ]
@@ -188,18 +224,26 @@ async def gather_workers(refs: Sequence[Any]) -> list[Any]:
     """The results of one call to each worker.
 
     Raises:
-        GroupStartError: Some calls failed.
+        GroupStartError: Some calls failed; others may still be under way.
     """
-    results = await asyncio.gather(*(_result(ref) for ref in refs), return_exceptions=True)
+    calls = [asyncio.ensure_future(_result(ref)) for ref in refs]
+    try:
+        _, running = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+        if running:
+            await asyncio.wait(running, timeout=START_GRACE)
+    finally:
+        for call in calls:
+            call.cancel()
     failures: dict[int, WorkerFailure] = {}
-    for position, result in enumerate(results):
-        if isinstance(result, MinirayError):
-            failures[position] = WorkerFailure.of(result)
-        elif isinstance(result, BaseException):
-            raise result
+    for position, call in enumerate(calls):
+        error = call.exception() if call.done() and not call.cancelled() else None
+        if isinstance(error, MinirayError):
+            failures[position] = WorkerFailure.of(error)
+        elif error is not None:
+            raise error
     if failures:
         raise GroupStartError(failures)
-    return list(results)
+    return [call.result() for call in calls]
 
 
 async def _result(ref: Any) -> Any:

@@ -13,29 +13,42 @@ from miniray.train.torch.config import TorchConfig
 from miniray.train.torch.trainer import TorchTrainer
 
 if TYPE_CHECKING:
-    from miniray.train.torch.train_loop_utils import (
-        enable_reproducibility,
-        get_device,
-        get_devices,
-        prepare_data_loader,
-        prepare_model,
-    )
+    from miniray.train.torch.amp import accelerate, backward, prepare_optimizer
+    from miniray.train.torch.data_loader import prepare_data_loader
+    from miniray.train.torch.devices import get_device, get_devices
+    from miniray.train.torch.models import prepare_model
+    from miniray.train.torch.reproducibility import enable_reproducibility
+
+_HOMES = {
+    "accelerate": "amp",
+    "backward": "amp",
+    "enable_reproducibility": "reproducibility",
+    "get_device": "devices",
+    "get_devices": "devices",
+    "prepare_data_loader": "data_loader",
+    "prepare_model": "models",
+    "prepare_optimizer": "amp",
+}
 
 __all__ = [
     "TorchConfig",
     "TorchTrainer",
+    "accelerate",
+    "backward",
     "enable_reproducibility",
     "get_device",
     "get_devices",
     "prepare_data_loader",
     "prepare_model",
+    "prepare_optimizer",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    home = _HOMES.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module("miniray.train.torch.train_loop_utils"), name)
+    value = getattr(importlib.import_module(f"miniray.train.torch.{home}"), name)
     globals()[name] = value
     return value
 

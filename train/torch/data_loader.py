@@ -1,82 +1,91 @@
-"""A data loader whose batches come on a device."""
+"""``prepare_data_loader``: each worker's share of the data, on its device."""
 
 from __future__ import annotations
 
-import collections.abc
+import copy
 from typing import TYPE_CHECKING, Any
 
-import torch
+from torch.utils.data import DataLoader
+
+from miniray.train.context import get_context
+from miniray.train.torch.batches import move, moved_ahead
+from miniray.train.torch.devices import get_device
+from miniray.train.torch.sampling import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from torch.utils.data import DataLoader
+    import torch
 
 
-def move(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; what can't be moved stays as it is."""
-    if hasattr(batch, "to"):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(move(item, device) for item in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(move(item, device) for item in batch)
-    if isinstance(batch, collections.abc.Mapping):
-        return {key: move(value, device) for key, value in batch.items()}
-    return batch
+def prepare_data_loader(
+    data_loader: DataLoader[Any],
+    add_dist_sampler: bool = True,
+    move_to_device: bool = True,
+    auto_transfer: bool = True,
+) -> DataLoader[Any]:
+    """Give each worker its share of the data, on its device.
+
+    With several workers the loader gets a DistributedSampler that shuffles if the loader did; call
+    ``loader.sampler.set_epoch(epoch)`` before each epoch for a new order. A batch sampler of one's
+    own stays: each worker gets every n-th of its batches.
+
+    Args:
+        data_loader: The loader.
+        add_dist_sampler: Whether to share the data; loaders of an IterableDataset and those that
+            are shared already stay as they are.
+        move_to_device: Whether batches are moved to the worker's device.
+        auto_transfer: On GPUs, whether the next batch is copied, through pinned memory, while the
+            loop works on one.
+
+    Returns:
+        A loader with the same attributes and length.
+
+    Raises:
+        TypeError: This is no DataLoader.
+        RuntimeError: Called outside a train loop.
+    """
+    if not isinstance(data_loader, DataLoader):
+        raise TypeError(
+            f"prepare_data_loader() takes a torch.utils.data.DataLoader, not {data_loader!r}."
+        )
+    context = get_context()
+    if add_dist_sampler and context.get_world_size() > 1:
+        data_loader = share_of(data_loader, context.get_world_rank(), context.get_world_size())
+    if not move_to_device:
+        return data_loader
+    device = get_device()
+    ahead = auto_transfer and device.type == "cuda"
+    if ahead and not data_loader.pin_memory:
+        # Without pinned memory a copy to the device waits until it is done.
+        data_loader = copy.copy(data_loader)
+        data_loader.pin_memory = True
+    return DeviceDataLoader(data_loader, device, ahead=ahead)
 
 
-def _record_stream(batch: Any, stream: Any) -> None:
-    """Keep the memory of tensors made on another stream until this stream is done with them."""
-    if isinstance(batch, torch.Tensor):
-        batch.record_stream(stream)
-    elif isinstance(batch, list | tuple):
-        for item in batch:
-            _record_stream(item, stream)
-    elif isinstance(batch, collections.abc.Mapping):
-        for value in batch.values():
-            _record_stream(value, stream)
-
-
-class DeviceDataLoader:
+class DeviceDataLoader(DataLoader[Any]):  # type: ignore[misc] # PyTorch is Any to mypy here
     """A loader that moves each batch to a device; otherwise the loader it wraps.
 
     Args:
         loader: The loader.
         device: Where batches go.
-        prefetch: On a GPU, copy the next batch on a stream of its own while this one is used.
+        ahead: Copy the next batch to the GPU on a stream of its own while this one is used.
     """
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device, prefetch: bool) -> None:
+    def __init__(self, loader: DataLoader[Any], device: torch.device, *, ahead: bool) -> None:
+        # Not that of the base class: every attribute is the wrapped loader's.
+        self.__dict__.update(loader.__dict__)
+        if hasattr(loader.batch_sampler, "set_epoch"):
+            # So that `loader.sampler.set_epoch(epoch)` is right for every prepared loader.
+            self.__dict__["sampler"] = loader.batch_sampler
         self._loader = loader
         self._device = device
-        self._prefetch = prefetch and device.type == "cuda"
-
-    def __getattr__(self, name: str) -> Any:
-        # Copying and unpickling look for attributes before there is a loader.
-        if name == "_loader":
-            raise AttributeError(name)
-        return getattr(self._loader, name)
+        self._ahead = ahead
 
     def __len__(self) -> int:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._prefetch:
-            yield from self._iterate_ahead()
-        else:
-            for batch in self._loader:
-                yield move(batch, self._device)
-
-    def _iterate_ahead(self) -> Iterator[Any]:
-        copying = torch.cuda.Stream(self._device)
-        waiting: list[Any] = []
-        for batch in self._loader:
-            with torch.cuda.stream(copying):
-                moved = move(batch, self._device)
-            if waiting:
-                yield waiting.pop()
-            torch.cuda.current_stream(self._device).wait_stream(copying)
-            _record_stream(moved, torch.cuda.current_stream(self._device))
-            waiting.append(moved)
-        yield from waiting
+        if self._ahead:
+            return moved_ahead(self._loader, self._device)
+        return (move(batch, self._device) for batch in self._loader)

@@ -1,73 +1,11 @@
 from __future__ import annotations
 
+import dataclasses
+import logging
+
 import pytest
 
-from miniray.train import Callback, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-
-
-def test_a_worker_holds_one_cpu_by_default():
-    assert ScalingConfig(num_workers=4).worker_resources == {"CPU": 1.0}
-
-
-def test_a_gpu_worker_holds_one_gpu_and_no_cpu_by_default():
-    assert ScalingConfig(use_gpu=True).worker_resources == {"GPU": 1.0}
-
-
-def test_a_worker_may_hold_a_share_of_a_gpu():
-    config = ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 4, "GPU": 0.5})
-    assert config.worker_resources == {"CPU": 4, "GPU": 0.5}
-
-
-def test_use_gpu_adds_one_gpu_to_given_resources():
-    config = ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 4})
-    assert config.worker_resources == {"CPU": 4, "GPU": 1.0}
-
-
-def test_resources_of_zero_are_not_held():
-    config = ScalingConfig(use_gpu=True, resources_per_worker={"CPU": 0, "GPU": 2})
-    assert config.worker_resources == {"GPU": 2}
-
-
-def test_an_accelerator_type_is_a_small_demand_of_its_resource():
-    config = ScalingConfig(use_gpu=True, accelerator_type="A100")
-    assert config.worker_resources == {"GPU": 1.0, "accelerator_type:A100": 0.001}
-
-
-def test_the_controller_holds_nothing_by_default():
-    assert ScalingConfig().controller_resources == {}
-
-
-def test_total_resources_are_those_of_the_controller_and_every_worker():
-    config = ScalingConfig(
-        num_workers=4, resources_per_worker={"CPU": 2}, trainer_resources={"CPU": 1}
-    )
-    assert config.total_resources == {"CPU": 9}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_workers": 0}, "1 or more"),
-        ({"num_workers": -2}, "1 or more"),
-        ({"num_workers": 1.5}, "whole number"),
-        ({"num_workers": True}, "whole number"),
-        ({"resources_per_worker": {"GPU": 1}}, "Set use_gpu=True"),
-        ({"use_gpu": True, "resources_per_worker": {"GPU": 0}}, "contradicts itself"),
-        ({"use_gpu": True, "resources_per_worker": {"GPU": 1.5}}, "whole number"),
-        ({"resources_per_worker": {"CPU": -1}}, "0 or more"),
-        ({"resources_per_worker": {"CPU": float("nan")}}, "0 or more"),
-        ({"resources_per_worker": {"CPU": "2"}}, "0 or more"),
-        ({"resources_per_worker": {"cpu": 1}}, "Write 'CPU'"),
-        ({"resources_per_worker": {"": 1}}, "non-empty"),
-        ({"resources_per_worker": [1]}, "dictionary"),
-        ({"resources_per_worker": {"CPU": 0}}, "asks for nothing"),
-        ({"trainer_resources": {"CPU": -1}}, "0 or more"),
-        ({"placement_strategy": "CLOSE"}, "STRICT_SPREAD"),
-    ],
-)
-def test_nonsense_in_a_scaling_config_is_refused_with_the_fix(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        ScalingConfig(**arguments)
+from miniray.train import Callback, CheckpointConfig, FailureConfig, LoggingConfig, RunConfig
 
 
 @pytest.mark.parametrize(
@@ -84,9 +22,78 @@ def test_nonsense_in_a_checkpoint_config_is_refused_with_the_fix(arguments, mess
         CheckpointConfig(**arguments)
 
 
-def test_fewer_restarts_than_without_limit_are_refused():
-    with pytest.raises(ValueError, match="-1 for no limit"):
-        FailureConfig(max_failures=-2)
+@pytest.mark.parametrize("name", ["max_failures", "controller_failure_limit"])
+@pytest.mark.parametrize("value", [-2, 1.5, True, "3"])
+def test_a_limit_of_failures_that_is_no_number_of_restarts_is_refused(name, value):
+    with pytest.raises(ValueError, match=rf"FailureConfig\({name}=.*-1 for no limit"):
+        FailureConfig(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "instead"),
+    [
+        (CheckpointConfig, "checkpoint_frequency", r"checkpoint to report\(\)"),
+        (CheckpointConfig, "checkpoint_at_end", r"checkpoint to report\(\)"),
+        (FailureConfig, "fail_fast", "max_failures=0"),
+        (FailureConfig, "max_preemption_failures", "set max_failures"),
+        (FailureConfig, "relax_collectives_on_preemption", "set max_failures"),
+        (FailureConfig, "preemption_grace_s", "set max_failures"),
+        (RunConfig, "sync_config", "in the storage"),
+        (RunConfig, "verbose", "callback"),
+        (RunConfig, "stop", "return from it"),
+        (RunConfig, "progress_reporter", "callback"),
+        (RunConfig, "log_to_file", "logs of their workers"),
+    ],
+)
+@pytest.mark.parametrize("value", [None, 1])
+def test_a_field_of_rays_that_makes_no_sense_here_is_refused_by_name(config, name, instead, value):
+    with pytest.raises(ValueError, match=rf"{config.__name__}\({name}={value}\) .*{instead}"):
+        config(**{name: value})
+
+
+def test_a_config_can_be_copied_with_changes():
+    assert dataclasses.replace(RunConfig(name="a"), name="b").name == "b"
+    assert dataclasses.replace(FailureConfig(), max_failures=2).max_failures == 2
+
+
+@pytest.mark.parametrize("level", ["debug", "INFO", "Warning"])
+def test_a_log_level_is_known_by_its_name(level):
+    assert LoggingConfig(log_level=level).log_level == level.upper()
+
+
+@pytest.mark.parametrize("level", ["LOUD", "", 10, None])
+def test_a_log_level_that_does_not_exist_is_refused(level):
+    with pytest.raises(ValueError, match="DEBUG, INFO, WARNING"):
+        LoggingConfig(log_level=level)
+
+
+def test_a_log_level_is_that_of_the_train_layer_alone():
+    logger = logging.getLogger("miniray.train")
+    before, root = logger.level, logging.getLogger().level
+    try:
+        LoggingConfig(log_level="ERROR").apply()
+        assert logger.level == logging.ERROR
+        assert logging.getLogger().level == root
+    finally:
+        logger.setLevel(before)
+
+
+@pytest.mark.parametrize("path", ["", " ", 3, b""])
+def test_a_storage_path_that_is_none_is_refused(path):
+    with pytest.raises(ValueError, match="folder or a URL"):
+        RunConfig(storage_path=path)
+
+
+def test_a_callback_that_is_not_in_a_list_is_refused():
+    with pytest.raises(ValueError, match="must be a list"):
+        RunConfig(callbacks=Callback())
+
+
+def test_a_runtime_environment_that_can_not_be_is_refused_at_once():
+    with pytest.raises(ValueError, match=r"worker_runtime_env.*conda"):
+        RunConfig(worker_runtime_env={"conda": "base"})
+    with pytest.raises(ValueError, match="worker_runtime_env"):
+        RunConfig(worker_runtime_env=["NCCL_SOCKET_IFNAME"])
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".hidden", ".."])

@@ -11,6 +11,7 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Callback, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from miniray.train.backend import Backend
 from miniray.train.controller import RunSpec, TrainController
+from miniray.train.exceptions import PlacementTimeoutError
 from miniray.train.failures import GroupStartError, WorkerFailure
 from miniray.train.policies import FixedScaling, LimitedRetries
 from miniray.train.reports import Report, Upload
@@ -79,13 +80,20 @@ class FakeGroup:
 def start(tmp_path):
     """Makes a controller whose groups are collected in ``controller.groups``."""
 
-    def make(workers=2, max_failures=0, callbacks=(), make_group=None, **checkpoint_config):
+    def make(
+        workers=2,
+        max_failures=0,
+        callbacks=(),
+        make_group=None,
+        placement_timeout_s=None,
+        **checkpoint_config,
+    ):
         run_config = RunConfig(
             failure_config=FailureConfig(max_failures=max_failures),
             checkpoint_config=CheckpointConfig(**checkpoint_config),
             callbacks=list(callbacks),
         )
-        scaling = ScalingConfig(num_workers=workers)
+        scaling = ScalingConfig(num_workers=workers, placement_timeout_s=placement_timeout_s)
         spec = RunSpec(
             name="run",
             storage=RunStorage(tmp_path, "run"),
@@ -362,6 +370,9 @@ def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkey
         async def place(self):
             await asyncio.Event().wait()
 
+        def why_waiting(self):
+            return "GPU is short by 2."
+
     async def scenario():
         groups = []
         controller = start(
@@ -377,6 +388,26 @@ def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkey
 
     monkeypatch.setattr("miniray.train.controller.PLACEMENT_NOTE_AFTER", 0.01)
     notes, state, stopped = asyncio.run(scenario())
-    assert notes == ["Waiting for the resources of 2 workers with {'CPU': 1.0} each."]
+    assert notes == ["GPU is short by 2."]
     assert state is RunState.ABORTED
     assert stopped is False
+
+
+def test_workers_that_are_not_placed_in_time_end_the_run(start, monkeypatch):
+    class WaitingGroup(FakeGroup):
+        async def place(self):
+            await asyncio.Event().wait()
+
+        def why_waiting(self):
+            return "GPU is short by 2."
+
+    groups = []
+    controller = start(
+        make_group=lambda _, decision: WaitingGroup(decision.num_workers, groups),
+        placement_timeout_s=0.01,
+    )
+    outcome = run(controller, None)
+    error = outcome.controller_failure.exception()
+    assert isinstance(error, PlacementTimeoutError)
+    assert str(error) == "The workers were not placed in 0.01 s. GPU is short by 2."
+    assert groups[0].stopped is False

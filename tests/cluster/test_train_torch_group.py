@@ -1,0 +1,229 @@
+"""How the ranks of a ``TorchTrainer`` find each other, and what models and loaders do there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+import miniray
+from miniray import train
+from miniray.train import (
+    ControllerError,
+    PlacementTimeoutError,
+    RunConfig,
+    ScalingConfig,
+    WorkerGroupError,
+)
+from miniray.train.torch import TorchConfig, TorchTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from miniray.train import Result
+
+pytest.importorskip("torch")
+# Some of what the loops import takes seconds of CPU in each rank, and others may use the cores.
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(180)]
+
+CLUSTER = {"num_cpus": 4, "num_gpus": 2, "labels": {"zone": "a"}}
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., Result]:
+    """Runs a train loop on two workers with a process group."""
+
+    def run(loop: Any, config: Any = None, **scaling: Any) -> Result:
+        torch_config = scaling.pop("torch_config", None)
+        scaling.setdefault("num_workers", 2)
+        return TorchTrainer(
+            loop,
+            train_loop_config=config,
+            torch_config=torch_config,
+            scaling_config=ScalingConfig(**scaling),
+            run_config=RunConfig(storage_path=tmp_path / "results"),
+        ).fit()
+
+    return run
+
+
+class DiesOnRankOne(TorchConfig):
+    """A process group whose rank 1 is killed while rank 0 waits for it."""
+
+    def make_backend(self) -> Any:
+        from miniray.train.torch.backend import TorchBackend
+
+        class Backend(TorchBackend):
+            def on_start(self, member: Any) -> None:
+                if member.ranks.world_rank == 1:
+                    os._exit(9)
+                super().on_start(member)
+
+        return Backend(self)
+
+
+def test_a_rank_that_dies_while_the_group_connects_is_noticed_at_once(fit: Any) -> None:
+    # The other rank waits for it in the meantime, much longer than this test may take.
+    with pytest.raises(WorkerGroupError, match=r"\[Rank 1\]") as caught:
+        fit(lambda: None, torch_config=DiesOnRankOne(timeout_s=600))
+    assert list(caught.value.worker_failures) == [1]
+
+
+def test_ranks_talk_over_the_interface_of_their_nodes_address(fit: Any) -> None:
+    def loop() -> dict[str, str]:
+        names = ("GLOO_SOCKET_IFNAME", "MASTER_ADDR", "ACCELERATE_TORCH_DEVICE")
+        return {name: os.environ[name] for name in names}
+
+    told = fit(loop).return_value
+    (node,) = miniray.nodes()
+    assert told["MASTER_ADDR"] == node["NodeManagerAddress"]
+    interface = psutil.net_if_addrs()[told["GLOO_SOCKET_IFNAME"]]
+    assert told["MASTER_ADDR"] in {entry.address for entry in interface}
+    assert told["ACCELERATE_TORCH_DEVICE"] == "cpu"
+
+
+def test_groups_of_one_machine_do_not_take_each_others_ports(tmp_path: Path) -> None:
+    def loop(config: dict[str, int]) -> list[int]:
+        import torch
+        import torch.distributed as dist
+
+        found = torch.tensor([config["run"]])
+        dist.all_reduce(found)
+        return [found.item(), int(os.environ["MASTER_PORT"])]
+
+    results: dict[int, list[int]] = {}
+
+    def start(run: int) -> None:
+        results[run] = (
+            TorchTrainer(
+                loop,
+                train_loop_config={"run": run},
+                scaling_config=ScalingConfig(num_workers=2),
+                run_config=RunConfig(storage_path=tmp_path, name=f"run{run}"),
+            )
+            .fit()
+            .return_value
+        )
+
+    threads = [threading.Thread(target=start, args=[run]) for run in (1, 10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [results[1][0], results[10][0]] == [2, 20]
+    assert results[1][1] != results[10][1]
+
+
+def test_a_model_is_sharded_and_still_learns_as_one(fit: Any) -> None:
+    def loop() -> dict[str, Any]:
+        import torch
+        import torch.distributed as dist
+        from torch.distributed.fsdp import FSDPModule
+
+        torch.manual_seed(0)
+        alone = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        kwargs = {"layer_classes": (torch.nn.Linear,), "reshard_after_forward": True}
+        model = train.torch.prepare_model(
+            model, parallel_strategy="fsdp2", parallel_strategy_kwargs=kwargs
+        )
+        data = torch.arange(16.0).reshape(4, 4)
+        for net, batch in ((alone, data), (model, data[dist.get_rank() :: 2])):
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+            net(batch).mean().backward()
+            optimizer.step()
+        local = sum(p.to_local().numel() for p in model.parameters())
+        same = [
+            torch.allclose(mine.full_tensor(), theirs)
+            for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True)
+        ]
+        kinds = [isinstance(module, FSDPModule) for module in (model, model[0], model[1])]
+        total = sum(p.numel() for p in alone.parameters())
+        return {"share": local / total, "same": all(same), "kinds": kinds}
+
+    value = fit(loop).return_value
+    assert 0.4 < value["share"] < 0.6
+    assert value["same"]
+    assert value["kinds"] == [True, True, False]
+
+
+def test_a_wrapped_model_takes_the_arguments_of_its_wrapper(fit: Any) -> None:
+    def loop() -> dict[str, Any]:
+        import torch
+
+        torch_train = train.torch
+        torch_train.accelerate(amp=True)
+        model = torch_train.prepare_model(
+            torch.nn.Linear(2, 1), parallel_strategy_kwargs={"static_graph": True}
+        )
+        out = model(torch.ones(1, 2))
+        torch_train.backward(out.float().sum())
+        return {
+            "type": type(model).__name__,
+            "static": model.static_graph,
+            "dtype": str(out.dtype),
+            "keys": list(model.module.state_dict()),
+        }
+
+    assert fit(loop).return_value == {
+        "type": "DistributedDataParallel",
+        "static": True,
+        "dtype": "torch.bfloat16",
+        "keys": ["weight", "bias"],
+    }
+
+
+def test_batches_of_ones_own_are_dealt_out_to_the_ranks(fit: Any) -> None:
+    def loop() -> list[list[list[int]]]:
+        import torch.distributed as dist
+        from torch.utils.data import DataLoader
+
+        batches = [[0, 1, 2], [3], [4, 5], [6, 7]]
+        loader = train.torch.prepare_data_loader(DataLoader(range(8), batch_sampler=batches))
+        loader.sampler.set_epoch(1)
+        found: list[Any] = [None, None]
+        dist.all_gather_object(found, [batch.tolist() for batch in loader])
+        return found
+
+    assert fit(loop).return_value == [[[0, 1, 2], [4, 5]], [[3], [6, 7]]]
+
+
+def test_a_group_that_does_not_fit_says_what_is_short_and_fails_in_time(fit: Any) -> None:
+    with pytest.raises(ControllerError) as caught:
+        fit(lambda: None, num_workers=4, use_gpu=True, placement_timeout_s=0.5)
+    assert isinstance(caught.value.controller_failure, PlacementTimeoutError)
+    text = str(caught.value)
+    assert "not placed in 0.5 s" in text
+    assert "GPU is short by 2: 4 are needed, 2 of the cluster's 2 are free." in text
+    assert "4 bundles of PACK do not fit on the 1 node of the cluster" in text
+
+
+def test_workers_run_only_where_the_labels_are(fit: Any) -> None:
+    assert fit(lambda: "ran", label_selector={"zone": "in(a, b)"}).return_value == "ran"
+    with pytest.raises(ControllerError, match="no node matches the labels"):
+        fit(
+            lambda: None,
+            label_selector=[{"zone": "a"}, {"zone": "b"}],
+            placement_timeout_s=0.5,
+        )
+
+
+def test_workers_that_share_a_gpu_get_a_group_that_lets_them(fit: Any) -> None:
+    def loop() -> list[Any]:
+        import torch.distributed as dist
+
+        return [dist.get_backend(), os.environ["CUDA_VISIBLE_DEVICES"]]
+
+    value = fit(loop, use_gpu=True, resources_per_worker={"GPU": 0.5}).return_value
+    assert value[0] == "gloo"
+    assert len(value[1].split(",")) == 1
+
+
+def test_a_group_that_grows_and_shrinks_is_refused_until_there_are_any(fit: Any) -> None:
+    with pytest.raises(ValueError, match="num_workers=4"):
+        fit(lambda: None, num_workers=(2, 4))

@@ -1,0 +1,148 @@
+"""Local mode in real processes: under torchrun with its ranks, under a debugger, under Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from cluster_helpers import wait_for_file
+
+from miniray.train import Result
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytest.importorskip("torch")
+# Each process of torchrun loads PyTorch for itself, which takes long where others do the same.
+pytestmark = pytest.mark.timeout(240)
+
+SCRIPT = """
+import json, os, sys, tempfile, time
+from pathlib import Path
+
+import miniray
+from miniray import train
+from miniray.train import Checkpoint, RunConfig, ScalingConfig
+from miniray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
+
+folder, mode = Path(sys.argv[1]), sys.argv[2]
+
+
+def train_func():
+    import torch
+    import torch.distributed as dist
+
+    context = train.get_context()
+    rank = context.get_world_rank()
+    print("hello from", "rank", rank)
+    if mode == "wait":
+        (folder / "begun").touch()
+        time.sleep(600)
+    if mode == "fail" and rank == 1:
+        raise ValueError("boom")
+    model = prepare_model(torch.nn.Linear(1, 1))
+    loader = prepare_data_loader(torch.utils.data.DataLoader(torch.arange(8.0), batch_size=2))
+    for epoch in range(2):
+        for batch in loader:
+            model(batch.unsqueeze(1)).mean().backward()
+        if rank == 0:
+            train.report({"epoch": epoch, "rank": rank})
+        else:
+            train.report({"epoch": epoch})
+        with tempfile.TemporaryDirectory() as files:
+            Path(files, f"rank{rank}").write_text("x")
+            train.report({"epoch": epoch, "rank": rank}, Checkpoint.from_directory(files))
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return [total.item(), type(model).__name__, context.get_world_size(), rank]
+
+
+for name in ["first", "mine"] if mode == "twice" else ["mine"]:
+    trainer = TorchTrainer(
+        train_func,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=folder / "runs", name=name),
+    )
+    result = trainer.fit()
+told = [result.return_value, result.metrics, str(result.checkpoint), miniray.is_initialized()]
+(folder / f"told-{os.environ.get('RANK', 'alone')}").write_text(json.dumps(told))
+"""
+
+
+def command(folder: Path, mode: str, *before: str) -> list[str]:
+    script = folder / "script.py"
+    script.write_text(SCRIPT)
+    return [sys.executable, *before, str(script), str(folder), mode]
+
+
+def torchrun(folder: Path, mode: str) -> subprocess.CompletedProcess[str]:
+    run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command(folder, mode, *run),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+
+
+def test_processes_of_torchrun_are_the_ranks_of_one_run(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "twice")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(2)]
+    assert told[0] == told[1]
+    value, metrics, checkpoint, cluster = told[0]
+    assert value == [2.0, "DistributedDataParallel", 2, 0]
+    assert metrics == {"epoch": 1, "rank": 0}
+    assert "checkpoint_000003" in checkpoint
+    assert not cluster
+    assert Result.from_path(tmp_path / "runs" / "first").metrics == metrics
+    result = Result.from_path(tmp_path / "runs" / "mine")
+    assert len(result.best_checkpoints) == 2
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as files:
+        assert sorted(os.listdir(files)) == ["rank0", "rank1"]
+
+
+@pytest.mark.slow
+def test_a_rank_of_torchrun_that_fails_ends_all_of_them(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "fail")
+    assert done.returncode != 0
+    assert "[Rank 1] ValueError: boom" in done.stderr
+    assert not list(tmp_path.glob("told-*"))
+
+
+@pytest.mark.slow
+def test_a_debugger_stops_in_the_loop(tmp_path: Path) -> None:
+    commands = "break train_func\ncontinue\nnext\nnext\nnext\nnext\np 'at', rank\ncontinue\n"
+    done = subprocess.run(
+        command(tmp_path, "train", "-m", "pdb"),
+        input=commands,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert "('at', 0)" in done.stdout, done.stdout + done.stderr
+    assert json.loads((tmp_path / "told-alone").read_text())[0] == [1.0, "Linear", 1, 0]
+
+
+def test_ctrl_c_ends_a_local_run(tmp_path: Path) -> None:
+    process: Any = subprocess.Popen(
+        command(tmp_path, "wait"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for_file(tmp_path / "begun", timeout=120)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert "KeyboardInterrupt" in errors
+    assert json.loads((tmp_path / "runs" / "mine" / "run.json").read_text())["state"] == "ABORTED"

@@ -1,0 +1,96 @@
+"""The controller in a thread, with a worker group that does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import types
+
+import pytest
+
+from miniray.train import Backend, RunConfig, ScalingConfig
+from miniray.train.controller import RunSpec
+from miniray.train.controller_thread import ControllerThread
+from miniray.train.policies import FixedScaling, LimitedRetries
+from miniray.train.reports import Report
+from miniray.train.state import RunState
+from miniray.train.storage import RunStorage
+from miniray.train.worker import WorkerOutcome
+
+
+class Group:
+    """One rank, whose outcome the test decides."""
+
+    def __init__(self):
+        self.size = 1
+        self.begun = concurrent.futures.Future()
+
+    async def place(self):
+        pass
+
+    async def start(self):
+        pass
+
+    def run(self, loop, setup):
+        machine = asyncio.get_running_loop()
+        outcome = machine.create_future()
+
+        def finish():
+            machine.call_soon_threadsafe(outcome.set_result, WorkerOutcome())
+
+        self.begun.set_result((setup, finish))
+        return [outcome]
+
+    async def stop(self, *, graceful):
+        pass
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run whose rank does nothing until ``finish`` is called."""
+    config, scaling, group = RunConfig(), ScalingConfig(), Group()
+    spec = RunSpec(
+        name="run",
+        storage=RunStorage(tmp_path, "run"),
+        run_config=config,
+        scaling_config=scaling,
+        backend=Backend(),
+        failure_policy=LimitedRetries(config.failure_config),
+        scaling_policy=FixedScaling(scaling),
+    )
+    thread, over = ControllerThread(spec, lambda *_: group), threading.Event()
+    thread.start(None, over.set)
+    setup, finish = group.begun.result(30)
+    yield types.SimpleNamespace(
+        thread=thread, handle=setup.controller, finish=finish, wait=lambda: over.wait(30)
+    )
+    thread.abort()
+
+
+def test_calls_from_other_threads_reach_the_controller(run):
+    run.handle.report.remote(1, 0, 0, Report({"n": 1})).result(30)
+    run.finish()
+    assert run.thread.outcome().metrics == {"n": 1}
+    assert run.wait()
+
+
+def test_a_run_that_has_ended_takes_no_calls(run):
+    run.finish()
+    assert run.wait()
+    with pytest.raises(RuntimeError, match="Run run has ended"):
+        run.handle.report.remote(1, 0, 0, Report({}))
+
+
+def test_a_call_that_waits_when_the_run_ends_is_answered(run):
+    news = run.thread.call("progress", 1000)
+    run.finish()
+    assert run.wait()
+    with pytest.raises(concurrent.futures.CancelledError):
+        news.result(30)
+
+
+def test_a_run_can_be_stopped_from_another_thread(run):
+    run.thread.abort()
+    assert run.thread.outcome().state is RunState.ABORTED
+    assert run.wait()

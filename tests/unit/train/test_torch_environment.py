@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+from torch_helpers import member
+
+from miniray.train.ranks import Ranks
+from miniray.train.torch import TorchConfig
+from miniray.train.torch.environment import (
+    default_backend,
+    device_indexes,
+    gloo_variables,
+    shared_visibility,
+    started_by_torchrun,
+    thread_count,
+    torchrun_variables,
+    visibility_variable,
+)
+
+INTERFACES = {
+    "lo": ["127.0.0.1", "::1"],
+    "eth0": ["10.0.0.2", "fd00::2"],
+    "docker0": ["172.17.0.1"],
+}
+
+
+def test_the_variables_of_torchrun_are_set():
+    assert torchrun_variables(member()) == {
+        "RANK": "1",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "0",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "2000",
+    }
+
+
+def test_a_process_of_torchrun_is_known_by_its_variables():
+    variables = torchrun_variables(member())
+    assert started_by_torchrun(variables)
+    assert not started_by_torchrun({**variables, "MASTER_PORT": ""})
+    assert not started_by_torchrun({"RANK": "0", "WORLD_SIZE": "2"})
+
+
+@pytest.mark.parametrize(
+    ("address", "interface"),
+    [("10.0.0.2", "eth0"), ("fd00::2", "eth0"), ("127.0.0.1", "lo"), ("127.0.1.1", "lo")],
+)
+def test_gloo_uses_the_interface_of_the_nodes_address(address, interface):
+    assert gloo_variables(address, {}, INTERFACES) == {"GLOO_SOCKET_IFNAME": interface}
+
+
+def test_gloo_is_left_alone_where_the_user_or_nobody_knows_the_interface():
+    assert gloo_variables("10.0.0.2", {"GLOO_SOCKET_IFNAME": "ib0"}, INTERFACES) == {}
+    assert gloo_variables("192.0.2.7", {}, INTERFACES) == {}
+
+
+@pytest.mark.parametrize(
+    ("environ", "rocm", "name"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, False, "CUDA_VISIBLE_DEVICES"),
+        ({"ROCR_VISIBLE_DEVICES": "0"}, True, "ROCR_VISIBLE_DEVICES"),
+        ({"ROCR_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "0"}, True, "HIP_VISIBLE_DEVICES"),
+        ({"ROCR_VISIBLE_DEVICES": "0"}, False, None),
+        ({}, True, None),
+    ],
+)
+def test_the_variable_of_visible_gpus_is_that_of_their_maker(environ, rocm, name):
+    assert visibility_variable(environ, rocm=rocm) == name
+
+
+def test_workers_of_a_node_see_the_gpus_of_all():
+    group = member(node_devices={"GPU": ["2", "3"]})
+    assert shared_visibility(group, {"CUDA_VISIBLE_DEVICES": "3"}, rocm=False) == {
+        "CUDA_VISIBLE_DEVICES": "2,3"
+    }
+    assert shared_visibility(group, {"ROCR_VISIBLE_DEVICES": "3"}, rocm=True) == {
+        "ROCR_VISIBLE_DEVICES": "2,3"
+    }
+    assert shared_visibility(group, {}, rocm=False) == {}
+    assert shared_visibility(member(), {"CUDA_VISIBLE_DEVICES": ""}, rocm=False) == {}
+
+
+def test_nccl_is_used_on_gpus_of_their_own_and_gloo_elsewhere():
+    gpus = member(resources={"GPU": 0.5})
+    assert default_backend(member(), cuda=True) == "gloo"
+    assert default_backend(gpus, cuda=True) == "nccl"
+    assert default_backend(gpus, cuda=False) == "gloo"
+    shared = member(resources={"GPU": 0.5}, shares_devices=True)
+    assert default_backend(shared, cuda=True) == "gloo"
+
+
+def test_devices_are_numbered_by_their_place_in_what_is_visible():
+    assert device_indexes(["3"], "2,3") == [1]
+    assert device_indexes(["3", "2"], "2,3") == [0, 1]
+    assert device_indexes(["1"], None) == [1]
+    assert device_indexes(["GPU-b"], "GPU-a,GPU-b") == [1]
+
+
+def test_a_device_that_is_not_visible_is_named():
+    with pytest.raises(RuntimeError, match="holds the devices 5"):
+        device_indexes(["5"], "0,1")
+
+
+def test_a_worker_has_a_thread_for_each_cpu_it_holds_or_its_share_of_the_cores():
+    assert thread_count(3.0, 16, 4) == 3
+    assert thread_count(0, 16, 4) == 4
+    assert thread_count(0, 2, 8) == 1
+    assert thread_count(0.5, 16, 4) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"init_method": "file"}, "env, tcp"),
+        ({"timeout_s": 0}, "above 0"),
+        ({"timeout_s": float("nan")}, "above 0"),
+        ({"timeout_s": "60"}, "above 0"),
+        ({"backend": ""}, "such as 'gloo'"),
+    ],
+)
+def test_nonsense_in_a_torch_config_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        TorchConfig(**arguments)
+
+
+def test_a_process_group_of_one_is_made_and_ended(monkeypatch):
+    pytest.importorskip("torch")
+    import torch.distributed as dist
+
+    names = [*torchrun_variables(member()), "GLOO_SOCKET_IFNAME", "ACCELERATE_TORCH_DEVICE"]
+    for name in names:
+        monkeypatch.setenv(name, "")  # so that what the backend sets is undone
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    backend = TorchConfig().make_backend()
+    backend.on_start(
+        member(
+            ranks=Ranks(0, 1, 0, 1, 0),
+            address="127.0.0.1",
+            master_address="127.0.0.1",
+            master_port=port,
+            listener=listener,
+        )
+    )
+    assert (dist.get_world_size(), dist.get_backend()) == (1, "gloo")
+    assert os.environ["MASTER_PORT"] == str(port)
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
+    assert os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"
+    backend.on_shutdown()
+    assert not dist.is_initialized()

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch_helpers import session  # noqa: E402
+
+from miniray.train.torch import (  # noqa: E402
+    accelerate,
+    amp,
+    backward,
+    devices,
+    enable_reproducibility,
+    get_device,
+    get_devices,
+    prepare_model,
+    prepare_optimizer,
+)
+from miniray.train.torch.amp import ScaledOptimizer  # noqa: E402
+from miniray.train.torch.models import layers_of  # noqa: E402
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """This process is the only rank."""
+    with session(tmp_path):
+        yield
+
+
+# --- devices -------------------------------------------------------------------------------------
+
+
+def test_a_worker_without_gpus_trains_on_the_cpu(alone):
+    assert get_devices() == [torch.device("cpu")]
+    assert get_device() == torch.device("cpu")
+    assert devices.devices_of([], "0,1") == [torch.device("cpu")]
+
+
+def test_a_worker_has_the_gpus_that_it_holds_lowest_number_first():
+    assert devices.devices_of(["3"], "2,3") == [torch.device("cuda:1")]
+    assert devices.devices_of(["7", "5"], "4,5,6,7") == [
+        torch.device("cuda:1"),
+        torch.device("cuda:3"),
+    ]
+
+
+@pytest.mark.parametrize("function", [get_device, get_devices])
+def test_outside_a_train_loop_there_is_no_device(function):
+    with pytest.raises(RuntimeError, match="only inside a train loop"):
+        function()
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp2", None])
+def test_the_model_of_a_single_worker_is_not_wrapped(alone, strategy):
+    model = torch.nn.Linear(2, 2)
+    assert prepare_model(model, parallel_strategy=strategy) is model
+
+
+def test_a_model_can_be_moved_to_a_device_of_ones_own(alone):
+    assert prepare_model(torch.nn.Linear(2, 2), torch.device("meta")).weight.is_meta
+
+
+def test_a_model_can_stay_where_it_is(alone):
+    model = torch.nn.Linear(2, 2, device="meta")
+    assert prepare_model(model, move_to_device=False) is model
+
+
+def test_a_strategy_that_does_not_exist_is_refused(alone):
+    with pytest.raises(ValueError, match="ddp, fsdp, fsdp2, or None"):
+        prepare_model(torch.nn.Linear(2, 2), parallel_strategy="DDP")
+
+
+def test_arguments_of_no_strategy_are_refused(alone):
+    with pytest.raises(ValueError, match="no parallel_strategy_kwargs such as 'mesh'"):
+        prepare_model(torch.nn.Linear(2, 2), True, None, {"mesh": 1})
+
+
+def test_the_older_fsdp_needs_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with session(tmp_path, world_size=2), pytest.raises(RuntimeError, match="'fsdp2' or 'ddp'"):
+        prepare_model(torch.nn.Linear(2, 2), parallel_strategy="fsdp")
+
+
+def test_inner_layers_are_sharded_before_those_that_contain_them():
+    inner = torch.nn.Linear(1, 1)
+    middle = torch.nn.Sequential(inner, torch.nn.ReLU())
+    model = torch.nn.Sequential(middle, torch.nn.Linear(1, 1))
+    classes = (torch.nn.Sequential, torch.nn.Linear)
+    assert layers_of(model, classes) == [model[1], inner, middle]
+    assert layers_of(model, ()) == []
+
+
+def test_a_layer_class_that_the_model_does_not_have_is_named():
+    with pytest.raises(ValueError, match="Linear has no such submodule"):
+        layers_of(torch.nn.Linear(1, 1), (torch.nn.Conv2d,))
+
+
+# --- mixed precision -----------------------------------------------------------------------------
+
+
+def test_without_amp_everything_is_as_it_was(alone):
+    accelerate(amp=False)
+    model = prepare_model(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters())
+    assert prepare_optimizer(optimizer) is optimizer
+    loss = model(torch.ones(1, 2)).sum()
+    assert loss.dtype == torch.float32
+    backward(loss)
+    assert model.weight.grad is not None
+
+
+def test_on_a_cpu_amp_computes_in_bfloat16_without_scaling(alone):
+    accelerate(amp=True)
+    model = prepare_model(torch.nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters())
+    assert prepare_optimizer(optimizer) is optimizer
+    out = model(torch.ones(1, 2))
+    assert out.dtype == torch.bfloat16
+    backward(out.float().sum())
+    assert model.weight.grad.dtype == torch.float32
+    assert list(model.state_dict()) == ["weight", "bias"]
+
+
+def test_a_model_with_amp_can_be_copied_and_pickled(alone):
+    accelerate(amp=True)
+    model = prepare_model(torch.nn.Linear(2, 1))
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        with torch.no_grad():
+            other.weight.zero_()
+            other.bias.fill_(3)
+        assert other(torch.ones(1, 2)).item() == 3
+        assert model.weight.abs().sum() > 0
+
+
+def test_amp_is_chosen_once_and_before_anything_is_prepared(alone):
+    accelerate()
+    with pytest.raises(RuntimeError, match="only once"):
+        accelerate(amp=True)
+
+
+def test_amp_after_a_model_was_prepared_is_refused(alone):
+    prepare_model(torch.nn.Linear(1, 1))
+    with pytest.raises(RuntimeError, match="before prepare_model"):
+        accelerate(amp=True)
+
+
+def test_amp_is_chosen_anew_in_the_next_train_loop(tmp_path):
+    for _ in range(2):
+        with session(tmp_path):
+            accelerate(amp=True)
+
+
+def test_amp_is_on_or_off(alone):
+    with pytest.raises(ValueError, match="True or False"):
+        accelerate(amp="fp16")
+
+
+class FakeScaler:
+    """A scaler that needs no GPU: multiplies by 4, and skips steps when told to."""
+
+    def __init__(self):
+        self.skip = False
+        self.updates = 0
+
+    def scale(self, loss):
+        return loss * 4
+
+    def step(self, optimizer):
+        if self.skip:
+            return None
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad /= 4
+        return optimizer.step()
+
+    def update(self):
+        self.updates += 1
+
+
+@pytest.fixture
+def scaler(alone, monkeypatch):
+    """As on a GPU, where losses are scaled."""
+    scaler = FakeScaler()
+    monkeypatch.setattr(amp, "own_devices", lambda: [torch.device("cuda")])
+    monkeypatch.setattr(torch.amp, "GradScaler", lambda device: scaler)
+    accelerate(amp=True)
+    return scaler
+
+
+def test_on_a_gpu_the_optimizer_undoes_what_backward_has_scaled(scaler):
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = prepare_optimizer(torch.optim.SGD([weight], lr=1.0))
+    backward(weight * 0.5)
+    assert weight.grad.item() == 2.0
+    optimizer.step()
+    assert weight.item() == 0.5
+    assert scaler.updates == 1
+    optimizer.zero_grad()
+    assert weight.grad is None
+
+
+def test_a_scaled_optimizer_is_otherwise_the_optimizer(scaler):
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    optimizer = prepare_optimizer(inner)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert isinstance(optimizer, ScaledOptimizer)
+    assert optimizer.param_groups is inner.param_groups
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    scaler.skip = True
+    optimizer.step()
+    schedule.step()
+    assert inner.param_groups[0]["lr"] == 0.5
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    assert len(inner.param_groups) == 2
+
+
+def test_a_scaled_step_takes_no_closure(scaler):
+    optimizer = prepare_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]))
+    with pytest.raises(ValueError, match="closure"):
+        optimizer.step(lambda: 1)
+
+
+# --- reproducibility -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restored(monkeypatch):
+    """Undoes what is global."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    before = torch.backends.cudnn.benchmark
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = before
+
+
+def test_the_same_seed_gives_the_same_numbers(restored):
+    np = pytest.importorskip("numpy")
+    import random
+
+    def draw():
+        return random.random(), np.random.random(), torch.rand(1).item()
+
+    enable_reproducibility(7)
+    first = draw()
+    assert draw() != first
+    enable_reproducibility(7)
+    assert draw() == first
+    assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 1.5, True, "1"])
+def test_a_seed_that_numpy_would_refuse_is_refused(seed):
+    with pytest.raises(ValueError, match="0 to"):
+        enable_reproducibility(seed)

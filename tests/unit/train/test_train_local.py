@@ -1,0 +1,221 @@
+"""Local mode: the loop runs in this process, with the controller in a thread beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+
+import pytest
+
+import miniray
+from miniray import train
+from miniray.train import (
+    Backend,
+    Callback,
+    ControllerError,
+    DataParallelTrainer,
+    FailureConfig,
+    Result,
+    RunConfig,
+    ScalingConfig,
+    WorkerGroupError,
+)
+from miniray.train.local import LOCAL_VARIABLE, is_local
+
+
+@pytest.fixture
+def fit(tmp_path):
+    """Runs a train loop in this process."""
+
+    def run(loop, config=None, **run_options):
+        run_options.setdefault("storage_path", tmp_path / "runs")
+        return DataParallelTrainer(
+            loop,
+            train_loop_config=config,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(**run_options),
+        ).fit()
+
+    return run
+
+
+def save(folder, text):
+    folder.mkdir()
+    (folder / "model").write_text(text)
+    return train.Checkpoint.from_directory(folder)
+
+
+def test_the_loop_runs_in_the_thread_that_called_fit_and_no_cluster_is_started(fit):
+    place = fit(lambda: [os.getpid(), threading.get_ident()]).return_value
+    assert place == [os.getpid(), threading.get_ident()]
+    assert not miniray.is_initialized()
+
+
+def test_the_loop_reports_and_reads_as_on_a_worker(fit, tmp_path):
+    def loop(config):
+        context = train.get_context()
+        assert train.get_checkpoint() is None
+        for epoch in range(3):
+            train.report({"epoch": epoch}, checkpoint=save(tmp_path / str(epoch), f"{epoch}"))
+        with train.get_checkpoint().as_directory() as folder:
+            assert os.listdir(folder) == ["model"]
+        train.report({"epoch": 3, "lr": config["lr"]})
+        ranks = [context.get_world_rank(), context.get_local_rank(), context.get_node_rank()]
+        sizes = [context.get_world_size(), context.get_local_world_size()]
+        return [*ranks, *sizes, context.get_experiment_name()]
+
+    result = fit(loop, {"lr": 0.1}, name="mine")
+    assert result.return_value == [0, 0, 0, 1, 1, "mine"]
+    assert result.metrics == {"epoch": 3, "lr": 0.1}
+    assert result.checkpoint.path.endswith("checkpoint_000002")
+    assert len(result.best_checkpoints) == 3
+    assert Result.from_path(result.path).metrics == result.metrics
+
+
+def test_a_run_goes_on_from_its_newest_checkpoint(fit, tmp_path):
+    def loop():
+        begin = train.get_checkpoint()
+        train.report({"n": 1}, checkpoint=save(tmp_path / f"from-{begin is not None}", "x"))
+        return begin is not None
+
+    assert [fit(loop, name="mine").return_value for _ in range(2)] == [False, True]
+
+
+def test_after_a_failure_the_loop_is_started_again(fit, tmp_path):
+    def loop():
+        begin = train.get_checkpoint()
+        if begin is None:
+            train.report({"n": 1}, checkpoint=save(tmp_path / "first", "x"))
+            raise ValueError("once")
+        return begin.path[-17:]
+
+    config = FailureConfig(max_failures=1)
+    assert fit(loop, failure_config=config).return_value == "checkpoint_000000"
+
+
+def test_an_exception_in_the_loop_is_the_cause_of_the_runs(fit):
+    class Special(Exception):
+        pass
+
+    def loop():
+        train.report({"n": 1})
+        raise Special("boom")
+
+    with pytest.raises(WorkerGroupError, match=r"\[Rank 0\].*boom") as caught:
+        fit(loop)
+    assert isinstance(caught.value.__cause__, Special)  # with the frames, for a debugger
+    assert caught.value.__cause__.__traceback__ is not None
+
+
+def test_exit_in_the_loop_is_a_failure_as_on_a_worker(fit):
+    with pytest.raises(WorkerGroupError, match="SystemExit: 3"):
+        fit(lambda: exit(3))
+
+
+def test_ctrl_c_in_the_loop_stops_the_run(fit, tmp_path):
+    def loop():
+        train.report({"n": 1})
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(loop, name="mine")
+    with pytest.raises(RuntimeError, match="only inside a train loop"):
+        train.get_context()
+    facts = json.loads((tmp_path / "runs" / "mine" / "run.json").read_text())
+    assert facts["state"] == "ABORTED"
+
+
+def test_callbacks_are_called_as_always(fit):
+    class Listener(Callback):
+        def on_state_change(self, run_context, old, new):
+            events.append(new.value)
+
+        def after_report(self, run_context, metrics, checkpoint):
+            events.append(metrics)
+
+    events = []
+    fit(lambda: train.report({"n": 1}), callbacks=[Listener()])
+    assert events == ["SCHEDULING", "RUNNING", [{"n": 1}], "FINISHED"]
+
+
+def test_a_failure_of_the_controller_ends_a_loop_that_reports(fit):
+    class Broken(Callback):
+        def after_report(self, run_context, metrics, checkpoint):
+            failed.set()
+            raise ZeroDivisionError
+
+    def loop():
+        train.report({"n": 0})
+        assert failed.wait(30)
+        while True:
+            train.report({"n": 1})
+
+    failed = threading.Event()
+    with pytest.raises(ControllerError) as caught:
+        fit(loop, callbacks=[Broken()])
+    assert isinstance(caught.value.controller_failure, ZeroDivisionError)
+
+
+def test_a_storage_that_can_not_be_used_fails_before_the_loop(fit, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ControllerError):
+        fit(lambda: pytest.fail("the loop ran"), storage_path=tmp_path / "file")
+
+
+def test_no_thread_is_left_when_a_run_is_over(fit):
+    fit(lambda: train.report({"n": 1}))
+    left = {thread.name for thread in threading.enumerate()}
+    assert not {name for name in left if name.startswith("train-")}
+
+
+def test_the_variable_makes_runs_local(tmp_path, monkeypatch):
+    monkeypatch.setenv(LOCAL_VARIABLE, "1")
+    result = DataParallelTrainer(
+        lambda: [train.get_context().get_world_size(), os.getpid()],
+        scaling_config=ScalingConfig(num_workers=4, use_gpu=True),
+        run_config=RunConfig(storage_path=tmp_path),
+    ).fit()
+    assert result.return_value == [1, os.getpid()]
+
+
+def test_one_worker_is_a_worker(monkeypatch):
+    monkeypatch.delenv(LOCAL_VARIABLE, raising=False)
+    assert not is_local(ScalingConfig(num_workers=1))
+    assert is_local(ScalingConfig(num_workers=0))
+    monkeypatch.setenv(LOCAL_VARIABLE, "0")
+    assert not is_local(ScalingConfig())
+
+
+def test_the_variable_is_0_or_1(monkeypatch):
+    monkeypatch.setenv(LOCAL_VARIABLE, "maybe")
+    with pytest.raises(ValueError, match="MINIRAY_TRAIN_LOCAL must be 0 or 1"):
+        is_local(ScalingConfig())
+
+
+@pytest.mark.parametrize("fails", ["join", "loop"])
+def test_a_backend_leaves_the_process_as_it_was_also_after_a_failure(tmp_path, fails):
+    left = []
+
+    class Watched(Backend):
+        def join_local(self, config):
+            if fails == "join":
+                raise ZeroDivisionError
+            return super().join_local(config)
+
+        def leave_local(self):
+            left.append(fails)
+
+    class Config(train.BackendConfig):
+        def make_backend(self):
+            return Watched()
+
+    trainer = DataParallelTrainer(
+        lambda: 1 / 0,
+        backend_config=Config(),
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path),
+    )
+    with pytest.raises((WorkerGroupError, ZeroDivisionError)):
+        trainer.fit()
+    assert left == [fails]

@@ -1,0 +1,122 @@
+"""Checks that several configurations share. Each raises ValueError with the reason and the fix."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MISSPELLED = {
+    "cpu": "CPU",
+    "gpu": "GPU",
+    "tpu": "TPU",
+    "Memory": "memory",
+    "MEMORY": "memory",
+}
+
+
+class Given:
+    """Stands for an argument that was not given, where None can be a value."""
+
+    def __repr__(self) -> str:
+        return "<not given>"
+
+
+#: Default of arguments of Ray's that are refused when they are given.
+NOT_GIVEN: Any = Given()
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Whether a value is a whole number that is not below ``least``."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_amount(value: Any) -> bool:
+    """Whether a value can be an amount: a finite number of 0 or more."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0
+
+
+def check_flag(where: str, value: Any) -> None:
+    """Raise ValueError if this is not True or False; ``where`` names it, as ``Class(name``."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{where}={value!r}) must be True or False.")  # noqa: TRY004 - as all others
+
+
+def check_text(where: str, value: Any, example: str) -> None:
+    """Raise ValueError if this is neither None nor text that is not empty."""
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise ValueError(f"{where}={value!r}) must be text such as {example!r}, or None.")
+
+
+def check_resources(argument: str, resources: Mapping[str, float] | None) -> None:
+    """Raise ValueError if these can't be amounts of resources.
+
+    Args:
+        argument: Name of the ScalingConfig argument, for the message.
+        resources: Amount per resource name, or None.
+    """
+    from miniray.core.option_checks import amount as amount_of
+
+    if resources is None:
+        return
+    given = f"ScalingConfig({argument}={resources!r})"
+    if not hasattr(resources, "items"):
+        raise ValueError(
+            f'{given} must be a dictionary of amounts by resource name, such as {{"CPU": 2}}.'
+        )
+    for name, amount in resources.items():
+        if name in _MISSPELLED:
+            raise ValueError(
+                f"{given} names {name!r}; resource names are case-sensitive. "
+                f"Write {_MISSPELLED[name]!r}."
+            )
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"{given} has the key {name!r}; resource names are non-empty strings.")
+        if not is_amount(amount):
+            raise ValueError(
+                f"{given} gives {name!r} as {amount!r}; an amount is a number of 0 or more."
+            )
+        if amount:
+            # What a device resource can be asked for is the same for everything that runs.
+            amount_of(f"{given}: {name!r}", amount, name)
+
+
+def check_folder_name(argument: str, name: str) -> None:
+    """Raise ValueError if this can't be the name of one folder.
+
+    Args:
+        argument: How the message names the argument, up to its name: ``RunConfig(name``.
+        name: The name to check.
+    """
+    if not isinstance(name, str) or not name or "/" in name or "\0" in name or name.startswith("."):
+        raise ValueError(
+            f"{argument}={name!r}) must be the name of one folder: not empty, "
+            f"without a slash, not beginning with a dot."
+        )
+
+
+def instance_of(argument: str, value: Any, kind: type) -> Any:
+    """The value, or the default of its class for None; raise ValueError for other values."""
+    value = kind() if value is None else value
+    matches = isinstance(value, kind)
+    if not matches:
+        raise ValueError(
+            f"{argument}={value!r} must be a miniray.train.{kind.__name__}, not a "
+            f"{type(value).__module__}.{type(value).__qualname__}."
+        )
+    return value
+
+
+def refuse_given(kind: str, arguments: Mapping[str, tuple[Any, str]]) -> None:
+    """Raise ValueError for the first argument that was given although it makes no sense here.
+
+    Args:
+        kind: Name of the class.
+        arguments: What was given and what to do instead, by the argument's name.
+    """
+    for name, (value, instead) in arguments.items():
+        if value is not NOT_GIVEN:
+            raise ValueError(f"{kind}({name}={value!r}) is not supported. {instead}")

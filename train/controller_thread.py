@@ -1,0 +1,146 @@
+"""The controller of a run in a thread of the driver's process, for local mode.
+
+The thread has an event loop of its own; other threads reach the controller by
+calls that return futures, as they would reach an actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.controller import TrainController
+from miniray.train.progress import Pace, PlainDisplay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.train.controller import RunOutcome, RunSpec
+    from miniray.train.policies import ScalingDecision
+    from miniray.train.worker_group import WorkerGroup
+
+#: Seconds that a run gets to end after Ctrl-C.
+ABORT_TIMEOUT = 10.0
+
+
+class ControllerThread:
+    """A controller and the thread that it runs in.
+
+    Args:
+        spec: The run.
+        make_group: What makes a worker group; called in the thread.
+    """
+
+    def __init__(
+        self, spec: RunSpec, make_group: Callable[[RunSpec, ScalingDecision], WorkerGroup]
+    ) -> None:
+        self._name = spec.name
+        self._controller = TrainController(spec, make_group)
+        self._machine = asyncio.new_event_loop()
+        self._outcome: concurrent.futures.Future[RunOutcome] = concurrent.futures.Future()
+        self._lock = threading.Lock()
+        self._over = False
+
+    def start(self, loop: Any, when_over: Callable[[], None]) -> None:
+        """Start the run.
+
+        Args:
+            loop: The train loop, as the worker group gets it.
+            when_over: Called in the thread when the run has ended.
+        """
+
+        def serve() -> None:
+            try:
+                self._outcome.set_result(self._machine.run_until_complete(self._run(loop)))
+            except BaseException as error:  # noqa: BLE001 - whoever asks for the outcome gets it
+                self._outcome.set_exception(error)
+            finally:
+                self._close()
+                when_over()
+
+        threading.Thread(target=serve, name="train-controller", daemon=True).start()
+
+    def outcome(self) -> RunOutcome:
+        """Wait for the end of the run; how it ended."""
+        return self._outcome.result()
+
+    def call(self, method: str, *arguments: Any) -> concurrent.futures.Future[Any]:
+        """Call a method of the controller; from any thread.
+
+        Raises:
+            RuntimeError: The run has ended.
+        """
+        with self._lock:
+            if self._over:
+                raise RuntimeError(
+                    f"Run {self._name} has ended, and its controller takes no more calls. "
+                    f"How it ended is told when the train loop returns."
+                )
+            coroutine = getattr(self._controller, method)(*arguments)
+            return asyncio.run_coroutine_threadsafe(coroutine, self._machine)
+
+    def abort(self) -> None:
+        """Stop the run and wait until it has ended."""
+        with self._lock:
+            if not self._over:
+                asyncio.run_coroutine_threadsafe(self._controller.abort(), self._machine)
+        concurrent.futures.wait([self._outcome], ABORT_TIMEOUT)
+
+    async def _run(self, loop: Any) -> RunOutcome:
+        shown = asyncio.ensure_future(self._show())
+        try:
+            return await self._controller.run(_Handle(self), [loop])
+        finally:
+            await asyncio.wait({shown}, timeout=1)
+            shown.cancel()
+
+    async def _show(self) -> None:
+        # Lines, also on a terminal: a debugger in the train loop needs the screen.
+        display, pace = PlainDisplay(self._name), Pace()
+        seen, over = 0, False
+        while not over:
+            progress = await self._controller.progress(seen)
+            display.show(progress)
+            seen, over = progress.version, progress.state.terminal
+            if not over:
+                await asyncio.sleep(pace.delay())
+        display.close()
+
+    def _close(self) -> None:
+        """Take no more calls, and end those that are under way: someone may wait for them."""
+        with self._lock:
+            self._over = True
+        self._machine.run_until_complete(_end_all())
+        self._machine.close()
+
+
+async def _end_all() -> None:
+    await asyncio.sleep(0)  # calls that were handed over become tasks
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+class _Handle:
+    """The controller in the form of an actor's handle: ``handle.method.remote(...)``."""
+
+    def __init__(self, thread: ControllerThread) -> None:
+        self._thread = thread
+
+    def __getattr__(self, name: str) -> _Method:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _Method(self._thread, name)
+
+
+class _Method:
+    def __init__(self, thread: ControllerThread, name: str) -> None:
+        self._thread = thread
+        self._name = name
+
+    def remote(self, *arguments: Any) -> concurrent.futures.Future[Any]:
+        """Call the method; a future of what it returns."""
+        return self._thread.call(self._name, *arguments)

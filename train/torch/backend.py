@@ -1,0 +1,157 @@
+"""``TorchBackend``: makes PyTorch's process group before the train loop and ends it afterwards.
+
+What a process needs to be told follows from ``environment``; here it is applied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from miniray.train.backend import Backend
+from miniray.train.torch import environment
+
+if TYPE_CHECKING:
+    from miniray.train.backend import LocalPlace, Member
+    from miniray.train.config import ScalingConfig
+    from miniray.train.torch.config import TorchConfig
+
+logger = logging.getLogger(__name__)
+
+#: Where rank 0 tells the others which backend the group uses.
+_BACKEND_KEY = "miniray/backend"
+
+
+class TorchBackend(Backend):
+    """Makes the process group before the train loop and ends it afterwards."""
+
+    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "psutil")
+
+    def __init__(self, config: TorchConfig) -> None:
+        self._config = config
+        self._store: Any = None
+        self._leave: contextlib.ExitStack | None = None
+
+    def prepare(self) -> None:
+        """Load PyTorch."""
+        import torch.distributed  # noqa: F401
+
+    def on_start(self, member: Member) -> None:
+        """Set the variables of torchrun, share the node's GPUs, make the process group."""
+        import torch
+
+        rocm = torch.version.hip is not None
+        os.environ.update(environment.torchrun_variables(member))
+        os.environ.update(
+            environment.gloo_variables(member.address, os.environ, interface_addresses())
+        )
+        # This works only before CUDA is first used; a worker's process is new.
+        os.environ.update(environment.shared_visibility(member, os.environ, rocm=rocm))
+        if "OMP_NUM_THREADS" not in os.environ:
+            cores = len(os.sched_getaffinity(0))
+            cpus = member.resources.get("CPU", 0)
+            torch.set_num_threads(
+                environment.thread_count(cpus, cores, member.ranks.local_world_size)
+            )
+        self._make_group(member)
+
+    def on_shutdown(self) -> None:
+        """End the process group; a rank that still waits in it gets an error."""
+        import torch.distributed as dist
+
+        if self._leave is None and dist.is_initialized():
+            dist.destroy_process_group()
+        self._store = None
+
+    def join_local(self, config: ScalingConfig) -> LocalPlace:
+        """Make a process group in this process, or take the place that torchrun gave it."""
+        from miniray.train.torch.local import join
+
+        self._leave = contextlib.ExitStack()
+        return join(self._config, config, self._leave)
+
+    def leave_local(self) -> None:
+        """Undo ``join_local``."""
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Goes to the workers, each of which makes its own.
+        return {**self.__dict__, "_store": None, "_leave": None}
+
+    def _make_group(self, member: Member) -> None:
+        import torch
+        import torch.distributed as dist
+
+        from miniray.train.torch.devices import own_devices
+
+        ranks = member.ranks
+        timeout = datetime.timedelta(seconds=self._config.timeout_s)
+        listen = {} if member.listener is None else {"master_listen_fd": member.listener.detach()}
+        # The port was bound when rank 0 was found, so nobody can take it before the store does.
+        self._store = dist.TCPStore(
+            member.master_address,
+            member.master_port,
+            ranks.world_size,
+            is_master=ranks.world_rank == 0,
+            timeout=timeout,
+            wait_for_workers=False,
+            **listen,
+        )
+        device = own_devices()[0]
+        # Makes Hugging Face Accelerate use this device and not one by its own rules.
+        os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        dist.init_process_group(
+            self._agree_on_backend(member),
+            store=self._store,
+            rank=ranks.world_rank,
+            world_size=ranks.world_size,
+            timeout=timeout,
+        )
+
+    def _agree_on_backend(self, member: Member) -> str:
+        """The backend that was asked for, or what rank 0 finds best, so that all have the same."""
+        if self._config.backend is not None:
+            return self._config.backend
+        if member.ranks.world_rank != 0:
+            return str(self._store.get(_BACKEND_KEY).decode())
+        backend = environment.default_backend(member, cuda=has_nccl())
+        if member.resources.get("GPU") and backend != "nccl":
+            why = (
+                "workers share GPUs, which NCCL refuses"
+                if member.shares_devices
+                else "PyTorch finds no GPU here, or has no NCCL"
+            )
+            logger.warning("The process group uses gloo instead of NCCL: %s.", why)
+        self._store.set(_BACKEND_KEY, backend)
+        return backend
+
+
+def has_nccl() -> bool:
+    """Whether this process can use NCCL; on AMD GPUs, RCCL."""
+    import torch
+    import torch.distributed as dist
+
+    return bool(torch.cuda.is_available() and dist.is_nccl_available())
+
+
+def interface_addresses() -> dict[str, list[str]]:
+    """The IP addresses of each network interface of this machine."""
+    import socket
+
+    import psutil
+
+    return {
+        name: [
+            entry.address.partition("%")[0]
+            for entry in entries
+            if entry.family in (socket.AF_INET, socket.AF_INET6)
+        ]
+        for name, entries in psutil.net_if_addrs().items()
+    }

@@ -1,0 +1,124 @@
+"""What the process of a rank needs to know before PyTorch starts: variables, devices, interface.
+
+Pure: it computes from what it is given; ``TorchBackend`` applies it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from miniray.train.backend import Member
+
+#: Variables of torchrun that tell a process its place (PyTorch's page "torchrun").
+PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+
+
+def torchrun_variables(member: Member) -> dict[str, str]:
+    """The variables that torchrun sets, for this process."""
+    ranks = member.ranks
+    return {
+        "RANK": str(ranks.world_rank),
+        "WORLD_SIZE": str(ranks.world_size),
+        "LOCAL_RANK": str(ranks.local_rank),
+        "LOCAL_WORLD_SIZE": str(ranks.local_world_size),
+        "NODE_RANK": str(ranks.node_rank),
+        "GROUP_RANK": str(ranks.node_rank),
+        "MASTER_ADDR": member.master_address,
+        "MASTER_PORT": str(member.master_port),
+    }
+
+
+def started_by_torchrun(environ: Mapping[str, str]) -> bool:
+    """Whether this process was given a place in a group by torchrun or the like."""
+    return all(environ.get(name) for name in PLACE)
+
+
+def gloo_variables(
+    address: str, environ: Mapping[str, str], interfaces: Mapping[str, Sequence[str]]
+) -> dict[str, str]:
+    """The interface that gloo is to use: the one that has the node's address.
+
+    gloo's own choice is the address of the host's name, which often is 127.0.1.1 or of another
+    network than the cluster's.
+
+    Args:
+        address: Address of this node, as the cluster knows it.
+        environ: Variables of the process; an interface that the user chose stays.
+        interfaces: Addresses of each interface of the machine.
+    """
+    if environ.get(_GLOO_INTERFACE):
+        return {}
+    for interface, addresses in interfaces.items():
+        if address in addresses:
+            return {_GLOO_INTERFACE: interface}
+    # Any address of 127.0.0.0/8 is the loopback interface's, also those that are not listed.
+    if address.startswith("127."):
+        loopback = next((name for name, has in interfaces.items() if "127.0.0.1" in has), None)
+        return {_GLOO_INTERFACE: loopback} if loopback is not None else {}
+    return {}
+
+
+def visibility_variable(environ: Mapping[str, str], *, rocm: bool) -> str | None:
+    """The variable that says which GPUs PyTorch sees; None if none is set.
+
+    On ROCm, HIP counts within what ROCR leaves visible, so HIP's says which devices they are.
+    """
+    names = ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"] if rocm else []
+    for name in [*names, "CUDA_VISIBLE_DEVICES"]:
+        if name in environ:
+            return name
+    return None
+
+
+def shared_visibility(member: Member, environ: Mapping[str, str], *, rocm: bool) -> dict[str, str]:
+    """The variable that lets the process see the GPUs of all workers of its node.
+
+    Then ``cuda:<local rank>`` is its own, as libraries that follow torchrun expect, and NCCL can
+    reach its neighbours directly.
+    """
+    ids = member.node_devices.get("GPU")
+    variable = visibility_variable(environ, rocm=rocm)
+    return {variable: ",".join(ids)} if ids and variable is not None else {}
+
+
+def device_indexes(own: Sequence[str], visible: str | None) -> list[int]:
+    """The numbers by which PyTorch knows a worker's devices.
+
+    Args:
+        own: Ids of the worker's devices.
+        visible: The visibility variable of the process, or None if it is not set.
+
+    Raises:
+        RuntimeError: A device of the worker is not visible.
+    """
+    if visible is None:
+        return sorted(int(id) for id in own)
+    ids = [id.strip() for id in visible.split(",")]
+    missing = [id for id in own if id not in ids]
+    if missing:
+        raise RuntimeError(
+            f"This worker holds the devices {', '.join(missing)}, but the process sees only "
+            f"{visible!r}. Do not change CUDA_VISIBLE_DEVICES in a train loop."
+        )
+    return sorted(ids.index(id) for id in own)
+
+
+def default_backend(member: Member, *, cuda: bool) -> str:
+    """The backend of process groups that suits what the workers hold.
+
+    Args:
+        member: The group.
+        cuda: Whether PyTorch finds devices and has NCCL (on ROCm: RCCL).
+    """
+    holds_gpus = bool(member.resources.get("GPU"))
+    return "nccl" if holds_gpus and cuda and not member.shares_devices else "gloo"
+
+
+def thread_count(cpus: float, cores: int, local_world_size: int) -> int:
+    """Threads of a worker: as many as it holds CPUs, or without CPUs its share of the cores."""
+    return max(1, int(cpus) or cores // local_world_size)

@@ -1,0 +1,136 @@
+"""``prepare_model``: a model on the worker's device, wrapped for the group."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from miniray.train.context import get_context
+from miniray.train.torch.amp import autocast_forward
+from miniray.train.torch.devices import get_device
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+logger = logging.getLogger(__name__)
+
+STRATEGIES = ("ddp", "fsdp", "fsdp2")
+
+
+def prepare_model(
+    model: torch.nn.Module,
+    move_to_device: bool | torch.device = True,
+    parallel_strategy: str | None = "ddp",
+    parallel_strategy_kwargs: dict[str, Any] | None = None,
+) -> torch.nn.Module:
+    """Move a model to the worker's device and wrap it for the group.
+
+    Args:
+        model: The model.
+        move_to_device: Whether to move it, or the device to move it to. ``"fsdp2"`` puts what it
+            shards on the device in any case.
+        parallel_strategy: ``"ddp"`` for DistributedDataParallel, ``"fsdp"`` for
+            FullyShardedDataParallel (needs GPUs), ``"fsdp2"`` for ``fully_shard``, which shards
+            the model in place, or None to leave the model as it is. With one worker it is never
+            wrapped.
+        parallel_strategy_kwargs: Arguments of the wrapper. ``"fsdp2"`` also takes
+            ``layer_classes``, classes of submodules that are sharded each for itself, so that
+            their parameters are gathered one after another.
+
+    Returns:
+        The wrapped model; for ``"fsdp2"``, one worker or None the model itself.
+
+    Raises:
+        ValueError: The strategy is not known, or there are arguments without a strategy.
+        RuntimeError: ``"fsdp"`` without GPUs, or called outside a train loop.
+        ImportError: ``"fsdp2"`` with a PyTorch that does not have it.
+    """
+    if parallel_strategy is not None and parallel_strategy not in STRATEGIES:
+        raise ValueError(
+            f"prepare_model(parallel_strategy={parallel_strategy!r}) is not known. "
+            f"Use one of {', '.join(STRATEGIES)}, or None."
+        )
+    if parallel_strategy is None and parallel_strategy_kwargs:
+        raise ValueError(
+            f"prepare_model(parallel_strategy=None) wraps nothing, so it takes no "
+            f"parallel_strategy_kwargs such as {next(iter(parallel_strategy_kwargs))!r}."
+        )
+    context = get_context()
+    device = move_to_device if isinstance(move_to_device, torch.device) else get_device()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    alone = context.get_world_size() == 1
+    if move_to_device and (alone or parallel_strategy != "fsdp2"):
+        model = model.to(device)
+    autocast_forward(model, device)
+    if parallel_strategy is None or alone:
+        return model
+    options = dict(parallel_strategy_kwargs or {})
+    if context.get_local_rank() == 0:
+        logger.info("Wrapping the model for %s on %s.", parallel_strategy, device)
+    if parallel_strategy == "ddp":
+        return _ddp(model, device, options)
+    if parallel_strategy == "fsdp":
+        return _fsdp(model, options)
+    return _fsdp2(model, device, context.get_world_size(), options)
+
+
+def _ddp(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> torch.nn.Module:
+    if device.type != "cpu":
+        options = {"device_ids": [device], "output_device": device, **options}
+    return torch.nn.parallel.DistributedDataParallel(model, **options)
+
+
+def _fsdp(model: torch.nn.Module, options: dict[str, Any]) -> torch.nn.Module:
+    if not torch.cuda.is_available():
+        raise RuntimeError(
+            "prepare_model(parallel_strategy='fsdp') needs GPUs. "
+            "Set ScalingConfig(use_gpu=True), or use 'fsdp2' or 'ddp', which need none."
+        )
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel(model, **options)
+
+
+def _fsdp2(
+    model: torch.nn.Module, device: torch.device, world_size: int, options: dict[str, Any]
+) -> torch.nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError as error:
+        raise ImportError(
+            f"prepare_model(parallel_strategy='fsdp2') needs PyTorch 2.6 or newer, "
+            f"and this is {torch.__version__}."
+        ) from error
+    layer_classes = tuple(options.pop("layer_classes", ()))
+    # The default mesh is of any accelerator of the machine, also when this worker holds none.
+    if "mesh" not in options:
+        options["mesh"] = init_device_mesh(device.type, (world_size,))
+    for layer in layers_of(model, layer_classes):
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    return model
+
+
+def layers_of(model: torch.nn.Module, classes: Collection[type]) -> list[torch.nn.Module]:
+    """The submodules of these classes, inner ones before those that contain them.
+
+    Raises:
+        ValueError: The model has none of a class, which is probably a mistake.
+    """
+    for wanted in classes:
+        if not any(isinstance(module, wanted) for module in model.modules()):
+            raise ValueError(
+                f"prepare_model(parallel_strategy_kwargs) names the layer class "
+                f"{wanted.__qualname__}, but {type(model).__qualname__} has no such submodule."
+            )
+    found = [
+        module
+        for module in model.modules()
+        if module is not model and isinstance(module, tuple(classes))
+    ]
+    return found[::-1]
