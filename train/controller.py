@@ -231,7 +231,6 @@ class TrainController:
             self._steps.put_nowait(step)
         notice = attempt.take_notice()
         if notice is not None:
-            logger.warning("%s", notice)
             self._feed.note(notice)
 
     # --- the states ---------------------------------------------------------------------

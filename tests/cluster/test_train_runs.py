@@ -161,15 +161,18 @@ def test_a_rank_whose_process_dies_ends_the_run_at_once(fit: Any) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_a_rank_that_returns_early_is_named(fit: Any) -> None:
-    def loop() -> None:
+def test_a_rank_that_returns_before_a_checkpoint_that_needs_it_is_named(
+    fit: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, str]) -> None:
         train.report({})
         if train.get_context().get_world_rank() == 0:
-            train.report({})
+            train.report({}, checkpoint=save(Path(config["folder"], "files"), a="1"))
             signal.pause()
 
-    with pytest.raises(WorkerGroupError, match="Rank 1 returned after 1 reports"):
-        fit(loop)
+    with pytest.raises(WorkerGroupError, match="Rank 1 returned after 1 reports") as caught:
+        fit(loop, {"folder": str(tmp_path)})
+    assert "rank 0 was in its train loop" in str(caught.value)
 
 
 def test_a_train_loop_that_exits_has_failed(fit: Any) -> None:
