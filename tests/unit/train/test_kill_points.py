@@ -6,7 +6,7 @@ import pytest
 from faulty_filesystem import Clock, Killed, TearingFileSystem, kill_on_disk
 
 from miniray.train import Checkpoint, CheckpointConfig, Result
-from miniray.train.metrics_log import read_rows
+from miniray.train.metrics_log import MetricsLog, read_rows
 from miniray.train.recorder import RunRecorder
 from miniray.train.reports import Report, Step
 from miniray.train.storage import RunStorage
@@ -118,3 +118,26 @@ def test_the_machines_own_filesystem_survives_a_kill_at_every_change(sources, tm
             for name in clock.names
         )
         check(storage, sources, committed)
+
+
+def test_no_row_of_metrics_is_lost_when_a_later_run_is_killed_while_it_writes():
+    first, whole = {}, Clock()
+    log_rows(RunStorage("runs", "run", TearingFileSystem(first, Clock())), range(3))
+    log_rows(RunStorage("runs", "run", TearingFileSystem(dict(first), whole)), range(3, 5))
+    for fatal in range(whole.moments):
+        content = dict(first)
+        storage = RunStorage("runs", "run", TearingFileSystem(content, Clock(fatal)))
+        with pytest.raises(Killed):
+            log_rows(storage, range(3, 5))
+        after = RunStorage("runs", "run", TearingFileSystem(content, Clock()))
+        numbers = [row["number"] for row in read_rows(after)]
+        assert numbers[:3] == [0, 1, 2], whole.names[fatal]
+        log_rows(after, range(5, 6))
+        assert [row["number"] for row in read_rows(after)] == [*numbers, 5]
+
+
+def log_rows(storage, numbers):
+    log = MetricsLog(storage)
+    for number in numbers:
+        log.append([{"number": number, "metrics": {"loss": number}}])
+    log.close()
