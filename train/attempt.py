@@ -69,6 +69,7 @@ class Attempt:
         self._activities: dict[int, str] = {}
         self.over = asyncio.Event()
         self.all_ended = asyncio.Event()
+        self._began = False
         self._closed = False
         self._unsafe_names = frozenset(unsafe_names)
         self._board = ReportBoard(world_size)
@@ -79,6 +80,10 @@ class Attempt:
         self._highest = -1  # index of the last report that a rank has begun
         self._recorded = 0
         self._recording: asyncio.Event = asyncio.Event()
+
+    def begin(self) -> None:
+        """Enter that the train loops have begun."""
+        self._began = True
 
     # --- what ranks say -------------------------------------------------------------------
 
@@ -136,7 +141,7 @@ class Attempt:
 
     def fail(self, rank: int, failure: WorkerFailure) -> None:
         """Enter that a rank failed; its first failure counts."""
-        if not self.failures:
+        if self._began and not self.failures:
             self._activities = self._look_around()
         self.failures.setdefault(rank, failure)
         self._rendezvous.leave(rank, f"failed ({failure.summary.splitlines()[0]})")

@@ -18,26 +18,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.exceptions import MinirayError
 from miniray.train import rank_logs
-from miniray.train.attempt import Attempt, UploadPlace
+from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
-from miniray.train.exceptions import CollectiveError, StorageNotSharedError
+from miniray.train.exceptions import StorageNotSharedError
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.policies import FailureDecision
 from miniray.train.progress_feed import Progress, ProgressFeed, Row
+from miniray.train.rank_calls import RankCalls
+from miniray.train.rank_logs import RankLogs
 from miniray.train.ranks import listed
 from miniray.train.recorder import RunRecorder
-from miniray.train.rendezvous import CollectiveOutcome
 from miniray.train.session import SessionSetup
 from miniray.train.state import RunState, check_transition
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from miniray.train.backend import Backend
     from miniray.train.checkpoint_book import CheckpointRecord
     from miniray.train.config import RunConfig, ScalingConfig
     from miniray.train.policies import FailurePolicy, ScalingDecision, ScalingPolicy
-    from miniray.train.reports import Report, Step
     from miniray.train.storage import RunStorage
     from miniray.train.worker import WorkerOutcome
     from miniray.train.worker_group import WorkerGroup
@@ -106,7 +106,7 @@ def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
     )
 
 
-class TrainController:
+class TrainController(RankCalls):
     """Runs one training run; an actor with asyncio methods.
 
     Args:
@@ -134,16 +134,15 @@ class TrainController:
             self._callbacks,
             self._token,
         )
+        super().__init__(ProgressFeed(), self._recorder, spec.collective_timeout)
+        self._logs = RankLogs(spec.storage)
         self._started = time.time()
         self._state = RunState.INITIALIZING
-        self._feed = ProgressFeed()
         self._group: WorkerGroup | None = None
-        self._attempt: Attempt | None = None
         self._attempts = 0
         #: Checkpoints that a rank may still be writing although its attempt has ended.
         self._unsafe_names: set[str] = set()
         self._message = ""
-        self._steps: asyncio.Queue[Step] = asyncio.Queue()
         self._machine: asyncio.Task[None] | None = None
         # One thread, so that what is stored is stored in order.
         self._io = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="train-io")
@@ -174,44 +173,6 @@ class TrainController:
             await self._stop_group(graceful=self._state is RunState.FINISHED)
         return await self._finish(failure)
 
-    async def report(self, attempt: int, rank: int, index: int, report: Report) -> None:
-        """Take the report of a rank; those of ended attempts are dropped."""
-        current = self._current(attempt)
-        if current is not None:
-            self._take(current, current.report(rank, index, report))
-
-    async def begin_upload(self, attempt: int, rank: int, index: int, name: str) -> UploadPlace:
-        """Tell a rank where to upload the checkpoint of a report."""
-        current = self._current(attempt)
-        if current is None:
-            return UploadPlace(refusal="other workers have taken its place")
-        return current.begin_upload(rank, index, name)
-
-    async def upload_failed(
-        self, attempt: int, rank: int, index: int, failure: WorkerFailure | None
-    ) -> None:
-        """Take note that an upload has ended in vain."""
-        if (current := self._current(attempt)) is not None:
-            current.upload_failed(rank, index, failure)
-
-    async def join(
-        self, attempt: int, rank: int, number: int, call: str, value: bytes
-    ) -> CollectiveOutcome:
-        """Let a rank wait in a collective call for the others."""
-        current = self._current(attempt)
-        if current is None:
-            return CollectiveOutcome(error=CollectiveError("Other workers run in place of these."))
-        return await current.join(rank, number, call, value)
-
-    async def reported_checkpoints(
-        self, attempt: int, count: int, timeout: float | None
-    ) -> tuple[list[CheckpointRecord], list[int]]:
-        """The run's checkpoints once so many reports are recorded, and who has not made them."""
-        limit = self._spec.collective_timeout if timeout is None else timeout
-        current = self._current(attempt)
-        missing = [] if current is None else await current.until_recorded(count, limit)
-        return self._recorder.checkpoints, missing
-
     async def progress(self, seen: int) -> Progress:
         """Wait for news of the run that follow the version seen."""
         return await self._feed.after(seen)
@@ -220,18 +181,6 @@ class TrainController:
         """Stop the run; ``run`` returns when everything has ended."""
         if self._machine is not None:
             self._machine.cancel()
-
-    def _current(self, attempt: int) -> Attempt | None:
-        """The attempt of this number, if it is the one that runs."""
-        current = self._attempt
-        return current if current is not None and current.number == attempt else None
-
-    def _take(self, attempt: Attempt, steps: Sequence[Step]) -> None:
-        for step in steps:
-            self._steps.put_nowait(step)
-        notice = attempt.take_notice()
-        if notice is not None:
-            self._feed.note(notice)
 
     # --- the states ---------------------------------------------------------------------
 
@@ -255,6 +204,7 @@ class TrainController:
         self._write_facts()
         configuration = json.dumps(dict(self._spec.configuration), indent=1)
         self._spec.storage.write_text("config.json", configuration)
+        self._logs.open()
         self._recorder.open()
 
     async def _schedule(self) -> RunState:
@@ -321,6 +271,7 @@ class TrainController:
             checkpoint=self._recorder.latest_checkpoint,
             controller=handle,
         )
+        self._attempt.begin()
         outcomes = self._group.run(loop, setup)
         watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
         over = asyncio.ensure_future(self._attempt.over.wait())
@@ -423,11 +374,13 @@ class TrainController:
         group, self._group = self._group, None
         if group is not None:
             await group.stop(graceful=graceful)
-            await rank_logs.keep(self._spec.storage, group.infos)
+            self._logs.keep(group.infos)
 
     async def _finish(self, failure: WorkerFailure | None) -> RunOutcome:
         if failure is not None:
             self._message = failure.summary
+        aborted = self._state is RunState.ABORTED
+        await self._logs.close(rank_logs.ABORT_TIMEOUT if aborted else rank_logs.TIMEOUT)
         try:
             await self._blocking(self._close)
         except Exception as error:  # the driver is told of the first failure

@@ -63,7 +63,7 @@ def is_local(filesystem: Any) -> bool:
 
 def protocols(filesystem: Any) -> set[str]:
     """The names that URLs have for this kind of filesystem."""
-    names = filesystem.protocol
+    names = getattr(filesystem, "protocol", None) or filesystem.type_name  # pyarrow's have that
     return {names} if isinstance(names, str) else set(names)
 
 
@@ -71,7 +71,7 @@ def refuse_memory(filesystem: Any, path: str) -> None:
     """Raise ValueError for a filesystem that is in the memory of a single process.
 
     Args:
-        filesystem: An fsspec filesystem; those that wrap another one are looked into.
+        filesystem: An fsspec filesystem. If it wraps others, those are looked into.
         path: What the user gave, for the message.
     """
     inner = filesystem
@@ -83,7 +83,7 @@ def refuse_memory(filesystem: Any, path: str) -> None:
                 f"all of them reach, such as s3://bucket/runs; memory is for local mode "
                 f"(num_workers=0)."
             )
-        inner = getattr(inner, "fs", None)
+        inner = getattr(inner, "fs", None) or getattr(inner, "base_fs", None)
 
 
 def files_below(filesystem: Any, folder: str) -> dict[str, int]:

@@ -26,8 +26,8 @@ FOLDER = "logs"
 
 #: Of longer output, this many bytes at the end are kept.
 MAX_BYTES = 64 * 1024 * 1024
-#: Seconds that the copying may take before the run goes on without.
-TIMEOUT = 20.0
+#: Seconds that a run waits for its output at its end; and when the user has stopped it.
+TIMEOUT, ABORT_TIMEOUT = 20.0, 3.0
 
 
 def output_of_this_process() -> str:
@@ -39,14 +39,42 @@ def output_of_this_process() -> str:
     return str(folder / f"worker-{context.get_worker_id()}")
 
 
-def next_folder(storage: RunStorage) -> str:
-    """The folder for the logs of a new attempt: numbered over all runs of this name."""
-    numbers = [
-        int(name.removeprefix("attempt_"))
-        for name in storage.files.names(FOLDER)
-        if name.removeprefix("attempt_").isdecimal()
-    ]
-    return f"{FOLDER}/attempt_{max(numbers, default=0) + 1:03d}"
+class RankLogs:
+    """The output of all attempts of a run, in a folder for each; they are numbered on over runs.
+
+    Args:
+        storage: The run's folder.
+    """
+
+    def __init__(self, storage: RunStorage) -> None:
+        self._storage = storage
+        self._next = 1
+        self._copies: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        """Find out what earlier runs of this name have left; blocks."""
+        names = [name.removeprefix("attempt_") for name in self._storage.files.names(FOLDER)]
+        self._next = max((int(name) for name in names if name.isdecimal()), default=0) + 1
+
+    def keep(self, infos: Sequence[WorkerInfo]) -> None:
+        """Begin to copy the output of an attempt's ranks; what follows need not wait for it.
+
+        Args:
+            infos: Where the ranks ran, in order of rank.
+        """
+        if infos:
+            folder = f"{FOLDER}/attempt_{self._next:03d}"
+            self._next += 1
+            self._copies.add(asyncio.create_task(keep(self._storage, folder, infos)))
+
+    async def close(self, timeout: float) -> None:
+        """Wait for what is being copied, and give up what takes longer than so many seconds."""
+        if self._copies:
+            _, late = await asyncio.wait(self._copies, timeout=timeout)
+            for task in late:
+                task.cancel()
+            if late:
+                logger.warning("The output of some ranks is not in %s.", self._storage.path)
 
 
 def copy_output(storage: RunStorage, folder: str, outputs: dict[int, str]) -> None:
@@ -64,33 +92,30 @@ def copy_output(storage: RunStorage, folder: str, outputs: dict[int, str]) -> No
                 storage.files.write(f"{folder}/rank_{rank}.{kind}", text)
 
 
-async def keep(storage: RunStorage, infos: Sequence[WorkerInfo]) -> None:
+async def keep(storage: RunStorage, folder: str, infos: Sequence[WorkerInfo]) -> None:
     """Copy the output of an attempt's ranks, each on its node. Failures are logged only.
 
     Args:
         storage: The run's folder.
+        folder: Where in it.
         infos: Where the ranks ran, in order of rank.
     """
-    by_node: dict[str, dict[int, str]] = {}
-    for rank, info in enumerate(infos):
-        by_node.setdefault(info.node_id, {})[rank] = info.output
-    if not by_node:
-        return
     import miniray
 
     own_node = miniray.get_runtime_context().get_node_id()
+    by_node: dict[str, dict[int, str]] = {}
+    for rank, info in enumerate(infos):
+        by_node.setdefault(info.node_id, {})[rank] = info.output
     try:
         await _flush()
-        folder = await asyncio.to_thread(next_folder, storage)
         copies = [
             asyncio.to_thread(copy_output, storage, folder, outputs)
             if node == own_node
             else _copy_elsewhere(node, storage, folder, outputs)
             for node, outputs in by_node.items()
         ]
-        together = asyncio.gather(*copies, return_exceptions=True)
-        results = await asyncio.wait_for(together, TIMEOUT)
-    except (OSError, MinirayError, asyncio.TimeoutError) as error:
+        results = await asyncio.gather(*copies, return_exceptions=True)
+    except MinirayError as error:
         results = [error]
     for result in results:
         if isinstance(result, BaseException):

@@ -128,7 +128,7 @@ class RunStorage:
 
         A run whose facts can't be read has had no other driver.
         """
-        return self.run_facts().get("token", token) == token
+        return bool(self.run_facts().get("token", token) == token)
 
     def require_owner(self, token: str) -> None:
         """Raise RunTakenOverError if another driver has started this run meanwhile."""

@@ -7,7 +7,7 @@ import fsspec
 import pytest
 
 from miniray.train import Checkpoint, DataParallelTrainer, Result, RunConfig
-from miniray.train.filesystem import refuse_memory
+from miniray.train.filesystem import refuse_memory, resolve
 from miniray.train.storage import RunStorage
 from miniray.train.store import Store
 
@@ -85,11 +85,17 @@ def test_the_memory_of_one_process_is_refused_as_storage(tmp_path):
         ("runs", fsspec.filesystem("memory")),
         ("runs", fsspec.filesystem("dir", path="/x", target_protocol="memory")),
         ("runs", pyarrow_fs._MockFileSystem()),
+        ("runs", pyarrow_fs.SubTreeFileSystem("x", pyarrow_fs._MockFileSystem())),
     ]:
         config = RunConfig(storage_path=path, storage_filesystem=filesystem)
         with pytest.raises(ValueError, match=r"in the memory of one process.*s3://bucket"):
             DataParallelTrainer(lambda: None, run_config=config).fit()
-    refuse_memory(fsspec.filesystem("file"), str(tmp_path))
+    for filesystem in (
+        fsspec.filesystem("file"),
+        fsspec.filesystem("dir", path="/x", target_protocol="file"),
+        resolve("x", pyarrow_fs.SubTreeFileSystem("/x", pyarrow_fs.LocalFileSystem()))[0],
+    ):
+        refuse_memory(filesystem, str(tmp_path))
 
 
 def test_the_parts_of_files_have_names_of_their_own(tmp_path, monkeypatch):
