@@ -91,11 +91,11 @@ class Attempt:
         """Enter a report; return the steps that are complete now."""
         if self._closed:
             return []
-        self._last_report[rank] = time.monotonic()
+        now = self._last_report[rank] = time.monotonic()
         self._highest = max(self._highest, index)
         self._uploading.pop((rank, index), None)
         try:
-            steps = self._board.add(rank, index, report)
+            steps = self._board.add(rank, index, report, now)
         except ReportMismatchError as error:
             self.fail(rank, WorkerFailure.of(error))
             return []

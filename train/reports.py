@@ -15,9 +15,11 @@ from miniray.train.ranks import listed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: Metrics alone wait for a rank that is at most this many reports behind.
+#: Metrics alone wait at least this long, in seconds, for a rank whose train loop still runs.
+PATIENCE = 5.0
+#: They wait longer for a rank that is at most this many reports behind.
 MAX_LAG = 100
-#: And for one that has not reported at all, while the others have at most this often.
+#: And for one that has not reported at all, while others have at most this often.
 SILENT_LAG = 10
 
 
@@ -87,12 +89,19 @@ class ReportBoard:
         self._most = 0
         self._returned: set[int] = set()
         self._waiting: dict[int, dict[int, Report]] = {}
+        self._since: dict[int, float] = {}  # when the first report of each index came
         self._with_upload: set[int] = set()  # indexes of `_waiting` that have a checkpoint
         self._next = 0
         self.uneven: str | None = None
 
-    def add(self, rank: int, index: int, report: Report) -> list[Step]:
+    def add(self, rank: int, index: int, report: Report, now: float = 0.0) -> list[Step]:
         """Enter a report; return the steps that are complete now, in order.
+
+        Args:
+            rank: Who reports.
+            index: How many reports this rank has made before.
+            report: What it reports.
+            now: Seconds on any clock.
 
         Raises:
             ReportMismatchError: The ranks named different folders for one checkpoint, or a rank
@@ -110,16 +119,17 @@ class ReportBoard:
                 )
             return []
         entry = self._waiting.setdefault(index, {})
+        self._since.setdefault(index, now)
         entry[rank] = report
         if report.upload is not None:
             self._check_name(index, entry, report.upload)
             self._with_upload.add(index)
-        return self._release()
+        return self._release(now)
 
     def returned(self, rank: int) -> list[Step]:
         """Enter that the train loop of a rank has returned; return the steps complete by that."""
         self._returned.add(rank)
-        return self._release()
+        return self._release(0.0)
 
     def count(self, rank: int) -> int:
         """How many times a rank has reported."""
@@ -149,22 +159,25 @@ class ReportBoard:
                 )
         return None
 
-    def _release(self) -> list[Step]:
+    def _release(self, now: float) -> list[Step]:
         steps = []
-        while (entry := self._waiting.get(self._next)) is not None and self._is_due(entry):
+        while (entry := self._waiting.get(self._next)) is not None and self._is_due(entry, now):
             steps.append(Step(self._next, self._waiting.pop(self._next)))
+            del self._since[self._next]
             self._with_upload.discard(self._next)
             self._next += 1
         return steps
 
-    def _is_due(self, entry: Mapping[int, Report]) -> bool:
+    def _is_due(self, entry: Mapping[int, Report], now: float) -> bool:
         if len(entry) == self._world_size:
             return True
-        nobody_to_pass = not self._returned and self._most - self._next <= SILENT_LAG
-        if nobody_to_pass or self._next in self._with_upload:
+        if self._next in self._with_upload:
+            return False
+        waited = now - self._since[self._next] >= PATIENCE
+        if not waited and len(entry) + len(self._returned) < self._world_size:
             return False
         absent = [rank for rank in range(self._world_size) if rank not in entry]
-        if not all(self._is_passed(rank) for rank in absent):
+        if not all(self._is_passed(rank, waited) for rank in absent):
             return False
         if self.uneven is None:
             self.uneven = (
@@ -174,11 +187,11 @@ class ReportBoard:
             )
         return True
 
-    def _is_passed(self, rank: int) -> bool:
+    def _is_passed(self, rank: int, waited: bool) -> bool:
         if rank in self._returned:
             return True
         limit = MAX_LAG if self._counts[rank] else SILENT_LAG
-        return self._most - self._next > limit
+        return waited and self._most - self._next > limit
 
     def _check_name(self, index: int, entry: Mapping[int, Report], upload: Upload) -> None:
         names = {each.upload.name for each in entry.values() if each.upload is not None}
