@@ -7,6 +7,7 @@ the controller's part.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,9 +17,11 @@ from miniray.train.rendezvous import CollectiveOutcome, Rendezvous
 from miniray.train.reports import ReportBoard, ReportMismatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from miniray.train.reports import Report, Step
+
+logger = logging.getLogger(__name__)
 
 
 class _Uploading(NamedTuple):
@@ -44,6 +47,7 @@ class Attempt:
         first_number: Number of its first report among all reports of the run.
         collective_timeout: Seconds that ranks wait for each other in a collective; 0: no limit.
         unsafe_names: Checkpoints that ranks of earlier attempts may still be writing.
+        tell: Called with a sentence that the user should read.
 
     Attributes:
         failures: Why ranks failed, by world rank.
@@ -59,6 +63,7 @@ class Attempt:
         first_number: int,
         collective_timeout: float = 0,
         unsafe_names: Collection[str] = (),
+        tell: Callable[[str], None] = logger.warning,
     ) -> None:
         self.number = number
         self.world_size = world_size
@@ -74,7 +79,8 @@ class Attempt:
         self._unsafe_names = frozenset(unsafe_names)
         self._board = ReportBoard(world_size)
         self._told_uneven = False
-        self._rendezvous = Rendezvous(world_size, collective_timeout)
+        self._tell = tell
+        self._rendezvous = Rendezvous(world_size, collective_timeout, tell)
         self._uploading: dict[tuple[int, int], _Uploading] = {}
         self._last_report = [0.0] * world_size
         self._highest = -1  # index of the last report that a rank has begun
@@ -100,6 +106,7 @@ class Attempt:
             self.fail(rank, WorkerFailure.of(error))
             return []
         self._check_counts()
+        self._tell_uneven()
         return steps
 
     def begin_upload(self, rank: int, index: int, name: str) -> UploadPlace:
@@ -135,6 +142,7 @@ class Attempt:
         if rank == 0:
             self.return_value = return_value
         self._check_counts()
+        self._tell_uneven()
         self._rendezvous.leave(rank, "returned from its train loop")
         self._check_ended()
         return steps
@@ -164,13 +172,6 @@ class Attempt:
         """Names of checkpoints that ranks of which no end is known may be writing."""
         ended = self.returned | self.failures.keys()
         return {upload.folder for (rank, _), upload in self._uploading.items() if rank not in ended}
-
-    def take_notice(self) -> str | None:
-        """A sentence that the user should read, once."""
-        if self._board.uneven is None or self._told_uneven:
-            return None
-        self._told_uneven = True
-        return self._board.uneven
 
     def recorded(self, index: int) -> None:
         """Enter that the step of this index is in the storage, and all before it."""
@@ -220,6 +221,11 @@ class Attempt:
             return "was in its train loop and had not reported"
         seconds = now - self._last_report[rank]
         return f"was in its train loop, {seconds:.1f} s after report number {count - 1}"
+
+    def _tell_uneven(self) -> None:
+        if self._board.uneven is not None and not self._told_uneven:
+            self._told_uneven = True
+            self._tell(self._board.uneven)
 
     def _check_counts(self) -> None:
         mismatch = None if self.failures else self._board.mismatch()

@@ -192,7 +192,7 @@ def report(
         )
     delete = delete_local_checkpoint_after_upload
     if delete is None:
-        delete = mode is CheckpointUploadMode.ASYNC
+        delete = mode.default_delete_local_checkpoint_after_upload()
     if mode is CheckpointUploadMode.NO_UPLOAD:
         delete = False  # the local files are the checkpoint
     if delete:

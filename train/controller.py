@@ -217,6 +217,7 @@ class TrainController(RankCalls):
             self._recorder.next_number,
             spec.collective_timeout,
             self._unsafe_names,
+            self._feed.note,
         )
         self._group = self._make_group(spec, decision)
         await self._place(self._group, decision)
@@ -298,7 +299,7 @@ class TrainController(RankCalls):
         if result.failure is not None:
             self._attempt.fail(rank, result.failure)
         else:
-            self._take(self._attempt, self._attempt.finish(rank, result.value))
+            self._take(self._attempt.finish(rank, result.value))
 
     async def _restart(self) -> RunState:
         assert self._attempt is not None

@@ -47,7 +47,7 @@ class RankCalls:
         """Take the report of a rank; those of ended attempts are dropped."""
         current = self._current(attempt)
         if current is not None:
-            self._take(current, current.report(rank, index, report))
+            self._take(current.report(rank, index, report))
 
     async def begin_upload(self, attempt: int, rank: int, index: int, name: str) -> UploadPlace:
         """Tell a rank where to upload the checkpoint of a report."""
@@ -86,9 +86,6 @@ class RankCalls:
         current = self._attempt
         return current if current is not None and current.number == attempt else None
 
-    def _take(self, attempt: Attempt, steps: Sequence[Step]) -> None:
+    def _take(self, steps: Sequence[Step]) -> None:
         for step in steps:
             self._steps.put_nowait(step)
-        notice = attempt.take_notice()
-        if notice is not None:
-            self._feed.note(notice)

@@ -9,12 +9,19 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from typing import TYPE_CHECKING
 
 from miniray.train.exceptions import CollectiveError, CollectiveTimeoutError
 from miniray.train.ranks import listed
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: The rank whose value a broadcast hands out.
 _SOURCE = 0
+
+#: Seconds after which the user is told for whom ranks wait.
+NOTE_AFTER = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +42,11 @@ class _Meeting:
         self.here: set[int] = set()
         self.value = b""
         self.outcome: asyncio.Future[CollectiveOutcome] = asyncio.Future()
-        self.timer: asyncio.TimerHandle | None = None
+        self.timers: list[asyncio.TimerHandle] = []
 
     def end(self, outcome: CollectiveOutcome) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+        for timer in self.timers:
+            timer.cancel()
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
@@ -50,11 +57,13 @@ class Rendezvous:
     Args:
         world_size: Number of ranks.
         timeout: Seconds after which a call ends whose ranks have not all come; 0 is no limit.
+        tell: Called with a sentence for the user when a call takes long.
     """
 
-    def __init__(self, world_size: int, timeout: float) -> None:
+    def __init__(self, world_size: int, timeout: float, tell: Callable[[str], None]) -> None:
         self._world_size = world_size
         self._timeout = timeout
+        self._tell = tell
         self._meetings: dict[int, _Meeting] = {}
         self._gone: dict[int, str] = {}
         self._broken: CollectiveError | None = None
@@ -107,10 +116,17 @@ class Rendezvous:
 
     def _open(self, number: int, call: str, rank: int) -> _Meeting:
         meeting = _Meeting(call, rank)
+        loop = asyncio.get_running_loop()
+        meeting.timers.append(loop.call_later(NOTE_AFTER, self._note, meeting))
         if self._timeout:
-            loop = asyncio.get_running_loop()
-            meeting.timer = loop.call_later(self._timeout, self._expire, meeting)
+            meeting.timers.append(loop.call_later(self._timeout, self._expire, meeting))
         return meeting
+
+    def _note(self, meeting: _Meeting) -> None:
+        self._tell(
+            f"For {NOTE_AFTER:g} s, {listed(meeting.here)} waited in {meeting.call} for "
+            f"{listed(self._missing(meeting))}."
+        )
 
     def _missing(self, meeting: _Meeting) -> list[int]:
         return [rank for rank in range(self._world_size) if rank not in meeting.here]

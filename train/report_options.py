@@ -23,6 +23,10 @@ class CheckpointUploadMode(enum.Enum):
     #: The files are in a folder of the run's folder already.
     NO_UPLOAD = "NO_UPLOAD"
 
+    def default_delete_local_checkpoint_after_upload(self) -> bool:
+        """Whether the local files are deleted after the upload unless the user says otherwise."""
+        return self is CheckpointUploadMode.ASYNC
+
 
 class CheckpointConsistencyMode(enum.Enum):
     """What ``get_all_reported_checkpoints()`` waits for.

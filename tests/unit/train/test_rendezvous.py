@@ -7,11 +7,11 @@ from miniray.train import CollectiveError, CollectiveTimeoutError
 from miniray.train.rendezvous import Rendezvous
 
 
-def meet(scenario, world_size=3, timeout=0):
+def meet(scenario, world_size=3, timeout=0, tell=print):
     """Run a coroutine function with a rendezvous; its value."""
 
     async def run():
-        return await asyncio.wait_for(scenario(Rendezvous(world_size, timeout)), 30)
+        return await asyncio.wait_for(scenario(Rendezvous(world_size, timeout, tell)), 30)
 
     return asyncio.run(run())
 
@@ -122,6 +122,20 @@ def test_who_waits_for_whom_is_known():
     (call, seconds, missing), nothing = meet(scenario)
     assert (call, missing, nothing) == ("barrier()", [0, 2], None)
     assert seconds >= 0
+
+
+def test_the_user_is_told_for_whom_ranks_wait(monkeypatch):
+    async def scenario(rendezvous):
+        tasks = await waiting(rendezvous, 0, 2)
+        while not told:
+            await asyncio.sleep(0.001)
+        tasks += await waiting(rendezvous, 1)
+        return [(await task).error for task in tasks]
+
+    told = []
+    monkeypatch.setattr("miniray.train.rendezvous.NOTE_AFTER", 0.01)
+    assert meet(scenario, tell=told.append) == [None] * 3
+    assert told == ["For 0.01 s, ranks 0, 2 waited in barrier() for rank 1."]
 
 
 def test_errors_of_collectives_can_travel():
