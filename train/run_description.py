@@ -6,6 +6,7 @@ What looks like a secret is left out; what JSON has no form for becomes text.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import platform
 import re
 import sys
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 _SECRET = re.compile(r"(^|_)(key|token|secret|password|credentials?|auth)($|_)", re.IGNORECASE)
 _HIDDEN = "(hidden)"
 
-#: Longer text is cut.
-_MAX_TEXT = 2000
+#: Longer text is cut, and so are longer lists.
+_MAX_TEXT, _MAX_ITEMS = 2000, 200
 #: Deeper values become text.
 _MAX_DEPTH = 12
 
@@ -65,11 +66,16 @@ def plain(value: Any, depth: int = 0) -> Any:
         if isinstance(value, dict):
             return _mapping(value, depth)
         if isinstance(value, list | tuple | set | frozenset):
-            return [plain(item, depth + 1) for item in value]
+            items = [plain(item, depth + 1) for item in itertools.islice(value, _MAX_ITEMS)]
+            more = len(value) - len(items)
+            return [*items, f"... and {more} more"] if more else items
     # A filesystem's text may hold the keys that it was made with.
     if type(value).__module__.partition(".")[0] in ("fsspec", "pyarrow", "s3fs", "gcsfs", "adlfs"):
         return type(value).__name__
-    return _text(repr(value))
+    try:
+        return _text(repr(value))
+    except Exception:  # noqa: BLE001 - code of the user, and no reason to refuse a run
+        return type(value).__name__
 
 
 def _mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:

@@ -177,6 +177,7 @@ class Session:
         if given.mode is CheckpointUploadMode.NO_UPLOAD:
             upload = self.storage.adopt(given.checkpoint)
         elif given.upload_fn is not None:
+            self.storage.begin(place.folder)
             uploaded = given.upload_fn(given.checkpoint, place.folder)
             if not isinstance(uploaded, Checkpoint):
                 raise ValueError(

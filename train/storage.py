@@ -170,7 +170,7 @@ class RunStorage:
             FileNotFoundError: The checkpoint's folder does not exist.
             ValueError: The name can't be used, or a complete checkpoint has it.
         """
-        self._begin(name)
+        self.begin(name)
         with checkpoint.as_directory() as folder:
             files = list_files(folder)
             self.files.put(folder, files, name)
@@ -192,10 +192,15 @@ class RunStorage:
                 f"build_checkpoint_path_from_name(name), or report a small checkpoint with a file "
                 f"that says where the real one is."
             )
-        self._begin(name)
+        self.begin(name)
         return Upload(name, {}, in_place=True)
 
-    def _begin(self, name: str) -> None:
+    def begin(self, name: str) -> None:
+        """Take a name for a checkpoint whose files are about to be written.
+
+        Raises:
+            ValueError: The name can't be used, or a complete checkpoint has it.
+        """
         check_folder_name("report(checkpoint_dir_name", name)
         manifest = self._manifest(name)
         if manifest is not None and not manifest.missing(self.files.sizes(name)):

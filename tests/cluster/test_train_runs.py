@@ -123,15 +123,18 @@ def test_a_report_does_not_wait_for_slower_ranks(fit: Any, tmp_path: Path) -> No
     assert fit(loop, {"folder": str(tmp_path)}).metrics == {"step": 99}
 
 
-def test_thousands_of_reports_are_made_in_a_second(fit: Any) -> None:
-    def loop() -> float:
-        start = time.perf_counter()
+def test_a_report_costs_little_and_waits_for_nobody(fit: Any) -> None:
+    def loop() -> tuple[float, float]:
+        start, busy = time.perf_counter(), time.process_time()
         for step in range(4000):
             train.report({"step": step, "loss": 0.5})
-        return 4000 / (time.perf_counter() - start)
+        return 4000 / (time.perf_counter() - start), 4000 / (time.process_time() - busy)
 
     result = fit(loop)
-    assert result.return_value > 2000
+    per_second, per_second_of_cpu = result.return_value
+    # A machine that does much else may be slow; one that waits in each report is far slower.
+    assert per_second > 200
+    assert per_second_of_cpu > 2000
     assert result.metrics == {"step": 3999, "loss": 0.5}
 
 

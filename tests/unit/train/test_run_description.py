@@ -56,7 +56,16 @@ def test_what_looks_like_a_secret_is_hidden():
 def test_values_that_never_end_are_cut():
     endless: list[object] = []
     endless.append(endless)
-    described = describe_run(
-        name="run", train_loop=train_loop, train_loop_config={"a": endless, "b": "x" * 10_000}
-    )
+    config = {"a": endless, "b": "x" * 10_000, "c": list(range(10_000))}
+    described = describe_run(name="run", train_loop=train_loop, train_loop_config=config)
     assert len(json.dumps(described)) < 10_000
+    assert described["train_loop_config"]["c"][-1] == "... and 9800 more"
+
+
+def test_values_without_a_text_are_named_by_their_class():
+    class Broken:
+        def __repr__(self):
+            raise RuntimeError("no text")
+
+    described = describe_run(name="run", train_loop=train_loop, train_loop_config={"a": Broken()})
+    assert described["train_loop_config"] == {"a": "Broken"}

@@ -263,6 +263,21 @@ def test_the_users_own_upload_is_used(session, controller, make_checkpoint):
         report({}, make_checkpoint("again"), checkpoint_upload_fn="s3")
 
 
+def test_what_the_users_own_upload_left_when_it_was_killed_is_deleted(session, make_checkpoint):
+    class KilledError(BaseException):
+        pass
+
+    def upload(checkpoint, name):
+        target = get_context().get_storage().build_checkpoint_path_from_name(name)
+        shutil.copytree(checkpoint.path, target)
+        raise KilledError
+
+    with pytest.raises(KilledError):
+        report({}, make_checkpoint(), "mine", checkpoint_upload_fn=upload)
+    session.storage.delete_incomplete()
+    assert not Path(session.storage.path, "mine").exists()
+
+
 def test_a_rank_whose_place_was_taken_uploads_nothing(session, controller, make_checkpoint):
     controller.begin_upload.answer = lambda *args: UploadPlace(refusal="others run")
     with pytest.raises(AttemptOverError, match="Rank 1 of attempt 2 may not upload"):
