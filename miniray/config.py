@@ -104,6 +104,10 @@ class Config:
     #: Time over which identical lines are folded.
     dedup_window: float = 5.0
 
+    # --- training ----------------------------------------------------------------
+    #: How long ranks wait for each other in ``miniray.train.collective``; 0 is no limit.
+    train_collective_timeout: float = 1800.0
+
 
 def parse(name: str, kind: type, text: str) -> object:
     """Return the value of a tunable given as text; raise ValueError that names it."""

@@ -20,14 +20,30 @@ if TYPE_CHECKING:
         RunConfig,
         ScalingConfig,
     )
-    from miniray.train.context import TrainContext, get_checkpoint, get_context, report
+    from miniray.train.context import (
+        TrainContext,
+        get_all_reported_checkpoints,
+        get_checkpoint,
+        get_context,
+        report,
+    )
     from miniray.train.exceptions import (
+        CheckpointUploadError,
+        CollectiveError,
+        CollectiveTimeoutError,
         ControllerError,
         PlacementTimeoutError,
+        StorageNotSharedError,
         TrainingFailedError,
         WorkerGroupError,
     )
     from miniray.train.policies import FailurePolicy, ScalingPolicy
+    from miniray.train.report_options import (
+        CheckpointConsistencyMode,
+        CheckpointUploadMode,
+        ReportedCheckpoint,
+        ReportedCheckpointStatus,
+    )
     from miniray.train.result import Result
     from miniray.train.trainer import DataParallelTrainer
 
@@ -37,24 +53,36 @@ _HOMES = {
     "Callback": "callbacks",
     "Checkpoint": "checkpoint",
     "CheckpointConfig": "config",
+    "CheckpointConsistencyMode": "report_options",
+    "CheckpointUploadError": "exceptions",
+    "CheckpointUploadMode": "report_options",
+    "CollectiveError": "exceptions",
+    "CollectiveTimeoutError": "exceptions",
     "ControllerError": "exceptions",
     "DataParallelTrainer": "trainer",
     "FailureConfig": "config",
     "FailurePolicy": "policies",
     "LoggingConfig": "config",
     "PlacementTimeoutError": "exceptions",
+    "ReportedCheckpoint": "report_options",
+    "ReportedCheckpointStatus": "report_options",
     "Result": "result",
     "RunConfig": "config",
     "ScalingConfig": "config",
     "ScalingPolicy": "policies",
+    "StorageNotSharedError": "exceptions",
     "TrainContext": "context",
     "TrainingFailedError": "exceptions",
     "UserCallback": "callbacks",
     "WorkerGroupError": "exceptions",
+    "get_all_reported_checkpoints": "context",
     "get_checkpoint": "context",
     "get_context": "context",
     "report": "context",
 }
+
+#: Modules that are reached as attributes, without an import of their own.
+_MODULES = {"collective", "torch"}
 
 __all__ = [
     "Backend",
@@ -62,20 +90,29 @@ __all__ = [
     "Callback",
     "Checkpoint",
     "CheckpointConfig",
+    "CheckpointConsistencyMode",
+    "CheckpointUploadError",
+    "CheckpointUploadMode",
+    "CollectiveError",
+    "CollectiveTimeoutError",
     "ControllerError",
     "DataParallelTrainer",
     "FailureConfig",
     "FailurePolicy",
     "LoggingConfig",
     "PlacementTimeoutError",
+    "ReportedCheckpoint",
+    "ReportedCheckpointStatus",
     "Result",
     "RunConfig",
     "ScalingConfig",
     "ScalingPolicy",
+    "StorageNotSharedError",
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",
     "WorkerGroupError",
+    "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
     "report",
@@ -83,8 +120,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "torch":
-        return importlib.import_module("miniray.train.torch")
+    if name in _MODULES:
+        return importlib.import_module(f"miniray.train.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

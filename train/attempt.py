@@ -7,69 +7,225 @@ the controller's part.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import logging
+import time
+from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.train.failures import WorkerFailure
+from miniray.train.ranks import listed
+from miniray.train.rendezvous import CollectiveOutcome, Rendezvous
 from miniray.train.reports import ReportBoard, ReportMismatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from miniray.train.reports import Report, Step
+
+logger = logging.getLogger(__name__)
+
+
+class _Uploading(NamedTuple):
+    """An upload that a rank has begun."""
+
+    folder: str
+    since: float
+
+
+class UploadPlace(NamedTuple):
+    """Where a rank may upload to, or why it may not."""
+
+    folder: str = ""
+    refusal: str = ""
 
 
 class Attempt:
     """What the ranks of one worker group have reported, returned and raised.
 
-    Attributes:
+    Args:
         number: 1 for the first attempt of a run.
+        world_size: Number of ranks.
         first_number: Number of its first report among all reports of the run.
+        collective_timeout: Seconds that ranks wait for each other in a collective; 0: no limit.
+        unsafe_names: Checkpoints that ranks of earlier attempts may still be writing.
+        tell: Called with a sentence that the user should read.
+
+    Attributes:
         failures: Why ranks failed, by world rank.
         returned: Ranks whose train loop returned.
         over: Set as soon as every rank has returned, or one has failed.
         all_ended: Set when no rank runs any more.
     """
 
-    def __init__(self, number: int, world_size: int, first_number: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        world_size: int,
+        first_number: int,
+        collective_timeout: float = 0,
+        unsafe_names: Collection[str] = (),
+        tell: Callable[[str], None] = logger.warning,
+    ) -> None:
         self.number = number
+        self.world_size = world_size
         self.first_number = first_number
         self.failures: dict[int, WorkerFailure] = {}
         self.returned: set[int] = set()
         self.return_value = b""
+        self._activities: dict[int, str] = {}
         self.over = asyncio.Event()
         self.all_ended = asyncio.Event()
+        self._began = False
         self._closed = False
-        self._world_size = world_size
+        self._unsafe_names = frozenset(unsafe_names)
         self._board = ReportBoard(world_size)
+        self._told_uneven = False
+        self._tell = tell
+        self._rendezvous = Rendezvous(world_size, collective_timeout, tell)
+        self._uploading: dict[tuple[int, int], _Uploading] = {}
+        self._last_report = [0.0] * world_size
+        self._highest = -1  # index of the last report that a rank has begun
+        self._recorded = 0
+        self._recording: asyncio.Event = asyncio.Event()
+
+    def begin(self) -> None:
+        """Enter that the train loops have begun."""
+        self._began = True
+
+    # --- what ranks say -------------------------------------------------------------------
 
     def report(self, rank: int, index: int, report: Report) -> list[Step]:
-        """Enter a report; return the steps that every rank has reported now."""
+        """Enter a report; return the steps that are complete now."""
         if self._closed:
             return []
+        now = self._last_report[rank] = time.monotonic()
+        self._highest = max(self._highest, index)
+        self._uploading.pop((rank, index), None)
         try:
-            steps = self._board.add(rank, index, report)
+            steps = self._board.add(rank, index, report, now)
         except ReportMismatchError as error:
             self.fail(rank, WorkerFailure.of(error))
             return []
         self._check_counts()
+        self._tell_uneven()
         return steps
 
-    def finish(self, rank: int, return_value: bytes) -> None:
-        """Enter that the train loop of a rank returned this value, pickled."""
+    def begin_upload(self, rank: int, index: int, name: str) -> UploadPlace:
+        """Enter that a rank is about to upload the checkpoint of a report under this name."""
+        if self._closed:
+            return UploadPlace(refusal="the run has given up this group of workers")
+        self._highest = max(self._highest, index)
+        # A process that is cut off from the cluster may still write to the folder of that name.
+        folder = f"{name}_attempt_{self.number}" if name in self._unsafe_names else name
+        self._uploading[rank, index] = _Uploading(folder, time.monotonic())
+        return UploadPlace(folder)
+
+    def upload_failed(self, rank: int, index: int, failure: WorkerFailure | None) -> None:
+        """Enter that an upload has ended in vain; with a failure, the rank has failed by it."""
+        self._uploading.pop((rank, index), None)
+        if failure is not None and not self._closed:
+            self.fail(rank, failure)
+
+    async def join(self, rank: int, number: int, call: str, value: bytes) -> CollectiveOutcome:
+        """Wait in a collective call for the other ranks."""
+        return await self._rendezvous.join(rank, number, call, value)
+
+    def finish(self, rank: int, return_value: bytes) -> list[Step]:
+        """Enter that the train loop of a rank returned this value, pickled.
+
+        Returns:
+            The steps that are complete by that.
+        """
+        if self._closed:
+            return []
         self.returned.add(rank)
-        self._board.returned(rank)
+        steps = self._board.returned(rank)
         if rank == 0:
             self.return_value = return_value
         self._check_counts()
+        self._tell_uneven()
+        self._rendezvous.leave(rank, "returned from its train loop")
         self._check_ended()
+        return steps
 
     def fail(self, rank: int, failure: WorkerFailure) -> None:
         """Enter that a rank failed; its first failure counts."""
+        if self._began and not self.failures:
+            self._activities = self._look_around()
         self.failures.setdefault(rank, failure)
+        self._rendezvous.leave(rank, f"failed ({failure.summary.splitlines()[0]})")
         self.over.set()
         self._check_ended()
+
+    # --- what has become of it --------------------------------------------------------------
 
     def close(self) -> None:
         """Take no more reports: what was reported by now is what the attempt has achieved."""
         self._closed = True
+        self._recording.set()
+
+    @property
+    def next_number(self) -> int:
+        """A number that no report of this attempt has."""
+        return self.first_number + self._highest + 1
+
+    def unfinished_uploads(self) -> set[str]:
+        """Names of checkpoints that ranks of which no end is known may be writing."""
+        ended = self.returned | self.failures.keys()
+        return {upload.folder for (rank, _), upload in self._uploading.items() if rank not in ended}
+
+    def recorded(self, index: int) -> None:
+        """Enter that the step of this index is in the storage, and all before it."""
+        self._recorded = index + 1
+        event, self._recording = self._recording, asyncio.Event()
+        event.set()
+
+    async def until_recorded(self, count: int, timeout: float | None) -> list[int]:
+        """Wait until the first ``count`` reports are in the storage, or for so many seconds.
+
+        Returns:
+            The ranks that have not made these reports, if time ran out.
+        """
+        deadline = None if not timeout else time.monotonic() + timeout
+        while self._recorded < count and not self._closed:
+            left = None if deadline is None else deadline - time.monotonic()
+            try:
+                await asyncio.wait_for(self._recording.wait(), left)
+            except asyncio.TimeoutError:
+                return self._board.missing(count - 1)
+        return []
+
+    def activities(self) -> dict[int, str]:
+        """What ranks did, as far as is known, when another one failed; without those that ended."""
+        ended = self.returned | self.failures.keys()
+        return {rank: doing for rank, doing in self._activities.items() if rank not in ended}
+
+    def _look_around(self) -> dict[int, str]:
+        uploads = {rank: upload for (rank, _), upload in self._uploading.items()}
+        return {
+            rank: self._activity(rank, uploads.get(rank))
+            for rank in range(self.world_size)
+            if rank not in self.returned
+        }
+
+    def _activity(self, rank: int, upload: _Uploading | None) -> str:
+        now = time.monotonic()
+        waiting = self._rendezvous.waiting(rank)
+        if waiting is not None:
+            call, seconds, missing = waiting
+            return f"waited in {call} for {listed(missing)}, {seconds:.1f} s by then"
+        if upload is not None:
+            seconds = now - upload.since
+            return f"uploaded the checkpoint {upload.folder!r}, {seconds:.1f} s by then"
+        count = self._board.count(rank)
+        if count == 0:
+            return "was in its train loop and had not reported"
+        seconds = now - self._last_report[rank]
+        return f"was in its train loop, {seconds:.1f} s after report number {count - 1}"
+
+    def _tell_uneven(self) -> None:
+        if self._board.uneven is not None and not self._told_uneven:
+            self._told_uneven = True
+            self._tell(self._board.uneven)
 
     def _check_counts(self) -> None:
         mismatch = None if self.failures else self._board.mismatch()
@@ -78,6 +234,6 @@ class Attempt:
             self.fail(rank, WorkerFailure.of(ReportMismatchError(reason)))
 
     def _check_ended(self) -> None:
-        if len(self.returned | self.failures.keys()) == self._world_size:
+        if len(self.returned | self.failures.keys()) == self.world_size:
             self.over.set()
             self.all_ended.set()

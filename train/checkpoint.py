@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.filesystem import download, is_local, resolve
+from miniray.train.store import Store
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
-_METADATA_FILE = ".metadata.json"
+#: Where ``set_metadata`` keeps its dictionary, in the checkpoint's folder.
+METADATA_FILE = ".metadata.json"
 
 
 class Checkpoint:
@@ -57,10 +59,15 @@ class Checkpoint:
         """
         self._check_exists()
         target = Path(path).expanduser() if path is not None else _temporary_folder()
-        if is_local(self.filesystem):
-            shutil.copytree(self.path, target, dirs_exist_ok=True)
-        else:
-            download(self.filesystem, self.path, target)
+        try:
+            if is_local(self.filesystem):
+                shutil.copytree(self.path, target, dirs_exist_ok=True)
+            else:
+                download(self.filesystem, self.path, target)
+        except BaseException:
+            if path is None:
+                shutil.rmtree(target, ignore_errors=True)  # nobody knows of it
+            raise
         return str(target)
 
     @contextlib.contextmanager
@@ -78,29 +85,28 @@ class Checkpoint:
         try:
             yield folder
         finally:
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def get_metadata(self) -> dict[str, Any]:
         """The dictionary stored with ``set_metadata``; empty if there is none."""
-        path = self._metadata_path
-        if not self.filesystem.exists(path):
-            return {}
-        metadata: dict[str, Any] = json.loads(self.filesystem.cat_file(path))
+        text = self._files.read(METADATA_FILE)
+        metadata: dict[str, Any] = {} if text is None else json.loads(text)
         return metadata
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Store a dictionary of JSON values with the files, in place of an earlier one."""
-        self.filesystem.pipe_file(self._metadata_path, json.dumps(dict(metadata)).encode())
+        self._files.write(METADATA_FILE, json.dumps(dict(metadata)))
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Add to the stored dictionary; given keys replace those of the same name."""
         self.set_metadata({**self.get_metadata(), **metadata})
 
     @property
-    def _metadata_path(self) -> str:
-        return f"{self.path.rstrip('/')}/{_METADATA_FILE}"
+    def _files(self) -> Store:
+        return Store(self.filesystem, self.path.rstrip("/"))
 
     def _check_exists(self) -> None:
+        self.filesystem.invalidate_cache(self.path.rstrip("/").rpartition("/")[0])
         if not self.filesystem.isdir(self.path):
             raise FileNotFoundError(
                 f"{self!r} does not exist. It was never written, or CheckpointConfig(num_to_keep) "

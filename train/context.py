@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from miniray.train.checkpoint import Checkpoint
+from miniray.train.config import check_folder_name
+from miniray.train.report_options import (
+    CheckpointConsistencyMode,
+    CheckpointUploadMode,
+    ReportedCheckpoint,
+    member,
+)
+from miniray.train.session import CheckpointReport, Session, check_deletable
 
-    from miniray.train.checkpoint import Checkpoint
-    from miniray.train.session import Session
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from miniray.train.storage import RunStorage
 
 _session: Session | None = None
@@ -67,6 +75,38 @@ class TrainContext:
         """The run's folder in the storage."""
         return self._session.storage
 
+    # Names of Ray's that have no meaning for a run, and raise as they do there.
+
+    def get_metadata(self) -> dict[str, Any]:
+        """Not supported: pass values in ``train_loop_config``, or with a checkpoint."""
+        raise DeprecationWarning(
+            "TrainContext.get_metadata() is not supported. Pass values in train_loop_config, or "
+            "keep them with a checkpoint: Checkpoint.set_metadata()."
+        )
+
+    def get_trial_name(self) -> str:
+        """Not supported: there are no trials."""
+        raise DeprecationWarning(_no_trials("get_trial_name"))
+
+    def get_trial_id(self) -> str:
+        """Not supported: there are no trials."""
+        raise DeprecationWarning(_no_trials("get_trial_id"))
+
+    def get_trial_resources(self) -> Any:
+        """Not supported: there are no trials."""
+        raise DeprecationWarning(_no_trials("get_trial_resources"))
+
+    def get_trial_dir(self) -> str:
+        """Not supported: there are no trials."""
+        raise DeprecationWarning(_no_trials("get_trial_dir"))
+
+
+def _no_trials(name: str) -> str:
+    return (
+        f"TrainContext.{name}() belongs to hyperparameter search, which is not part of a training "
+        f"run. get_experiment_name() names the run, get_storage() its folder."
+    )
+
 
 def get_context() -> TrainContext:
     """The place of this process in the run.
@@ -93,24 +133,95 @@ def report(
     metrics: Mapping[str, Any],
     checkpoint: Checkpoint | None = None,
     checkpoint_dir_name: str | None = None,
+    checkpoint_upload_mode: CheckpointUploadMode = CheckpointUploadMode.SYNC,
+    delete_local_checkpoint_after_upload: bool | None = None,
+    checkpoint_upload_fn: Callable[[Checkpoint, str], Checkpoint] | None = None,
+    validation: bool = False,
 ) -> None:
     """Report metrics, and a checkpoint if there is one.
 
-    Every rank has to report equally often; reports are matched by their order. The call does not
-    wait for other ranks: without a checkpoint it returns at once, with one after this rank's
-    files are in the storage. The checkpoint is complete when all ranks have reported it. Ranks
-    may add different files to it; of the metrics, those of rank 0 are kept with it.
+    Reports of the ranks are matched by their order. The call does not wait for other ranks:
+    without a checkpoint it returns at once. A checkpoint is complete when every rank has made
+    this report, with files of its own or with ``checkpoint=None``. Files of all ranks go into one
+    folder; of equal names the one written last stays. Of the metrics, those of rank 0 are kept.
 
     Args:
         metrics: Numbers, strings, lists and dictionaries by name.
-        checkpoint: A folder of files to keep. It may be deleted after the call.
+        checkpoint: A folder of files to keep.
         checkpoint_dir_name: Name of the checkpoint's folder in the run's folder, new for each
             checkpoint and the same on all ranks. Default: ``checkpoint_`` and a number.
+        checkpoint_upload_mode: ``SYNC`` returns after this rank's files are in the storage.
+            ``ASYNC`` returns at once; a thread uploads one checkpoint after the other, and the
+            folder has to stay until then. A failed upload ends the run, as an exception in the
+            train loop does. ``NO_UPLOAD`` takes files that are in a folder of the run's folder
+            already: see ``get_context().get_storage()``.
+        delete_local_checkpoint_after_upload: Delete the folder when it is uploaded. Default: with
+            ``ASYNC``.
+        checkpoint_upload_fn: Uploads instead: called with the checkpoint and the name of its
+            folder, it returns the checkpoint that it made in the run's folder.
+        validation: Not supported.
 
     Raises:
         RuntimeError: Called outside a train loop.
         TypeError: The metrics are not a dictionary with string keys, or the checkpoint is none.
-        ValueError: The metrics hold a tensor, or the name can't be used.
+        ValueError: The metrics hold a tensor, or an argument can't be used.
         FileNotFoundError: The checkpoint's folder does not exist.
+        CheckpointUploadError: An earlier upload in the background has failed.
     """
-    current_session("report").report(metrics, checkpoint, checkpoint_dir_name)
+    session = current_session("report")
+    if validation:
+        raise ValueError(
+            "report(validation=...) is not supported. Validate in the train loop, or in a task "
+            "that the train loop starts, and report what it gives."
+        )
+    mode = member(CheckpointUploadMode, "report(checkpoint_upload_mode", checkpoint_upload_mode)
+    if checkpoint is None:
+        session.report(metrics, None)
+        return
+    if not isinstance(checkpoint, Checkpoint):
+        raise TypeError(
+            f"report() got the checkpoint {checkpoint!r}. "
+            f"Pass miniray.train.Checkpoint.from_directory(path)."
+        )
+    if checkpoint_dir_name is not None:
+        check_folder_name("report(checkpoint_dir_name", checkpoint_dir_name)
+    if checkpoint_upload_fn is not None and not callable(checkpoint_upload_fn):
+        raise TypeError(
+            f"report(checkpoint_upload_fn={checkpoint_upload_fn!r}) must be a function of a "
+            f"checkpoint and the name of its folder."
+        )
+    delete = delete_local_checkpoint_after_upload
+    if delete is None:
+        delete = mode.default_delete_local_checkpoint_after_upload()
+    if mode is CheckpointUploadMode.NO_UPLOAD:
+        delete = False  # the local files are the checkpoint
+    if delete:
+        check_deletable(session.storage, checkpoint)
+    session.report(
+        metrics,
+        CheckpointReport(checkpoint, checkpoint_dir_name, mode, delete, checkpoint_upload_fn),
+    )
+
+
+def get_all_reported_checkpoints(
+    consistency_mode: CheckpointConsistencyMode = CheckpointConsistencyMode.VALIDATED,
+    timeout_s: float | None = None,
+) -> list[ReportedCheckpoint]:
+    """The checkpoints of the run that are kept, the best last.
+
+    Waits until every report that this rank has made is in the storage, which needs the same
+    report of the other ranks.
+
+    Args:
+        consistency_mode: Both modes mean the same, as checkpoints are not validated later.
+        timeout_s: Seconds after which the list is as it is then. Default: the limit of
+            collective calls, after which it is an error.
+
+    Raises:
+        RuntimeError: Called outside a train loop.
+        CollectiveTimeoutError: Other ranks did not make the reports that this one made.
+    """
+    session = current_session("get_all_reported_checkpoints")
+    argument = "get_all_reported_checkpoints(consistency_mode"
+    member(CheckpointConsistencyMode, argument, consistency_mode)
+    return session.reported_checkpoints(timeout_s)

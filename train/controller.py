@@ -10,30 +10,34 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import json
 import logging
 import secrets
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.exceptions import MinirayError
+from miniray.train import rank_logs
 from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
-from miniray.train.exceptions import PlacementTimeoutError
+from miniray.train.exceptions import PlacementTimeoutError, StorageNotSharedError
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.policies import FailureDecision
 from miniray.train.progress_feed import Progress, ProgressFeed, Row
+from miniray.train.rank_calls import RankCalls
+from miniray.train.rank_logs import RankLogs
+from miniray.train.ranks import listed
 from miniray.train.recorder import RunRecorder
 from miniray.train.session import SessionSetup
 from miniray.train.state import RunState, check_transition
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from miniray.train.backend import Backend
     from miniray.train.checkpoint_book import CheckpointRecord
     from miniray.train.config import RunConfig, ScalingConfig
     from miniray.train.policies import FailurePolicy, ScalingDecision, ScalingPolicy
-    from miniray.train.reports import Report, Step
     from miniray.train.storage import RunStorage
     from miniray.train.worker import WorkerOutcome
     from miniray.train.worker_group import WorkerGroup
@@ -61,6 +65,10 @@ class RunSpec:
     backend: Backend
     failure_policy: FailurePolicy
     scaling_policy: ScalingPolicy
+    #: Seconds that ranks wait for each other in a collective; 0 is no limit.
+    collective_timeout: float = 0
+    #: What the user configured, as JSON values for a person to read.
+    configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +101,7 @@ def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
     return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)
 
 
-class TrainController:
+class TrainController(RankCalls):
     """Runs one training run; an actor with asyncio methods.
 
     Args:
@@ -115,18 +123,23 @@ class TrainController:
         assert spec.run_config.checkpoint_config is not None
         assert spec.run_config.logging_config is not None
         spec.run_config.logging_config.apply()
-        self._recorder = RunRecorder(
-            spec.storage, spec.run_config.checkpoint_config, self._context, self._callbacks
-        )
         self._token = secrets.token_hex(16)
+        self._recorder = RunRecorder(
+            spec.storage,
+            spec.run_config.checkpoint_config,
+            self._context,
+            self._callbacks,
+            self._token,
+        )
+        super().__init__(ProgressFeed(), self._recorder, spec.collective_timeout)
+        self._logs = RankLogs(spec.storage)
         self._started = time.time()
         self._state = RunState.INITIALIZING
-        self._feed = ProgressFeed()
         self._group: WorkerGroup | None = None
-        self._attempt: Attempt | None = None
         self._attempts = 0
+        #: Checkpoints that a rank may still be writing although its attempt has ended.
+        self._unsafe_names: set[str] = set()
         self._message = ""
-        self._steps: asyncio.Queue[Step] = asyncio.Queue()
         self._machine: asyncio.Task[None] | None = None
         # One thread, so that what is stored is stored in order.
         self._io = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="train-io")
@@ -152,16 +165,10 @@ class TrainController:
             failure = WorkerFailure.of(error)
             await self._fail()
         finally:
-            await _end(self._machine, recording)
+            await _end(self._machine)
+            await self._record_rest(recording)
             await self._stop_group(graceful=self._state is RunState.FINISHED)
         return await self._finish(failure)
-
-    async def report(self, attempt: int, rank: int, index: int, report: Report) -> None:
-        """Take the report of a rank; those of ended attempts are dropped."""
-        if self._attempt is None or attempt != self._attempt.number:
-            return
-        for step in self._attempt.report(rank, index, report):
-            self._steps.put_nowait(step)
 
     async def progress(self, seen: int) -> Progress:
         """Wait for news of the run that follow the version seen."""
@@ -192,22 +199,50 @@ class TrainController:
 
     def _open(self) -> None:
         self._write_facts()
+        configuration = json.dumps(dict(self._spec.configuration), indent=1)
+        self._spec.storage.write_text("config.json", configuration)
+        self._logs.open()
         self._recorder.open()
 
     async def _schedule(self) -> RunState:
         spec = self._spec
         decision = spec.scaling_policy.next_group()
         self._attempts += 1
-        self._attempt = Attempt(self._attempts, decision.num_workers, self._recorder.next_number)
+        self._attempt = Attempt(
+            self._attempts,
+            decision.num_workers,
+            self._recorder.next_number,
+            spec.collective_timeout,
+            self._unsafe_names,
+            self._feed.note,
+        )
         self._group = self._make_group(spec, decision)
         await self._place(self._group)
         try:
             await self._group.start()
+            await self._check_shared(self._group)
         except GroupStartError as error:
             for rank, failure in error.failures.items():
                 self._attempt.fail(rank, failure)
             return await self._judge_failure()
         return RunState.RUNNING
+
+    async def _check_shared(self, group: WorkerGroup) -> None:
+        """Raise StorageNotSharedError if ranks do not see what is written to the storage here."""
+        storage, token = self._spec.storage, secrets.token_hex(8)
+        await self._blocking(storage.write_probe, token)
+        try:
+            strangers = await group.strangers(storage, token)
+        finally:
+            await self._blocking(storage.delete_probe, token)
+        if strangers:
+            nodes = sorted({group.infos[rank].address for rank in strangers})
+            raise StorageNotSharedError(
+                f"The storage path {storage.storage_fs_path} is not shared by the machines of this "
+                f"run: {listed(strangers)} on {', '.join(nodes)} did not find what the controller "
+                f"had written there. Set RunConfig(storage_path=...) to a network folder or a URL "
+                f"that all machines reach."
+            )
 
     async def _place(self, group: WorkerGroup) -> None:
         """Wait for the resources of a group, and tell the user what is missing."""
@@ -237,6 +272,7 @@ class TrainController:
             checkpoint=self._recorder.latest_checkpoint,
             controller=handle,
         )
+        self._attempt.begin()
         outcomes = self._group.run(loop, setup)
         watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
         over = asyncio.ensure_future(self._attempt.over.wait())
@@ -263,17 +299,20 @@ class TrainController:
         if result.failure is not None:
             self._attempt.fail(rank, result.failure)
         else:
-            self._attempt.finish(rank, result.value)
+            self._take(self._attempt.finish(rank, result.value))
 
     async def _restart(self) -> RunState:
+        assert self._attempt is not None
         await self._stop_group(graceful=False)
-        await self._blocking(self._recorder.clear_incomplete)
+        self._unsafe_names |= self._attempt.unfinished_uploads()
+        await self._blocking(self._recorder.clear_incomplete, self._attempt.next_number)
         return RunState.SCHEDULING
 
     async def _judge_failure(self) -> RunState:
         assert self._attempt is not None
         failures = self._attempt.failures
-        self._message = describe(failures, self._attempt.returned)
+        attempt = self._attempt
+        self._message = describe(failures, attempt.returned, attempt.activities())
         await self._blocking(self._tell_failure, failures)
         decision = self._spec.failure_policy.decide(self._attempts)
         if decision is FailureDecision.RAISE:
@@ -303,8 +342,17 @@ class TrainController:
                 )
                 for step in steps
             )
+            self._attempt.recorded(steps[-1].index)
             for _ in steps:
                 self._steps.task_done()
+
+    async def _record_rest(self, recording: asyncio.Task[None]) -> None:
+        """Record what all ranks have reported by now, unless recording itself has failed."""
+        if self._attempt is not None:
+            self._attempt.close()
+        rest = asyncio.ensure_future(self._steps.join())
+        await asyncio.wait({rest, recording}, return_when=asyncio.FIRST_COMPLETED)
+        await _end(rest, recording)
 
     async def _move(self, state: RunState) -> None:
         old = self._state
@@ -327,10 +375,13 @@ class TrainController:
         group, self._group = self._group, None
         if group is not None:
             await group.stop(graceful=graceful)
+            self._logs.keep(group.infos)
 
     async def _finish(self, failure: WorkerFailure | None) -> RunOutcome:
         if failure is not None:
             self._message = failure.summary
+        aborted = self._state is RunState.ABORTED
+        await self._logs.close(rank_logs.ABORT_TIMEOUT if aborted else rank_logs.TIMEOUT)
         try:
             await self._blocking(self._close)
         except Exception as error:  # the driver is told of the first failure
@@ -351,8 +402,9 @@ class TrainController:
         )
 
     def _close(self) -> None:
-        self._recorder.close()
-        self._write_facts()
+        if self._recorder.owned:
+            self._recorder.close()
+            self._write_facts()
 
     def _write_facts(self) -> None:
         self._spec.storage.write_run_facts(

@@ -58,3 +58,31 @@ class ControllerError(TrainingFailedError):
 
 class PlacementTimeoutError(TrainingFailedError):
     """Workers did not get their resources in ``ScalingConfig(placement_timeout_s)``."""
+
+
+class CollectiveError(TrainingFailedError):
+    """A ``barrier()`` or ``broadcast_from_rank_zero()`` can't come to its end.
+
+    A rank has gone, ranks called different things, or it took too long. Every further
+    collective call of the same workers raises it too.
+    """
+
+
+class CollectiveTimeoutError(CollectiveError, TimeoutError):
+    """Not all ranks came to a collective call in time."""
+
+
+class CheckpointUploadError(TrainingFailedError):
+    """A checkpoint that was to be uploaded in the background could not be; see its cause."""
+
+
+class StorageNotSharedError(TrainingFailedError, ValueError):
+    """The storage path names different places on different machines of a run."""
+
+
+class RunTakenOverError(TrainingFailedError):
+    """Another driver has started a run of the same name in the same storage meanwhile."""
+
+
+class AttemptOverError(TrainingFailedError):
+    """The worker belongs to a group that the run has given up; another one runs in its place."""

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from miniray.train.ranks import listed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+#: An error tells of at most this many ranks what they were doing.
+MOST_ACTIVITIES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,18 +75,27 @@ class GroupStartError(Exception):
         self.failures = failures
 
 
-def describe(failures: Mapping[int, WorkerFailure], returned: Collection[int]) -> str:
+def describe(
+    failures: Mapping[int, WorkerFailure],
+    returned: Collection[int],
+    activities: Mapping[int, str] = MappingProxyType({}),
+) -> str:
     """What happened, rank by rank, as text.
 
     Args:
         failures: The failure of each rank that failed.
         returned: Ranks whose train loop had returned by then.
+        activities: What other ranks were doing, by rank.
     """
     parts = [
         f"[Rank {rank}] {failure.summary}\n{failure.traceback}".rstrip()
         for rank, failure in sorted(failures.items())
     ]
     if returned:
-        ranks = ", ".join(str(rank) for rank in sorted(returned))
-        parts.append(f"The train loop had already returned on: rank {ranks}.")
+        parts.append(f"The train loop had already returned on: {listed(returned)}.")
+    if activities:
+        lines = [f"  rank {rank} {doing}" for rank, doing in sorted(activities.items())]
+        if len(lines) > MOST_ACTIVITIES:
+            lines[MOST_ACTIVITIES:] = [f"  and {len(lines) - MOST_ACTIVITIES} other ranks"]
+        parts.append("Meanwhile:\n" + "\n".join(lines))
     return "\n\n".join(parts)

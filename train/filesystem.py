@@ -45,6 +45,8 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
     if type(filesystem).__module__.startswith("pyarrow."):
         from fsspec.implementations.arrow import ArrowFSWrapper
 
+        if filesystem.type_name == "local":
+            return fsspec.filesystem("file"), text
         return ArrowFSWrapper(filesystem), text
     raise ValueError(
         f"{filesystem!r} is neither an fsspec nor a pyarrow filesystem. "
@@ -57,6 +59,31 @@ def is_local(filesystem: Any) -> bool:
     from fsspec.implementations.local import LocalFileSystem
 
     return isinstance(filesystem, LocalFileSystem)
+
+
+def protocols(filesystem: Any) -> set[str]:
+    """The names that URLs have for this kind of filesystem."""
+    names = getattr(filesystem, "protocol", None) or filesystem.type_name  # pyarrow's have that
+    return {names} if isinstance(names, str) else set(names)
+
+
+def refuse_memory(filesystem: Any, path: str) -> None:
+    """Raise ValueError for a filesystem that is in the memory of a single process.
+
+    Args:
+        filesystem: An fsspec filesystem. If it wraps others, those are looked into.
+        path: What the user gave, for the message.
+    """
+    inner = filesystem
+    while inner is not None:
+        if protocols(inner) & {"memory", "mock"}:
+            raise ValueError(
+                f"RunConfig(storage_path={path!r}) is in the memory of one process, and the "
+                f"workers of a run are other processes. Use a folder or the URL of a store that "
+                f"all of them reach, such as s3://bucket/runs; memory is for local mode "
+                f"(num_workers=0)."
+            )
+        inner = getattr(inner, "fs", None) or getattr(inner, "base_fs", None)
 
 
 def files_below(filesystem: Any, folder: str) -> dict[str, int]:
@@ -73,7 +100,13 @@ def files_below(filesystem: Any, folder: str) -> dict[str, int]:
 def download(filesystem: Any, folder: str, target: Path) -> None:
     """Copy every file below a folder of a filesystem into a local folder."""
     target.mkdir(parents=True, exist_ok=True)
-    for file in files_below(filesystem, folder):
-        local = target / file
-        local.parent.mkdir(parents=True, exist_ok=True)
-        filesystem.get_file(f"{folder.rstrip('/')}/{file}", str(local))
+    files = sorted(files_below(filesystem, folder))
+    local = [target / file for file in files]
+    for parent in {path.parent for path in local}:
+        parent.mkdir(parents=True, exist_ok=True)
+    remote = [f"{folder.rstrip('/')}/{file}" for file in files]
+    if files and getattr(filesystem, "async_impl", False):
+        filesystem.get(remote, [str(path) for path in local])  # several at once
+        return
+    for source, path in zip(remote, local, strict=True):
+        filesystem.get_file(source, str(path))

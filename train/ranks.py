@@ -11,7 +11,7 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +24,7 @@ class WorkerInfo:
         port: Port on which the worker listens, for rank 0 to be found by the others.
         pid: Process id on its node.
         accelerator_ids: Ids of its devices, by resource name.
+        output: Path on its node of the files with what it prints, without ``.out`` and ``.err``.
     """
 
     node_id: str
@@ -31,6 +32,7 @@ class WorkerInfo:
     port: int
     pid: int
     accelerator_ids: dict[str, list[str]]
+    output: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,15 @@ class Ranks:
     local_rank: int
     local_world_size: int
     node_rank: int
+
+
+def listed(ranks: Iterable[int], most: int = 10) -> str:
+    """Ranks for a sentence, such as ``rank 3`` or ``ranks 0, 2``; not all if they are many."""
+    ordered = sorted(ranks)
+    shown = ", ".join(str(rank) for rank in ordered[:most])
+    if len(ordered) > most:
+        shown += f" and {len(ordered) - most} more"
+    return f"rank {shown}" if len(ordered) == 1 else f"ranks {shown}"
 
 
 def assign_ranks(workers: Sequence[WorkerInfo]) -> list[Ranks]:

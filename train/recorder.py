@@ -6,11 +6,13 @@ decides when.
 
 from __future__ import annotations
 
+import logging
+import operator
 import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.checkpoint_book import CheckpointBook, CheckpointRecord
-from miniray.train.metrics_log import MetricsLog
+from miniray.train.metrics_log import MetricsLog, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
     from miniray.train.reports import Step
     from miniray.train.storage import RunStorage
 
+logger = logging.getLogger(__name__)
+
 
 class RunRecorder:
     """What a run leaves in its folder, and what is known of it.
 
     Attributes:
-        latest_metrics: Metrics of the newest step, None before the first.
+        latest_metrics: Metrics of the newest step, also of an earlier run of the same name; None
+            before the first.
         steps: How many steps were recorded.
     """
 
@@ -36,10 +41,12 @@ class RunRecorder:
         config: CheckpointConfig,
         context: RunContext,
         callbacks: Sequence[Callback],
+        token: str,
     ) -> None:
         self._storage = storage
         self._context = context
         self._callbacks = callbacks
+        self._token = token
         self._log = MetricsLog(storage)
         self._book = CheckpointBook(config)
         self._next_number = 0
@@ -49,11 +56,22 @@ class RunRecorder:
     def open(self) -> None:
         """Take up what an earlier run of this name left, without what it left incomplete."""
         self._next_number = self._storage.delete_incomplete()
-        self._book.restore(self._storage.records())
+        records = self._storage.records()
+        self._book.restore(records)
+        older = [(record.number, dict(record.metrics)) for record in records]
+        older += [(row["number"], row["metrics"]) for row in read_rows(self._storage)]
+        if older:
+            newest, self.latest_metrics = max(older, key=operator.itemgetter(0))
+            self._next_number = max(self._next_number, newest + 1)
 
-    def clear_incomplete(self) -> None:
-        """Delete what ended workers left incomplete; later reports get later numbers."""
-        self._next_number = max(self._next_number, self._storage.delete_incomplete())
+    def clear_incomplete(self, next_number: int) -> None:
+        """Delete what ended workers left incomplete.
+
+        Args:
+            next_number: No later report may have a lower number: ended workers had those.
+        """
+        free = self._storage.delete_incomplete()
+        self._next_number = max(self._next_number, next_number, free)
 
     @property
     def next_number(self) -> int:
@@ -95,6 +113,11 @@ class RunRecorder:
         if any(step.uploads for step in steps):
             self._log.sync()
 
+    @property
+    def owned(self) -> bool:
+        """Whether no other driver has started this run meanwhile."""
+        return self._storage.owned_by(self._token)
+
     def close(self) -> None:
         """Write what is not yet written."""
         self._storage.delete_incomplete()
@@ -102,7 +125,11 @@ class RunRecorder:
 
     def _commit(self, number: int, step: Step) -> Checkpoint:
         name = step.uploads[0].name
+        self._storage.require_owner(self._token)
         self._storage.commit(number, step.uploads, step.metrics)
         for surplus in self._book.add(CheckpointRecord(name, number, step.metrics)):
-            self._storage.delete(surplus.name)
+            try:
+                self._storage.delete(surplus.name)
+            except OSError:  # noqa: PERF203 - no reason to end the run; a later one tries again
+                logger.warning("Checkpoint %s can't be deleted.", surplus.name, exc_info=True)
         return self._storage.checkpoint(name)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import os
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.checkpoint_book import lookup, score
 from miniray.train.exceptions import TrainingFailedError
 from miniray.train.metrics_log import flatten, read_rows
+from miniray.train.progress import format_value
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
 
 if TYPE_CHECKING:
+    import os
+
     from miniray.train.checkpoint import Checkpoint
+
+#: A printed result names this many checkpoints, and this many characters of a value.
+_SHOWN, _WIDTH = 5, 200
 
 
 @dataclasses.dataclass(repr=False)
@@ -101,8 +106,7 @@ class Result:
         Raises:
             RuntimeError: There is no run in this folder.
         """
-        folder, _, name = os.fspath(path).rstrip("/").rpartition("/")
-        storage = RunStorage(folder or ".", name, storage_filesystem)
+        storage = RunStorage.of_run(path, storage_filesystem)
         if not storage.exists():
             raise RuntimeError(
                 f"{storage.path} is not the folder of a training run: it has no run.json."
@@ -111,10 +115,12 @@ class Result:
         rows = read_rows(storage)
         records = storage.records()
         failed = facts.get("state") == RunState.ERRORED.value
+        # A run that was killed early may have checkpoints and no rows.
+        newest = dict(records[-1].metrics) if records else None
         return cls(
-            metrics=rows[-1]["metrics"] if rows else None,
+            metrics=rows[-1]["metrics"] if rows else newest,
             checkpoint=storage.checkpoint(records[-1].name) if records else None,
-            error=TrainingFailedError(facts["error"]) if failed else None,
+            error=TrainingFailedError(facts.get("error")) if failed else None,
             path=storage.path,
             best_checkpoints=[
                 (storage.checkpoint(record.name), dict(record.metrics)) for record in records
@@ -123,11 +129,31 @@ class Result:
         )
 
     def __repr__(self) -> str:
-        shown = {
-            "error": type(self.error).__name__ if self.error is not None else None,
-            "metrics": self.metrics,
-            "path": self.path,
-            "checkpoint": self.checkpoint,
-        }
-        lines = [f"  {name}={value!r}" for name, value in shown.items() if value is not None]
-        return "Result(\n" + ",\n".join(lines) + "\n)"
+        lines = [f"path: {self.path}"]
+        if self.error is not None:
+            lines.append(f"error: {type(self.error).__name__}: {self.error}")
+        if self.metrics is None:
+            lines.append("metrics: none were reported")
+        else:
+            lines.append("metrics:")
+            lines += [
+                f"  {key}: {format_value(value)}" for key, value in flatten(self.metrics).items()
+            ]
+        names = [checkpoint.path.rpartition("/")[2] for checkpoint, _ in self.best_checkpoints]
+        if self.checkpoint is None:
+            lines.append("checkpoint: none")
+        else:
+            lines.append(f"checkpoint: {self.checkpoint.path.rpartition('/')[2]} (the latest)")
+            kept = f"{', '.join(names[-_SHOWN:])}{' and more' if len(names) > _SHOWN else ''}"
+            lines.append(f"kept: {kept}")
+        if self.return_value is not None:
+            lines.append(f"return value: {_short(repr(self.return_value))}")
+        return "Result of a training run\n" + "\n".join(f"  {line}" for line in _indent(lines))
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return [line for text in lines for line in text.splitlines()]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]} ..."

@@ -8,19 +8,36 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import sys
+import functools
+import logging
+import shutil
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.checkpoint import Checkpoint
+from miniray.train.exceptions import (
+    AttemptOverError,
+    CheckpointUploadError,
+    CollectiveTimeoutError,
+)
+from miniray.train.failures import WorkerFailure
+from miniray.train.filesystem import is_local
+from miniray.train.plain_metrics import plain_metrics
+from miniray.train.ranks import listed
+from miniray.train.report_options import CheckpointUploadMode, ReportedCheckpoint
 from miniray.train.reports import Report
 from miniray.train.storage import default_checkpoint_name
+from miniray.train.uploads import BackgroundUploads
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from miniray.train.ranks import Ranks
+    from miniray.train.reports import Upload
     from miniray.train.storage import RunStorage
+
+logger = logging.getLogger(__name__)
 
 #: So many reports of a rank may be on their way before it waits for the controller.
 REPORT_WINDOW = 1000
@@ -32,7 +49,7 @@ class SessionSetup:
 
     Attributes:
         storage: The run's folder.
-        token: What the run's facts in the storage must hold, to prove it is the same folder.
+        token: Proves that the run is still that of this driver.
         attempt: Number of the attempt.
         first_number: Number of the first report among all reports of the run.
         checkpoint: Where to begin from; None at the beginning.
@@ -47,107 +64,234 @@ class SessionSetup:
     controller: Any
 
 
+@dataclasses.dataclass(frozen=True)
+class CheckpointReport:
+    """A checkpoint and how it is to be stored.
+
+    Attributes:
+        checkpoint: The files.
+        name: Name of its folder; None for the default.
+        mode: Who uploads it and when.
+        delete_local: Whether the local files are deleted after that.
+        upload_fn: The user's own upload.
+    """
+
+    checkpoint: Checkpoint
+    name: str | None
+    mode: CheckpointUploadMode
+    delete_local: bool
+    upload_fn: Callable[[Checkpoint, str], Checkpoint] | None
+
+
 class Session:
     """A rank's side of an attempt. Thread-safe."""
 
     def __init__(self, setup: SessionSetup, ranks: Ranks) -> None:
         self.storage = setup.storage
-        self.checkpoint = setup.checkpoint
         self.ranks = ranks
         self._setup = setup
         self._lock = threading.Lock()
         self._reported = 0
+        self._newest = (-1, setup.checkpoint)  # index of the report and the checkpoint
+        self._uploads = BackgroundUploads()
+        self._sending = threading.Lock()
         self._unconfirmed: collections.deque[Any] = collections.deque()
+        self._collective_lock = threading.Lock()
+        self._collectives = 0
 
-    def check_storage(self) -> None:
-        """Raise RuntimeError if this process sees another folder than the controller does."""
-        if self.storage.run_facts().get("token") != self._setup.token:
-            raise RuntimeError(
-                f"The storage path {self.storage.path} is not shared by the machines of this run: "
-                f"rank {self.ranks.world_rank} does not find there what the controller wrote. Set "
-                f"RunConfig(storage_path=...) to a network folder or URL that all machines reach."
-            )
+    # --- reports --------------------------------------------------------------------------
 
-    def report(
-        self,
-        metrics: Mapping[str, Any],
-        checkpoint: Checkpoint | None,
-        checkpoint_dir_name: str | None,
-    ) -> None:
-        """Upload the checkpoint if there is one, then send the report."""
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint: where the attempt began, or what this rank has uploaded since."""
+        return self._newest[1]
+
+    def report(self, metrics: Mapping[str, Any], given: CheckpointReport | None) -> None:
+        """Upload the checkpoint if there is one, or have it uploaded, then send the report."""
         plain = plain_metrics(metrics)
-        if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
-            raise TypeError(
-                f"report() got the checkpoint {checkpoint!r}. "
-                f"Pass miniray.train.Checkpoint.from_directory(path)."
-            )
         with self._lock:
-            number = self._setup.first_number + self._reported
-            upload = None
-            if checkpoint is not None:
-                name = checkpoint_dir_name or default_checkpoint_name(number)
-                upload = self.storage.upload(checkpoint, name)
-                self.checkpoint = self.storage.checkpoint(name)
+            self._uploads.raise_failure()
+            index = self._reported
+            if given is None:
+                self._send(index, Report(plain))
+            elif given.mode is CheckpointUploadMode.ASYNC:
+                self._uploads.submit(functools.partial(self._upload_later, index, plain, given))
+            else:
+                try:
+                    upload = self._upload(index, given)
+                except BaseException:
+                    self._tell_failed(index, None)
+                    raise
+                self._send(index, Report(plain, upload))
+            self._reported += 1
+
+    def finish(self) -> None:
+        """Wait until all uploads have ended and the controller has every report."""
+        self._uploads.wait()
+        with self._sending:
+            while self._unconfirmed:
+                _wait_for(self._unconfirmed.popleft())
+
+    def close(self) -> None:
+        """Begin no more uploads: the train loop has failed."""
+        self._uploads.close()
+
+    def reported_checkpoints(self, timeout: float | None) -> list[ReportedCheckpoint]:
+        """The complete checkpoints, after all reports of this rank so far are in the storage.
+
+        Args:
+            timeout: Seconds after which the list is as it is then.
+        """
+        found, missing = _wait_for(
+            self._setup.controller.reported_checkpoints.remote(
+                self._setup.attempt, self._reported, timeout
+            )
+        )
+        self._uploads.raise_failure()
+        if missing and timeout is None:
+            raise CollectiveTimeoutError(
+                f"get_all_reported_checkpoints() waited for reports that {listed(missing)} did not "
+                f"make. MINIRAY_TRAIN_COLLECTIVE_TIMEOUT sets the limit."
+            )
+        return [
+            ReportedCheckpoint(self.storage.checkpoint(record.name), dict(record.metrics))
+            for record in found
+        ]
+
+    def _upload(self, index: int, given: CheckpointReport) -> Upload:
+        if given.mode is CheckpointUploadMode.NO_UPLOAD:
+            name = given.checkpoint.path.rstrip("/").rpartition("/")[2]
+        else:
+            name = given.name or default_checkpoint_name(self._setup.first_number + index)
+        place = _wait_for(
+            self._setup.controller.begin_upload.remote(
+                self._setup.attempt, self.ranks.world_rank, index, name
+            )
+        )
+        if place.refusal:
+            raise AttemptOverError(
+                f"Rank {self.ranks.world_rank} of attempt {self._setup.attempt} may not upload "
+                f"checkpoint {name!r}: {place.refusal}."
+            )
+        self.storage.require_owner(self._setup.token)
+        if given.mode is CheckpointUploadMode.NO_UPLOAD:
+            upload = self.storage.adopt(given.checkpoint)
+        elif given.upload_fn is not None:
+            self.storage.begin(place.folder)
+            uploaded = given.upload_fn(given.checkpoint, place.folder)
+            if not isinstance(uploaded, Checkpoint):
+                raise ValueError(
+                    f"checkpoint_upload_fn returned {uploaded!r}. "
+                    f"It must return the miniray.train.Checkpoint that it made in the run's folder."
+                )
+            upload = self.storage.adopt(uploaded)
+        else:
+            upload = self.storage.upload(given.checkpoint, place.folder)
+        stored = self.storage.checkpoint(upload.name)
+        with self._sending:
+            if index > self._newest[0]:
+                self._newest = (index, stored)
+        if given.delete_local and not _same_folder(given.checkpoint, stored):
+            _delete(given.checkpoint)
+        return upload
+
+    def _upload_later(self, index: int, metrics: dict[str, Any], given: CheckpointReport) -> None:
+        """Upload and report, in the thread for uploads."""
+        try:
+            upload = self._upload(index, given)
+        except Exception as error:
+            message = (
+                f"Rank {self.ranks.world_rank} could not upload the checkpoint of its report "
+                f"number {index} in the background: {type(error).__name__}: {error}"
+            )
+            if isinstance(error, FileNotFoundError):
+                message += (
+                    " With CheckpointUploadMode.ASYNC the folder has to stay after report(): it "
+                    "can't be in `with tempfile.TemporaryDirectory()`. It is deleted after the "
+                    "upload."
+                )
+            failure = CheckpointUploadError(message)
+            failure.__cause__ = error
+            self._tell_failed(index, WorkerFailure.of(failure.with_traceback(error.__traceback__)))
+            raise failure from error
+        self._send(index, Report(metrics, upload))
+
+    def _tell_failed(self, index: int, failure: WorkerFailure | None) -> None:
+        self._setup.controller.upload_failed.remote(
+            self._setup.attempt, self.ranks.world_rank, index, failure
+        )
+
+    def _send(self, index: int, report: Report) -> None:
+        with self._sending:
             self._unconfirmed.append(
                 self._setup.controller.report.remote(
-                    self._setup.attempt,
-                    self.ranks.world_rank,
-                    self._reported,
-                    Report(plain, upload),
+                    self._setup.attempt, self.ranks.world_rank, index, report
                 )
             )
-            self._reported += 1
             if len(self._unconfirmed) > REPORT_WINDOW:
-                self._confirm(self._unconfirmed.popleft())
+                _wait_for(self._unconfirmed.popleft())
 
-    def flush(self) -> None:
-        """Wait until the controller has every report."""
-        with self._lock:
-            while self._unconfirmed:
-                self._confirm(self._unconfirmed.popleft())
+    # --- collectives ----------------------------------------------------------------------
 
-    @staticmethod
-    def _confirm(ref: Any) -> None:
-        import miniray
+    def join(self, call: str, value: bytes) -> bytes:
+        """Wait in a collective call for the other ranks.
 
-        miniray.get(ref)
+        Args:
+            call: What the user called.
+            value: What rank 0 hands out, pickled.
 
-
-def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics with NumPy numbers as Python ones.
-
-    Raises:
-        TypeError: They are not a dictionary with string keys.
-        ValueError: They hold a tensor.
-    """
-    if not hasattr(metrics, "items"):
-        raise TypeError(
-            f"report() got metrics of type {type(metrics).__name__}; "
-            f'metrics are a dictionary, such as {{"loss": 0.1}}.'
+        Returns:
+            What rank 0 handed out.
+        """
+        with self._collective_lock:
+            number = self._collectives
+            self._collectives += 1
+        outcome = _wait_for(
+            self._setup.controller.join.remote(
+                self._setup.attempt, self.ranks.world_rank, number, call, value
+            )
         )
-    plain = {}
-    for key, value in metrics.items():
-        if not isinstance(key, str):
-            raise TypeError(f"report() got the key {key!r}; keys of metrics are strings.")
-        plain[key] = _plain(key, value)
-    return plain
+        if outcome.error is not None:
+            raise outcome.error
+        received: bytes = outcome.value
+        return received
 
 
-def _plain(key: str, value: Any) -> Any:
-    if type(value) in (int, float, str, bool, type(None)):
-        return value
-    if isinstance(value, dict):
-        # JSON has only string keys.
-        return {str(name): _plain(f"{key}/{name}", inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(key, inner) for inner in value]
-    # What was never imported can't be the type of a value.
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if numpy is not None and isinstance(value, numpy.generic):
-        return value.item()
-    if torch is not None and isinstance(value, torch.Tensor):
+def check_deletable(storage: RunStorage, checkpoint: Checkpoint) -> None:
+    """Raise ValueError if deleting a checkpoint after its upload would delete what must stay."""
+    source = Path(checkpoint.path)
+    run = Path(storage.path)
+    if is_local(checkpoint.filesystem):
+        source = source.resolve()
+    if storage.files.is_local:
+        run = run.resolve()
+    same_kind = is_local(checkpoint.filesystem) == storage.files.is_local
+    if same_kind and (run == source or source in run.parents):
         raise ValueError(
-            f"report() got a tensor as the metric {key!r}. Report a number "
-            f"(`{key.rsplit('/', 1)[-1]}.item()`), or save the tensor in a checkpoint."
+            f"report(checkpoint={checkpoint!r}, delete_local_checkpoint_after_upload=True) would "
+            f"delete the run's folder {storage.path}, which is inside the checkpoint. Write the "
+            f"checkpoint to a temporary folder, or do not have it deleted."
         )
-    return value
+
+
+def _same_folder(one: Checkpoint, other: Checkpoint) -> bool:
+    if not (is_local(one.filesystem) and is_local(other.filesystem)):
+        return one == other
+    return Path(one.path).resolve() == Path(other.path).resolve()
+
+
+def _delete(checkpoint: Checkpoint) -> None:
+    """Delete files that were uploaded; what can't be deleted is told and left."""
+    try:
+        if is_local(checkpoint.filesystem):
+            shutil.rmtree(checkpoint.path)
+        else:
+            checkpoint.filesystem.rm(checkpoint.path, recursive=True)
+    except OSError:
+        logger.warning("%r was uploaded and can't be deleted.", checkpoint, exc_info=True)
+
+
+def _wait_for(ref: Any) -> Any:
+    import miniray
+
+    return miniray.get(ref)

@@ -1,8 +1,7 @@
 """The folder of a run: checkpoints, their manifests, and facts about the run.
 
-A checkpoint is complete when its manifest exists. Manifests lie beside the
-checkpoints, in ``.manifests/``, and are written last. Which checkpoints are kept
-is not decided here.
+A checkpoint is complete when its manifest exists, whole. Manifests lie beside the
+checkpoints and are written last. Which checkpoints are kept is not decided here.
 """
 
 from __future__ import annotations
@@ -10,30 +9,28 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.checkpoint import Checkpoint
+from miniray.train import manifests
+from miniray.train.checkpoint import METADATA_FILE, Checkpoint
 from miniray.train.checkpoint_book import CheckpointRecord
 from miniray.train.config import check_folder_name
-from miniray.train.filesystem import files_below, is_local, resolve
+from miniray.train.exceptions import RunTakenOverError
+from miniray.train.filesystem import protocols, resolve
+from miniray.train.manifests import Manifest, default_checkpoint_name
 from miniray.train.reports import Upload
+from miniray.train.store import Store, list_files, merge
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+__all__ = ["RunStorage", "default_checkpoint_name", "list_files"]
+
 logger = logging.getLogger(__name__)
 
-_MANIFESTS = ".manifests"
 _RUN_FILE = "run.json"
-_DEFAULT_NAME = re.compile(r"checkpoint_\d{6,}")
-
-
-def default_checkpoint_name(number: int) -> str:
-    """The name of a checkpoint's folder when the train loop gives none."""
-    return f"checkpoint_{number:06d}"
+_PROBE = ".probe-"
 
 
 class RunStorage:
@@ -43,206 +40,251 @@ class RunStorage:
         storage_path: Path or URL of the folder that holds the folders of runs.
         name: Name of the run.
         filesystem: An fsspec or pyarrow filesystem for ``storage_path``, or None.
+
+    Attributes:
+        name: Name of the run.
+        path: Path of the run's folder on ``filesystem``.
+        filesystem: The fsspec filesystem.
+        files: The files of the run's folder.
     """
 
     def __init__(
         self, storage_path: str | os.PathLike[str], name: str, filesystem: Any = None
     ) -> None:
-        self.filesystem, root = resolve(storage_path, filesystem)
-        self.name = name
-        #: Path of the run's folder on the filesystem.
-        self.path = f"{root.rstrip('/')}/{name}"
-        self._local = is_local(self.filesystem)
+        resolved, root = resolve(storage_path, filesystem)
+        self._use(resolved, f"{root.rstrip('/')}/{name}")
+
+    @classmethod
+    def of_run(cls, path: str | os.PathLike[str], filesystem: Any = None) -> RunStorage:
+        """The storage of a run by the path or URL of its own folder; ``~`` is the user's home."""
+        if filesystem is None and os.fspath(path).startswith("~"):
+            path = Path(path).expanduser()
+        storage = cls.__new__(cls)
+        resolved, folder = resolve(path, filesystem)
+        storage._use(resolved, folder.rstrip("/"))
+        return storage
+
+    def _use(self, filesystem: Any, path: str) -> None:
+        self.filesystem = filesystem
+        self.path = path
+        self.name = path.rpartition("/")[2]
+        self.files = Store(filesystem, path)
+
+    # --- Ray's names -----------------------------------------------------------------
+
+    @property
+    def storage_filesystem(self) -> Any:
+        """The fsspec filesystem that holds the run's folder."""
+        return self.filesystem
+
+    @property
+    def storage_fs_path(self) -> str:
+        """Path of the folder that holds the folders of runs."""
+        return self.path.rpartition("/")[0]
+
+    @property
+    def experiment_dir_name(self) -> str:
+        """Name of the run's folder."""
+        return self.name
+
+    @property
+    def experiment_fs_path(self) -> str:
+        """Path of the run's folder."""
+        return self.path
+
+    def build_checkpoint_path_from_name(self, checkpoint_name: str) -> str:
+        """Path of the folder of a checkpoint: where a ``checkpoint_upload_fn`` writes to."""
+        return self.files.at(checkpoint_name)
 
     # --- the run -------------------------------------------------------------------
 
     def write_run_facts(self, facts: Mapping[str, Any]) -> None:
         """Store what is known of the run itself, in place of earlier facts."""
-        self._write(f"{self.path}/{_RUN_FILE}", json.dumps(dict(facts), default=str, indent=1))
+        self.files.write(_RUN_FILE, json.dumps(dict(facts), default=str, indent=1))
 
     def run_facts(self) -> dict[str, Any]:
-        """What ``write_run_facts`` stored; empty if there is nothing."""
-        facts = self._read_json(f"{self.path}/{_RUN_FILE}")
-        return facts if facts is not None else {}
+        """What ``write_run_facts`` stored; empty if there is nothing, or nothing whole."""
+        try:
+            facts = json.loads(self.files.read(_RUN_FILE) or "{}")
+        except ValueError:
+            logger.warning("%s is not JSON and is ignored.", self.files.at(_RUN_FILE))
+            return {}
+        return facts if isinstance(facts, dict) else {}
 
     def exists(self) -> bool:
         """Whether this run was ever started."""
-        return bool(self.filesystem.exists(f"{self.path}/{_RUN_FILE}"))
+        return self.files.exists(_RUN_FILE)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a file of the run's folder in place of an older one."""
+        self.files.write(name, text)
+
+    def read_text(self, name: str) -> str:
+        """A file of the run's folder; empty if there is none."""
+        return self.files.read(name) or ""
+
+    def owned_by(self, token: str) -> bool:
+        """Whether the run is that of the driver whose token this is, and of no later one.
+
+        A run whose facts can't be read has had no other driver.
+        """
+        return bool(self.run_facts().get("token", token) == token)
+
+    def require_owner(self, token: str) -> None:
+        """Raise RunTakenOverError if another driver has started this run meanwhile."""
+        if not self.owned_by(token):
+            raise RunTakenOverError(
+                f"Another driver has started a run named {self.name!r} in {self.storage_fs_path} "
+                f"meanwhile. This run stops, so that the two do not mix their checkpoints. Give "
+                f"runs that go on at the same time different names."
+            )
+
+    def write_probe(self, token: str) -> None:
+        """Leave a file by which other machines see that they share this storage.
+
+        A name that nobody has looked for before: network filesystems remember for a while what
+        was not there.
+        """
+        self.files.write(f"{_PROBE}{token}", "")
+
+    def has_probe(self, token: str) -> bool:
+        """Whether the file that ``write_probe`` left is here."""
+        return self.files.exists(f"{_PROBE}{token}")
+
+    def delete_probe(self, token: str) -> None:
+        """Delete the file that ``write_probe`` left."""
+        self.files.delete(f"{_PROBE}{token}")
 
     # --- checkpoints ---------------------------------------------------------------
 
     def checkpoint(self, name: str) -> Checkpoint:
         """The checkpoint of this name."""
-        return Checkpoint(f"{self.path}/{name}", self.filesystem)
+        return Checkpoint(self.files.at(name), self.filesystem)
 
     def upload(self, checkpoint: Checkpoint, name: str) -> Upload:
         """Copy a rank's files into the folder of a checkpoint; several ranks may add to one.
 
-        Each file appears whole or not at all, also when ranks write the same one.
+        Of files with the same name, the one that was written last stays.
 
         Raises:
             FileNotFoundError: The checkpoint's folder does not exist.
             ValueError: The name can't be used, or a complete checkpoint has it.
         """
+        self.begin(name)
+        with checkpoint.as_directory() as folder:
+            files = list_files(folder)
+            self.files.put(folder, files, name)
+        return Upload(name, files)
+
+    def adopt(self, checkpoint: Checkpoint) -> Upload:
+        """Take files as a checkpoint that are in a folder of the run's folder already.
+
+        Raises:
+            ValueError: They are elsewhere, or a complete checkpoint has that name.
+        """
+        folder, _, name = checkpoint.path.rstrip("/").rpartition("/")
+        # The same store may be reached by another client, such as one of pyarrow.
+        same_kind = protocols(checkpoint.filesystem) & protocols(self.filesystem)
+        if folder.strip("/") != self.path.strip("/") or not same_kind:
+            raise ValueError(
+                f"{checkpoint!r} is not in a folder of its own in the run's folder {self.path}, so "
+                f"the run can't keep it. Write it to get_context().get_storage()."
+                f"build_checkpoint_path_from_name(name), or report a small checkpoint with a file "
+                f"that says where the real one is."
+            )
+        self.begin(name)
+        return Upload(name, {}, in_place=True)
+
+    def begin(self, name: str) -> None:
+        """Take a name for a checkpoint whose files are about to be written.
+
+        Raises:
+            ValueError: The name can't be used, or a complete checkpoint has it.
+        """
         check_folder_name("report(checkpoint_dir_name", name)
-        if self.filesystem.exists(self._manifest_path(name)):
+        manifest = self._manifest(name)
+        if manifest is not None and not manifest.missing(self.files.sizes(name)):
             raise ValueError(
                 f"The run already has a complete checkpoint {name!r} in {self.path}. "
                 f"Give each checkpoint a name of its own, for example with the epoch in it."
             )
-        if _DEFAULT_NAME.fullmatch(name) is None:
-            # Tells an incomplete checkpoint from other folders that a user puts here.
-            self._write(self._pending_path(name), "")
-        target = f"{self.path}/{name}"
-        with checkpoint.as_directory() as folder:
-            files = list_files(folder)
-            for path in sorted(
-                {target, *(f"{target}/{file}".rpartition("/")[0] for file in files)}
-            ):
-                self.filesystem.makedirs(path, exist_ok=True)
-            if not self._local:
-                for file in files:
-                    self.filesystem.put_file(f"{folder}/{file}", f"{target}/{file}")
-            elif not Path(folder).samefile(target):
-                for file in files:
-                    _copy_file(Path(folder, file), Path(target, file))
-        return Upload(name, files)
+        self._mark(name)
+        if manifest is not None:
+            self.files.delete(manifests.manifest_path(name))  # what it tells of has been lost
 
     def commit(self, number: int, uploads: Sequence[Upload], metrics: Mapping[str, Any]) -> None:
         """Make a checkpoint complete, after every rank has uploaded its files."""
         name = uploads[0].name
-        files: dict[str, int] = {}
-        for upload in uploads:
-            for file, size in upload.files.items():
-                if files.setdefault(file, size) != size:
-                    # Ranks wrote the same file differently; one of them was the last.
-                    files[file] = self.filesystem.size(f"{self.path}/{name}/{file}")
-        manifest = {"name": name, "number": number, "files": files, "metrics": dict(metrics)}
-        self._write(self._manifest_path(name), json.dumps(manifest, default=str))
-        if _DEFAULT_NAME.fullmatch(name) is None:
-            self._delete(self._pending_path(name))
+        files, unclear = merge(upload.files for upload in uploads)
+        if unclear or any(upload.in_place for upload in uploads):
+            # Ranks wrote the same file differently, and one of them was the last; or they wrote
+            # to the folder by themselves.
+            files = self.files.sizes(name)
+        files.pop(METADATA_FILE, None)
+        manifest = Manifest(name, number, files, dict(metrics))
+        self.files.write(manifests.manifest_path(name), manifest.text())
+        self._unmark(name)
 
     def delete(self, name: str) -> None:
-        """Delete a checkpoint: first its manifest, so that it never looks complete."""
-        self._delete(self._manifest_path(name))
-        self._delete(self._pending_path(name))
-        self._delete(f"{self.path}/{name}", recursive=True)
+        """Delete a checkpoint: first its manifest, so that it never looks complete.
+
+        A delete that is cut off is finished by ``delete_incomplete``.
+        """
+        self._mark(name)
+        self.files.delete(manifests.manifest_path(name))
+        self.files.delete_folder(name)
+        self._unmark(name)
 
     def records(self) -> list[CheckpointRecord]:
         """The run's checkpoints, oldest first.
 
         The last of them is checked file by file, and left out if something is missing.
         """
-        manifests = [
-            manifest
-            for path in self._list(f"{self.path}/{_MANIFESTS}")
-            if path.endswith(".json") and (manifest := self._read_json(path)) is not None
-        ]
-        manifests.sort(key=lambda manifest: manifest["number"])
-        while manifests and not self._has_all_files(manifests[-1]):
+        with_manifest, _ = manifests.named(self.files.names(manifests.FOLDER))
+        found = [each for name in with_manifest if (each := self._manifest(name)) is not None]
+        found.sort(key=lambda manifest: manifest.number)
+        while found and (missing := found[-1].missing(self.files.sizes(found[-1].name))):
             logger.warning(
-                "Checkpoint %s in %s misses files of its manifest and is not used.",
-                manifests[-1]["name"],
+                "Checkpoint %s in %s misses files of its manifest, such as %s, and is not used.",
+                found[-1].name,
                 self.path,
+                missing[0],
             )
-            manifests.pop()
-        return [CheckpointRecord(m["name"], m["number"], m["metrics"]) for m in manifests]
+            found.pop()
+        return [CheckpointRecord(each.name, each.number, each.metrics) for each in found]
 
     def delete_incomplete(self) -> int:
-        """Delete checkpoints that were never completed.
+        """Delete checkpoints that were never completed or not wholly deleted, and such files.
 
         Returns:
             The first number that no checkpoint of this run has had.
         """
-        names = {path.rsplit("/", 1)[-1] for path in self._list(self.path)}
-        marks = {path.rsplit("/", 1)[-1] for path in self._list(f"{self.path}/{_MANIFESTS}")}
-        complete = {mark.removesuffix(".json") for mark in marks if mark.endswith(".json")}
-        pending = {mark.removesuffix(".pending") for mark in marks if mark.endswith(".pending")}
-        begun = {name for name in names if _DEFAULT_NAME.fullmatch(name)}
-        for name in sorted((begun | pending) - complete):
+        self.files.clear_parts()
+        self.files.clear_parts(manifests.FOLDER)
+        names = self.files.names()
+        with_manifest, marked = manifests.named(self.files.names(manifests.FOLDER))
+        complete = {name for name in with_manifest if self._manifest(name) is not None}
+        by_name = {name for name in names if manifests.number_of(name) is not None}
+        for name in sorted((by_name | marked | with_manifest) - complete):
             self.delete(name)
-        numbers = [int(name.removeprefix("checkpoint_")) for name in begun]
+        for name in marked & complete:
+            self._unmark(name)
+        for name in names:
+            if name.startswith(_PROBE):
+                self.files.delete(name)
+        numbers = [manifests.number_of(name) or 0 for name in by_name]
         numbers += [record.number for record in self.records()]
         return max(numbers, default=-1) + 1
 
-    # --- files ---------------------------------------------------------------------
+    def _manifest(self, name: str) -> Manifest | None:
+        text = self.files.read(manifests.manifest_path(name))
+        manifest = None if text is None else manifests.parse(text)
+        return manifest if manifest is not None and manifest.name == name else None
 
-    def append_lines(self, name: str, lines: Sequence[str]) -> bool:
-        """Append to a file of the run's folder; False if this filesystem can't."""
-        if not self._local:
-            return False
-        with Path(self.path, name).open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-        return True
+    def _mark(self, name: str) -> None:
+        if manifests.number_of(name) is None:
+            self.files.write(manifests.pending_path(name), "")
 
-    def write_text(self, name: str, text: str) -> None:
-        """Write a file of the run's folder, whole or not at all."""
-        self._write(f"{self.path}/{name}", text)
-
-    def read_text(self, name: str) -> str:
-        """A file of the run's folder; empty if there is none."""
-        path = f"{self.path}/{name}"
-        if not self.filesystem.exists(path):
-            return ""
-        return bytes(self.filesystem.cat_file(path)).decode()
-
-    def _manifest_path(self, name: str) -> str:
-        return f"{self.path}/{_MANIFESTS}/{name}.json"
-
-    def _pending_path(self, name: str) -> str:
-        return f"{self.path}/{_MANIFESTS}/{name}.pending"
-
-    def _has_all_files(self, manifest: Mapping[str, Any]) -> bool:
-        found = files_below(self.filesystem, f"{self.path}/{manifest['name']}")
-        return all(found.get(file) == size for file, size in manifest["files"].items())
-
-    def _list(self, path: str) -> list[str]:
-        self.filesystem.invalidate_cache(path)
-        try:
-            return [str(entry).rstrip("/") for entry in self.filesystem.ls(path, detail=False)]
-        except FileNotFoundError:
-            return []
-
-    def _read_json(self, path: str) -> dict[str, Any] | None:
-        try:
-            content: dict[str, Any] = json.loads(self.filesystem.cat_file(path))
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            logger.warning("%s is not JSON and is ignored.", path)
-            return None
-        return content
-
-    def _write(self, path: str, text: str) -> None:
-        """Write a small file so that it appears whole; object stores do so by themselves."""
-        if not self._local:
-            self.filesystem.pipe_file(path, text.encode())
-            return
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f".{target.name}.part-{os.getpid()}")
-        part.write_text(text, encoding="utf-8")
-        part.replace(target)
-
-    def _delete(self, path: str, *, recursive: bool = False) -> None:
-        try:
-            self.filesystem.rm(path, recursive=recursive)
-        except FileNotFoundError:
-            logger.debug("%s is gone already.", path)
-
-
-def list_files(folder: str | os.PathLike[str]) -> dict[str, int]:
-    """Size in bytes of every file below a local folder, by its path in the folder."""
-    root = Path(folder)
-    files: dict[str, int] = {}
-    for parent, _, names in os.walk(root, followlinks=True):
-        for name in names:
-            file = Path(parent, name)
-            files[file.relative_to(root).as_posix()] = file.stat().st_size
-    return files
-
-
-def _copy_file(source: Path, target: Path) -> None:
-    part = target.with_name(f".{target.name}.part-{os.getpid()}")
-    shutil.copyfile(source, part)
-    part.replace(target)
+    def _unmark(self, name: str) -> None:
+        if manifests.number_of(name) is None:
+            self.files.delete(manifests.pending_path(name))

@@ -7,12 +7,15 @@ import logging
 import pickle
 from typing import TYPE_CHECKING, Any
 
+from miniray.config import config as tunables
 from miniray.train.backend import BackendConfig
 from miniray.train.config import RunConfig, ScalingConfig, default_run_name, instance_of
 from miniray.train.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
+from miniray.train.filesystem import refuse_memory
 from miniray.train.policies import FixedScaling, LimitedRetries
 from miniray.train.progress import Pace, make_display
 from miniray.train.result import Result
+from miniray.train.run_description import describe_run
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
 from miniray.train.worker import TrainLoop
@@ -106,14 +109,25 @@ class DataParallelTrainer:
 
         config = self.run_config
         name = config.name or default_run_name()
+        storage = RunStorage(config.storage_url, name, config.storage_filesystem)
+        refuse_memory(storage.filesystem, config.storage_url)
         return RunSpec(
             name=name,
-            storage=RunStorage(config.storage_url, name, config.storage_filesystem),
+            storage=storage,
             run_config=config,
             scaling_config=self.scaling_config,
             backend=self.backend_config.make_backend(),
             failure_policy=LimitedRetries(config.failure_config),
             scaling_policy=FixedScaling(self.scaling_config),
+            collective_timeout=tunables().train_collective_timeout,
+            configuration=describe_run(
+                name=name,
+                train_loop=self.train_loop_per_worker,
+                train_loop_config=self.train_loop_config,
+                scaling_config=self.scaling_config,
+                run_config=config,
+                backend_config=self.backend_config,
+            ),
         )
 
 
@@ -180,6 +194,8 @@ def _run_controller(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     controller = (
         miniray.remote(TrainController)
         .options(
+            # Each rank may have a call that waits here, beside those that end it.
+            max_concurrency=1_000_000,
             num_cpus=resources.pop("CPU", 0),
             num_gpus=resources.pop("GPU", 0),
             memory=resources.pop("memory", None),

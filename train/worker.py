@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from miniray.train import context
 from miniray.train.failures import WorkerFailure
+from miniray.train.rank_logs import output_of_this_process
 from miniray.train.ranks import WorkerInfo
 from miniray.train.session import Session
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from miniray.train.config import LoggingConfig
     from miniray.train.ranks import Ranks
     from miniray.train.session import SessionSetup
+    from miniray.train.storage import RunStorage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +81,7 @@ class TrainWorker:
             accelerator_ids={
                 name: list(ids) for name, ids in runtime.get_accelerator_ids().items() if ids
             },
+            output=output_of_this_process(),
         )
 
     def prepare(self) -> None:
@@ -95,6 +98,10 @@ class TrainWorker:
             listener = None
         self._backend.on_start(dataclasses.replace(member, listener=listener))
 
+    def finds_probe(self, storage: RunStorage, token: str) -> bool:
+        """Whether this process sees what the controller has written to the storage."""
+        return storage.has_probe(token)
+
     def run(self, loop: TrainLoop, setup: SessionSetup) -> WorkerOutcome:
         """Run the train loop to its end; what it raises is part of the outcome."""
         import cloudpickle
@@ -103,12 +110,13 @@ class TrainWorker:
         session = self.session_class(setup, self._ranks)
         context.set_session(session)
         try:
-            session.check_storage()
             value = loop()
-            session.flush()
+            session.finish()
             self._backend.on_shutdown()
-            return WorkerOutcome(value=b"" if value is None else cloudpickle.dumps(value))
+            wanted = value is not None and self._ranks.world_rank == 0
+            return WorkerOutcome(value=cloudpickle.dumps(value) if wanted else b"")
         except BaseException as error:  # noqa: BLE001 - also sys.exit() in a train loop is a failure
+            session.close()
             return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))
         finally:
             context.set_session(None)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from miniray.train.policies import ScalingDecision
     from miniray.train.ranks import WorkerInfo
     from miniray.train.session import SessionSetup
+    from miniray.train.storage import RunStorage
     from miniray.train.worker import WorkerOutcome
 
 logger = logging.getLogger(__name__)
@@ -111,6 +112,8 @@ class WorkerGroup:
         self._name = f"train-{run_config.name or 'run'}-{secrets.token_hex(4)}"
         self._placement: Any = None
         self._workers: list[Any] = []  # in order of rank once they are connected
+        #: Where each rank runs, in order of rank; empty until the ranks are given out.
+        self.infos: list[WorkerInfo] = []
 
     async def place(self) -> None:
         """Reserve the resources of all workers; waits until they are free."""
@@ -160,6 +163,7 @@ class WorkerGroup:
         infos: list[WorkerInfo] = await gather_workers(described)
         members = self._take_ranks(infos)
         order = [member.ranks.world_rank for member in members]
+        self.infos = _in_order(infos, order)
         connected = [
             worker.connect.remote(member)
             for worker, member in zip(self._workers, members, strict=True)
@@ -167,6 +171,13 @@ class WorkerGroup:
         self._workers = _in_order(self._workers, order)
         await gather_workers(_in_order(prepared, order))
         await gather_workers(_in_order(connected, order))
+
+    async def strangers(self, storage: RunStorage, token: str) -> list[int]:
+        """The ranks that do not find a probe which is in the storage."""
+        found = await gather_workers(
+            [worker.finds_probe.remote(storage, token) for worker in self._workers]
+        )
+        return [rank for rank, finds in enumerate(found) if not finds]
 
     def _take_ranks(self, infos: Sequence[WorkerInfo]) -> list[Member]:
         """What each worker is told of the group, in the order of ``infos``."""

@@ -123,15 +123,18 @@ def test_a_report_does_not_wait_for_slower_ranks(fit: Any, tmp_path: Path) -> No
     assert fit(loop, {"folder": str(tmp_path)}).metrics == {"step": 99}
 
 
-def test_thousands_of_reports_are_made_in_a_second(fit: Any) -> None:
-    def loop() -> float:
-        start = time.perf_counter()
+def test_a_report_costs_little_and_waits_for_nobody(fit: Any) -> None:
+    def loop() -> tuple[float, float]:
+        start, busy = time.perf_counter(), time.process_time()
         for step in range(4000):
             train.report({"step": step, "loss": 0.5})
-        return 4000 / (time.perf_counter() - start)
+        return 4000 / (time.perf_counter() - start), 4000 / (time.process_time() - busy)
 
     result = fit(loop)
-    assert result.return_value > 2000
+    per_second, per_second_of_cpu = result.return_value
+    # A machine that does much else may be slow; one that waits in each report is far slower.
+    assert per_second > 200
+    assert per_second_of_cpu > 2000
     assert result.metrics == {"step": 3999, "loss": 0.5}
 
 
@@ -161,15 +164,18 @@ def test_a_rank_whose_process_dies_ends_the_run_at_once(fit: Any) -> None:
     assert time.monotonic() - start < 10
 
 
-def test_a_rank_that_returns_early_is_named(fit: Any) -> None:
-    def loop() -> None:
+def test_a_rank_that_returns_before_a_checkpoint_that_needs_it_is_named(
+    fit: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, str]) -> None:
         train.report({})
         if train.get_context().get_world_rank() == 0:
-            train.report({})
+            train.report({}, checkpoint=save(Path(config["folder"], "files"), a="1"))
             signal.pause()
 
-    with pytest.raises(WorkerGroupError, match="Rank 1 returned after 1 reports"):
-        fit(loop)
+    with pytest.raises(WorkerGroupError, match="Rank 1 returned after 1 reports") as caught:
+        fit(loop, {"folder": str(tmp_path)})
+    assert "rank 0 was in its train loop" in str(caught.value)
 
 
 def test_a_train_loop_that_exits_has_failed(fit: Any) -> None:

@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.train.reports import Report, ReportBoard, ReportMismatchError, Upload
+from miniray.train.reports import (
+    MAX_LAG,
+    PATIENCE,
+    SILENT_LAG,
+    Report,
+    ReportBoard,
+    ReportMismatchError,
+    Upload,
+)
 
 
 def test_a_step_is_complete_when_every_rank_has_reported_it():
@@ -21,17 +29,73 @@ def test_a_rank_may_run_ahead_of_the_others():
     assert [step.metrics["i"] for (step,) in steps] == [0, 1, 2]
 
 
-def test_a_rank_that_returns_with_fewer_reports_is_named():
+def test_a_rank_that_returns_before_a_checkpoint_that_needs_it_is_named():
     board = ReportBoard(3)
     for rank in range(3):
         board.add(rank, 0, Report({}))
     board.returned(2)
-    assert board.mismatch() is None
     board.add(1, 1, Report({}))
+    assert board.mismatch() is None
+    board.add(1, 2, Report({}, Upload("epoch", {})))
     rank, reason = board.mismatch()
     assert rank == 2
     assert "Rank 2 returned after 1 reports" in reason
-    assert "rank 1 has reported 2 times" in reason
+    assert "rank 1 reported a checkpoint as report number 2" in reason
+
+
+def test_metrics_do_not_wait_for_a_rank_that_has_returned():
+    board = ReportBoard(2)
+    board.add(0, 0, Report({"loss": 1}))
+    assert board.uneven is None
+    (step,) = board.returned(1)
+    assert (step.index, step.metrics, sorted(step.by_rank)) == (0, {"loss": 1}, [0])
+    assert "report number 0 is missing on rank 1" in board.uneven
+    assert [step.index for step in board.add(0, 1, Report({}))] == [1]
+
+
+def test_metrics_go_on_when_only_rank_0_reports():
+    board = ReportBoard(3)
+    steps = [
+        step for index in range(50) for step in board.add(0, index, Report({"i": index}), now=index)
+    ]
+    assert [step.metrics["i"] for step in steps] == list(range(50 - SILENT_LAG))
+    assert "missing on ranks 1, 2" in board.uneven
+
+
+def test_a_rank_that_is_only_a_moment_behind_is_waited_for():
+    board = ReportBoard(2)
+    for index in range(10 * MAX_LAG):
+        assert board.add(0, index, Report({}), now=PATIENCE * index / (10 * MAX_LAG)) == []
+    assert len(board.add(1, 0, Report({}), now=PATIENCE * 2)) > 1  # more than its own
+
+
+def test_metrics_wait_longer_for_a_rank_that_reports():
+    board = ReportBoard(2)
+    board.add(1, 0, Report({}))
+    steps = [
+        step for index in range(MAX_LAG + 9) for step in board.add(0, index, Report({}), now=index)
+    ]
+    assert [step.index for step in steps] == list(range(9))
+    assert board.add(1, 1, Report({}), now=MAX_LAG) == []  # the others have gone on
+
+
+def test_a_checkpoint_waits_for_every_rank_however_far_they_are_behind():
+    board = ReportBoard(2)
+    board.add(0, 0, Report({}, Upload("epoch", {})))
+    for index in range(1, 500):
+        assert board.add(0, index, Report({}), now=index) == []
+    step, *later = board.add(1, 0, Report({}), now=500)
+    assert step.uploads == [Upload("epoch", {})]
+    assert len(step.by_rank) == 2
+    assert [step.index for step in later] == list(range(1, 500 - MAX_LAG))
+
+
+def test_a_checkpoint_that_comes_after_the_others_have_gone_on_is_refused():
+    board = ReportBoard(2)
+    for index in range(50):
+        board.add(0, index, Report({}), now=index)
+    with pytest.raises(ReportMismatchError, match="Rank 1 reported the checkpoint 'late'"):
+        board.add(1, 0, Report({}, Upload("late", {})))
 
 
 def test_a_rank_that_still_runs_may_be_behind():

@@ -59,11 +59,31 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         Result.from_path(tmp_path)
 
 
-def test_a_result_shows_what_matters(run_folder):
-    text = repr(Result.from_path(run_folder))
-    assert "metrics={'eval': {'loss': 0.3}, 'epoch': 2}" in text
-    assert f"path='{run_folder}'" in text
-    assert "error" not in text
+def test_a_printed_result_can_be_read_by_a_person(run_folder):
+    text = str(Result.from_path(run_folder))
+    assert text.splitlines() == [
+        "Result of a training run",
+        f"  path: {run_folder}",
+        "  metrics:",
+        "    eval/loss: 0.3",
+        "    epoch: 2",
+        "  checkpoint: checkpoint_000002 (the latest)",
+        "  kept: checkpoint_000000, checkpoint_000001, checkpoint_000002",
+    ]
+
+
+def test_a_folder_directly_below_the_root_is_a_path_like_any_other(monkeypatch):
+    seen = []
+    monkeypatch.setattr(RunStorage, "exists", lambda self: seen.append((self.path, self.name)))
+    for path in ("/run", "/run/", "file:///run"):
+        with pytest.raises(RuntimeError, match=r"/run is not the folder"):
+            Result.from_path(path)
+    assert seen == [("/run", "run")] * 3
+
+
+def test_the_results_of_a_url_are_read_back(run_folder):
+    result = Result.from_path(f"file://{run_folder}")
+    assert result.metrics == {"eval": {"loss": 0.3}, "epoch": 2}
 
 
 def test_without_pandas_a_dataframe_is_refused_with_the_fix(run_folder, monkeypatch):
@@ -92,10 +112,35 @@ def test_metrics_reach_a_filesystem_that_can_not_append(tmp_path):
         "dir", path=str(tmp_path), target_protocol="file", target_options=options
     )
     storage = RunStorage("runs", "run", remote)
-    for number in range(2):  # the second log continues what the first one left
+    for number in range(3):  # each log continues what the one before it left
         log = MetricsLog(storage)
         log.append([{"number": number, "metrics": {"loss": number}}])
-        assert len(read_rows(storage)) == number
-        log.close()
-    assert [row["number"] for row in read_rows(storage)] == [0, 1]
+        assert [row["number"] for row in read_rows(storage)] == list(range(number + 1))
+        if number < 2:
+            log.close()
     assert storage.read_text("metrics.csv") == "number,loss\n0,0\n1,1\n"
+    log.close()
+    assert storage.files.names(".metrics") == set()
+    assert len(storage.read_text("metrics.jsonl").splitlines()) == 3
+
+
+def test_rows_are_not_written_again_with_each_row(tmp_path):
+    import fsspec
+
+    remote = fsspec.filesystem("dir", path=str(tmp_path), target_protocol="file")
+    storage = RunStorage("runs", "run", remote)
+    log = MetricsLog(storage)
+    for number in range(100):
+        log.append([{"number": number, "metrics": {}}])
+    log.sync()
+    pieces = sorted(storage.files.names(".metrics"))
+    assert pieces == ["000000000000.jsonl", "000000000001.jsonl"]  # the first at once
+    assert len(read_rows(storage)) == 100
+
+
+def test_a_row_after_half_a_line_is_kept(run_folder):
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write('{"number": 3, "met')
+    storage = RunStorage(run_folder.parent, "run")
+    MetricsLog(storage).append([{"number": 4, "metrics": {"loss": 1}}])
+    assert [row["number"] for row in read_rows(storage)] == [0, 1, 2, 4]

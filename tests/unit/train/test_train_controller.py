@@ -11,9 +11,15 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Callback, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from miniray.train.backend import Backend
 from miniray.train.controller import RunSpec, TrainController
-from miniray.train.exceptions import PlacementTimeoutError
+from miniray.train.exceptions import (
+    PlacementTimeoutError,
+    RunTakenOverError,
+    StorageNotSharedError,
+)
 from miniray.train.failures import GroupStartError, WorkerFailure
+from miniray.train.metrics_log import read_rows
 from miniray.train.policies import FixedScaling, LimitedRetries
+from miniray.train.ranks import WorkerInfo
 from miniray.train.reports import Report, Upload
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage, default_checkpoint_name
@@ -49,6 +55,7 @@ class FakeGroup:
         self.size = size
         self.groups = groups
         self.stopped = None
+        self.infos = []
         groups.append(self)
 
     async def place(self):
@@ -59,6 +66,9 @@ class FakeGroup:
             raise self.start_error
 
     start_error = None
+
+    async def strangers(self, storage, token):
+        return [] if storage.has_probe(token) else list(range(self.size))
 
     def run(self, loop, setup):
         return [self._run(loop, Rank(rank, setup)) for rank in range(self.size)]
@@ -190,17 +200,234 @@ def test_a_rank_that_dies_is_named_beside_the_rank_that_missed_it(start):
     assert "SIGKILL" in outcome.message
 
 
-def test_a_rank_that_returns_while_others_still_report_is_named(start):
+def test_a_rank_that_returns_while_others_report_a_checkpoint_is_named(start):
     async def loop(rank):
         await rank.report({})
         if rank.rank == 0:
-            await asyncio.sleep(0.01)
-            await rank.report({})
+            await rank.report({}, {"model": "x"})
             await asyncio.Event().wait()
 
     outcome = run(start(), loop)
     assert outcome.state is RunState.ERRORED
-    assert "Rank 1 returned after 1 reports, while rank 0 has reported 2 times" in outcome.message
+    assert "Rank 1 returned after 1 reports, while rank 0 reported a checkpoint" in outcome.message
+    assert "rank 0 was in its train loop" in outcome.message
+
+
+def test_ranks_may_report_metrics_alone_a_different_number_of_times(start):
+    async def loop(rank):
+        if rank.rank == 0:
+            for epoch in range(5):
+                await rank.report({"epoch": epoch})
+
+    async def scenario():
+        controller = start()
+        outcome = await controller.run(controller, [loop])
+        return outcome, await controller.progress(0)
+
+    outcome, progress = asyncio.run(scenario())
+    assert outcome.state is RunState.FINISHED
+    assert outcome.metrics == {"epoch": 4}
+    assert [note for note in progress.notes if "do not report equally often" in note]
+    assert len(progress.rows) == 5
+
+
+def test_an_error_tells_what_the_other_ranks_did(start):
+    async def loop(rank):
+        controller, attempt = rank.setup.controller, rank.setup.attempt
+        if rank.rank == 0:
+            await rank.report({})
+            reported.set()
+            await controller.join(attempt, 0, 0, "barrier()", b"")
+        elif rank.rank == 1:
+            await controller.begin_upload(attempt, 1, 0, "epoch_0")
+            await asyncio.Event().wait()
+        await reported.wait()
+        raise ValueError("out of data")
+
+    async def scenario():
+        nonlocal reported
+        reported = asyncio.Event()
+        controller = start(workers=3)
+        return await controller.run(controller, [loop])
+
+    reported = None
+    message = asyncio.run(scenario()).message
+    assert "[Rank 2] ValueError: out of data" in message
+    assert "rank 1 uploaded the checkpoint 'epoch_0'" in message
+
+
+def test_a_rank_that_returns_ends_the_barrier_of_the_others(start):
+    async def loop(rank):
+        if rank.rank == 0:
+            join = rank.setup.controller.join(rank.setup.attempt, 0, 0, "barrier()", b"")
+            raise (await join).error
+
+    outcome = run(start(), loop)
+    assert "Rank 1 returned from its train loop, while rank 0 waited for it in barrier()" in (
+        outcome.message
+    )
+
+
+def test_a_storage_that_is_not_shared_ends_the_run_at_once_and_is_named(start, tmp_path):
+    class Apart(FakeGroup):
+        async def strangers(self, storage, token):
+            self.infos = [WorkerInfo("ab", f"10.0.0.{rank}", 1, 1, {}) for rank in range(2)]
+            return [1]
+
+        async def stop(self, *, graceful):
+            self.infos = []  # nothing ran there, so there is no output
+
+    groups = []
+    controller = start(
+        max_failures=5, make_group=lambda _, decision: Apart(decision.num_workers, groups)
+    )
+    outcome = run(controller, None)
+    assert len(groups) == 1
+    error = outcome.controller_failure.exception()
+    assert isinstance(error, StorageNotSharedError)
+    assert "rank 1 on 10.0.0.1 did not find" in str(error)
+    assert str(tmp_path) in str(error)
+    assert list(tmp_path.glob("run/.probe-*")) == []
+
+
+def test_what_was_uploaded_before_an_abort_is_kept(start, monkeypatch):
+    async def loop(rank):
+        for _ in range(3):
+            await rank.report({"rank": rank.rank}, {"model": "x"})
+        reported.append(rank.rank)
+        if len(reported) == 2:
+            await rank.setup.controller.abort()
+        await asyncio.Event().wait()
+
+    reported = []
+    outcome = run(start(), loop)
+    assert outcome.state is RunState.ABORTED
+    assert [record.number for record in outcome.checkpoints] == [0, 1, 2]
+    assert outcome.metrics == {"rank": 0}
+
+
+def test_numbers_of_reports_go_on_after_a_resume(start, tmp_path):
+    async def loop(rank):
+        for _ in range(3):
+            await rank.report({"first": rank.setup.first_number})
+
+    run(start(), loop)
+    run(start(), loop)
+    rows = read_rows(RunStorage(tmp_path, "run"))
+    assert [row["number"] for row in rows] == list(range(6))
+    assert [row["metrics"]["first"] for row in rows] == [0, 0, 0, 3, 3, 3]
+
+
+def test_a_resumed_run_that_reports_nothing_has_the_metrics_of_before(start):
+    async def loop(rank):
+        await rank.report({"loss": 0.5})
+
+    async def silent(rank):
+        pass
+
+    run(start(), loop)
+    assert run(start(), silent).metrics == {"loss": 0.5}
+
+
+def test_numbers_that_ended_workers_have_begun_are_not_given_again(start):
+    async def loop(rank):
+        numbers.append(rank.setup.first_number)
+        if rank.setup.attempt == 1:
+            if rank.rank == 1:
+                for index in range(4):  # uploads that nobody has heard the end of
+                    await rank.setup.controller.begin_upload(1, 1, index, f"checkpoint_{index}")
+                raise RuntimeError("boom")
+            await asyncio.Event().wait()
+
+    numbers = []
+    run(start(max_failures=1), loop)
+    assert numbers == [0, 0, 4, 4]
+
+
+def test_a_rank_of_an_earlier_attempt_gets_no_folder(start):
+    async def loop(rank):
+        controller = rank.setup.controller
+        if rank.setup.attempt == 1:
+            if rank.rank == 0:
+                await controller.begin_upload(1, 0, 0, "epoch")  # and goes on with it
+                await asyncio.Event().wait()
+            raise RuntimeError("boom")
+        places.append(await controller.begin_upload(1, 0, 1, "next"))
+        places.append(await controller.begin_upload(2, rank.rank, 0, "epoch"))
+        places.append(await controller.begin_upload(2, rank.rank, 1, "next"))
+
+    places = []
+    run(start(max_failures=1), loop)
+    assert [place.folder for place in places[:3]] == ["", "epoch_attempt_2", "next"]
+    assert places[0].refusal
+
+
+def test_a_failed_upload_in_the_background_fails_its_rank(start):
+    async def loop(rank):
+        if rank.rank == 1:
+            failure = WorkerFailure.of(OSError("disk is full"))
+            await rank.setup.controller.upload_failed(1, 1, 0, failure)
+        await asyncio.Event().wait()
+
+    outcome = run(start(), loop)
+    assert list(outcome.worker_failures) == [1]
+    assert "disk is full" in outcome.message
+
+
+def test_a_second_driver_of_the_same_name_ends_the_first(start, tmp_path):
+    async def first(rank):
+        started.set()
+        await other_over.wait()
+        await rank.report({}, {"model": "x"})
+        await asyncio.Event().wait()
+
+    async def second(rank):
+        await rank.report({"second": True}, {"model": "y"})
+
+    async def scenario():
+        nonlocal started, other_over
+        started, other_over = asyncio.Event(), asyncio.Event()
+        one, two = start(), start()
+        ended = asyncio.ensure_future(one.run(one, [first]))
+        await started.wait()
+        outcome = await two.run(two, [second])
+        other_over.set()
+        return await ended, outcome
+
+    started = other_over = None
+    one, two = asyncio.run(scenario())
+    assert isinstance(one.controller_failure.exception(), RunTakenOverError)
+    assert two.state is RunState.FINISHED
+    storage = RunStorage(tmp_path, "run")
+    assert storage.run_facts()["state"] == "FINISHED"
+    assert [record.metrics for record in storage.records()] == [{"second": True}]
+
+
+def test_the_checkpoints_of_a_run_can_be_listed_while_it_goes_on(start):
+    async def loop(rank):
+        await rank.report({"epoch": 0}, {"model": "x"})
+        await rank.report({"epoch": 1})
+        found, missing = await rank.setup.controller.reported_checkpoints(1, 2, None)
+        assert not missing
+        assert [record.metrics for record in found] == [{"epoch": 0}]
+        if rank.rank == 0:
+            await rank.report({})
+            _, missing = await rank.setup.controller.reported_checkpoints(1, 3, 0.01)
+            asked.set()
+            return missing
+        await asked.wait()
+        return None
+
+    async def scenario():
+        nonlocal asked
+        asked = asyncio.Event()
+        controller = start()
+        return await controller.run(controller, [loop])
+
+    asked = None
+    outcome = asyncio.run(scenario())
+    assert outcome.state is RunState.FINISHED
+    assert pickle.loads(outcome.return_value) == [1]
 
 
 def test_workers_are_started_again_from_the_newest_checkpoint(start):

@@ -1,36 +1,91 @@
 from __future__ import annotations
 
+import pickle
+import shutil
+import threading
+from pathlib import Path
+
 import pytest
 
-from miniray.train import Checkpoint, context, get_checkpoint, get_context, report
+from miniray.train import (
+    Checkpoint,
+    CheckpointUploadError,
+    CheckpointUploadMode,
+    CollectiveError,
+    CollectiveTimeoutError,
+    ReportedCheckpointStatus,
+    collective,
+    context,
+    get_all_reported_checkpoints,
+    get_checkpoint,
+    get_context,
+    report,
+)
+from miniray.train.attempt import UploadPlace
+from miniray.train.checkpoint_book import CheckpointRecord
+from miniray.train.exceptions import AttemptOverError, RunTakenOverError
+from miniray.train.plain_metrics import plain_metrics
 from miniray.train.ranks import Ranks
-from miniray.train.session import Session, SessionSetup, plain_metrics
+from miniray.train.rendezvous import CollectiveOutcome
+from miniray.train.session import Session, SessionSetup
 from miniray.train.storage import RunStorage
 
 
-class FakeController:
-    """Has ``report.remote`` as the handle of an actor has."""
+class FakeMethod:
+    """Has ``remote`` as the method of an actor's handle has; what it returns is ready at once."""
 
-    def __init__(self):
-        self.reports = []
-        self.report = self
+    def __init__(self, answer):
+        self.calls = []
+        self.answer = answer
 
     def remote(self, *args):
-        self.reports.append(args)
+        self.calls.append(args)
+        return self.answer(*args)
+
+
+class FakeController:
+    """What a session asks of the controller."""
+
+    def __init__(self):
+        self.report = FakeMethod(lambda *args: None)
+        self.begin_upload = FakeMethod(lambda attempt, rank, index, name: UploadPlace(name))
+        self.upload_failed = FakeMethod(lambda *args: None)
+        self.join = FakeMethod(lambda *args: CollectiveOutcome(pickle.dumps("from rank 0")))
+        self.reported_checkpoints = FakeMethod(
+            lambda *args: ([CheckpointRecord("epoch", 0, {"loss": 1})], [])
+        )
+
+    @property
+    def reports(self):
+        return self.report.calls
 
 
 @pytest.fixture
-def controller():
+def controller(monkeypatch):
+    monkeypatch.setattr("miniray.train.session._wait_for", lambda answer: answer)
     return FakeController()
 
 
 @pytest.fixture
 def session(tmp_path, controller):
-    setup = SessionSetup(RunStorage(tmp_path / "runs", "run"), "token", 2, 10, None, controller)
-    session = Session(setup, Ranks(1, 4, 0, 2, 1))
+    storage = RunStorage(tmp_path / "runs", "run")
+    storage.write_run_facts({"token": "token"})
+    session = Session(SessionSetup(storage, "token", 2, 10, None, controller), Ranks(1, 4, 0, 2, 1))
     context.set_session(session)
     yield session
     context.set_session(None)
+    session.close()
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path):
+    def make(name="files", text="weights"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "model").write_text(text)
+        return Checkpoint.from_directory(folder)
+
+    return make
 
 
 def test_a_report_is_sent_with_its_attempt_rank_and_index(session, controller):
@@ -72,14 +127,237 @@ def test_the_context_tells_the_place_of_the_process(session):
     assert place.get_storage().name == "run"
 
 
-def test_a_storage_that_is_not_shared_is_refused(session):
-    with pytest.raises(RuntimeError, match="not shared by the machines"):
-        session.check_storage()
-    session.storage.write_run_facts({"token": "token"})
-    session.check_storage()
+def test_names_that_belong_to_trials_say_so(session):
+    for name in ("get_trial_name", "get_trial_id", "get_trial_resources", "get_trial_dir"):
+        with pytest.raises(DeprecationWarning, match=f"{name}.. belongs to hyperparameter search"):
+            getattr(get_context(), name)()
+    with pytest.raises(DeprecationWarning, match="train_loop_config"):
+        get_context().get_metadata()
 
 
-@pytest.mark.parametrize("function", [get_context, get_checkpoint, lambda: report({})])
+def test_the_storage_has_rays_names(session, tmp_path):
+    storage = get_context().get_storage()
+    assert storage.experiment_fs_path == f"{tmp_path}/runs/run"
+    assert storage.storage_fs_path == f"{tmp_path}/runs"
+    assert storage.experiment_dir_name == "run"
+    assert storage.build_checkpoint_path_from_name("a") == f"{tmp_path}/runs/run/a"
+    assert storage.storage_filesystem.exists(storage.experiment_fs_path)
+
+
+def test_an_upload_in_the_background_does_not_hold_the_loop(session, controller, make_checkpoint):
+    checkpoint = make_checkpoint()
+    hold = threading.Event()
+    upload = session.storage.upload
+
+    def slow(*args):
+        assert hold.wait(30)
+        return upload(*args)
+
+    session.storage.upload = slow
+    report({"epoch": 0}, checkpoint, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+    report({"epoch": 1})
+    assert [args[2] for args in controller.reports] == [1]
+    assert get_checkpoint() is None
+    hold.set()
+    session.finish()
+    assert [args[2] for args in controller.reports] == [1, 0]
+    assert controller.reports[1][3].upload.name == "checkpoint_000010"
+    assert get_checkpoint().path.endswith("checkpoint_000010")
+    assert not Path(checkpoint.path).exists()  # deleted after the upload, unless told otherwise
+
+
+def test_uploads_in_the_background_keep_their_order(session, controller, make_checkpoint):
+    for epoch in range(5):
+        report(
+            {"epoch": epoch},
+            make_checkpoint(f"files{epoch}"),
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+            delete_local_checkpoint_after_upload=False,
+        )
+    session.finish()
+    assert [args[3].metrics["epoch"] for args in controller.reports] == [0, 1, 2, 3, 4]
+
+
+def test_a_failed_upload_in_the_background_reaches_the_user_with_its_cause(
+    session, controller, make_checkpoint
+):
+    def broken(*args):
+        raise OSError("the disk is full")
+
+    session.storage.upload = broken
+    report({}, make_checkpoint(), checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+    with pytest.raises(CheckpointUploadError, match="OSError: the disk is full") as caught:
+        session.finish()
+    assert isinstance(caught.value.__cause__, OSError)
+    ((attempt, rank, index, failure),) = controller.upload_failed.calls
+    assert (attempt, rank, index) == (2, 1, 0)
+    assert "the disk is full" in failure.traceback
+    with pytest.raises(CheckpointUploadError):
+        report({"next": 1})
+    assert controller.reports == []
+
+
+def test_a_folder_that_is_gone_before_its_upload_is_explained(session, tmp_path):
+    gone = Checkpoint.from_directory(tmp_path / "gone")
+    report({}, gone, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+    with pytest.raises(CheckpointUploadError, match="TemporaryDirectory"):
+        session.finish()
+
+
+def test_local_files_are_deleted_after_the_upload_if_asked(session, make_checkpoint):
+    kept, deleted = make_checkpoint("kept"), make_checkpoint("deleted")
+    report({}, kept)
+    report({}, deleted, delete_local_checkpoint_after_upload=True)
+    assert Path(kept.path).exists()
+    assert not Path(deleted.path).exists()
+
+
+def test_a_checkpoint_that_holds_the_runs_folder_is_not_deleted(session, tmp_path):
+    with pytest.raises(ValueError, match="is inside the checkpoint"):
+        report(
+            {},
+            Checkpoint.from_directory(tmp_path / "runs"),
+            delete_local_checkpoint_after_upload=True,
+        )
+
+
+def test_files_written_where_they_belong_are_not_deleted_after_the_upload(session):
+    folder = Path(session.storage.path, "checkpoint_000010")
+    folder.mkdir()
+    (folder / "model").write_text("weights")
+    report({}, Checkpoint.from_directory(folder), delete_local_checkpoint_after_upload=True)
+    assert (folder / "model").exists()
+
+
+def test_a_checkpoint_that_is_in_the_storage_is_not_uploaded(session, controller):
+    folder = Path(session.storage.path, "mine")
+    folder.mkdir()
+    (folder / "model").write_text("weights")
+    mode = CheckpointUploadMode.NO_UPLOAD
+    report({}, Checkpoint.from_directory(folder), checkpoint_upload_mode=mode)
+    upload = controller.reports[0][3].upload
+    assert (upload.name, upload.in_place) == ("mine", True)
+    session.storage.commit(10, [upload], {})
+    (record,) = session.storage.records()
+    assert record.name == "mine"
+
+
+def test_a_checkpoint_elsewhere_needs_an_upload(session, make_checkpoint):
+    mode = CheckpointUploadMode.NO_UPLOAD
+    with pytest.raises(ValueError, match="build_checkpoint_path_from_name"):
+        report({}, make_checkpoint(), checkpoint_upload_mode=mode)
+
+
+def test_the_users_own_upload_is_used(session, controller, make_checkpoint):
+    def upload(checkpoint, name):
+        target = get_context().get_storage().build_checkpoint_path_from_name(name)
+        shutil.copytree(checkpoint.path, target)
+        return Checkpoint(target)
+
+    report({}, make_checkpoint(), "mine", checkpoint_upload_fn=upload)
+    assert controller.reports[0][3].upload.name == "mine"
+    assert (Path(session.storage.path) / "mine" / "model").exists()
+    with pytest.raises(ValueError, match=r"must return the miniray\.train\.Checkpoint"):
+        report({}, make_checkpoint("more"), checkpoint_upload_fn=lambda checkpoint, name: None)
+    with pytest.raises(TypeError, match="must be a function"):
+        report({}, make_checkpoint("again"), checkpoint_upload_fn="s3")
+
+
+def test_what_the_users_own_upload_left_when_it_was_killed_is_deleted(session, make_checkpoint):
+    class KilledError(BaseException):
+        pass
+
+    def upload(checkpoint, name):
+        target = get_context().get_storage().build_checkpoint_path_from_name(name)
+        shutil.copytree(checkpoint.path, target)
+        raise KilledError
+
+    with pytest.raises(KilledError):
+        report({}, make_checkpoint(), "mine", checkpoint_upload_fn=upload)
+    session.storage.delete_incomplete()
+    assert not Path(session.storage.path, "mine").exists()
+
+
+def test_a_rank_whose_place_was_taken_uploads_nothing(session, controller, make_checkpoint):
+    controller.begin_upload.answer = lambda *args: UploadPlace(refusal="others run")
+    with pytest.raises(AttemptOverError, match="Rank 1 of attempt 2 may not upload"):
+        report({}, make_checkpoint(), "epoch")
+    assert not Path(session.storage.path, "epoch").exists()
+
+
+def test_a_rank_of_an_older_driver_uploads_nothing(session, make_checkpoint):
+    session.storage.write_run_facts({"token": "another"})
+    with pytest.raises(RunTakenOverError, match="Another driver has started a run named 'run'"):
+        report({}, make_checkpoint(), "epoch")
+    assert not Path(session.storage.path, "epoch").exists()
+
+
+def test_files_go_where_the_controller_says(session, controller, make_checkpoint):
+    controller.begin_upload.answer = lambda *args: UploadPlace("epoch_attempt_2")
+    report({}, make_checkpoint(), "epoch")
+    assert controller.reports[0][3].upload.name == "epoch_attempt_2"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"checkpoint_upload_mode": "ASYNC"}, "CheckpointUploadMode.ASYNC"),
+        ({"validation": True}, "Validate in the train loop"),
+        ({"checkpoint_dir_name": "../escape"}, "name of one folder"),
+    ],
+)
+def test_what_can_not_be_done_is_refused_with_what_can(
+    session, controller, make_checkpoint, arguments, message
+):
+    with pytest.raises(ValueError, match=message):
+        report({}, make_checkpoint(), **arguments)
+    assert controller.reports == []
+
+
+def test_reported_checkpoints_come_with_their_metrics(session, controller):
+    report({})
+    (found,) = get_all_reported_checkpoints()
+    assert found.checkpoint.path.endswith("run/epoch")
+    assert (found.metrics, found.status) == ({"loss": 1}, ReportedCheckpointStatus.COMMITTED)
+    assert controller.reported_checkpoints.calls == [(2, 1, None)]
+    with pytest.raises(ValueError, match=r"CheckpointConsistencyMode\.COMMITTED"):
+        get_all_reported_checkpoints("COMMITTED")
+
+
+def test_who_did_not_report_is_named_when_time_runs_out(session, controller):
+    controller.reported_checkpoints.answer = lambda *args: ([], [0, 3])
+    with pytest.raises(CollectiveTimeoutError, match="ranks 0, 3 did not make"):
+        get_all_reported_checkpoints()
+    assert get_all_reported_checkpoints(timeout_s=0.1) == []
+
+
+def test_collective_calls_are_numbered(session, controller):
+    collective.barrier()
+    assert collective.broadcast_from_rank_zero("ignored") == "from rank 0"
+    assert controller.join.calls == [
+        (2, 1, 0, "barrier()", b""),
+        (2, 1, 1, "broadcast_from_rank_zero()", b""),
+    ]
+
+
+def test_a_collective_call_raises_what_the_controller_says(session, controller):
+    error = CollectiveError("Rank 0 returned")
+    controller.join.answer = lambda *args: CollectiveOutcome(error=error)
+    with pytest.raises(CollectiveError, match="Rank 0 returned"):
+        collective.barrier()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        get_context,
+        get_checkpoint,
+        get_all_reported_checkpoints,
+        lambda: report({}),
+        collective.barrier,
+        lambda: collective.broadcast_from_rank_zero(1),
+    ],
+)
 def test_outside_a_train_loop_there_is_no_session(function):
     with pytest.raises(RuntimeError, match="only inside a train loop"):
         function()

@@ -1,0 +1,60 @@
+"""A training run on two nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import miniray
+from miniray import train
+from miniray.cluster_utils import Cluster
+from miniray.train import DataParallelTrainer, RunConfig, ScalingConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def two_nodes(session_root: Path) -> Iterator[Cluster]:
+    """Two nodes with two CPUs each."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster.add_node(num_cpus=2)
+    miniray.init(address=cluster.address)
+    cluster.wait_for_nodes()
+    yield cluster
+    miniray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.usefixtures("two_nodes")
+def test_ranks_of_two_nodes_share_checkpoints_values_and_the_folder_of_their_output(
+    tmp_path: Path,
+) -> None:
+    def loop(config: dict[str, Any]) -> dict[str, Any]:
+        context = train.get_context()
+        rank = context.get_world_rank()
+        print(f"rank {rank} on node {context.get_node_rank()}")
+        own = miniray.get_runtime_context().get_node_id()
+        first = train.collective.broadcast_from_rank_zero(own)
+        folder = Path(config["folder"], str(rank))
+        folder.mkdir()
+        (folder / f"shard{rank}").write_text("x")
+        train.report({"same node": own == first}, train.Checkpoint.from_directory(folder))
+        train.collective.barrier()
+        (reported,) = train.get_all_reported_checkpoints()
+        with reported.checkpoint.as_directory() as files:
+            return {"files": sorted(path.name for path in Path(files).iterdir())}
+
+    result = DataParallelTrainer(
+        loop,
+        train_loop_config={"folder": str(tmp_path)},
+        scaling_config=ScalingConfig(num_workers=4),
+        run_config=RunConfig(name="run", storage_path=tmp_path / "results"),
+    ).fit()
+    assert result.return_value == {"files": [f"shard{rank}" for rank in range(4)]}
+    logs = tmp_path / "results" / "run" / "logs" / "attempt_001"
+    assert [(logs / f"rank_{rank}.out").read_text() for rank in range(4)] == [
+        f"rank {rank} on node {rank // 2}\n" for rank in range(4)
+    ]

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from miniray.train import Checkpoint, DataParallelTrainer, Result, RunConfig
+from miniray.train.filesystem import refuse_memory, resolve
+from miniray.train.storage import RunStorage
+from miniray.train.store import Store
+
+pyarrow_fs = pytest.importorskip("pyarrow.fs")
+
+
+@pytest.fixture(params=["local", "no parents", "parents", "pyarrow", "pyarrow local", "url"])
+def store_of_kind(request, tmp_path):
+    """The arguments of a storage, for each kind of filesystem that a user may give."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    options = {"auto_mkdir": request.param == "parents"}
+    return {
+        "local": (str(folder), None),
+        "url": (f"file://{folder}", None),
+        "pyarrow local": (str(folder), pyarrow_fs.LocalFileSystem()),
+        "pyarrow": ("a/b", pyarrow_fs.SubTreeFileSystem(str(folder), pyarrow_fs.LocalFileSystem())),
+    }.get(
+        request.param,
+        (
+            "a/b",
+            fsspec.filesystem(
+                "dir", path=str(folder), target_protocol="file", target_options=options
+            ),
+        ),
+    )
+
+
+def test_a_checkpoint_goes_through_any_filesystem(store_of_kind, tmp_path):
+    path, filesystem = store_of_kind
+    storage = pickle.loads(pickle.dumps(RunStorage(path, "run", filesystem)))
+    storage.write_run_facts({"token": "t", "state": "FINISHED"})
+    for rank in range(2):
+        folder = tmp_path / str(rank) / "deep" / "er"
+        folder.mkdir(parents=True)
+        (folder / f"shard{rank}").write_text(str(rank))
+        (folder.parent.parent / "same").write_text(f"from {rank}")
+    for number, name in enumerate(["checkpoint_000000", "epoch=[1]*"]):
+        uploads = [
+            storage.upload(Checkpoint.from_directory(tmp_path / str(rank)), name)
+            for rank in range(2)
+        ]
+        storage.commit(number, uploads, {"loss": 1})
+    storage.upload(Checkpoint.from_directory(tmp_path / "0"), "incomplete")
+    storage.upload(Checkpoint.from_directory(tmp_path / "0"), "checkpoint_000007")
+
+    assert storage.delete_incomplete() == 8
+    assert storage.files.names() == {"run.json", ".manifests", "checkpoint_000000", "epoch=[1]*"}
+    joined = f"{path}/run" if filesystem is not None else f"{path}/run/"
+    checkpoint = Result.from_path(joined, filesystem).checkpoint
+    checkpoint.update_metadata({"epoch": 1})
+    with checkpoint.as_directory() as local:
+        assert Path(local, "deep", "er", "shard1").read_text() == "1"
+        assert Path(local, "same").read_text() == "from 1"  # of the rank that was last
+    assert checkpoint.get_metadata() == {"epoch": 1}
+    assert len(storage.records()) == 2  # metadata that was added later do not spoil it
+    storage.delete("epoch=[1]*")
+    storage.delete("epoch=[1]*")
+    assert [record.name for record in storage.records()] == ["checkpoint_000000"]
+
+
+def test_a_name_with_a_pattern_deletes_nothing_else(tmp_path):
+    remote = fsspec.filesystem("dir", path=str(tmp_path), target_protocol="file")
+    store = Store(remote, "run")
+    store.write("a/x", "1")
+    store.write("*/x", "2")
+    store.delete_folder("*")
+    assert store.read("a/x") == "1"
+    assert store.read("*/x") is None
+
+
+def test_the_memory_of_one_process_is_refused_as_storage(tmp_path):
+    for path, filesystem in [
+        ("memory://runs", None),
+        ("runs", fsspec.filesystem("memory")),
+        ("runs", fsspec.filesystem("dir", path="/x", target_protocol="memory")),
+        ("runs", pyarrow_fs._MockFileSystem()),
+        ("runs", pyarrow_fs.SubTreeFileSystem("x", pyarrow_fs._MockFileSystem())),
+    ]:
+        config = RunConfig(storage_path=path, storage_filesystem=filesystem)
+        with pytest.raises(ValueError, match=r"in the memory of one process.*s3://bucket"):
+            DataParallelTrainer(lambda: None, run_config=config).fit()
+    for filesystem in (
+        fsspec.filesystem("file"),
+        fsspec.filesystem("dir", path="/x", target_protocol="file"),
+        resolve("x", pyarrow_fs.SubTreeFileSystem("/x", pyarrow_fs.LocalFileSystem()))[0],
+    ):
+        refuse_memory(filesystem, str(tmp_path))
+
+
+def test_the_parts_of_files_have_names_of_their_own(tmp_path, monkeypatch):
+    seen = []
+    replace = Path.replace
+    monkeypatch.setattr(Path, "replace", lambda s, to: (seen.append(s.name), replace(s, to))[1])
+    store = Store(fsspec.filesystem("file"), str(tmp_path))
+    for _ in range(3):
+        store.write("a", "1")
+    assert len(set(seen)) == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"a"}
+
+
+def test_a_copy_that_fails_leaves_no_part(tmp_path):
+    store = Store(fsspec.filesystem("file"), str(tmp_path / "store"))
+    (tmp_path / "source").mkdir()
+    with pytest.raises(FileNotFoundError):
+        store.put(tmp_path / "source", ["missing"], "target")
+    assert list((tmp_path / "store").rglob("*")) == [tmp_path / "store" / "target"]
+
+
+def test_a_download_that_fails_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    (tmp_path / "store" / "x").mkdir(parents=True)
+    (tmp_path / "store" / "x" / "model").write_text("weights")
+    remote = fsspec.filesystem("dir", path=str(tmp_path / "store"), target_protocol="file")
+
+    def broken(*args, **kwargs):
+        raise OSError("connection lost")
+
+    monkeypatch.setattr(remote, "get", broken)
+    checkpoint = Checkpoint("x", remote)
+    with pytest.raises(OSError, match="connection lost"), checkpoint.as_directory():
+        pass
+    assert list((tmp_path / "temporary").iterdir()) == []

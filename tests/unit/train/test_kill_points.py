@@ -1,0 +1,143 @@
+"""A run that is killed at any moment: what is complete can be read, and the next run works."""
+
+from __future__ import annotations
+
+import pytest
+from faulty_filesystem import Clock, Killed, TearingFileSystem, kill_on_disk
+
+from miniray.train import Checkpoint, CheckpointConfig, Result
+from miniray.train.metrics_log import MetricsLog, read_rows
+from miniray.train.recorder import RunRecorder
+from miniray.train.reports import Report, Step
+from miniray.train.storage import RunStorage
+
+#: The names of the checkpoints of the run that is killed; only the newest of them stays.
+NAMES = ["epoch=0", "checkpoint_000001", "epoch=2"]
+RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A folder with a file per rank."""
+    root = tmp_path_factory.mktemp("sources")
+    for rank in range(RANKS):
+        folder = root / str(rank) / "shards"
+        folder.mkdir(parents=True)
+        (folder / f"rank{rank}").write_text(f"weights of {rank}")
+    return root
+
+
+def live(storage, sources, names):
+    """A run with a report for each name; returns the checkpoint from which it began."""
+    recorder = RunRecorder(storage, CheckpointConfig(num_to_keep=1), None, (), "token")
+    storage.write_run_facts({"token": "token", "state": "RUNNING"})
+    recorder.open()
+    first, begun = recorder.next_number, recorder.latest_checkpoint
+    for index, name in enumerate(names):
+        uploads = [storage.upload(Checkpoint(sources / str(rank)), name) for rank in range(RANKS)]
+        reports = {rank: Report({"name": name}, upload) for rank, upload in enumerate(uploads)}
+        recorder.record(first, [Step(index, reports)])
+    recorder.close()
+    storage.write_run_facts({"token": "token", "state": "FINISHED"})
+    return begun
+
+
+def newest(storage):
+    """The name of the newest checkpoint, of which everything must be there; None if none is."""
+    records = storage.records()
+    if not records:
+        return None
+    name = records[-1].name
+    assert records[-1].metrics == {"name": name}
+    for rank in range(RANKS):
+        content = storage.filesystem.cat_file(f"{storage.path}/{name}/shards/rank{rank}")
+        assert content == f"weights of {rank}".encode()
+    return name
+
+
+def check(storage, sources, committed):
+    """What must hold after a kill, and after the next run of the same name.
+
+    Args:
+        storage: The storage, as another process sees it.
+        sources: What ranks upload.
+        committed: How many manifests had been written whole.
+    """
+    found = newest(storage)
+    assert found == (NAMES[committed - 1] if committed else None)
+    if storage.run_facts():
+        result = Result.from_path(storage.path, storage.filesystem)
+        assert (result.checkpoint and result.checkpoint.path.rpartition("/")[2]) == found
+    # What was not completed can be reported under the same name again.
+    names = [name for name in NAMES[committed:] if name.startswith("epoch")] or ["epoch=3"]
+    begun = live(storage, sources, names)
+    assert (begun and begun.path.rpartition("/")[2]) == found
+    assert newest(storage) == names[-1]
+    numbers = [row["number"] for row in read_rows(storage)]
+    assert numbers == sorted(set(numbers))
+    # Only what is listed is left; one of before may be, if its delete had not begun.
+    files = {"run.json", "metrics.jsonl", "metrics.csv", ".manifests", ".metrics"}
+    kept = {record.name for record in storage.records()}
+    assert storage.files.names() - files == kept
+    assert storage.files.names(".manifests") == {f"{name}.json" for name in kept}
+
+
+def test_a_store_without_rename_survives_a_kill_at_every_write_and_every_byte_of_a_manifest(
+    sources,
+):
+    whole = Clock()
+    live(RunStorage("runs", "run", TearingFileSystem({}, whole)), sources, NAMES)
+    manifest_bytes = [name for name in whole.names if "of runs/run/.manifests/" in name]
+    assert len(manifest_bytes) > 300
+    for fatal in range(whole.moments):
+        content = {}
+        clock = Clock(fatal)
+        with pytest.raises(Killed):
+            live(RunStorage("runs", "run", TearingFileSystem(content, clock)), sources, NAMES)
+        committed = sum(
+            name.startswith("write runs/run/.manifests/") and name.endswith(".json")
+            for name in clock.names
+        )
+        after = RunStorage("runs", "run", TearingFileSystem(content, Clock()))
+        check(after, sources, committed)
+
+
+def test_the_machines_own_filesystem_survives_a_kill_at_every_change(sources, tmp_path):
+    whole = Clock()
+    folder = tmp_path / "whole"
+    kill_on_disk(str(folder), whole, lambda: live(RunStorage(folder, "run"), sources, NAMES))
+    assert whole.moments > 50
+    for fatal in range(whole.moments):
+        folder = tmp_path / str(fatal)
+        storage = RunStorage(folder, "run")
+        clock = Clock(fatal)
+        with pytest.raises(Killed):
+            kill_on_disk(str(folder), clock, lambda s=storage: live(s, sources, NAMES))
+        committed = sum(
+            name.startswith("os.rename") and name.endswith(".json')") and "/.manifests/" in name
+            for name in clock.names
+        )
+        check(storage, sources, committed)
+
+
+def test_no_row_of_metrics_is_lost_when_a_later_run_is_killed_while_it_writes():
+    first, whole = {}, Clock()
+    log_rows(RunStorage("runs", "run", TearingFileSystem(first, Clock())), range(3))
+    log_rows(RunStorage("runs", "run", TearingFileSystem(dict(first), whole)), range(3, 5))
+    for fatal in range(whole.moments):
+        content = dict(first)
+        storage = RunStorage("runs", "run", TearingFileSystem(content, Clock(fatal)))
+        with pytest.raises(Killed):
+            log_rows(storage, range(3, 5))
+        after = RunStorage("runs", "run", TearingFileSystem(content, Clock()))
+        numbers = [row["number"] for row in read_rows(after)]
+        assert numbers[:3] == [0, 1, 2], whole.names[fatal]
+        log_rows(after, range(5, 6))
+        assert [row["number"] for row in read_rows(after)] == [*numbers, 5]
+
+
+def log_rows(storage, numbers):
+    log = MetricsLog(storage)
+    for number in numbers:
+        log.append([{"number": number, "metrics": {"loss": number}}])
+    log.close()

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+from miniray.train import CheckpointConfig, RunConfig, ScalingConfig
+from miniray.train.run_description import describe_run
+
+
+def train_loop(config, more=None):
+    pass
+
+
+def test_a_configuration_is_json_that_a_person_can_read():
+    class Own:
+        def __repr__(self):
+            return "Own()"
+
+    run = RunConfig(name="run", checkpoint_config=CheckpointConfig(num_to_keep=2))
+    described = describe_run(
+        name="run",
+        train_loop=functools.partial(train_loop, more=1),
+        train_loop_config={"lr": 0.1, "layers": (1, 2), "data": Path("/d"), "own": Own()},
+        scaling_config=ScalingConfig(num_workers=3),
+        run_config=run,
+    )
+    described = json.loads(json.dumps(described))
+    assert described["train_loop"].endswith("test_run_description.train_loop")
+    assert described["train_loop_config"]["lr"] == 0.1
+    assert described["train_loop_config"]["layers"] == [1, 2]
+    assert described["train_loop_config"]["own"] == "Own()"
+    assert described["scaling_config"]["num_workers"] == 3
+    assert described["run_config"]["checkpoint_config"]["num_to_keep"] == 2
+
+
+def test_what_looks_like_a_secret_is_hidden():
+    import fsspec
+
+    filesystem = fsspec.filesystem("dir", path="/x", target_protocol="file", secret="geheim")
+    described = describe_run(
+        name="run",
+        train_loop=train_loop,
+        train_loop_config={"api_key": "geheim", "tokenizer": "bert", "num_keys": 3},
+        run_config=RunConfig(
+            storage_path="/x",
+            storage_filesystem=filesystem,
+            worker_runtime_env={"env_vars": {"HF_TOKEN": "geheim", "MODE": "fast"}},
+        ),
+    )
+    assert "geheim" not in json.dumps(described)
+    assert described["train_loop_config"]["tokenizer"] == "bert"
+    assert described["run_config"]["worker_runtime_env"]["env_vars"]["MODE"] == "fast"
+
+
+def test_values_that_never_end_are_cut():
+    endless: list[object] = []
+    endless.append(endless)
+    config = {"a": endless, "b": "x" * 10_000, "c": list(range(10_000))}
+    described = describe_run(name="run", train_loop=train_loop, train_loop_config=config)
+    assert len(json.dumps(described)) < 10_000
+    assert described["train_loop_config"]["c"][-1] == "... and 9800 more"
+
+
+def test_values_without_a_text_are_named_by_their_class():
+    class Broken:
+        def __repr__(self):
+            raise RuntimeError("no text")
+
+    described = describe_run(name="run", train_loop=train_loop, train_loop_config={"a": Broken()})
+    assert described["train_loop_config"] == {"a": "Broken"}

@@ -1,0 +1,91 @@
+"""The calls that ranks make to the controller: reports, uploads, collectives.
+
+Each is passed to the attempt that runs; ranks of earlier attempts are turned away. What
+becomes of complete steps is not decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from miniray.train.attempt import UploadPlace
+from miniray.train.exceptions import CollectiveError
+from miniray.train.rendezvous import CollectiveOutcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from miniray.train.attempt import Attempt
+    from miniray.train.checkpoint_book import CheckpointRecord
+    from miniray.train.failures import WorkerFailure
+    from miniray.train.progress_feed import ProgressFeed
+    from miniray.train.recorder import RunRecorder
+    from miniray.train.reports import Report, Step
+
+
+class RankCalls:
+    """The controller as its ranks see it.
+
+    Args:
+        feed: Where the user is told what is odd about the reports.
+        recorder: Knows the checkpoints that the run has.
+        collective_timeout: Seconds that ranks wait for each other; 0 is no limit.
+    """
+
+    def __init__(
+        self, feed: ProgressFeed, recorder: RunRecorder, collective_timeout: float
+    ) -> None:
+        self._feed = feed
+        self._recorder = recorder
+        self._collective_timeout = collective_timeout
+        self._attempt: Attempt | None = None
+        #: Steps that every rank has reported and that are to be recorded.
+        self._steps: asyncio.Queue[Step] = asyncio.Queue()
+
+    async def report(self, attempt: int, rank: int, index: int, report: Report) -> None:
+        """Take the report of a rank; those of ended attempts are dropped."""
+        current = self._current(attempt)
+        if current is not None:
+            self._take(current.report(rank, index, report))
+
+    async def begin_upload(self, attempt: int, rank: int, index: int, name: str) -> UploadPlace:
+        """Tell a rank where to upload the checkpoint of a report."""
+        current = self._current(attempt)
+        if current is None:
+            return UploadPlace(refusal="other workers have taken its place")
+        return current.begin_upload(rank, index, name)
+
+    async def upload_failed(
+        self, attempt: int, rank: int, index: int, failure: WorkerFailure | None
+    ) -> None:
+        """Take note that an upload has ended in vain."""
+        if (current := self._current(attempt)) is not None:
+            current.upload_failed(rank, index, failure)
+
+    async def join(
+        self, attempt: int, rank: int, number: int, call: str, value: bytes
+    ) -> CollectiveOutcome:
+        """Let a rank wait in a collective call for the others."""
+        current = self._current(attempt)
+        if current is None:
+            return CollectiveOutcome(error=CollectiveError("Other workers run in place of these."))
+        return await current.join(rank, number, call, value)
+
+    async def reported_checkpoints(
+        self, attempt: int, count: int, timeout: float | None
+    ) -> tuple[list[CheckpointRecord], list[int]]:
+        """The run's checkpoints once so many reports are recorded, and who has not made them."""
+        limit = self._collective_timeout if timeout is None else timeout
+        current = self._current(attempt)
+        missing = [] if current is None else await current.until_recorded(count, limit)
+        return self._recorder.checkpoints, missing
+
+    def _current(self, attempt: int) -> Attempt | None:
+        """The attempt of this number, if it is the one that runs."""
+        current = self._attempt
+        return current if current is not None and current.number == attempt else None
+
+    def _take(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self._steps.put_nowait(step)
