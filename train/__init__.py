@@ -11,11 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from miniray.train.backend import Backend, BackendConfig
-    from miniray.train.callbacks import Callback, UserCallback
+    from miniray.train.callbacks import (
+        Callback,
+        CSVCallback,
+        JSONCallback,
+        MLflowCallback,
+        ProgressCallback,
+        TensorBoardCallback,
+        UserCallback,
+    )
     from miniray.train.checkpoint import Checkpoint
     from miniray.train.config import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from miniray.train.context import TrainContext, get_checkpoint, get_context, report
+    from miniray.train.data import DataConfig, get_dataset_shard
     from miniray.train.exceptions import (
+        CallbackError,
         ControllerError,
         TrainingFailedError,
         WorkerGroupError,
@@ -27,53 +37,69 @@ if TYPE_CHECKING:
 _HOMES = {
     "Backend": "backend",
     "BackendConfig": "backend",
+    "CSVCallback": "callbacks",
     "Callback": "callbacks",
+    "CallbackError": "exceptions",
     "Checkpoint": "checkpoint",
     "CheckpointConfig": "config",
     "ControllerError": "exceptions",
+    "DataConfig": "data",
     "DataParallelTrainer": "trainer",
     "FailureConfig": "config",
     "FailurePolicy": "policies",
+    "JSONCallback": "callbacks",
+    "MLflowCallback": "callbacks",
+    "ProgressCallback": "callbacks",
     "Result": "result",
     "RunConfig": "config",
     "ScalingConfig": "config",
     "ScalingPolicy": "policies",
+    "TensorBoardCallback": "callbacks",
     "TrainContext": "context",
     "TrainingFailedError": "exceptions",
     "UserCallback": "callbacks",
     "WorkerGroupError": "exceptions",
     "get_checkpoint": "context",
     "get_context": "context",
+    "get_dataset_shard": "data",
     "report": "context",
 }
 
 __all__ = [
     "Backend",
     "BackendConfig",
+    "CSVCallback",
     "Callback",
+    "CallbackError",
     "Checkpoint",
     "CheckpointConfig",
     "ControllerError",
+    "DataConfig",
     "DataParallelTrainer",
     "FailureConfig",
     "FailurePolicy",
+    "JSONCallback",
+    "MLflowCallback",
+    "ProgressCallback",
     "Result",
     "RunConfig",
     "ScalingConfig",
     "ScalingPolicy",
+    "TensorBoardCallback",
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",
     "WorkerGroupError",
     "get_checkpoint",
     "get_context",
+    "get_dataset_shard",
     "report",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "torch":
-        return importlib.import_module("miniray.train.torch")
+    if name in ("data", "jax", "torch"):
+        return importlib.import_module(f"miniray.train.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

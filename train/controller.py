@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from miniray.exceptions import MinirayError
 from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
+from miniray.train.callbacks.runner import CallbackRunner
+from miniray.train.exceptions import CallbackError
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.policies import FailureDecision
 from miniray.train.progress_feed import Progress, ProgressFeed, Row
@@ -112,14 +114,13 @@ class TrainController:
     ) -> None:
         self._spec = spec
         self._make_group = make_group
-        self._context = RunContext(
-            spec.name, spec.storage.path, spec.run_config, spec.scaling_config
+        storage = spec.storage
+        context = RunContext(
+            spec.name, storage.path, spec.run_config, spec.scaling_config, storage.filesystem
         )
-        self._callbacks = spec.run_config.callbacks or []
+        self._callbacks = CallbackRunner(spec.run_config.callbacks or [], context)
         assert spec.run_config.checkpoint_config is not None
-        self._recorder = RunRecorder(
-            spec.storage, spec.run_config.checkpoint_config, self._context, self._callbacks
-        )
+        self._recorder = RunRecorder(storage, spec.run_config.checkpoint_config, self._callbacks)
         self._token = secrets.token_hex(16)
         self._started = time.time()
         self._state = RunState.INITIALIZING
@@ -127,6 +128,7 @@ class TrainController:
         self._group: WorkerGroup | None = None
         self._attempt: Attempt | None = None
         self._attempts = 0
+        self._size = 0  # world size of the group that was connected last
         self._message = ""
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
         self._machine: asyncio.Task[None] | None = None
@@ -149,7 +151,11 @@ class TrainController:
         try:
             await self._first_of(self._machine, recording)
         except asyncio.CancelledError:
-            await self._move(RunState.ABORTED)
+            try:
+                await self._move(RunState.ABORTED)
+            except CallbackError as error:
+                failure = WorkerFailure.of(error)
+                await self._fail()
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
             failure = WorkerFailure.of(error)
             await self._fail()
@@ -195,6 +201,7 @@ class TrainController:
     def _open(self) -> None:
         self._write_facts()
         self._recorder.open()
+        self._callbacks.start()
 
     async def _schedule(self) -> RunState:
         spec = self._spec
@@ -209,7 +216,14 @@ class TrainController:
             for rank, failure in error.failures.items():
                 self._attempt.fail(rank, failure)
             return await self._judge_failure()
+        await self._note_size(decision.num_workers)
         return RunState.RUNNING
+
+    async def _note_size(self, size: int) -> None:
+        """Remember the world size, and tell the callbacks if it is another than before."""
+        old, self._size = self._size, size
+        if old not in (0, size) and self._callbacks:
+            await self._blocking(self._callbacks.tell, "after_resize", old, size)
 
     async def _place(self, group: WorkerGroup, decision: ScalingDecision) -> None:
         """Wait for the resources of a group, and tell the user if that takes long."""
@@ -283,8 +297,7 @@ class TrainController:
     def _tell_failure(self, failures: dict[int, WorkerFailure]) -> None:
         if self._callbacks:
             exceptions = {rank: failure.exception() for rank, failure in failures.items()}
-            for callback in self._callbacks:
-                callback.after_exception(self._context, exceptions)
+            self._callbacks.tell("after_exception", exceptions)
 
     # --- steps, states, endings -----------------------------------------------------------
 
@@ -311,11 +324,7 @@ class TrainController:
         self._state = state
         self._feed.set_state(state)
         if self._callbacks:
-            await self._blocking(self._tell_state, old, state)
-
-    def _tell_state(self, old: RunState, new: RunState) -> None:
-        for callback in self._callbacks:
-            callback.on_state_change(self._context, old, new)
+            await self._blocking(self._callbacks.tell, "on_state_change", old, state)
 
     async def _fail(self) -> None:
         """End in ERRORED without asking callbacks, which may be what failed."""
@@ -330,12 +339,16 @@ class TrainController:
     async def _finish(self, failure: WorkerFailure | None) -> RunOutcome:
         if failure is not None:
             self._message = failure.summary
-        try:
-            await self._blocking(self._close)
-        except Exception as error:  # the driver is told of the first failure
-            logger.debug("The results of run %s are incomplete.", self._spec.name, exc_info=True)
-            failure = failure or WorkerFailure.of(error)
-            self._state = RunState.ERRORED
+        # Callbacks end first, so that what is stored of the run includes what they raise.
+        for ending in (self._end_callbacks, self._close):
+            try:
+                await self._blocking(ending)
+            except Exception as error:  # noqa: PERF203 - the driver is told of the first failure
+                logger.debug("Run %s ended incompletely.", self._spec.name, exc_info=True)
+                if failure is None:
+                    failure = WorkerFailure.of(error)
+                    self._message = failure.summary
+                self._state = RunState.ERRORED
         self._io.shutdown(wait=False)
         attempt = self._attempt
         by_workers = self._state is RunState.ERRORED and failure is None
@@ -348,6 +361,10 @@ class TrainController:
             worker_failures=attempt.failures if attempt is not None and by_workers else {},
             controller_failure=failure,
         )
+
+    def _end_callbacks(self) -> None:
+        error = self._message if self._state is RunState.ERRORED else None
+        self._callbacks.end(self._state, error)
 
     def _close(self) -> None:
         self._recorder.close()

@@ -54,3 +54,24 @@ class ControllerError(TrainingFailedError):
 
     def __reduce__(self) -> tuple[Callable[..., ControllerError], tuple[BaseException, str]]:
         return type(self), (self.controller_failure, self.details)
+
+
+class CallbackError(MinirayError):
+    """A hook of a callback failed; the ``controller_failure`` of a :class:`ControllerError`.
+
+    Attributes:
+        callback: Name of the callback's class.
+        hook: Name of the hook.
+        cause: The exception that the hook raised.
+    """
+
+    def __init__(self, callback: str, hook: str, cause: BaseException) -> None:
+        super().__init__(
+            f"The callback {callback} failed in {hook}(): {type(cause).__name__}: {cause}"
+        )
+        self.callback = callback
+        self.hook = hook
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[Callable[..., CallbackError], tuple[str, str, BaseException]]:
+        return type(self), (self.callback, self.hook, self.cause)

@@ -7,6 +7,7 @@ from a failure is the controller's decision.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -123,11 +124,16 @@ class WorkerGroup:
             ).remote(self._backend)
             for bundle in range(self.size)
         ]
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in miniray.nodes()}
+        nodes = miniray.nodes()
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
+        labels = {node["NodeID"]: node.get("Labels", {}) for node in nodes}
         described = [worker.describe.remote(addresses) for worker in self._workers]
         # Sent right behind, so that frameworks load while ranks are given out.
         prepared = [worker.prepare.remote() for worker in self._workers]
-        infos: list[WorkerInfo] = await gather_workers(described)
+        infos: list[WorkerInfo] = [
+            dataclasses.replace(info, labels=labels.get(info.node_id, {}))
+            for info in await gather_workers(described)
+        ]
         members = self._take_ranks(infos)
         order = [member.ranks.world_rank for member in members]
         connected = [
@@ -141,7 +147,9 @@ class WorkerGroup:
     def _take_ranks(self, infos: Sequence[WorkerInfo]) -> list[Member]:
         """What each worker is told of the group, in the order of ``infos``."""
         ranks = assign_ranks(infos)
-        master = next(info for info, rank in zip(infos, ranks, strict=True) if rank.world_rank == 0)
+        in_order = _in_order(infos, [rank.world_rank for rank in ranks])
+        environments = self._backend.environments(in_order, self._resources)
+        master = in_order[0]
         return [
             Member(
                 ranks=rank,
@@ -150,6 +158,7 @@ class WorkerGroup:
                 listener=None,
                 resources=self._resources,
                 node_devices=shared_devices(infos, info.node_id),
+                environment=environments[rank.world_rank],
             )
             for info, rank in zip(infos, ranks, strict=True)
         ]

@@ -1,0 +1,103 @@
+"""Calls the hooks of a run's callbacks, one at a time.
+
+An exception in a hook becomes a ``CallbackError``, which names the callback and the
+hook. When which hook is called is the controller's and the recorder's part.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any, Literal
+
+from miniray.train.exceptions import CallbackError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from miniray.train.callbacks.base import Callback, RunContext
+    from miniray.train.checkpoint import Checkpoint
+    from miniray.train.state import RunState
+
+logger = logging.getLogger(__name__)
+
+Hook = Literal[
+    "on_start",
+    "on_state_change",
+    "after_report",
+    "after_checkpoint",
+    "after_exception",
+    "after_resize",
+    "on_end",
+]
+
+
+class CallbackRunner:
+    """The callbacks of one run. Not thread-safe: one thread calls it.
+
+    Args:
+        callbacks: The callbacks, in the order in which they are called.
+        context: What they are told of the run.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], context: RunContext) -> None:
+        self._callbacks = list(callbacks)
+        self._context = context
+        self._started: list[Callback] = []
+
+    def __bool__(self) -> bool:
+        """Whether there is anybody to tell."""
+        return bool(self._callbacks)
+
+    def start(self) -> None:
+        """Tell each that the run starts; whoever was told will be told of its end."""
+        for callback in self._callbacks:
+            self._started.append(callback)
+            self._call(callback, "on_start", self._context)
+
+    def tell(self, hook: Hook, *arguments: Any) -> None:
+        """Call a hook of each callback.
+
+        Raises:
+            CallbackError: One of them failed; those after it were not called.
+        """
+        for callback in self._callbacks:
+            self._call(callback, hook, self._context, *arguments)
+
+    def tell_report(
+        self, number: int, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+    ) -> None:
+        """Tell of a complete report, and of its checkpoint before that.
+
+        Raises:
+            CallbackError: A callback failed; those after it were not called.
+        """
+        context = dataclasses.replace(self._context, report_number=number)
+        for callback in self._callbacks:
+            if checkpoint is not None:
+                self._call(callback, "after_checkpoint", context, checkpoint, metrics[0])
+            self._call(callback, "after_report", context, metrics, checkpoint)
+
+    def end(self, state: RunState, error: str | None) -> None:
+        """Tell everybody that the run is over, also when one of them fails at that.
+
+        Raises:
+            CallbackError: Of the first that failed.
+        """
+        failures: list[CallbackError] = []
+        started, self._started = self._started, []
+        for callback in started:
+            try:
+                self._call(callback, "on_end", self._context, state, error)
+            except CallbackError as failure:  # noqa: PERF203 - each is told of the end
+                logger.warning("%s", failure)
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    @staticmethod
+    def _call(callback: Callback, hook: Hook, *arguments: Any) -> None:
+        try:
+            getattr(callback, hook)(*arguments)
+        except (Exception, SystemExit) as error:
+            raise CallbackError(type(callback).__qualname__, hook, error) from error
