@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import numbers
 import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.callbacks.base import Callback
 from miniray.train.callbacks.libraries import choose
-from miniray.train.metrics_log import flatten
+from miniray.train.callbacks.values import scalars, step_of
 from miniray.train.state import RunState
 
 if TYPE_CHECKING:
@@ -91,8 +90,8 @@ class MLflowCallback(Callback):
         run = client.create_run(experiment_id, run_name=run_context.name, tags=tags)
         self._run_id = run.info.run_id
         scaling = dataclasses.asdict(run_context.scaling_config)
-        params = {**{key: value for key, value in scaling.items() if value is not None}}
-        for key, value in {**params, **self.params}.items():
+        known = {key: value for key, value in scaling.items() if value is not None}
+        for key, value in {**known, **self.params}.items():
             client.log_param(self._run_id, key, value)
 
     def after_report(
@@ -102,21 +101,11 @@ class MLflowCallback(Callback):
         checkpoint: Checkpoint | None,
     ) -> None:
         """Log the numbers of rank 0."""
-        from mlflow.entities import Metric
-
-        values = flatten(metrics[0])
-        step = run_context.report_number if self.step_key is None else values.get(self.step_key)
-        if not isinstance(step, int):
-            raise ValueError(  # noqa: TRY004 - what was reported is wrong
-                f"MLflowCallback(step_key={self.step_key!r}) needs a whole number of this name in "
-                f"each report; there are: {', '.join(values) or 'none'}."
-            )
+        entity = importlib.import_module("mlflow.entities").Metric
+        step = step_of(self, self.step_key, run_context, metrics[0])
         now = int(time.time() * 1000)
-        entries = [
-            Metric(key, float(value), now, step)
-            for key, value in values.items()
-            if isinstance(value, numbers.Real) and not isinstance(value, bool)
-        ]
+        values = scalars(metrics[0])
+        entries = [entity(key, value, now, step) for key, value in values.items()]
         for start in range(0, len(entries), _MOST_METRICS):
             self._client.log_batch(self._run_id, metrics=entries[start : start + _MOST_METRICS])
 

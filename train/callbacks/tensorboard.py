@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import numbers
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.callbacks.base import Callback
 from miniray.train.callbacks.libraries import choose
-from miniray.train.metrics_log import flatten
+from miniray.train.callbacks.values import scalars, step_of
 
 if TYPE_CHECKING:
     import os
@@ -66,19 +65,9 @@ class TensorBoardCallback(Callback):
         checkpoint: Checkpoint | None,
     ) -> None:
         """Write the numbers of rank 0."""
-        values = flatten(metrics[0])
-        assert run_context.report_number is not None
-        self._step = run_context.report_number
-        if self.step_key is not None:
-            if not isinstance(values.get(self.step_key), int):
-                raise ValueError(
-                    f"TensorBoardCallback(step_key={self.step_key!r}) needs a whole number of this "
-                    f"name in each report; there are: {', '.join(values) or 'none'}."
-                )
-            self._step = values[self.step_key]
-        for key, value in values.items():
-            if isinstance(value, numbers.Real) and not isinstance(value, bool):
-                self._writer.add_scalar(key, float(value), self._step)
+        self._step = step_of(self, self.step_key, run_context, metrics[0])
+        for key, value in scalars(metrics[0]).items():
+            self._writer.add_scalar(key, value, self._step)
 
     def after_exception(
         self, run_context: RunContext, worker_exceptions: dict[int, BaseException]

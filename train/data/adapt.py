@@ -85,7 +85,7 @@ def _source_of(name: str, dataset: Any) -> Source | StreamSource:
         return ParquetSource(dataset)
     library = type(dataset).__module__.partition(".")[0]
     if library in _BY_LIBRARY:
-        source = _BY_LIBRARY[library](dataset)
+        source: Source | StreamSource | None = _BY_LIBRARY[library](dataset)
         if source is not None:
             return source
     return _items_of(name, dataset)
@@ -146,14 +146,12 @@ def _from_arrow(dataset: Any) -> Source | None:
 
 
 def _from_pandas(dataset: Any) -> Source | None:
-    import pandas
-
-    if not isinstance(dataset, pandas.DataFrame):
-        return None
     import pyarrow
 
     from miniray.train.data.tables import TableSource
 
+    if type(dataset).__name__ != "DataFrame":
+        return None
     return TableSource(pyarrow.Table.from_pandas(dataset, preserve_index=False))
 
 

@@ -101,7 +101,7 @@ def collate_numpy(items: Sequence[Any]) -> Any:
     if arrays[0].dtype.kind in "US":
         return np.array(items, dtype=object)
     if len({array.shape for array in arrays}) > 1:
-        ragged = np.empty(len(arrays), dtype=object)
+        ragged: Any = np.empty(len(arrays), dtype=object)
         ragged[:] = arrays
         return ragged
     return np.stack(arrays)

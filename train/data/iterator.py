@@ -299,9 +299,9 @@ class DataIterator:
         plan = self._plan(position, spec)
         assert plan is not None
         order = EpochOrder(source.block_sizes, self._seed, position.epoch)
-        reader: PartReader | LocalShuffle = PartReader(source, order, position.own(self._rank))
-        if spec.local_shuffle is not None:
-            reader = LocalShuffle(reader, *spec.local_shuffle, position.epoch)
+        part = PartReader(source, order, position.own(self._rank))
+        mixed = spec.local_shuffle and LocalShuffle(part, *spec.local_shuffle, position.epoch)
+        reader = mixed or part
         begin = position.taken
         for start, stop in plan.bounds():
             yield reader.read(begin + start, begin + stop)

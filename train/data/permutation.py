@@ -33,7 +33,7 @@ def mix(values: Any) -> Any:
 
 def derive_key(*numbers: int) -> int:
     """A 64-bit key that each of these numbers, and their order, changes."""
-    key = np.zeros(1, np.uint64)
+    key: Any = np.zeros(1, np.uint64)
     for number in numbers:
         key = mix(key + np.uint64(_GOLDEN) + np.full(1, number & _MASK, np.uint64))
     return int(key[0])
