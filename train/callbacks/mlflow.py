@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib
 import time
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
     from miniray.train.callbacks.base import RunContext
     from miniray.train.checkpoint import Checkpoint
 
-#: By which a run that goes on is found again in MLflow: the path of its folder.
-_PATH_TAG = "miniray.run_path"
+#: By which a run that goes on is found again in MLflow: a hash of the path of its folder, which
+#: itself may hold quotes that MLflow's search does not take.
+_RUN_TAG = "miniray.run"
 
 #: MLflow takes so many metrics in one request.
 _MOST_METRICS = 1000
@@ -79,14 +81,13 @@ class MLflowCallback(Callback):
         experiment_id = (
             experiment.experiment_id if experiment is not None else client.create_experiment(name)
         )
-        found = client.search_runs(
-            [experiment_id], filter_string=f"tags.`{_PATH_TAG}` = '{_quoted(run_context.path)}'"
-        )
+        mark = hashlib.sha256(run_context.path.encode()).hexdigest()
+        found = client.search_runs([experiment_id], filter_string=f"tags.`{_RUN_TAG}` = '{mark}'")
         if found:
             self._run_id = found[0].info.run_id
             client.update_run(self._run_id, status="RUNNING")
             return
-        tags = {_PATH_TAG: run_context.path, **self.tags}
+        tags = {_RUN_TAG: mark, "miniray.path": run_context.path, **self.tags}
         run = client.create_run(experiment_id, run_name=run_context.name, tags=tags)
         self._run_id = run.info.run_id
         scaling = dataclasses.asdict(run_context.scaling_config)
@@ -122,8 +123,3 @@ class MLflowCallback(Callback):
         if error is not None:
             self._client.set_tag(self._run_id, "miniray.error", error[:5000])
         self._client.set_terminated(self._run_id, status=_STATUS[state])
-
-
-def _quoted(text: str) -> str:
-    """As MLflow reads it between single quotes."""
-    return text.replace("'", "\\'")

@@ -18,7 +18,7 @@ def scalars(metrics: Mapping[str, Any]) -> dict[str, float]:
     return {
         key: float(value)
         for key, value in flatten(metrics).items()
-        if isinstance(value, numbers.Real) and type(value) is not bool
+        if not isinstance(value, bool) and isinstance(value, numbers.Real)
     }
 
 
