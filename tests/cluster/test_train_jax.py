@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,14 @@ from miniray.train.v2.jax import JaxTrainer
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytest.importorskip("jax", reason="JAX comes with the extra 'jax'")
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("cluster"),
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(
+        importlib.util.find_spec("jax") is None, reason="JAX comes with the extra 'jax'"
+    ),
+]
 
 
 def fit(loop: Any, folder: Path, datasets: Any = None) -> train.Result:
@@ -77,7 +84,8 @@ def test_a_model_is_trained_on_the_data_of_both_workers(tmp_path: Path) -> None:
         train.report({"weight": float(weight)})
         return float(weight)
 
-    pa = pytest.importorskip("pyarrow")
+    import pyarrow as pa
+
     values = [n / 16 for n in range(16)]
     table = pa.table({"x": values, "y": [3 * x for x in values]})
     result = fit(loop, tmp_path, {"train": table})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +22,13 @@ from miniray.train.state import RunState
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(
+        importlib.util.find_spec("mlflow") is None, reason="they come with the extra 'trackers'"
+    ),
+]
 
 
 def start(callback: Any, folder: Path) -> CallbackRunner:
@@ -33,7 +40,6 @@ def start(callback: Any, folder: Path) -> CallbackRunner:
 
 
 def test_tensorboard_writes_a_file_that_holds_the_numbers(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX", reason="it comes with the extra 'trackers'")
     from tensorboardX.proto.event_pb2 import Event
 
     runner = start(TensorBoardCallback(), tmp_path)
@@ -57,7 +63,8 @@ def test_tensorboard_writes_a_file_that_holds_the_numbers(tmp_path: Path) -> Non
 
 
 def test_mlflow_has_a_run_that_goes_on(tmp_path: Path, monkeypatch: Any) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="it comes with the extra 'trackers'")
+    import mlflow
+
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "mlruns").as_uri()
     folder = tmp_path / "it's a run"
