@@ -15,6 +15,9 @@ from miniray.train.data.permutation import Permutation, derive_key
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+#: Rows of a block whose numbers are computed together: for few at a time, each costs much more.
+_TOGETHER = 2**14
+
 #: What the keys are for, so that they differ where their numbers do not.
 _BLOCKS, _ROWS = 1, 2
 
@@ -37,6 +40,7 @@ class EpochOrder:
             self._blocks = Permutation(len(sizes), key).take(self._blocks)
         self._ends = np.cumsum(np.asarray(sizes, dtype=np.int64)[self._blocks])
         self._inner: tuple[int, Permutation] | None = None
+        self._ready: tuple[int, Any] | None = None  # a place in it, and the numbers from there
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, Any]]:
         """Blocks of these positions, in order, each with the numbers of its rows.
@@ -60,4 +64,10 @@ class EpochOrder:
         if self._inner is None or self._inner[0] != block:
             key = derive_key(self._seed, _ROWS, self._epoch, block)
             self._inner = block, Permutation(size, key)
-        return self._inner[1].take(np.arange(start, stop))
+            self._ready = None
+        ready = self._ready
+        if ready is None or start < ready[0] or stop > ready[0] + len(ready[1]):
+            upto = min(size, max(stop, start + _TOGETHER))
+            ready = start, self._inner[1].take(np.arange(start, upto))
+            self._ready = ready
+        return ready[1][start - ready[0] : stop - ready[0]]

@@ -10,10 +10,10 @@ from miniray.train.checkpoint import Checkpoint
 from miniray.train.context import report
 from miniray.train.lightning.library import lightning
 
-_pl = lightning()
+_Callback: Any = lightning().callbacks.Callback
 
 
-class RayTrainReportCallback(_pl.callbacks.Callback):  # type: ignore[misc]
+class RayTrainReportCallback(_Callback):  # type: ignore[misc]
     """Reports after each training epoch: what was logged, epoch, step, and a checkpoint.
 
     The checkpoint holds the file ``CHECKPOINT_NAME``, from which ``trainer.fit(ckpt_path=...)``

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
     import torch
 
 _pl = lightning()
-_environments = importlib.import_module(f"{_pl.__name__}.plugins.environments")
+_plugins = importlib.import_module(f"{_pl.__name__}.plugins.environments")
+_LightningEnvironment: Any = _plugins.LightningEnvironment
+_DDPStrategy: Any = _pl.strategies.DDPStrategy
 
 
-class RayLightningEnvironment(_environments.LightningEnvironment):  # type: ignore[misc]
+class RayLightningEnvironment(_LightningEnvironment):  # type: ignore[misc]
     """The worker group as Lightning's cluster environment. For ``pl.Trainer(plugins=[...])``."""
 
     @property
@@ -53,7 +55,7 @@ class RayLightningEnvironment(_environments.LightningEnvironment):  # type: igno
         """Leave the variables of the group as they are; it goes on after this fit."""
 
 
-class RayDDPStrategy(_pl.strategies.DDPStrategy):  # type: ignore[misc]
+class RayDDPStrategy(_DDPStrategy):  # type: ignore[misc]
     """DistributedDataParallel over the worker group. For ``pl.Trainer(strategy=...)``.
 
     Takes the arguments of Lightning's ``DDPStrategy``. How the process group is made is said by

@@ -6,8 +6,10 @@ import pytest
 
 from miniray.train.jax import JaxConfig, JaxTrainer
 from miniray.train.jax.config import platform
+from miniray.train.policies import ScalingDecision
 from miniray.train.ranks import SLICE_LABEL, WORKER_LABEL, WorkerInfo, assign_ranks
 from miniray.train.v2.jax import JaxTrainer as SameTrainer
+from miniray.train.worker_group import WorkerGroup
 
 
 def host(number, slice_name, worker_id, node=None):
@@ -66,6 +68,22 @@ def test_several_slices_know_their_number_and_the_coordinator():
         }
         for rank in range(4)
     ]
+
+
+def test_each_worker_of_a_group_gets_its_own_variables():
+    group = WorkerGroup(ScalingDecision(4, {"TPU": 4.0}), "PACK", JaxConfig().make_backend(), None)
+    members = group._take_ranks([host(n, "ab"[n // 2], str(n % 2)) for n in (3, 0, 2, 1)])
+    placed = [
+        (
+            member.ranks.world_rank,
+            member.environment["MEGASCALE_SLICE_ID"],
+            member.environment["TPU_WORKER_ID"],
+        )
+        for member in members
+    ]
+    # The slice of the first worker comes first, and its hosts in the slice's own order.
+    assert placed == [(1, "0", "1"), (2, "1", "0"), (0, "0", "0"), (3, "1", "1")]
+    assert {member.master_address for member in members} == {"10.0.0.2"}
 
 
 def test_slices_of_different_sizes_are_refused():

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-class _Batches(IterableDataset[Any]):
+class _Batches(IterableDataset[Any]):  # type: ignore[misc]
     """Batches as a dataset whose items are batches."""
 
     def __init__(self, batches: BatchIterable) -> None:
