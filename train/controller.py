@@ -47,6 +47,9 @@ T = TypeVar("T")
 #: died often fails before the death is known, and the error should name both.
 FAILURE_GRACE = 0.5
 
+#: Seconds after which the user is told of a hook of a callback that has not returned.
+SLOW_HOOK = 30.0
+
 #: Seconds after which the user is told that the run waits for resources.
 PLACEMENT_NOTE_AFTER = 5.0
 
@@ -147,6 +150,7 @@ class TrainController:
         """
         recording = asyncio.create_task(self._record_steps())
         self._machine = asyncio.create_task(self._go_through_states(handle, loop[0]))
+        watching = asyncio.create_task(self._watch_callbacks())
         failure = None
         try:
             await self._first_of(self._machine, recording)
@@ -162,7 +166,9 @@ class TrainController:
         finally:
             await _end(self._machine, recording)
             await self._stop_group(graceful=self._state is RunState.FINISHED)
-        return await self._finish(failure)
+        outcome = await self._finish(failure)
+        await _end(watching)
+        return outcome
 
     async def report(self, attempt: int, rank: int, index: int, report: Report) -> None:
         """Take the report of a rank; those of ended attempts are dropped."""
@@ -330,6 +336,23 @@ class TrainController:
         """End in ERRORED without asking callbacks, which may be what failed."""
         self._state = RunState.ERRORED
         self._feed.set_state(RunState.ERRORED)
+
+    async def _watch_callbacks(self) -> None:
+        """Tell of a hook that the run waits for; what it waits for only its author knows."""
+        told = None
+        while self._callbacks:
+            await asyncio.sleep(SLOW_HOOK)
+            running = self._callbacks.running
+            if running is None or running is told or time.monotonic() - running.since < SLOW_HOOK:
+                continue
+            told = running
+            logger.warning(
+                "Run %s waits for %s() of the callback %s, which has not returned for %.0f s.",
+                self._spec.name,
+                running.hook,
+                running.callback,
+                time.monotonic() - running.since,
+            )
 
     async def _stop_group(self, *, graceful: bool) -> None:
         group, self._group = self._group, None

@@ -87,7 +87,8 @@ class RunRecorder:
             self.latest_metrics = step.metrics
             self.steps += 1
             if self._callbacks:
-                metrics = [report.metrics for report in step.reports]
+                # Copies: a callback that changes them does not change what is kept.
+                metrics = [dict(report.metrics) for report in step.reports]
                 self._callbacks.tell_report(number, metrics, checkpoint)
         self._log.append(rows)
         if any(step.uploads for step in steps):

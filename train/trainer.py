@@ -78,7 +78,7 @@ class DataParallelTrainer:
         self.backend_config = instance_of("backend_config", backend_config, BackendConfig)
         self.scaling_config = instance_of("scaling_config", scaling_config, ScalingConfig)
         self.run_config = instance_of("run_config", run_config, RunConfig)
-        self.datasets = dict(datasets) if isinstance(datasets, dict) else datasets
+        self.datasets = datasets
         self.dataset_config = instance_of("dataset_config", dataset_config, DataConfig)
         loop = make_train_loop(train_loop_per_worker, train_loop_config)
         sources = adapt_all(datasets, self.dataset_config, self.scaling_config.num_workers)

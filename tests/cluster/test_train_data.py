@@ -13,7 +13,6 @@ from cluster_helpers import count_up, wait_until
 
 from miniray import train
 from miniray.train import DataConfig, DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
-from miniray.train.torch import TorchTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,14 +28,9 @@ pytestmark = pytest.mark.usefixtures("cluster")
 def fit(tmp_path: Path) -> Callable[..., Result]:
     """Runs a train loop on two workers with datasets."""
 
-    def run(
-        loop: Any,
-        datasets: Any,
-        trainer: type[DataParallelTrainer] = DataParallelTrainer,
-        **options: Any,
-    ) -> Result:
+    def run(loop: Any, datasets: Any, **options: Any) -> Result:
         run_options = {"storage_path": tmp_path / "results", **options.pop("run_options", {})}
-        return trainer(
+        return DataParallelTrainer(
             loop,
             train_loop_config={"folder": str(tmp_path)},
             scaling_config=ScalingConfig(num_workers=2),
@@ -128,24 +122,6 @@ def test_a_run_that_is_started_again_reads_what_it_had_not_read(fit: Any, tmp_pa
     fit(loop, datasets, run_options={"failure_config": FailureConfig(max_failures=1)})
     parts = noted(tmp_path, "seen")
     assert sorted(parts[0] + parts[1]) == list(range(40))
-
-
-def test_a_pytorch_dataset_is_read_as_tensors_on_the_workers_device(
-    fit: Any, tmp_path: Path
-) -> None:
-    torch = pytest.importorskip("torch")
-
-    def loop(config: dict[str, str]) -> None:
-        batches = train.get_dataset_shard("train").iter_torch_batches(batch_size=4)
-        pairs = [(x.tolist(), y.tolist(), str(x.device)) for x, y in batches]
-        note(config["folder"], "pairs", pairs)
-
-    data = torch.utils.data.TensorDataset(torch.arange(10) * 2, torch.arange(10))
-    fit(loop, {"train": data}, TorchTrainer)
-    pairs = [pair for part in noted(tmp_path, "pairs") for pair in part]
-    assert {device for _, _, device in pairs} == {"cpu"}
-    assert sorted(label for _, labels, _ in pairs for label in labels) == list(range(10))
-    assert all(x == [2 * n for n in y] for x, y, _ in pairs)
 
 
 def test_a_callback_ends_the_run_by_name_if_it_fails(fit: Any) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from miniray.train.exceptions import CallbackError
@@ -32,8 +33,20 @@ Hook = Literal[
 ]
 
 
+@dataclasses.dataclass(frozen=True)
+class RunningHook:
+    """A hook that has not returned yet."""
+
+    callback: str
+    hook: Hook
+    since: float  # time.monotonic()
+
+
 class CallbackRunner:
     """The callbacks of one run. Not thread-safe: one thread calls it.
+
+    Attributes:
+        running: The hook that is being called; None between hooks. Any thread may look.
 
     Args:
         callbacks: The callbacks, in the order in which they are called.
@@ -44,6 +57,7 @@ class CallbackRunner:
         self._callbacks = list(callbacks)
         self._context = context
         self._started: list[Callback] = []
+        self.running: RunningHook | None = None
 
     def __bool__(self) -> bool:
         """Whether there is anybody to tell."""
@@ -95,9 +109,11 @@ class CallbackRunner:
         if failures:
             raise failures[0]
 
-    @staticmethod
-    def _call(callback: Callback, hook: Hook, *arguments: Any) -> None:
+    def _call(self, callback: Callback, hook: Hook, *arguments: Any) -> None:
+        self.running = RunningHook(type(callback).__qualname__, hook, time.monotonic())
         try:
             getattr(callback, hook)(*arguments)
         except (Exception, SystemExit) as error:
             raise CallbackError(type(callback).__qualname__, hook, error) from error
+        finally:
+            self.running = None

@@ -130,7 +130,12 @@ def _find(paths: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[str]]:
 def _open(filesystem: Any, path: str) -> Any:
     import pyarrow.parquet
 
-    return pyarrow.parquet.ParquetFile(filesystem.open(path, "rb"))
+    from miniray.train.filesystem import is_local
+
+    # pyarrow reads local files by itself, without the interpreter.
+    return pyarrow.parquet.ParquetFile(
+        path if is_local(filesystem) else filesystem.open(path, "rb")
+    )
 
 
 def _describe(filesystem: Any, path: str) -> tuple[Any, list[RowGroup]]:

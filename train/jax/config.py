@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from miniray.train.ranks import WorkerInfo
 
 
+#: Seconds that a process which is done waits for the others: as long as they may train. If one of
+#: them fails, the controller ends all.
+_SHUTDOWN_TIMEOUT = 7 * 24 * 3600
+
+
 @dataclasses.dataclass
 class JaxConfig(BackendConfig):
     """How the processes of a JAX run are connected.
@@ -90,7 +95,10 @@ class JaxBackend(Backend):
             num_processes=member.ranks.world_size,
             process_id=member.ranks.world_rank,
             initialization_timeout=self._config.timeout_s,
+            shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT,
             coordinator_bind_address=address if member.ranks.world_rank == 0 else None,
+            # A batch system around the cluster says nothing of these processes.
+            cluster_detection_method="deactivate",
         )
         self._connected = True
 

@@ -43,6 +43,19 @@ def test_parquet_is_given_as_a_folder_a_file_a_pattern_or_a_list(folder):
     assert ids(f"file://{folder}/a.parquet") == list(range(5))
 
 
+def test_parquet_is_read_from_other_filesystems(folder):
+    fsspec = pytest.importorskip("fsspec")
+    bucket = fsspec.filesystem("memory")
+    bucket.pipe_file("/data-kinds/a.parquet", (folder / "a.parquet").read_bytes())
+    try:
+        assert ids("memory://data-kinds/a.parquet") == list(range(5))
+        assert ids("memory://data-kinds/*.parquet") == list(range(5))
+        with pytest.raises(ValueError, match="different filesystems"):
+            adapt("train", [folder / "a.parquet", "memory://data-kinds/a.parquet"])
+    finally:
+        bucket.rm("/data-kinds", recursive=True)
+
+
 def test_a_pyarrow_dataset_keeps_its_partitions(tmp_path):
     table = pa.table({"id": [0, 1, 2, 3], "day": ["a", "a", "b", "b"]})
     pyarrow.dataset.write_dataset(

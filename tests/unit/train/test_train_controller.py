@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
+import re
+import threading
 
 import pytest
 
@@ -347,6 +350,29 @@ def test_reports_are_numbered_on_over_restarts_and_resumed_runs(start):
     for _ in range(2):
         run(start(workers=1, max_failures=1, callbacks=[Listener()]), loop)
     assert numbers == [0, 1, "FINISHED", 2, 3, "FINISHED"]
+
+
+def test_a_hook_that_does_not_return_is_named(start, monkeypatch, caplog):
+    class Slow(Callback):
+        def after_report(self, run_context, metrics, checkpoint):
+            assert told.wait(20)
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            told.set()
+
+    async def loop(rank):
+        await rank.report({})
+
+    told = threading.Event()
+    monkeypatch.setattr("miniray.train.controller.SLOW_HOOK", 0.01)
+    handler = Handler(logging.WARNING)
+    logging.getLogger("miniray.train.controller").addHandler(handler)
+    try:
+        assert run(start(callbacks=[Slow()]), loop).state is RunState.FINISHED
+    finally:
+        logging.getLogger("miniray.train.controller").removeHandler(handler)
+    assert re.search(r"Run run waits for after_report\(\) of the callback .*Slow", caplog.text)
 
 
 def test_callbacks_are_told_of_another_world_size(start):
