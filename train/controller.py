@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from miniray.exceptions import MinirayError
 from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
-from miniray.train.callbacks.runner import CallbackRunner
+from miniray.train.callbacks.runner import CallbackRunner, watch_hooks
 from miniray.train.exceptions import CallbackError
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.policies import FailureDecision
@@ -46,9 +46,6 @@ T = TypeVar("T")
 #: After a rank has failed, seconds that others get to say why they failed too: a rank whose peer
 #: died often fails before the death is known, and the error should name both.
 FAILURE_GRACE = 0.5
-
-#: Seconds after which the user is told of a hook of a callback that has not returned.
-SLOW_HOOK = 30.0
 
 #: Seconds after which the user is told that the run waits for resources.
 PLACEMENT_NOTE_AFTER = 5.0
@@ -150,7 +147,7 @@ class TrainController:
         """
         recording = asyncio.create_task(self._record_steps())
         self._machine = asyncio.create_task(self._go_through_states(handle, loop[0]))
-        watching = asyncio.create_task(self._watch_callbacks())
+        watching = asyncio.create_task(watch_hooks(self._callbacks, self._spec.name))
         failure = None
         try:
             await self._first_of(self._machine, recording)
@@ -336,23 +333,6 @@ class TrainController:
         """End in ERRORED without asking callbacks, which may be what failed."""
         self._state = RunState.ERRORED
         self._feed.set_state(RunState.ERRORED)
-
-    async def _watch_callbacks(self) -> None:
-        """Tell of a hook that the run waits for; what it waits for only its author knows."""
-        told = None
-        while self._callbacks:
-            await asyncio.sleep(SLOW_HOOK)
-            running = self._callbacks.running
-            if running is None or running is told or time.monotonic() - running.since < SLOW_HOOK:
-                continue
-            told = running
-            logger.warning(
-                "Run %s waits for %s() of the callback %s, which has not returned for %.0f s.",
-                self._spec.name,
-                running.hook,
-                running.callback,
-                time.monotonic() - running.since,
-            )
 
     async def _stop_group(self, *, graceful: bool) -> None:
         group, self._group = self._group, None

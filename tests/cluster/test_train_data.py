@@ -119,9 +119,17 @@ def test_a_run_that_is_started_again_reads_what_it_had_not_read(fit: Any, tmp_pa
         note(config["folder"], "seen", seen)
 
     datasets = {"train": pa.table({"id": list(range(40))})}
-    fit(loop, datasets, run_options={"failure_config": FailureConfig(max_failures=1)})
+    run_options = {
+        "failure_config": FailureConfig(max_failures=1),
+        "callbacks": [train.JSONCallback(tmp_path / "metrics.jsonl", all_ranks=True)],
+    }
+    fit(loop, datasets, run_options=run_options)
     parts = noted(tmp_path, "seen")
     assert sorted(parts[0] + parts[1]) == list(range(40))
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["rank"] for row in rows] == [0, 1] * (len(rows) // 2)
+    numbers = [row["number"] for row in rows[::2]]
+    assert numbers == sorted(set(numbers))  # also over the restart
 
 
 def test_a_callback_ends_the_run_by_name_if_it_fails(fit: Any) -> None:

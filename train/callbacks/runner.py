@@ -6,6 +6,7 @@ hook. When which hook is called is the controller's and the recorder's part.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import time
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from miniray.train.state import RunState
 
 logger = logging.getLogger(__name__)
+
+#: Seconds after which the user is told of a hook that has not returned.
+SLOW_HOOK = 30.0
 
 Hook = Literal[
     "on_start",
@@ -117,3 +121,26 @@ class CallbackRunner:
             raise CallbackError(type(callback).__qualname__, hook, error) from error
         finally:
             self.running = None
+
+
+async def watch_hooks(runner: CallbackRunner, run_name: str) -> None:
+    """Tell of each hook that a run waits for; only its author knows what it waits for itself.
+
+    Looked at from outside, as timers for each call would cost more than most hooks.
+    """
+    told = None
+    while runner:
+        await asyncio.sleep(SLOW_HOOK)
+        running = runner.running
+        if running is None or running is told:
+            continue
+        waited = time.monotonic() - running.since
+        if waited >= SLOW_HOOK:
+            told = running
+            logger.warning(
+                "Run %s waits for %s() of the callback %s, which has not returned for %.0f s.",
+                run_name,
+                running.hook,
+                running.callback,
+                waited,
+            )

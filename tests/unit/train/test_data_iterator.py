@@ -174,6 +174,18 @@ def test_the_same_seed_gives_the_same_order_and_another_one_another():
     assert order(None) == [list(range(40))] * 2
 
 
+def test_a_local_shuffle_mixes_the_rows_of_its_buffer_only():
+    iterator = DataIterator("train", adapt("train", table_of(40)), seed=None)
+    loader = iterator.iter_batches(batch_size=5, local_shuffle_buffer_size=10)
+    first, second = ids(loader), ids(loader)
+    for order in (first, second):
+        assert order != list(range(40))
+        assert [sorted(order[start : start + 10]) for start in range(0, 40, 10)] == [
+            list(range(start, start + 10)) for start in range(0, 40, 10)
+        ]
+    assert first != second
+
+
 def test_a_pass_that_was_left_early_is_followed_by_the_next_epoch():
     source = adapt("train", table_of(40))
     iterator, reference = (DataIterator("train", source) for _ in range(2))

@@ -365,13 +365,13 @@ def test_a_hook_that_does_not_return_is_named(start, monkeypatch, caplog):
         await rank.report({})
 
     told = threading.Event()
-    monkeypatch.setattr("miniray.train.controller.SLOW_HOOK", 0.01)
+    monkeypatch.setattr("miniray.train.callbacks.runner.SLOW_HOOK", 0.01)
     handler = Handler(logging.WARNING)
-    logging.getLogger("miniray.train.controller").addHandler(handler)
+    logging.getLogger("miniray.train.callbacks.runner").addHandler(handler)
     try:
         assert run(start(callbacks=[Slow()]), loop).state is RunState.FINISHED
     finally:
-        logging.getLogger("miniray.train.controller").removeHandler(handler)
+        logging.getLogger("miniray.train.callbacks.runner").removeHandler(handler)
     assert re.search(r"Run run waits for after_report\(\) of the callback .*Slow", caplog.text)
 
 
