@@ -30,13 +30,18 @@ $(BIN)/.lint: $(BIN)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[lint]'
 	@touch $@
 
+# What only the slow tests need: other frameworks, and libraries that callbacks write to.
+$(BIN)/.slow: $(BIN)/.lint
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[slow]'
+	@touch $@
+
 demo: $(BIN)/.installed
 	$(BIN)/python examples/train_digits.py
 
 test: $(BIN)/.lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
-test-all: $(BIN)/.lint
+test-all: $(BIN)/.slow
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'slow or not slow'
 
 lint: $(BIN)/.lint

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from miniray.train.backend import Backend, BackendConfig
-    from miniray.train.callbacks import Callback, UserCallback
+    from miniray.train.callbacks import (
+        Callback,
+        CSVCallback,
+        JSONCallback,
+        MLflowCallback,
+        ProgressCallback,
+        TensorBoardCallback,
+        UserCallback,
+    )
     from miniray.train.checkpoint import Checkpoint
     from miniray.train.config import (
         CheckpointConfig,
@@ -27,7 +35,9 @@ if TYPE_CHECKING:
         get_context,
         report,
     )
+    from miniray.train.data import DataConfig, get_dataset_shard
     from miniray.train.exceptions import (
+        CallbackError,
         CheckpointUploadError,
         CollectiveError,
         CollectiveTimeoutError,
@@ -50,7 +60,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "Backend": "backend",
     "BackendConfig": "backend",
+    "CSVCallback": "callbacks",
     "Callback": "callbacks",
+    "CallbackError": "exceptions",
     "Checkpoint": "checkpoint",
     "CheckpointConfig": "config",
     "CheckpointConsistencyMode": "report_options",
@@ -59,11 +71,15 @@ _HOMES = {
     "CollectiveError": "exceptions",
     "CollectiveTimeoutError": "exceptions",
     "ControllerError": "exceptions",
+    "DataConfig": "data",
     "DataParallelTrainer": "trainer",
     "FailureConfig": "config",
     "FailurePolicy": "policies",
+    "JSONCallback": "callbacks",
     "LoggingConfig": "config",
+    "MLflowCallback": "callbacks",
     "PlacementTimeoutError": "exceptions",
+    "ProgressCallback": "callbacks",
     "ReportedCheckpoint": "report_options",
     "ReportedCheckpointStatus": "report_options",
     "Result": "result",
@@ -71,6 +87,7 @@ _HOMES = {
     "ScalingConfig": "config",
     "ScalingPolicy": "policies",
     "StorageNotSharedError": "exceptions",
+    "TensorBoardCallback": "callbacks",
     "TrainContext": "context",
     "TrainingFailedError": "exceptions",
     "UserCallback": "callbacks",
@@ -78,16 +95,19 @@ _HOMES = {
     "get_all_reported_checkpoints": "context",
     "get_checkpoint": "context",
     "get_context": "context",
+    "get_dataset_shard": "data",
     "report": "context",
 }
 
 #: Modules that are reached as attributes, without an import of their own.
-_MODULES = {"collective", "torch"}
+_MODULES = {"collective", "data", "jax", "torch"}
 
 __all__ = [
     "Backend",
     "BackendConfig",
+    "CSVCallback",
     "Callback",
+    "CallbackError",
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointConsistencyMode",
@@ -96,11 +116,15 @@ __all__ = [
     "CollectiveError",
     "CollectiveTimeoutError",
     "ControllerError",
+    "DataConfig",
     "DataParallelTrainer",
     "FailureConfig",
     "FailurePolicy",
+    "JSONCallback",
     "LoggingConfig",
+    "MLflowCallback",
     "PlacementTimeoutError",
+    "ProgressCallback",
     "ReportedCheckpoint",
     "ReportedCheckpointStatus",
     "Result",
@@ -108,6 +132,7 @@ __all__ = [
     "ScalingConfig",
     "ScalingPolicy",
     "StorageNotSharedError",
+    "TensorBoardCallback",
     "TrainContext",
     "TrainingFailedError",
     "UserCallback",
@@ -115,6 +140,7 @@ __all__ = [
     "get_all_reported_checkpoints",
     "get_checkpoint",
     "get_context",
+    "get_dataset_shard",
     "report",
 ]
 

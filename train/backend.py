@@ -14,9 +14,10 @@ from miniray.train.ranks import Ranks
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from miniray.train.config import ScalingConfig
+    from miniray.train.ranks import WorkerInfo
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Member:
         resources: What each worker holds, by resource name.
         node_devices: Ids of the devices of all workers of its node, by resource name.
         shares_devices: Whether two workers of the group hold parts of the same device.
+        environment: Variables that the backend's ``environments`` made for it.
     """
 
     ranks: Ranks
@@ -41,6 +43,7 @@ class Member:
     listener: socket.socket | None
     resources: Mapping[str, float]
     node_devices: Mapping[str, list[str]]
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     shares_devices: bool = False
 
 
@@ -85,6 +88,25 @@ class Backend:
 
     #: Modules that the process of a rank needs, so that it can begin with them loaded.
     preload: ClassVar[tuple[str, ...]] = ()
+
+    def environments(
+        self,
+        workers: Sequence[WorkerInfo],
+        resources: Mapping[str, float],
+    ) -> list[dict[str, str]]:
+        """What each worker is told of the others in variables; called in the controller.
+
+        Args:
+            workers: All workers, in order of rank.
+            resources: What each of them holds, by resource name.
+
+        Returns:
+            Variables for ``Member.environment``, in order of rank.
+
+        Raises:
+            ValueError: These workers can't train together.
+        """
+        return [{} for _ in workers]
 
     def prepare(self) -> None:
         """Called first in each process, while others still start: load what takes time."""

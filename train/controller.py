@@ -20,7 +20,12 @@ from miniray.exceptions import MinirayError
 from miniray.train import rank_logs
 from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
-from miniray.train.exceptions import PlacementTimeoutError, StorageNotSharedError
+from miniray.train.callbacks.runner import CallbackRunner, watch_hooks
+from miniray.train.exceptions import (
+    CallbackError,
+    PlacementTimeoutError,
+    StorageNotSharedError,
+)
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.policies import FailureDecision
 from miniray.train.progress_feed import Progress, ProgressFeed, Row
@@ -116,29 +121,27 @@ class TrainController(RankCalls):
     ) -> None:
         self._spec = spec
         self._make_group = make_group
-        self._context = RunContext(
-            spec.name, spec.storage.path, spec.run_config, spec.scaling_config
+        storage = spec.storage
+        context = RunContext(
+            spec.name, storage.path, spec.run_config, spec.scaling_config, storage.filesystem
         )
-        self._callbacks = spec.run_config.callbacks or []
+        self._callbacks = CallbackRunner(spec.run_config.callbacks or [], context)
         assert spec.run_config.checkpoint_config is not None
         assert spec.run_config.logging_config is not None
         spec.run_config.logging_config.apply()
         self._token = secrets.token_hex(16)
         self._recorder = RunRecorder(
-            spec.storage,
-            spec.run_config.checkpoint_config,
-            self._context,
-            self._callbacks,
-            self._token,
+            storage, spec.run_config.checkpoint_config, self._callbacks, self._token
         )
         super().__init__(ProgressFeed(), self._recorder, spec.collective_timeout)
-        self._logs = RankLogs(spec.storage)
+        self._logs = RankLogs(storage)
         self._started = time.time()
         self._state = RunState.INITIALIZING
         self._group: WorkerGroup | None = None
         self._attempts = 0
         #: Checkpoints that a rank may still be writing although its attempt has ended.
         self._unsafe_names: set[str] = set()
+        self._size = 0  # world size of the group that was connected last
         self._message = ""
         self._machine: asyncio.Task[None] | None = None
         # One thread, so that what is stored is stored in order.
@@ -156,11 +159,16 @@ class TrainController(RankCalls):
         """
         recording = asyncio.create_task(self._record_steps())
         self._machine = asyncio.create_task(self._go_through_states(handle, loop[0]))
+        watching = asyncio.create_task(watch_hooks(self._callbacks, self._spec.name))
         failure = None
         try:
             await self._first_of(self._machine, recording)
         except asyncio.CancelledError:
-            await self._move(RunState.ABORTED)
+            try:
+                await self._move(RunState.ABORTED)
+            except CallbackError as error:
+                failure = WorkerFailure.of(error)
+                await self._fail()
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
             failure = WorkerFailure.of(error)
             await self._fail()
@@ -168,7 +176,9 @@ class TrainController(RankCalls):
             await _end(self._machine)
             await self._record_rest(recording)
             await self._stop_group(graceful=self._state is RunState.FINISHED)
-        return await self._finish(failure)
+        outcome = await self._finish(failure)
+        await _end(watching)
+        return outcome
 
     async def progress(self, seen: int) -> Progress:
         """Wait for news of the run that follow the version seen."""
@@ -203,6 +213,7 @@ class TrainController(RankCalls):
         self._spec.storage.write_text("config.json", configuration)
         self._logs.open()
         self._recorder.open()
+        self._callbacks.start()
 
     async def _schedule(self) -> RunState:
         spec = self._spec
@@ -225,7 +236,14 @@ class TrainController(RankCalls):
             for rank, failure in error.failures.items():
                 self._attempt.fail(rank, failure)
             return await self._judge_failure()
+        await self._note_size(decision.num_workers)
         return RunState.RUNNING
+
+    async def _note_size(self, size: int) -> None:
+        """Remember the world size, and tell the callbacks if it is another than before."""
+        old, self._size = self._size, size
+        if old not in (0, size) and self._callbacks:
+            await self._blocking(self._callbacks.tell, "after_resize", old, size)
 
     async def _check_shared(self, group: WorkerGroup) -> None:
         """Raise StorageNotSharedError if ranks do not see what is written to the storage here."""
@@ -323,8 +341,7 @@ class TrainController(RankCalls):
     def _tell_failure(self, failures: dict[int, WorkerFailure]) -> None:
         if self._callbacks:
             exceptions = {rank: failure.exception() for rank, failure in failures.items()}
-            for callback in self._callbacks:
-                callback.after_exception(self._context, exceptions)
+            self._callbacks.tell("after_exception", exceptions)
 
     # --- steps, states, endings -----------------------------------------------------------
 
@@ -360,11 +377,7 @@ class TrainController(RankCalls):
         self._state = state
         self._feed.set_state(state)
         if self._callbacks:
-            await self._blocking(self._tell_state, old, state)
-
-    def _tell_state(self, old: RunState, new: RunState) -> None:
-        for callback in self._callbacks:
-            callback.on_state_change(self._context, old, new)
+            await self._blocking(self._callbacks.tell, "on_state_change", old, state)
 
     async def _fail(self) -> None:
         """End in ERRORED without asking callbacks, which may be what failed."""
@@ -382,12 +395,16 @@ class TrainController(RankCalls):
             self._message = failure.summary
         aborted = self._state is RunState.ABORTED
         await self._logs.close(rank_logs.ABORT_TIMEOUT if aborted else rank_logs.TIMEOUT)
-        try:
-            await self._blocking(self._close)
-        except Exception as error:  # the driver is told of the first failure
-            logger.debug("The results of run %s are incomplete.", self._spec.name, exc_info=True)
-            failure = failure or WorkerFailure.of(error)
-            self._state = RunState.ERRORED
+        # Callbacks end first, so that what is stored of the run includes what they raise.
+        for ending in (self._end_callbacks, self._close):
+            try:
+                await self._blocking(ending)
+            except Exception as error:  # noqa: PERF203 - the driver is told of the first failure
+                logger.debug("Run %s ended incompletely.", self._spec.name, exc_info=True)
+                if failure is None:
+                    failure = WorkerFailure.of(error)
+                    self._message = failure.summary
+                self._state = RunState.ERRORED
         self._io.shutdown(wait=False)
         attempt = self._attempt
         by_workers = self._state is RunState.ERRORED and failure is None
@@ -400,6 +417,10 @@ class TrainController(RankCalls):
             worker_failures=attempt.failures if attempt is not None and by_workers else {},
             controller_failure=failure,
         )
+
+    def _end_callbacks(self) -> None:
+        error = self._message if self._state is RunState.ERRORED else None
+        self._callbacks.end(self._state, error)
 
     def _close(self) -> None:
         if self._recorder.owned:

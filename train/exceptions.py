@@ -86,3 +86,24 @@ class RunTakenOverError(TrainingFailedError):
 
 class AttemptOverError(TrainingFailedError):
     """The worker belongs to a group that the run has given up; another one runs in its place."""
+
+
+class CallbackError(MinirayError):
+    """A hook of a callback failed; the ``controller_failure`` of a :class:`ControllerError`.
+
+    Attributes:
+        callback: Name of the callback's class.
+        hook: Name of the hook.
+        cause: The exception that the hook raised.
+    """
+
+    def __init__(self, callback: str, hook: str, cause: BaseException) -> None:
+        super().__init__(
+            f"The callback {callback} failed in {hook}(): {type(cause).__name__}: {cause}"
+        )
+        self.callback = callback
+        self.hook = hook
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[Callable[..., CallbackError], tuple[str, str, BaseException]]:
+        return type(self), (self.callback, self.hook, self.cause)

@@ -1,4 +1,7 @@
-"""Shows the driver's user how a run goes: a live line on a terminal, plain lines elsewhere."""
+"""Shows the driver's user how a run goes: a live line on a terminal, plain lines elsewhere.
+
+How fast it goes is measured in ``progress_meter.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,15 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
+from miniray.train.callbacks.progress import ProgressCallback
 from miniray.train.metrics_log import flatten
+from miniray.train.progress_meter import ProgressMeter, format_status
 from miniray.train.state import RunState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from miniray.train.callbacks import Callback
     from miniray.train.progress_feed import Progress, Row
 
 _WORDS = {
@@ -39,9 +47,12 @@ def format_row(row: Row) -> str:
 class PlainDisplay:
     """Writes each piece of news as a line."""
 
-    def __init__(self, name: str, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, name: str, stream: TextIO | None = None, meter: ProgressMeter | None = None
+    ) -> None:
         self._name = name
         self._stream = stream if stream is not None else sys.stdout
+        self._meter = meter if meter is not None else ProgressMeter()
         self._state: RunState | None = None
 
     def show(self, progress: Progress) -> None:
@@ -50,6 +61,10 @@ class PlainDisplay:
         if progress.skipped:
             lines.append(f"({progress.skipped} more reports)")
         lines += [format_row(row) for row in progress.rows]
+        if progress.rows:
+            status = self._meter.update(progress.rows[-1], time.monotonic())
+            if self._meter.is_due(time.monotonic()):
+                lines.append(format_status(status))
         if progress.state is not self._state:
             self._state = progress.state
             lines.append(_WORDS[progress.state])
@@ -64,7 +79,7 @@ class PlainDisplay:
 class LiveDisplay:
     """Keeps one line up to date at the bottom of a terminal, below what the workers print."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, meter: ProgressMeter | None = None) -> None:
         from rich.progress import Progress as RichProgress
         from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
         from rich.table import Column
@@ -77,6 +92,8 @@ class LiveDisplay:
         )
         self._bar = RichProgress(SpinnerColumn(), elapsed, text)
         self._name = name
+        self._meter = meter if meter is not None else ProgressMeter()
+        self._last = ""
         self._task = self._bar.add_task(name, total=None)
         self._bar.start()
 
@@ -86,9 +103,11 @@ class LiveDisplay:
         above += [format_row(row) for row in progress.rows if row.checkpoint is not None]
         for line in above:
             self._bar.console.print(line, markup=False, highlight=False)
-        last = f" · {format_row(progress.rows[-1])}" if progress.rows else ""
+        if progress.rows:
+            status = format_status(self._meter.update(progress.rows[-1], time.monotonic()))
+            self._last = f" · {status} · {format_row(progress.rows[-1])}"
         done = 1 if progress.state.terminal else None  # a full bar has no spinner
-        line = f"{self._name}: {_WORDS[progress.state]}{last}"
+        line = f"{self._name}: {_WORDS[progress.state]}{self._last}"
         self._bar.update(self._task, description=line, total=done, completed=done)
 
     def close(self) -> None:
@@ -96,9 +115,13 @@ class LiveDisplay:
         self._bar.stop()
 
 
-def make_display(name: str) -> PlainDisplay | LiveDisplay:
-    """The display that suits standard output."""
-    return LiveDisplay(name) if sys.stdout.isatty() else PlainDisplay(name)
+def make_display(name: str, callbacks: Iterable[Callback] = ()) -> PlainDisplay | LiveDisplay:
+    """The display that suits standard output, as the run's ProgressCallback wants it."""
+    chosen = next((each for each in callbacks if isinstance(each, ProgressCallback)), None)
+    meter = ProgressMeter(chosen.goals) if chosen is not None else ProgressMeter()
+    if sys.stdout.isatty():
+        return LiveDisplay(name, meter)
+    return PlainDisplay(name, meter=meter)
 
 
 class Pace:

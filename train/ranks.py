@@ -1,7 +1,8 @@
 """Gives each worker its rank.
 
 Pure: workers of one node get neighbouring ranks, nodes keep the order of their
-first worker, and on a node the order follows the accelerators' ids.
+first worker, and on a node the order follows the accelerators' ids. The hosts of a TPU
+slice follow each other, in the order that the slice itself gives them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,12 @@ import ipaddress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+#: Node labels of TPU hosts: name of the slice, and the host's number there.
+SLICE_LABEL = "miniray.io/tpu-slice-name"
+WORKER_LABEL = "miniray.io/tpu-worker-id"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +31,7 @@ class WorkerInfo:
         pid: Process id on its node.
         accelerator_ids: Ids of its devices, by resource name.
         output: Path on its node of the files with what it prints, without ``.out`` and ``.err``.
+        labels: Labels of its node.
     """
 
     node_id: str
@@ -33,6 +40,7 @@ class WorkerInfo:
     pid: int
     accelerator_ids: dict[str, list[str]]
     output: str = ""
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,11 +69,28 @@ def assign_ranks(workers: Sequence[WorkerInfo]) -> list[Ranks]:
     for position, worker in enumerate(workers):
         nodes.setdefault(worker.node_id, []).append(position)
     ranks: dict[int, Ranks] = {}
-    for node_rank, positions in enumerate(nodes.values()):
+    for node_rank, positions in enumerate(_slices_together(workers, nodes)):
         positions.sort(key=lambda position: _device_order(workers[position]))
         for local_rank, position in enumerate(positions):
             ranks[position] = Ranks(len(ranks), len(workers), local_rank, len(positions), node_rank)
     return [ranks[position] for position in range(len(workers))]
+
+
+def _slices_together(
+    workers: Sequence[WorkerInfo], nodes: Mapping[str, list[int]]
+) -> list[list[int]]:
+    """The workers of each node; slices in the order of their first worker."""
+    firsts: dict[str, int] = {}
+
+    def place(positions: list[int]) -> tuple[int, int]:
+        first = positions[0]
+        labels = workers[first].labels
+        name, number = labels.get(SLICE_LABEL), labels.get(WORKER_LABEL, "")
+        if name is None:
+            return first, 0
+        return firsts.setdefault(name, first), int(number) if number.isdecimal() else first
+
+    return sorted(nodes.values(), key=place)
 
 
 def _device_order(worker: WorkerInfo) -> list[tuple[str, int, str]]:

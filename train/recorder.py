@@ -17,7 +17,7 @@ from miniray.train.metrics_log import MetricsLog, read_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from miniray.train.callbacks import Callback, RunContext
+    from miniray.train.callbacks.runner import CallbackRunner
     from miniray.train.checkpoint import Checkpoint
     from miniray.train.config import CheckpointConfig
     from miniray.train.reports import Step
@@ -39,12 +39,10 @@ class RunRecorder:
         self,
         storage: RunStorage,
         config: CheckpointConfig,
-        context: RunContext,
-        callbacks: Sequence[Callback],
+        callbacks: CallbackRunner,
         token: str,
     ) -> None:
         self._storage = storage
-        self._context = context
         self._callbacks = callbacks
         self._token = token
         self._log = MetricsLog(storage)
@@ -106,9 +104,10 @@ class RunRecorder:
             self._next_number = number + 1
             self.latest_metrics = step.metrics
             self.steps += 1
-            for callback in self._callbacks:
-                metrics = [report.metrics for report in step.reports]
-                callback.after_report(self._context, metrics, checkpoint)
+            if self._callbacks:
+                # Copies: a callback that changes them does not change what is kept.
+                metrics = [dict(report.metrics) for report in step.reports]
+                self._callbacks.tell_report(number, metrics, checkpoint)
         self._log.append(rows)
         if any(step.uploads for step in steps):
             self._log.sync()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 import pickle
@@ -10,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config as tunables
 from miniray.train.backend import BackendConfig
 from miniray.train.config import RunConfig, ScalingConfig, default_run_name, instance_of
+from miniray.train.data.adapt import adapt_all
+from miniray.train.data.config import DataConfig
+from miniray.train.data.shards import Datasets
 from miniray.train.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 from miniray.train.filesystem import refuse_memory
 from miniray.train.policies import FixedScaling, LimitedRetries
@@ -21,7 +25,7 @@ from miniray.train.storage import RunStorage
 from miniray.train.worker import TrainLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from miniray.train.controller import RunOutcome, RunSpec
 
@@ -31,9 +35,6 @@ logger = logging.getLogger(__name__)
 ABORT_TIMEOUT = 10.0
 
 _REFUSED = {
-    "datasets": "There is no data library here. Load the data in the train loop and shard it, for "
-    "example with miniray.train.torch.prepare_data_loader().",
-    "dataset_config": "There is no data library here. Load and shard the data in the train loop.",
     "metadata": "Put the values into train_loop_config, or into checkpoints with set_metadata().",
     "resume_from_checkpoint": "Pass the checkpoint in train_loop_config. An interrupted run goes "
     "on from its newest checkpoint when it is started with the same RunConfig(name=...).",
@@ -51,9 +52,13 @@ class DataParallelTrainer:
         backend_config: What connects the workers. Default: nothing.
         scaling_config: How many workers, and what each holds. Default: one with 1 CPU.
         run_config: Name, storage and rules of the run.
+        datasets: Datasets by name, of which each worker gets its part from
+            ``get_dataset_shard(name)``: PyTorch datasets, Arrow tables, paths of Parquet files,
+            ``pyarrow.dataset`` datasets, DataFrames, Hugging Face datasets.
+        dataset_config: Which of them are split and shuffled. Default: all.
 
     Raises:
-        TypeError: An unknown argument, or one of Ray's that is not supported.
+        TypeError: An unknown argument, one of Ray's that is not supported, or no dataset.
         ValueError: The function takes more than one required parameter, or a configuration is of
             the wrong class.
     """
@@ -66,6 +71,8 @@ class DataParallelTrainer:
         backend_config: BackendConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
         **unsupported: Any,
     ) -> None:
         refuse_unsupported(type(self).__name__, unsupported)
@@ -74,7 +81,11 @@ class DataParallelTrainer:
         self.backend_config = instance_of("backend_config", backend_config, BackendConfig)
         self.scaling_config = instance_of("scaling_config", scaling_config, ScalingConfig)
         self.run_config = instance_of("run_config", run_config, RunConfig)
-        self._loop = make_train_loop(train_loop_per_worker, train_loop_config)
+        self.datasets = datasets
+        self.dataset_config = instance_of("dataset_config", dataset_config, DataConfig)
+        loop = make_train_loop(train_loop_per_worker, train_loop_config)
+        sources = adapt_all(datasets, self.dataset_config, self.scaling_config.num_workers)
+        self._loop = dataclasses.replace(loop, datasets=Datasets(sources, self.dataset_config))
 
     def fit(self) -> Result:
         """Run to the end.
@@ -188,6 +199,7 @@ def _run_controller(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     from miniray.train.controller import TrainController
     from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+    loop = dataclasses.replace(loop, datasets=loop.datasets.published(miniray.put))
     loop_ref = miniray.put(loop)
     resources = spec.scaling_config.controller_resources
     node_id = miniray.get_runtime_context().get_node_id()
@@ -207,7 +219,7 @@ def _run_controller(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     )
     run = controller.run.remote(controller, [loop_ref])
     try:
-        _follow(spec.name, controller, run)
+        _follow(spec, controller, run)
         outcome: RunOutcome = miniray.get(run)
         return outcome
     except KeyboardInterrupt:
@@ -219,11 +231,11 @@ def _run_controller(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
         miniray.kill(controller)
 
 
-def _follow(name: str, controller: Any, run: Any) -> None:
+def _follow(spec: RunSpec, controller: Any, run: Any) -> None:
     """Show the progress of a run until it ends."""
     import miniray
 
-    display = make_display(name)
+    display = make_display(spec.name, spec.run_config.callbacks or ())
     pace = Pace()
     seen, over = 0, False
     try:

@@ -12,6 +12,7 @@ import socket
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from miniray.train import context
+from miniray.train.data.shards import Datasets, Shards, set_shards
 from miniray.train.failures import WorkerFailure
 from miniray.train.rank_logs import output_of_this_process
 from miniray.train.ranks import WorkerInfo
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class TrainLoop:
-    """The user's function and what it is called with."""
+    """The user's function, what it is called with, and the data that it can ask for."""
 
     function: Callable[..., Any]
     arguments: tuple[Any, ...]
+    datasets: Datasets = dataclasses.field(default_factory=Datasets)
 
     def __call__(self) -> Any:
         """Run the train loop."""
@@ -109,6 +111,7 @@ class TrainWorker:
         assert self._ranks is not None
         session = self.session_class(setup, self._ranks)
         context.set_session(session)
+        set_shards(Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size))
         try:
             value = loop()
             session.finish()
@@ -120,3 +123,4 @@ class TrainWorker:
             return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))
         finally:
             context.set_session(None)
+            set_shards(None)

@@ -7,6 +7,7 @@ from a failure is the controller's decision.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 from typing import TYPE_CHECKING, Any
@@ -156,11 +157,16 @@ class WorkerGroup:
             ).remote(self._backend, self._logging)
             for bundle in range(self.size)
         ]
-        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in miniray.nodes()}
+        nodes = miniray.nodes()
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
+        labels = {node["NodeID"]: node.get("Labels", {}) for node in nodes}
         described = [worker.describe.remote(addresses) for worker in self._workers]
         # Sent right behind, so that frameworks load while ranks are given out.
         prepared = [worker.prepare.remote() for worker in self._workers]
-        infos: list[WorkerInfo] = await gather_workers(described)
+        infos: list[WorkerInfo] = [
+            dataclasses.replace(info, labels=labels.get(info.node_id, {}))
+            for info in await gather_workers(described)
+        ]
         members = self._take_ranks(infos)
         order = [member.ranks.world_rank for member in members]
         self.infos = _in_order(infos, order)
@@ -186,7 +192,9 @@ class WorkerGroup:
             raise GroupStartError({0: WorkerFailure.of(ConnectionError(unreachable))})
         ranks = assign_ranks(infos)
         shared = shares_devices(infos)
-        master = next(info for info, rank in zip(infos, ranks, strict=True) if rank.world_rank == 0)
+        in_order = _in_order(infos, [rank.world_rank for rank in ranks])
+        environments = self._backend.environments(in_order, self._resources)
+        master = in_order[0]
         return [
             Member(
                 ranks=rank,
@@ -197,6 +205,7 @@ class WorkerGroup:
                 resources=self._resources,
                 node_devices=shared_devices(infos, info.node_id),
                 shares_devices=shared,
+                environment=environments[rank.world_rank],
             )
             for info, rank in zip(infos, ranks, strict=True)
         ]

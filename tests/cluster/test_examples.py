@@ -1,6 +1,6 @@
 """The programs of ``examples/`` run as a reader would run them, and print what they should.
 
-``train_digits.py`` has its test beside those of the train layer.
+``train_digits.py`` and ``train_jax.py`` have their tests beside those of the train layer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
-TESTED_ELSEWHERE = {"train_digits.py"}
+TESTED_ELSEWHERE = {"train_digits.py", "train_jax.py"}
 
 EXPECTED = {
     "actors.py": [

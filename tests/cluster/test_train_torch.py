@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -154,3 +155,27 @@ def test_the_digits_example_learns(tmp_path: Path) -> None:
     best = re.search(r"^best checkpoint (.+)$", done.stdout, re.MULTILINE)
     assert best is not None
     assert Path(best[1], "model.pt").exists()
+
+
+def test_a_pytorch_dataset_is_read_as_tensors_on_the_workers_device(tmp_path: Path) -> None:
+    import torch
+
+    def loop(config: dict[str, str]) -> None:
+        batches = train.get_dataset_shard("train").iter_torch_batches(batch_size=4)
+        pairs = [(x.tolist(), y.tolist(), str(x.device)) for x, y in batches]
+        rank = train.get_context().get_world_rank()
+        Path(config["folder"], f"pairs{rank}").write_text(json.dumps(pairs))
+
+    TorchTrainer(
+        loop,
+        train_loop_config={"folder": str(tmp_path)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=tmp_path / "results"),
+        datasets={"train": torch.utils.data.TensorDataset(torch.arange(10) * 2, torch.arange(10))},
+    ).fit()
+    pairs = [
+        pair for path in sorted(tmp_path.glob("pairs*")) for pair in json.loads(path.read_text())
+    ]
+    assert {device for _, _, device in pairs} == {"cpu"}
+    assert sorted(label for _, labels, _ in pairs for label in labels) == list(range(10))
+    assert all(x == [2 * n for n in y] for x, y, _ in pairs)

@@ -8,9 +8,10 @@ from miniray.train.torch.config import TorchConfig
 from miniray.train.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from miniray.train.config import RunConfig, ScalingConfig
+    from miniray.train.data import DataConfig
 
 
 class TorchTrainer(DataParallelTrainer):
@@ -26,6 +27,9 @@ class TorchTrainer(DataParallelTrainer):
         torch_config: How the process group is made.
         scaling_config: How many workers, and what each holds. Default: one with 1 CPU.
         run_config: Name, storage and rules of the run.
+        datasets: Datasets by name, of which each worker gets its part from
+            ``get_dataset_shard(name)``.
+        dataset_config: Which of them are split and shuffled. Default: all.
 
     Raises:
         TypeError: An unknown argument, or one of Ray's that is not supported.
@@ -40,6 +44,8 @@ class TorchTrainer(DataParallelTrainer):
         torch_config: TorchConfig | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
+        datasets: Mapping[str, Any] | None = None,
+        dataset_config: DataConfig | None = None,
         **unsupported: Any,
     ) -> None:
         super().__init__(
@@ -48,5 +54,7 @@ class TorchTrainer(DataParallelTrainer):
             backend_config=torch_config if torch_config is not None else TorchConfig(),
             scaling_config=scaling_config,
             run_config=run_config,
+            datasets=datasets,
+            dataset_config=dataset_config,
             **unsupported,
         )

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
+import re
+import threading
 
 import pytest
 
 from miniray.exceptions import ActorDiedError, DeathCause
-from miniray.train import Callback, CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+from miniray.train import (
+    Callback,
+    CallbackError,
+    CheckpointConfig,
+    FailureConfig,
+    RunConfig,
+    ScalingConfig,
+)
 from miniray.train.backend import Backend
 from miniray.train.controller import RunSpec, TrainController
 from miniray.train.exceptions import (
@@ -18,7 +28,7 @@ from miniray.train.exceptions import (
 )
 from miniray.train.failures import GroupStartError, WorkerFailure
 from miniray.train.metrics_log import read_rows
-from miniray.train.policies import FixedScaling, LimitedRetries
+from miniray.train.policies import FixedScaling, LimitedRetries, ScalingDecision, ScalingPolicy
 from miniray.train.ranks import WorkerInfo
 from miniray.train.reports import Report, Upload
 from miniray.train.state import RunState
@@ -95,6 +105,7 @@ def start(tmp_path):
         max_failures=0,
         callbacks=(),
         make_group=None,
+        scaling=None,
         placement_timeout_s=None,
         **checkpoint_config,
     ):
@@ -103,15 +114,15 @@ def start(tmp_path):
             checkpoint_config=CheckpointConfig(**checkpoint_config),
             callbacks=list(callbacks),
         )
-        scaling = ScalingConfig(num_workers=workers, placement_timeout_s=placement_timeout_s)
+        scaling_config = ScalingConfig(num_workers=workers, placement_timeout_s=placement_timeout_s)
         spec = RunSpec(
             name="run",
             storage=RunStorage(tmp_path, "run"),
             run_config=run_config,
-            scaling_config=scaling,
+            scaling_config=scaling_config,
             backend=Backend(),
             failure_policy=LimitedRetries(run_config.failure_config),
-            scaling_policy=FixedScaling(scaling),
+            scaling_policy=scaling or FixedScaling(scaling_config),
         )
         groups = []
         controller = TrainController(
@@ -521,11 +532,21 @@ def test_callbacks_see_states_reports_and_failures(start):
         def on_state_change(self, run_context, old, new):
             events.append((old.value, new.value))
 
+        def on_start(self, run_context):
+            events.append("start")
+
         def after_report(self, run_context, metrics, checkpoint):
-            events.append((run_context.name, metrics, checkpoint and checkpoint.path[-17:]))
+            number = run_context.report_number
+            events.append((number, metrics, checkpoint and checkpoint.path[-17:]))
+
+        def after_checkpoint(self, run_context, checkpoint, metrics):
+            events.append((run_context.report_number, metrics, checkpoint.path[-17:]))
 
         def after_exception(self, run_context, worker_exceptions):
             events.append({rank: str(error) for rank, error in worker_exceptions.items()})
+
+        def on_end(self, run_context, state, error):
+            events.append((state.value, error.splitlines()[0]))
 
     async def loop(rank):
         await rank.report({"r": rank.rank}, {"model": "x"})
@@ -535,12 +556,131 @@ def test_callbacks_see_states_reports_and_failures(start):
     events = []
     run(start(callbacks=[Listener()]), loop)
     assert events == [
+        "start",
         ("INITIALIZING", "SCHEDULING"),
         ("SCHEDULING", "RUNNING"),
-        ("run", [{"r": 0}, {"r": 1}], "checkpoint_000000"),
+        (0, {"r": 0}, "checkpoint_000000"),
+        (0, [{"r": 0}, {"r": 1}], "checkpoint_000000"),
         {1: "boom"},
         ("RUNNING", "ERRORED"),
+        ("ERRORED", "[Rank 1] RuntimeError: boom"),
     ]
+
+
+def test_reports_are_numbered_on_over_restarts_and_resumed_runs(start):
+    class Listener(Callback):
+        def after_report(self, run_context, metrics, checkpoint):
+            numbers.append(run_context.report_number)
+
+        def on_end(self, run_context, state, error):
+            numbers.append(state.value)
+
+    async def loop(rank):
+        await rank.report({}, {"model": "x"})
+        if rank.setup.attempt == 1:
+            raise RuntimeError("boom")
+
+    numbers = []
+    for _ in range(2):
+        run(start(workers=1, max_failures=1, callbacks=[Listener()]), loop)
+    assert numbers == [0, 1, "FINISHED", 2, 3, "FINISHED"]
+
+
+def test_a_hook_that_does_not_return_is_named(start, monkeypatch, caplog):
+    class Slow(Callback):
+        def after_report(self, run_context, metrics, checkpoint):
+            assert told.wait(20)
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            told.set()
+
+    async def loop(rank):
+        await rank.report({})
+
+    told = threading.Event()
+    monkeypatch.setattr("miniray.train.callbacks.runner.SLOW_HOOK", 0.01)
+    handler = Handler(logging.WARNING)
+    logging.getLogger("miniray.train.callbacks.runner").addHandler(handler)
+    try:
+        assert run(start(callbacks=[Slow()]), loop).state is RunState.FINISHED
+    finally:
+        logging.getLogger("miniray.train.callbacks.runner").removeHandler(handler)
+    assert re.search(r"Run run waits for after_report\(\) of the callback .*Slow", caplog.text)
+
+
+def test_callbacks_are_told_of_another_world_size(start):
+    class Listener(Callback):
+        def after_resize(self, run_context, old_size, new_size):
+            sizes.append((old_size, new_size))
+
+    class Shrinking(ScalingPolicy):
+        def __init__(self):
+            self.sizes = iter([3, 3, 2])
+
+        def next_group(self):
+            return ScalingDecision(next(self.sizes), {"CPU": 1})
+
+    async def loop(rank):
+        if rank.setup.attempt < 3:
+            raise RuntimeError("boom")
+
+    sizes = []
+    controller = start(workers=3, max_failures=2, callbacks=[Listener()], scaling=Shrinking())
+    assert run(controller, loop).state is RunState.FINISHED
+    assert sizes == [(3, 2)]
+
+
+HOOKS = ["on_start", "on_state_change", "after_checkpoint", "after_report", "on_end"]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_an_exception_in_any_hook_names_it_and_all_callbacks_hear_of_the_end(start, hook):
+    class Listener(Callback):
+        def on_end(self, run_context, state, error):
+            ended.append(state)
+
+    def fail(self, *arguments):
+        raise OSError("no route to host")
+
+    async def loop(rank):
+        await rank.report({}, {"model": "x"})
+
+    ended = []
+    broken = type("Broken", (Callback,), {hook: fail})()
+    outcome = run(start(callbacks=[Listener(), broken]), loop)
+    assert outcome.state is RunState.ERRORED
+    assert f"Broken failed in {hook}(): OSError" in outcome.controller_failure.summary
+    assert f"Broken failed in {hook}(): OSError" in outcome.message
+    assert ended == [RunState.FINISHED if hook == "on_end" else RunState.ERRORED]
+
+
+def test_an_aborted_run_tells_callbacks_of_its_end_also_if_one_fails_at_it(start):
+    class Listener(Callback):
+        def on_state_change(self, run_context, old, new):
+            if new is RunState.ABORTED:
+                raise OSError("no route to host")
+
+        def on_end(self, run_context, state, error):
+            ended.append(state)
+
+    async def loop(rank):
+        running.set()
+        await asyncio.Event().wait()
+
+    async def scenario():
+        nonlocal running
+        running = asyncio.Event()
+        controller = start(callbacks=[Listener()])
+        result = asyncio.ensure_future(controller.run(controller, [loop]))
+        await running.wait()
+        await controller.abort()
+        return await result
+
+    running, ended = None, []
+    outcome = asyncio.run(scenario())
+    assert "no route to host" in outcome.message
+    assert ended == [RunState.ERRORED]
 
 
 def test_an_exception_in_a_callback_ends_the_run_as_the_controllers(start):
@@ -555,7 +695,11 @@ def test_an_exception_in_a_callback_ends_the_run_as_the_controllers(start):
     controller = start(callbacks=[Broken()])
     outcome = run(controller, loop)
     assert outcome.state is RunState.ERRORED
-    assert isinstance(outcome.controller_failure.exception(), ZeroDivisionError)
+    error = outcome.controller_failure.exception()
+    assert isinstance(error, CallbackError)
+    assert isinstance(error.cause, ZeroDivisionError)
+    assert (error.callback.rpartition(".")[2], error.hook) == ("Broken", "after_report")
+    assert "Broken failed in after_report(): ZeroDivisionError: in a callback" in outcome.message
     assert outcome.worker_failures == {}
     assert controller.groups[0].stopped is False
 

@@ -1,0 +1,238 @@
+"""Lightning, Transformers and Hugging Face datasets with two real workers and tiny models."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from miniray import train
+from miniray.train import RunConfig, ScalingConfig, WorkerGroupError
+from miniray.train.torch import TorchTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytest.importorskip("torch")
+
+
+def needs(package: str, extra: str) -> pytest.MarkDecorator:
+    """Skip where the extra is not installed; one that is installed and broken fails."""
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} comes with the extra {extra!r}")
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def fit(tmp_path: Path) -> Callable[..., train.Result]:
+    """Runs a train loop on two workers with a process group."""
+
+    def run(loop: Any, config: Any = None, **options: Any) -> train.Result:
+        return TorchTrainer(
+            loop,
+            train_loop_config={"folder": str(tmp_path), **(config or {})},
+            scaling_config=ScalingConfig(num_workers=2),
+            run_config=RunConfig(storage_path=tmp_path / "results"),
+            **options,
+        ).fit()
+
+    return run
+
+
+def lightning_loop(config: dict[str, Any]) -> dict[str, Any]:
+    import lightning.pytorch as pl
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from miniray.train.lightning import (
+        RayDDPStrategy,
+        RayLightningEnvironment,
+        RayTrainReportCallback,
+        prepare_trainer,
+    )
+
+    class Model(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+            self.seen: list[float] = []
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            x, y = batch
+            self.seen += x.flatten().tolist()
+            loss = torch.nn.functional.mse_loss(self.layer(x), y)
+            self.log("loss", loss, sync_dist=True)
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.01)
+
+    x = torch.arange(8.0).unsqueeze(1)
+    model = Model()
+    trainer = prepare_trainer(
+        pl.Trainer(
+            max_epochs=config["epochs"],
+            accelerator="cpu",
+            strategy=RayDDPStrategy(),
+            plugins=[RayLightningEnvironment()],
+            callbacks=[RayTrainReportCallback()],
+            default_root_dir=config["folder"],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            logger=False,
+        )
+    )
+    resume = None
+    if config.get("resume"):
+        resume = os.path.join(config["resume"], RayTrainReportCallback.CHECKPOINT_NAME)
+    trainer.fit(model, DataLoader(TensorDataset(x, 2 * x), batch_size=2), ckpt_path=resume)
+    return {
+        "world": (trainer.world_size, trainer.global_rank, trainer.local_rank, trainer.node_rank),
+        "rows": len(model.seen),
+        "epoch": trainer.current_epoch,
+        "device": str(trainer.strategy.root_device),
+    }
+
+
+@needs("lightning", "lightning")
+def test_lightning_trains_over_the_worker_group_and_goes_on(fit: Any) -> None:
+    result = fit(lightning_loop, {"epochs": 2})
+    assert result.return_value["world"] == (2, 0, 0, 0)
+    assert result.return_value["device"] == "cpu"
+    assert result.return_value["rows"] == 8  # half of 8 in each epoch
+    assert result.metrics["epoch"] == 1
+    assert result.metrics["step"] == 4
+    assert result.metrics["loss"] > 0
+    assert len(result.best_checkpoints) == 2
+    with result.checkpoint.as_directory() as folder:
+        again = fit(lightning_loop, {"epochs": 3, "resume": folder})
+    assert again.return_value["epoch"] == 3
+    assert [metrics["epoch"] for _, metrics in again.best_checkpoints] == [2]
+
+
+@needs("lightning", "lightning")
+def test_a_lightning_trainer_that_does_not_know_the_group_is_refused(fit: Any) -> None:
+    def loop(config: dict[str, Any]) -> None:
+        import lightning.pytorch as pl
+
+        from miniray.train.lightning import RayDDPStrategy, prepare_trainer
+
+        options = {"accelerator": "cpu", "logger": False, "default_root_dir": config["folder"]}
+        with pytest.raises(RuntimeError, match="RayLightningEnvironment"):
+            prepare_trainer(pl.Trainer(strategy=RayDDPStrategy(), **options))
+        prepare_trainer(pl.Trainer(strategy="ddp", **options))
+
+    with pytest.raises(WorkerGroupError, match="strategy of the Lightning trainer is DDPStrategy"):
+        fit(loop)
+
+
+def transformers_loop(config: dict[str, Any]) -> dict[str, Any]:
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+    from miniray.train.huggingface.transformers import RayTrainReportCallback, prepare_trainer
+
+    model = BertForSequenceClassification(
+        BertConfig(
+            vocab_size=20,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=8,
+        )
+    )
+    if config["shards"]:
+        data: Any = train.get_dataset_shard("train").iter_torch_batches(batch_size=2)
+    else:
+        data = [
+            {"input_ids": torch.tensor([n % 20, 1, 2]), "labels": torch.tensor(n % 2)}
+            for n in range(16)
+        ]
+    arguments = TrainingArguments(
+        output_dir=os.path.join(config["folder"], "output"),
+        num_train_epochs=config["epochs"],
+        per_device_train_batch_size=2,
+        save_strategy="epoch",
+        logging_strategy="epoch",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    trainer = prepare_trainer(
+        Trainer(
+            model=model, args=arguments, train_dataset=data, callbacks=[RayTrainReportCallback()]
+        )
+    )
+    resume = None
+    if config.get("resume"):
+        resume = os.path.join(config["resume"], RayTrainReportCallback.CHECKPOINT_NAME)
+    trainer.train(resume_from_checkpoint=resume)
+    return {"world": arguments.world_size, "step": trainer.state.global_step}
+
+
+@needs("transformers", "huggingface")
+@pytest.mark.parametrize("shards", [False, True])
+def test_transformers_trains_over_the_worker_group_and_goes_on(fit: Any, shards: bool) -> None:
+    import pyarrow as pa
+
+    table = pa.table({"input_ids": [[n, 1, 2] for n in range(16)], "labels": [0, 1] * 8})
+    datasets = {"train": table} if shards else None
+    result = fit(transformers_loop, {"epochs": 2, "shards": shards}, datasets=datasets)
+    assert result.return_value == {"world": 2, "step": 8}
+    assert result.metrics["step"] == 8
+    assert result.metrics["epoch"] == 2
+    assert result.metrics["loss"] > 0
+    assert len(result.best_checkpoints) == 2
+    with result.checkpoint.as_directory() as folder:
+        files = {path.name for path in Path(folder, "checkpoint").iterdir()}
+        assert {"model.safetensors", "trainer_state.json"} <= files
+        assert {"rng_state_0.pth", "rng_state_1.pth"} <= files
+        again = fit(
+            transformers_loop, {"epochs": 3, "shards": shards, "resume": folder}, datasets=datasets
+        )
+    assert again.return_value["step"] == 12
+    assert [metrics["step"] for _, metrics in again.best_checkpoints] == [12]
+
+
+@needs("datasets", "huggingface")
+def test_hugging_face_datasets_are_split_over_the_workers(fit: Any, tmp_path: Path) -> None:
+    import datasets as hf
+
+    def loop(config: dict[str, Any]) -> None:
+        rank = train.get_context().get_world_rank()
+        for name in ("plain", "streamed", "decoded"):
+            rows = [
+                row
+                for batch in train.get_dataset_shard(name).iter_batches(batch_size=3)
+                for row in zip(batch["id"].tolist(), batch["text"].tolist(), strict=True)
+            ]
+            Path(config["folder"], f"{name}{rank}").write_text(repr(rows))
+
+    columns = {"id": list(range(11)), "text": [f"text {n}" for n in range(11)]}
+    plain = hf.Dataset.from_dict(columns)
+    decoded = plain.with_transform(
+        lambda batch: {**batch, "text": [t.upper() for t in batch["text"]]}
+    )
+    fit(
+        loop, datasets={"plain": plain, "streamed": plain.to_iterable_dataset(), "decoded": decoded}
+    )
+    for name in ("plain", "streamed", "decoded"):
+        rows = [row for rank in range(2) for row in eval((tmp_path / f"{name}{rank}").read_text())]
+        text = "TEXT" if name == "decoded" else "text"
+        assert sorted(rows) == [(n, f"{text} {n}") for n in range(11)]
+
+
+@needs("datasets", "huggingface")
+def test_a_dictionary_of_hugging_face_datasets_is_refused_with_what_to_do() -> None:
+    import datasets as hf
+
+    splits = hf.DatasetDict({"train": hf.Dataset.from_dict({"id": [1]})})
+    with pytest.raises(ValueError, match=r"holds several datasets \(train\).*dict\(dataset\)"):
+        TorchTrainer(print, datasets={"train": splits})

@@ -1,0 +1,122 @@
+"""``JaxTrainer`` with two real processes of JAX, on the CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from miniray import train
+from miniray.train import RunConfig, ScalingConfig
+from miniray.train.v2.jax import JaxTrainer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("cluster"),
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(
+        importlib.util.find_spec("jax") is None, reason="JAX comes with the extra 'jax'"
+    ),
+]
+
+
+def fit(loop: Any, folder: Path, datasets: Any = None) -> train.Result:
+    return JaxTrainer(
+        loop,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=folder),
+        datasets=datasets,
+    ).fit()
+
+
+def test_the_devices_of_all_workers_are_one_mesh(tmp_path: Path) -> None:
+    def loop() -> dict[str, Any]:
+        import jax
+        from jax.experimental import multihost_utils
+
+        sums = multihost_utils.process_allgather(jax.numpy.array([jax.process_index() + 1.0]))
+        train.report({"num_devices": len(jax.devices())})
+        return {
+            "processes": jax.process_count(),
+            "rank": (jax.process_index(), train.get_context().get_world_rank()),
+            "local": len(jax.local_devices()),
+            "platform": jax.devices()[0].platform,
+            "gathered": sums.reshape(-1).tolist(),
+        }
+
+    result = fit(loop, tmp_path)
+    assert result.metrics == {"num_devices": 2}
+    assert result.return_value == {
+        "processes": 2,
+        "rank": (0, 0),
+        "local": 1,
+        "platform": "cpu",
+        "gathered": [1.0, 2.0],
+    }
+
+
+def test_a_model_is_trained_on_the_data_of_both_workers(tmp_path: Path) -> None:
+    def loop() -> float:
+        import jax
+        import jax.numpy as jnp
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        mesh = Mesh(jax.devices(), ("data",))
+        sharding = NamedSharding(mesh, PartitionSpec("data"))
+
+        @jax.jit
+        def step(weight: Any, x: Any, y: Any) -> Any:
+            return weight - 0.5 * jax.grad(lambda w: jnp.mean((w * x - y) ** 2))(weight)
+
+        weight = jnp.float32(0)
+        batches = train.get_dataset_shard("train").iter_batches(batch_size=8)
+        for _ in range(20):
+            for batch in batches:
+                x, y = (
+                    jax.make_array_from_process_local_data(sharding, batch[name].astype("float32"))
+                    for name in ("x", "y")
+                )
+                weight = step(weight, x, y)
+        train.report({"weight": float(weight)})
+        return float(weight)
+
+    import pyarrow as pa
+
+    values = [n / 16 for n in range(16)]
+    table = pa.table({"x": values, "y": [3 * x for x in values]})
+    result = fit(loop, tmp_path, {"train": table})
+    assert result.return_value == pytest.approx(3.0, abs=0.01)
+    assert result.metrics == {"weight": result.return_value}
+
+
+def test_a_rank_that_fails_ends_the_run(tmp_path: Path) -> None:
+    def loop() -> None:
+        import jax
+        from jax.experimental import multihost_utils
+
+        if jax.process_index() == 1:
+            raise ValueError("out of data")
+        multihost_utils.sync_global_devices("waits for rank 1")
+
+    with pytest.raises(train.WorkerGroupError, match=r"\[Rank 1\] ValueError: out of data"):
+        fit(loop, tmp_path)
+
+
+def test_the_example_learns(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "train_jax.py"
+    done = subprocess.run(
+        [sys.executable, example, "--storage-path", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=170,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    accuracy = re.search(r"^accuracy of the last batch (\d\.\d\d)$", done.stdout, re.MULTILINE)
+    assert accuracy is not None, done.stdout
+    assert float(accuracy[1]) >= 0.9

@@ -1,0 +1,204 @@
+"""What a user may give as a dataset, and what is said about everything else."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet
+
+from miniray.train import DataConfig, DataParallelTrainer, ScalingConfig
+from miniray.train.data.adapt import adapt
+from miniray.train.data.iterator import DataIterator
+from miniray.train.data.shards import Datasets, Shards, get_dataset_shard
+
+
+def table_of(rows):
+    return pa.table({"id": list(range(rows))})
+
+
+def ids(dataset):
+    batches = DataIterator("train", adapt("train", dataset), seed=None).iter_batches(batch_size=4)
+    return [int(n) for batch in batches for n in batch["id"]]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two Parquet files of 5 rows each, one in a folder below."""
+    (tmp_path / "data" / "more").mkdir(parents=True)
+    pa.parquet.write_table(table_of(10).slice(0, 5), tmp_path / "data" / "a.parquet")
+    pa.parquet.write_table(table_of(10).slice(5, 5), tmp_path / "data" / "more" / "b.parquet")
+    (tmp_path / "data" / "notes.txt").write_text("no data")
+    return tmp_path / "data"
+
+
+def test_parquet_is_given_as_a_folder_a_file_a_pattern_or_a_list(folder):
+    assert ids(folder) == list(range(10))
+    assert ids(str(folder / "a.parquet")) == list(range(5))
+    assert ids(f"{folder}/*/*.parquet") == list(range(5, 10))
+    assert ids([folder / "a.parquet", f"{folder}/more"]) == list(range(10))
+    assert ids(f"file://{folder}/a.parquet") == list(range(5))
+
+
+def test_parquet_is_read_from_other_filesystems(folder):
+    fsspec = pytest.importorskip("fsspec")
+    bucket = fsspec.filesystem("memory")
+    bucket.pipe_file("/data-kinds/a.parquet", (folder / "a.parquet").read_bytes())
+    try:
+        assert ids("memory://data-kinds/a.parquet") == list(range(5))
+        assert ids("memory://data-kinds/*.parquet") == list(range(5))
+        with pytest.raises(ValueError, match="different filesystems"):
+            adapt("train", [folder / "a.parquet", "memory://data-kinds/a.parquet"])
+    finally:
+        bucket.rm("/data-kinds", recursive=True)
+
+
+def test_a_pyarrow_dataset_keeps_its_partitions(tmp_path):
+    table = pa.table({"id": [0, 1, 2, 3], "day": ["a", "a", "b", "b"]})
+    pyarrow.dataset.write_dataset(
+        table, tmp_path, format="parquet", partitioning=["day"], partitioning_flavor="hive"
+    )
+    dataset = pyarrow.dataset.dataset(tmp_path, partitioning="hive")
+    batches = DataIterator("train", adapt("train", dataset), seed=None).iter_batches()
+    rows = [pair for batch in batches for pair in zip(batch["id"], batch["day"], strict=True)]
+    assert rows == [(0, "a"), (1, "a"), (2, "b"), (3, "b")]
+
+
+def test_other_files_of_a_pyarrow_dataset_are_read_whole(tmp_path):
+    for number in range(2):
+        (tmp_path / f"{number}.csv").write_text(f"id\n{number}\n{number}\n")
+    assert ids(pyarrow.dataset.dataset(tmp_path, format="csv")) == [0, 0, 1, 1]
+
+
+def test_a_pyarrow_dataset_in_memory_is_a_table():
+    assert ids(pyarrow.dataset.dataset(table_of(3))) == [0, 1, 2]
+
+
+def test_a_filtered_pyarrow_dataset_is_refused(folder):
+    dataset = pyarrow.dataset.dataset(folder / "a.parquet").filter(pyarrow.dataset.field("id") > 2)
+    with pytest.raises(ValueError, match=r"\['train'\]: .*Remove the filtering"):
+        adapt("train", dataset)
+
+
+def test_a_list_of_dictionaries_is_a_dataset():
+    assert ids([{"id": 4}, {"id": 5}]) == [4, 5]
+
+
+def test_a_record_batch_is_a_table():
+    assert ids(table_of(3).to_batches()[0]) == [0, 1, 2]
+
+
+def test_files_with_different_columns_are_refused(folder):
+    pa.parquet.write_table(pa.table({"id": ["x"]}), folder / "c.parquet")
+    with pytest.raises(ValueError, match=r"a.parquet has id: int64, .*c.parquet has id: string"):
+        adapt("train", folder)
+
+
+def test_what_is_no_parquet_file_is_refused(folder):
+    with pytest.raises(ValueError, match=r"datasets\['train'\].*notes.txt is not a Parquet file"):
+        adapt("train", folder / "notes.txt")
+
+
+@pytest.mark.parametrize("path", ["nothing", "nothing/*.parquet", "more/../empty"])
+def test_a_path_without_files_is_refused(folder, path):
+    (folder / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"datasets\['train'\].*no Parquet file at"):
+        adapt("train", folder / path)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (5, "which is no dataset. Give a PyTorch dataset"),
+        ({"a": [1]}, "Give a PyTorch dataset"),
+        (list, "That is a class"),
+        (iter([1]), "can be read only once"),
+        (b"x", "Give a PyTorch dataset"),
+    ],
+)
+def test_what_is_no_dataset_is_refused_with_what_can_be_given(dataset, message):
+    with pytest.raises(TypeError, match=rf"datasets\['train'\] is .*{message}"):
+        adapt("train", dataset)
+
+
+def test_a_data_loader_is_refused_with_what_to_do():
+    torch = pytest.importorskip("torch")
+    loader = torch.utils.data.DataLoader([1, 2])
+    with pytest.raises(TypeError, match="prepare_data_loader"):
+        adapt("train", loader)
+
+
+def train_on(datasets, workers=2, **config):
+    return DataParallelTrainer(
+        print,
+        scaling_config=ScalingConfig(num_workers=workers),
+        datasets=datasets,
+        dataset_config=DataConfig(**config),
+    )
+
+
+def test_a_trainer_refuses_bad_datasets_when_it_is_made():
+    with pytest.raises(TypeError, match="must be a dictionary"):
+        train_on([1, 2])
+    with pytest.raises(TypeError, match="non-empty strings"):
+        train_on({3: [1, 2]})
+    with pytest.raises(ValueError, match=r"\['train'\] has 3 rows, less than one for each of 4"):
+        train_on({"train": [1, 2, 3]}, workers=4)
+    with pytest.raises(ValueError, match=r"\['train'\] has 0 rows"):
+        train_on({"train": []}, datasets_to_split=[])
+    train_on({"train": [1, 2, 3]}, workers=4, datasets_to_split=[])
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"datasets_to_split": "train"}, '"all" or a list'),
+        (
+            {"datasets_to_shuffle": ["valid"]},
+            "'valid', but the trainer's datasets are: train",
+        ),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 0.5}, "seed=0.5"),
+    ],
+)
+def test_nonsense_in_a_data_config_is_refused(config, message):
+    with pytest.raises(ValueError, match=message):
+        train_on({"train": [1, 2]}, **config)
+
+
+def test_what_is_not_split_is_whole_on_every_rank_and_in_one_order():
+    sources = {"train": adapt("train", table_of(8)), "valid": adapt("valid", table_of(4))}
+    datasets = Datasets(
+        sources, DataConfig(datasets_to_split=["train"], datasets_to_shuffle=["train"])
+    )
+    for rank in range(2):
+        shards = Shards(datasets, rank, 2)
+        assert len(shards.get("train").iter_batches(batch_size=1)) == 4
+        (batch,) = shards.get("valid").iter_batches()
+        assert batch["id"].tolist() == [0, 1, 2, 3]
+        assert shards.get("train") is shards.get("train")
+
+
+def test_an_unknown_dataset_is_refused_with_those_that_there_are():
+    shards = Shards(Datasets({"train": adapt("train", table_of(1))}), 0, 1)
+    with pytest.raises(KeyError, match="no such dataset, but 'train'"):
+        shards.get("valid")
+    assert shards.only() == "train"
+    with pytest.raises(KeyError, match="needs a name"):
+        Shards(Datasets(), 0, 1).only()
+
+
+def test_shards_are_there_in_a_train_loop_only():
+    with pytest.raises(RuntimeError, match="only inside a train loop"):
+        get_dataset_shard("train")
+
+
+def test_a_dataset_that_can_not_be_pickled_is_named():
+    def put(source):
+        raise TypeError("cannot pickle '_io.TextIOWrapper' object")
+
+    with pytest.raises(TypeError, match=r"datasets\['train'\] can't be sent.*TextIOWrapper"):
+        Datasets({"train": 1}).published(put)

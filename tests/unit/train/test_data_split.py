@@ -1,0 +1,186 @@
+"""Who reads which rows: pure functions, and properties that hold for all sizes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+pytest.importorskip("numpy")
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from miniray.train.data.order import EpochOrder
+from miniray.train.data.permutation import Permutation, derive_key
+from miniray.train.data.position import Position, position_of, state_of
+from miniray.train.data.split import left_over, part, plan_batches, size_of, split
+
+sizes = st.integers(0, 300)
+worlds = st.integers(1, 9)
+seeds = st.integers(0, 2**70)
+
+
+@st.composite
+def ranges_of(draw):
+    cuts = sorted(draw(st.lists(st.integers(0, 400), max_size=8, unique=True)))
+    return list(itertools.pairwise(cuts))[::2]
+
+
+def numbers(ranges):
+    return [number for start, stop in ranges for number in range(start, stop)]
+
+
+@settings(deadline=None)
+@given(ranges_of(), worlds)
+def test_parts_hold_every_position_once_and_differ_by_at_most_one(ranges, world):
+    parts = split(ranges, world)
+    assert [number for each in parts for number in numbers(each)] == numbers(ranges)
+    assert max(map(size_of, parts)) - min(map(size_of, parts)) <= 1
+
+
+@settings(deadline=None)
+@given(ranges_of(), st.integers(0, 400), st.integers(0, 400))
+def test_a_part_of_ranges_is_a_slice_of_their_positions(ranges, start, stop):
+    assert numbers(part(ranges, start, stop)) == numbers(ranges)[start:stop]
+
+
+@settings(deadline=None)
+@given(ranges_of(), worlds, st.integers(0, 100))
+def test_what_is_left_over_is_what_no_rank_has_taken(ranges, world, taken):
+    seen = [number for each in split(ranges, world) for number in numbers(each)[:taken]]
+    left = numbers(left_over(ranges, world, taken))
+    assert sorted(seen + left) == numbers(ranges)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 500), worlds, st.integers(1, 40), st.booleans())
+def test_every_rank_has_the_same_number_of_batches(total, world, batch_size, drop_last):
+    total = max(total, world)
+    own = [size_of(each) for each in split([(0, total)], world)]
+    plans = [plan_batches(n, min(own), batch_size, drop_last=drop_last) for n in own]
+    assert len({plan.count for plan in plans}) == 1
+    for rows, plan in zip(own, plans, strict=True):
+        bounds = list(plan.bounds())
+        lengths = [stop - start for start, stop in bounds]
+        assert all(length == batch_size for length in lengths[:-1])
+        if drop_last:
+            assert all(length == batch_size for length in lengths)
+            assert sum(lengths) > min(own) - batch_size
+        else:
+            assert sum(lengths) == rows
+            assert 1 <= lengths[-1] <= batch_size + 1
+        assert all(stop == start for (_, stop), (start, _) in itertools.pairwise(bounds))
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3000), seeds)
+def test_a_permutation_holds_each_number_once(size, seed):
+    order = Permutation(size, derive_key(seed)).take(np.arange(size))
+    assert sorted(order) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [2**16 + 1, 100_003, 2**18])
+def test_a_large_permutation_is_computed_in_any_pieces(size):
+    permutation = Permutation(size, derive_key(7))
+    whole = permutation.take(np.arange(size))
+    assert np.array_equal(np.sort(whole), np.arange(size))
+    assert np.array_equal(permutation.take(np.arange(500, 900)), whole[500:900])
+    # Where a number goes says nothing of where it was.
+    assert abs(np.corrcoef(whole, np.arange(size))[0, 1]) < 0.02
+    assert 0.4 < np.mean(whole[: size // 2] < size / 2) < 0.6
+
+
+def test_orders_do_not_change_between_versions():
+    small = Permutation(10, derive_key(1, 2))
+    assert small.take(np.arange(10)).tolist() == [
+        3,
+        9,
+        8,
+        4,
+        2,
+        6,
+        7,
+        0,
+        1,
+        5,
+    ]
+    large = Permutation(10**12, derive_key(1, 2))
+    assert large.take(np.arange(3)).tolist() == [
+        244792613617,
+        983511952621,
+        128651554197,
+    ]
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=8), seeds, st.integers(0, 5))
+def test_an_epoch_has_every_row_of_every_block_once(blocks, seed, epoch):
+    order = EpochOrder(blocks, seed, epoch)
+    total = sum(blocks)
+    rows = [(block, int(row)) for block, rows in order.pieces(0, total) for row in rows]
+    assert sorted(rows) == [(block, row) for block, n in enumerate(blocks) for row in range(n)]
+    middle = total // 2
+    halves = [*order.pieces(0, middle), *order.pieces(middle, total)]
+    assert [(block, int(row)) for block, rows in halves for row in rows] == rows
+    again = EpochOrder(blocks, seed, epoch).pieces(0, total)
+    assert [(block, int(row)) for block, rows in again for row in rows] == rows
+
+
+def test_each_epoch_and_each_seed_has_an_order_of_its_own():
+    def order(seed, epoch):
+        pieces = EpochOrder([50, 50], seed, epoch).pieces(0, 100)
+        return tuple((block, *map(int, rows)) for block, rows in pieces)
+
+    assert len({order(seed, epoch) for seed in range(3) for epoch in range(3)}) == 9
+
+
+def test_without_a_seed_rows_keep_their_order():
+    pieces = list(EpochOrder([3, 2], None, 4).pieces(1, 5))
+    assert pieces == [(0, range(1, 3)), (1, range(2))]
+
+
+IDENTITY = {"name": "train", "rows": 100, "seed": 0}
+
+
+@settings(deadline=None)
+@given(st.integers(1, 200), worlds, worlds, st.data())
+def test_a_state_leaves_what_was_not_seen_to_any_number_of_ranks(total, world, other, data):
+    total = max(total, world)
+    taken = data.draw(st.integers(0, total // world))
+    position = Position(3, [(0, total)], world, taken)
+    seen = [number for each in split([(0, total)], world) for number in numbers(each)[:taken]]
+    if taken == total // world and total % world:
+        return  # the last batch has all of a rank's rows, so no rank stops here
+    state = state_of(position, 0, IDENTITY)
+    resumed = position_of(state, IDENTITY, other)
+    left = [
+        number for rank in range(other) for number in numbers(resumed.own(rank))[resumed.taken :]
+    ]
+    assert sorted(seen + left) == list(range(total))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_that_has_read_all_says_so_to_ranks_with_one_row_more(rank):
+    position = Position(0, [(0, 7)], 3)
+    position.taken = size_of(position.own(rank))
+    state = state_of(position, rank, IDENTITY)
+    assert position_of(state, IDENTITY, 2).ranges == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 9}, "is not what state_dict"),
+        ({"extra": 1}, "is not what state_dict"),
+        ({"dataset": {**IDENTITY, "rows": 99}}, "state of other data"),
+        ({"taken": 5, "local_shuffle": [10, 0]}, "2 workers read with a local shuffle"),
+    ],
+)
+def test_a_state_that_can_not_be_taken_up_is_refused(change, message):
+    state = {**state_of(Position(0, [(0, 100)], 2), 0, IDENTITY), **change}
+    with pytest.raises(ValueError, match=message):
+        position_of(state, IDENTITY, 3)
+    with pytest.raises(ValueError, match="is not what state_dict"):
+        position_of(5, IDENTITY, 3)

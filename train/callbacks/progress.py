@@ -1,0 +1,41 @@
+"""Says what the driver shows of a run's progress."""
+
+from __future__ import annotations
+
+from miniray.train.callbacks.base import Callback
+from miniray.train.config.checks import is_whole
+from miniray.train.progress_meter import ProgressGoals
+
+
+class ProgressCallback(Callback):
+    """Tells the driver's display how far a run is to go, so that it can say the time left.
+
+    The display is there without it too: on a terminal a line that is kept up to date with epoch,
+    steps per second, and the newest metrics, elsewhere plain lines. It is the driver that shows
+    it, since the controller has no terminal.
+
+    Args:
+        total_steps: Steps that the run is going to make.
+        total_epochs: Epochs that the run is going to make.
+        step_key: The metric that counts steps. If it is not reported, each report is a step.
+        epoch_key: The metric that counts epochs, from 0.
+
+    Raises:
+        ValueError: A total is not a whole number of 1 or more.
+    """
+
+    def __init__(
+        self,
+        total_steps: int | None = None,
+        total_epochs: int | None = None,
+        *,
+        step_key: str = "step",
+        epoch_key: str = "epoch",
+    ) -> None:
+        for name, value in (("total_steps", total_steps), ("total_epochs", total_epochs)):
+            if value is not None and not is_whole(value, least=1):
+                raise ValueError(
+                    f"ProgressCallback({name}={value!r}) must be a whole number, 1 or more, "
+                    f"or None if it is not known."
+                )
+        self.goals = ProgressGoals(total_steps, total_epochs, step_key, epoch_key)

@@ -1,0 +1,146 @@
+"""Calls the hooks of a run's callbacks, one at a time.
+
+An exception in a hook becomes a ``CallbackError``, which names the callback and the
+hook. When which hook is called is the controller's and the recorder's part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from miniray.train.exceptions import CallbackError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from miniray.train.callbacks.base import Callback, RunContext
+    from miniray.train.checkpoint import Checkpoint
+    from miniray.train.state import RunState
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which the user is told of a hook that has not returned.
+SLOW_HOOK = 30.0
+
+Hook = Literal[
+    "on_start",
+    "on_state_change",
+    "after_report",
+    "after_checkpoint",
+    "after_exception",
+    "after_resize",
+    "on_end",
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class RunningHook:
+    """A hook that has not returned yet."""
+
+    callback: str
+    hook: Hook
+    since: float  # time.monotonic()
+
+
+class CallbackRunner:
+    """The callbacks of one run. Not thread-safe: one thread calls it.
+
+    Attributes:
+        running: The hook that is being called; None between hooks. Any thread may look.
+
+    Args:
+        callbacks: The callbacks, in the order in which they are called.
+        context: What they are told of the run.
+    """
+
+    def __init__(self, callbacks: Sequence[Callback], context: RunContext) -> None:
+        self._callbacks = list(callbacks)
+        self._context = context
+        self._started: list[Callback] = []
+        self.running: RunningHook | None = None
+
+    def __bool__(self) -> bool:
+        """Whether there is anybody to tell."""
+        return bool(self._callbacks)
+
+    def start(self) -> None:
+        """Tell each that the run starts; whoever was told will be told of its end."""
+        for callback in self._callbacks:
+            self._started.append(callback)
+            self._call(callback, "on_start", self._context)
+
+    def tell(self, hook: Hook, *arguments: Any) -> None:
+        """Call a hook of each callback.
+
+        Raises:
+            CallbackError: One of them failed; those after it were not called.
+        """
+        for callback in self._callbacks:
+            self._call(callback, hook, self._context, *arguments)
+
+    def tell_report(
+        self, number: int, metrics: list[dict[str, Any]], checkpoint: Checkpoint | None
+    ) -> None:
+        """Tell of a complete report, and of its checkpoint before that.
+
+        Raises:
+            CallbackError: A callback failed; those after it were not called.
+        """
+        context = dataclasses.replace(self._context, report_number=number)
+        for callback in self._callbacks:
+            if checkpoint is not None:
+                self._call(callback, "after_checkpoint", context, checkpoint, metrics[0])
+            self._call(callback, "after_report", context, metrics, checkpoint)
+
+    def end(self, state: RunState, error: str | None) -> None:
+        """Tell everybody that the run is over, also when one of them fails at that.
+
+        Raises:
+            CallbackError: Of the first that failed.
+        """
+        failures: list[CallbackError] = []
+        started, self._started = self._started, []
+        for callback in started:
+            try:
+                self._call(callback, "on_end", self._context, state, error)
+            except CallbackError as failure:  # noqa: PERF203 - each is told of the end
+                logger.warning("%s", failure)
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def _call(self, callback: Callback, hook: Hook, *arguments: Any) -> None:
+        self.running = RunningHook(type(callback).__qualname__, hook, time.monotonic())
+        try:
+            getattr(callback, hook)(*arguments)
+        except (Exception, SystemExit) as error:
+            raise CallbackError(type(callback).__qualname__, hook, error) from error
+        finally:
+            self.running = None
+
+
+async def watch_hooks(runner: CallbackRunner, run_name: str) -> None:
+    """Tell of each hook that a run waits for; only its author knows what it waits for itself.
+
+    Looked at from outside, as timers for each call would cost more than most hooks.
+    """
+    told = None
+    while runner:
+        await asyncio.sleep(SLOW_HOOK)
+        running = runner.running
+        if running is None or running is told:
+            continue
+        waited = time.monotonic() - running.since
+        if waited >= SLOW_HOOK:
+            told = running
+            logger.warning(
+                "Run %s waits for %s() of the callback %s, which has not returned for %.0f s.",
+                run_name,
+                running.hook,
+                running.callback,
+                waited,
+            )

@@ -1,0 +1,191 @@
+"""Turns what a user gives as a dataset into a source, or says what can be given."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from miniray.train.data.config import DataConfig
+    from miniray.train.data.sources import Source, StreamSource
+
+_ALLOWED = (
+    "a PyTorch dataset (with __len__ and __getitem__, or with __iter__), a pyarrow.Table, paths of "
+    "Parquet files, a pyarrow.dataset.Dataset, a pandas.DataFrame or a Hugging Face dataset"
+)
+
+
+def adapt_all(
+    datasets: Any, config: DataConfig, num_workers: int
+) -> dict[str, Source | StreamSource]:
+    """A source for each dataset of a trainer.
+
+    Args:
+        datasets: Datasets by name, or None.
+        config: Which of them are split.
+        num_workers: Over how many workers.
+
+    Raises:
+        TypeError: They are no dictionary, or one is of no known kind.
+        ValueError: One can't be used; the message says why.
+        FileNotFoundError: There are no files at a path.
+        ImportError: pyarrow or numpy is missing.
+    """
+    if datasets is None:
+        return {}
+    if not hasattr(datasets, "items"):
+        raise TypeError(
+            f'datasets={_short(datasets)} must be a dictionary, such as {{"train": dataset}}.'
+        )
+    sources = {name: adapt(name, dataset) for name, dataset in datasets.items()}
+    config.check_names(sources)
+    for name, source in sources.items():
+        check_rows(name, source, num_workers if config.splits(name) else 1)
+    return sources
+
+
+def check_rows(name: str, source: Source | StreamSource, parts: int) -> None:
+    """Raise ValueError if there is not a row for each part: its rank would have no batch."""
+    from miniray.train.data.sources import Source
+
+    if isinstance(source, Source) and source.num_rows < max(1, parts):
+        raise ValueError(
+            f"datasets[{name!r}] has {source.num_rows} rows, less than one for each of "
+            f"{max(1, parts)} workers."
+        )
+
+
+def adapt(name: Any, dataset: Any) -> Source | StreamSource:
+    """The source of one dataset; see ``adapt_all``."""
+    if not isinstance(name, str) or not name:
+        raise TypeError(f"datasets has the key {name!r}; names of datasets are non-empty strings.")
+    try:
+        source = _source_of(name, dataset)
+    except (ValueError, FileNotFoundError) as error:
+        raise type(error)(f"datasets[{name!r}]: {error}") from error
+    except ImportError as error:
+        raise ImportError(
+            f"datasets[{name!r}] needs {error.name}, which is not installed. "
+            f"Run `pip install 'miniray[train]'`."
+        ) from error
+    return source
+
+
+def _source_of(name: str, dataset: Any) -> Source | StreamSource:
+    if isinstance(dataset, str | os.PathLike):
+        from miniray.train.data.parquet import ParquetSource
+
+        return ParquetSource([dataset])
+    if isinstance(dataset, list | tuple) and dataset and all(map(_is_path, dataset)):
+        from miniray.train.data.parquet import ParquetSource
+
+        return ParquetSource(dataset)
+    library = type(dataset).__module__.partition(".")[0]
+    if library in _BY_LIBRARY:
+        source: Source | StreamSource | None = _BY_LIBRARY[library](dataset)
+        if source is not None:
+            return source
+    return _items_of(name, dataset)
+
+
+def _items_of(name: str, dataset: Any) -> Source | StreamSource:
+    """The source of something that gives items."""
+    from miniray.train.data.items import IterableSource, MapSource
+
+    refusal = _refusal(dataset)
+    if refusal is not None:
+        raise TypeError(f"datasets[{name!r}] is {_short(dataset)}. {refusal}")
+    kind = type(dataset)
+    torch = sys.modules.get("torch")
+    iterable = torch is not None and isinstance(dataset, torch.utils.data.IterableDataset)
+    if not iterable and hasattr(kind, "__getitem__") and hasattr(kind, "__len__"):
+        return MapSource(dataset)
+    if hasattr(kind, "__iter__"):
+        return IterableSource(dataset)
+    raise TypeError(
+        f"datasets[{name!r}] is {_short(dataset)}, which is no dataset. Give {_ALLOWED}."
+    )
+
+
+def _refusal(dataset: Any) -> str | None:
+    """Why something that looks like items is none, or None."""
+    if isinstance(dataset, type):
+        return f"That is a class; give an object of it. Possible are {_ALLOWED}."
+    if isinstance(dataset, dict | set | frozenset | bytes | bytearray):
+        return f"Give {_ALLOWED}."
+    if hasattr(type(dataset), "__next__"):
+        return "It can be read only once, and each epoch begins anew. Give what it iterates over."
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dataset, torch.utils.data.DataLoader):
+        return (
+            "Give the dataset that it loads, or make the loader in the train loop and pass it to "
+            "miniray.train.torch.prepare_data_loader()."
+        )
+    return None
+
+
+def _from_arrow(dataset: Any) -> Source | None:
+    import pyarrow
+    import pyarrow.dataset
+
+    from miniray.train.data.parquet import FragmentSource
+    from miniray.train.data.tables import TableSource
+
+    if isinstance(dataset, pyarrow.Table):
+        return TableSource(dataset)
+    if isinstance(dataset, pyarrow.RecordBatch):
+        return TableSource(pyarrow.Table.from_batches([dataset]))
+    if isinstance(dataset, pyarrow.dataset.InMemoryDataset):
+        return TableSource(dataset.to_table())
+    if isinstance(dataset, pyarrow.dataset.Dataset):
+        return FragmentSource(dataset)
+    return None
+
+
+def _from_pandas(dataset: Any) -> Source | None:
+    import pyarrow
+
+    from miniray.train.data.tables import TableSource
+
+    if type(dataset).__name__ != "DataFrame":
+        return None
+    return TableSource(pyarrow.Table.from_pandas(dataset, preserve_index=False))
+
+
+def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
+    import datasets
+
+    from miniray.train.data.items import IterableSource, MapSource
+    from miniray.train.data.tables import HuggingFaceSource, must_be_decoded
+
+    if isinstance(dataset, datasets.IterableDataset):
+        return IterableSource(dataset)
+    if not isinstance(dataset, datasets.Dataset):
+        if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
+            raise ValueError(  # noqa: TRY004 - of the right kind, but several
+                f"it holds several datasets ({', '.join(dataset)}); give them by name: "
+                f"datasets=dict(dataset)"
+            )
+        return None
+    if dataset.format["type"] == "custom" or must_be_decoded(dict(dataset.features)):
+        return MapSource(dataset)
+    return HuggingFaceSource(dataset)
+
+
+_BY_LIBRARY: Mapping[str, Any] = {
+    "pyarrow": _from_arrow,
+    "pandas": _from_pandas,
+    "datasets": _from_hugging_face,
+}
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+def _short(value: Any) -> str:
+    kind = type(value)
+    return f"{value!r:.80} of type {kind.__module__}.{kind.__qualname__}"

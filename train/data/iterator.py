@@ -1,0 +1,370 @@
+"""``DataIterator``: what a train loop reads its part of a dataset with."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.config.checks import is_whole
+from miniray.train.data.formats import collate_torch, formatter, table_to_numpy
+from miniray.train.data.order import EpochOrder
+from miniray.train.data.position import ENDLESS, Position, position_of, state_of
+from miniray.train.data.read_ahead import read_ahead
+from miniray.train.data.reading import LocalShuffle, PartReader, read_stream
+from miniray.train.data.sources import Source
+from miniray.train.data.split import plan_batches, size_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from miniray.train.data.sources import StreamSource
+    from miniray.train.data.split import BatchPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchSpec:
+    """How a train loop wants its batches.
+
+    Attributes:
+        batch_size: Rows of a batch.
+        prefetch_batches: Batches that are made ahead.
+        drop_last: Leave out what does not fill a batch.
+        local_shuffle: Buffer size and seed of a local shuffle, or None.
+        make: Makes a batch of rows.
+        device: Where tensors go, or None: batches stay as they are.
+    """
+
+    batch_size: int
+    prefetch_batches: int
+    drop_last: bool
+    local_shuffle: tuple[int, int] | None
+    make: Callable[[Any], Any]
+    device: Any = None
+
+
+class DataIterator:
+    """A rank's part of a dataset. Get one with ``get_dataset_shard()``.
+
+    Each pass over it is an epoch, with an order of its own if the dataset is shuffled. Every rank
+    gets the same number of batches. ``state_dict()`` tells how far the passes have come.
+
+    Args:
+        name: Name of the dataset.
+        source: The data.
+        rank: Which part.
+        world_size: Number of parts.
+        seed: From which the orders of epochs are drawn; None keeps the data's own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        source: Source | StreamSource,
+        rank: int = 0,
+        world_size: int = 1,
+        seed: int | None = 0,
+    ) -> None:
+        self._name = name
+        self._source = source
+        self._rank = rank
+        self._world_size = world_size
+        self._seed = None if seed is None else seed + zlib.crc32(name.encode())
+        self._position = self._start_of(0)
+
+    def iter_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int = 256,
+        batch_format: str | None = "default",
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+    ) -> BatchIterable:
+        """Batches for any framework. Each iteration over what this returns is an epoch.
+
+        Args:
+            prefetch_batches: Batches that a thread makes ahead; 0: none, and no thread.
+            batch_size: Rows of a batch. The last one may have fewer, or one more.
+            batch_format: ``"numpy"`` (the default): a dictionary of arrays by column, or for
+                items of a PyTorch dataset arrays in the structure of an item. ``"pandas"``: a
+                DataFrame. ``"pyarrow"`` or None: a table.
+            drop_last: Leave out rows that do not fill a batch on every rank.
+            local_shuffle_buffer_size: Mix the rows within so many that follow each other; they
+                are in memory at once. For Parquet, whose row groups are shuffled as a whole.
+            local_shuffle_seed: From which that order is drawn. Default: the seed of the dataset.
+
+        Raises:
+            ValueError: A value makes no sense, or this data has no such format.
+        """
+        make = formatter(batch_format, tabular=self._tabular)
+        return self._batches(
+            "iter_batches",
+            batch_size,
+            prefetch_batches,
+            drop_last,
+            local_shuffle_buffer_size,
+            local_shuffle_seed,
+            make,
+        )
+
+    def iter_torch_batches(
+        self,
+        *,
+        prefetch_batches: int = 1,
+        batch_size: int = 256,
+        dtypes: Any = None,
+        device: Any = "auto",
+        collate_fn: Callable[[Any], Any] | None = None,
+        drop_last: bool = False,
+        local_shuffle_buffer_size: int | None = None,
+        local_shuffle_seed: int | None = None,
+        pin_memory: bool = False,
+    ) -> BatchIterable:
+        """Batches of PyTorch tensors. Each iteration over what this returns is an epoch.
+
+        A batch is a dictionary of tensors by column. Items of a PyTorch dataset are put together
+        as ``torch.utils.data.default_collate`` does.
+
+        Args:
+            prefetch_batches: Batches that a thread makes ahead; 0: none, and no thread.
+            batch_size: Rows of a batch. The last one may have fewer, or one more.
+            dtypes: Type of the tensors: one for all columns, or one for each by name. Not with
+                ``collate_fn``.
+            device: Where the tensors go; ``"auto"`` is the worker's device. A GPU gets the next
+                batch while this one is used.
+            collate_fn: Makes a batch: of a dictionary of NumPy arrays by column, or for a
+                PyTorch dataset of a list of items.
+            drop_last: Leave out rows that do not fill a batch on every rank.
+            local_shuffle_buffer_size: Mix the rows within so many that follow each other.
+            local_shuffle_seed: From which that order is drawn. Default: the seed of the dataset.
+            pin_memory: Put tensors into pinned memory, which a GPU can read by itself.
+
+        Raises:
+            ValueError: A value makes no sense.
+        """
+        if dtypes is not None and (collate_fn is not None or not self._tabular):
+            raise ValueError(
+                "iter_torch_batches(dtypes=...) is for columns of tables that are not collated by "
+                "a collate_fn; convert the tensors there."
+            )
+        return self._batches(
+            "iter_torch_batches",
+            batch_size,
+            prefetch_batches,
+            drop_last,
+            local_shuffle_buffer_size,
+            local_shuffle_seed,
+            self._collate(dtypes, collate_fn, pin_memory=pin_memory),
+            _device(device),
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the newest pass has come, as plain values to be saved with a checkpoint.
+
+        A batch counts as seen when the loop gets it. After ``load_state_dict`` the next pass gives
+        exactly the rows of this epoch that were not seen; an epoch that was read to its end is
+        followed by the next one.
+        """
+        return state_of(self._position, self._rank, self._identity)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another iterator over the same data was.
+
+        With the same number of workers each may load its own state, or all that of rank 0. With
+        another number all of them load that of rank 0, and what was not seen is split anew: all
+        ranks must have seen as many batches as rank 0 when it was saved.
+
+        Raises:
+            ValueError: It is no such state, one of other data or of another seed, or one within an
+                epoch with a local shuffle of another number of workers.
+        """
+        self._position = position_of(state, self._identity, self._world_size)
+
+    @property
+    def _tabular(self) -> bool:
+        return isinstance(self._source, Source) and self._source.tabular
+
+    @property
+    def _identity(self) -> dict[str, Any]:
+        rows = self._source.num_rows if isinstance(self._source, Source) else None
+        return {"name": self._name, "rows": rows, "seed": self._seed}
+
+    def _start_of(self, epoch: int) -> Position:
+        end = self._source.num_rows if isinstance(self._source, Source) else ENDLESS
+        return Position(epoch, [(0, end)], self._world_size)
+
+    def _collate(
+        self, dtypes: Any, collate_fn: Callable[[Any], Any] | None, *, pin_memory: bool
+    ) -> Callable[[Any], Any]:
+        tabular = self._tabular
+
+        def make(rows: Any) -> Any:
+            if tabular:
+                batch = (collate_fn or collate_torch(dtypes))(table_to_numpy(rows))
+            else:
+                from torch.utils.data import default_collate
+
+                batch = (collate_fn or default_collate)(rows)
+            if pin_memory:
+                from torch.utils.data._utils.pin_memory import pin_memory as pin
+
+                batch = pin(batch)
+            return batch
+
+        return make
+
+    def _batches(
+        self,
+        caller: str,
+        batch_size: Any,
+        prefetch_batches: Any,
+        drop_last: bool,
+        buffer_size: Any,
+        shuffle_seed: Any,
+        make: Callable[[Any], Any],
+        device: Any = None,
+    ) -> BatchIterable:
+        limits = {
+            "batch_size": (batch_size, 1),
+            "prefetch_batches": (prefetch_batches, 0),
+            "local_shuffle_buffer_size": (1 if buffer_size is None else buffer_size, 1),
+            "local_shuffle_seed": (0 if shuffle_seed is None else shuffle_seed, 0),
+        }
+        for name, (value, least) in limits.items():
+            if not is_whole(value, least=least):
+                raise ValueError(
+                    f"{caller}({name}={value!r}) must be a whole number, {least} or more."
+                )
+        local = None
+        if buffer_size is not None:
+            if not isinstance(self._source, Source):
+                raise ValueError(
+                    f"{caller}(local_shuffle_buffer_size=...) is not for the iterable dataset "
+                    f"{self._name!r}. Shuffle in its __iter__."
+                )
+            local = buffer_size, (self._seed or 0) if shuffle_seed is None else shuffle_seed
+        spec = BatchSpec(batch_size, prefetch_batches, drop_last, local, make, device)
+        return BatchIterable(self, spec)
+
+    # --- passes, for BatchIterable ------------------------------------------------------
+
+    def _begin(self, spec: BatchSpec) -> Position:
+        """The position of a new pass."""
+        position = self._position
+        if position.begun:
+            position = self._start_of(position.epoch + 1)
+        if position.taken and position.local_shuffle != spec.local_shuffle:
+            raise ValueError(
+                f"The state that was loaded is of a pass with the local shuffle "
+                f"{position.local_shuffle} (buffer, seed), and this one has {spec.local_shuffle}. "
+                f"They must be the same until the epoch is over."
+            )
+        position = dataclasses.replace(position, begun=True, local_shuffle=spec.local_shuffle)
+        self._position = position
+        return position
+
+    def _end(self, position: Position) -> None:
+        """Note that a pass was read to its end; nothing, if another one has begun since."""
+        if self._position is position:
+            self._position = self._start_of(position.epoch + 1)
+
+    def _plan(self, position: Position, spec: BatchSpec) -> BatchPlan | None:
+        if not isinstance(self._source, Source):
+            return None
+        own = max(0, size_of(position.own(self._rank)) - position.taken)
+        return plan_batches(own, position.least_left, spec.batch_size, drop_last=spec.drop_last)
+
+    def _upcoming(self, spec: BatchSpec) -> BatchPlan | None:
+        """The batches of the next pass; None if nobody knows."""
+        position = self._position
+        return self._plan(self._start_of(0) if position.begun else position, spec)
+
+    def _rows(self, position: Position, spec: BatchSpec) -> Iterator[Any]:
+        """The rows of each batch of a pass."""
+        source = self._source
+        if not isinstance(source, Source):
+            yield from read_stream(
+                source,
+                position.epoch,
+                position.skip,
+                self._rank,
+                self._world_size,
+                spec.batch_size,
+                drop_last=spec.drop_last,
+            )
+            return
+        plan = self._plan(position, spec)
+        assert plan is not None
+        order = EpochOrder(source.block_sizes, self._seed, position.epoch)
+        part = PartReader(source, order, position.own(self._rank))
+        mixed = spec.local_shuffle and LocalShuffle(part, *spec.local_shuffle, position.epoch)
+        reader = mixed or part
+        begin = position.taken
+        for start, stop in plan.bounds():
+            yield reader.read(begin + start, begin + stop)
+
+
+class BatchIterable:
+    """Batches of a ``DataIterator``; each ``iter()`` is a pass of its own over the next epoch.
+
+    ``len()`` is the number of batches of the next pass, the same on every rank. Iterable datasets
+    have none.
+    """
+
+    def __init__(self, iterator: DataIterator, spec: BatchSpec) -> None:
+        self._iterator = iterator
+        self._spec = spec
+
+    def __len__(self) -> int:
+        plan = self._iterator._upcoming(self._spec)
+        if plan is None:
+            raise TypeError("An iterable dataset has no length.")
+        return plan.count
+
+    def __iter__(self) -> Iterator[Any]:
+        iterator, spec = self._iterator, self._spec
+        position = iterator._begin(spec)
+        sizes: collections.deque[int] = collections.deque()
+        # Frozen, as the position moves while batches are made ahead of it.
+        rows = iterator._rows(dataclasses.replace(position), spec)
+        made = ((len(each), spec.make(each)) for each in rows)
+        for batch in _on_device(
+            _apart(read_ahead(made, spec.prefetch_batches), sizes), spec.device
+        ):
+            position.taken += sizes.popleft()
+            yield batch
+        iterator._end(position)
+
+
+def _apart(pairs: Iterator[tuple[int, Any]], sizes: collections.deque[int]) -> Iterator[Any]:
+    """The batches, whose sizes go where they are found when the batches come out."""
+    for size, batch in pairs:
+        sizes.append(size)
+        yield batch
+
+
+def _device(device: Any) -> Any:
+    import torch
+
+    if device != "auto":
+        return torch.device(device) if device is not None else None
+    from miniray.train.torch import get_device
+
+    return get_device()
+
+
+def _on_device(batches: Iterator[Any], device: Any) -> Iterator[Any]:
+    """The batches on a device, the next of which is copied there while one is used."""
+    if device is None:
+        yield from batches
+        return
+    from miniray.train.torch.data_loader import move, moved_ahead
+
+    if device.type == "cuda":
+        yield from moved_ahead(batches, device)
+    else:
+        for batch in batches:
+            yield move(batch, device)

@@ -1,0 +1,138 @@
+"""Brings the datasets of a trainer to its ranks, and keeps each rank's iterators."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.data.config import DataConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from miniray.train.data.iterator import DataIterator
+
+
+@dataclasses.dataclass(frozen=True)
+class Datasets:
+    """The datasets of a run, as they travel with its train loop.
+
+    Attributes:
+        sources: The source of each, or a ref to it.
+        config: Which are split and shuffled.
+    """
+
+    sources: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    config: DataConfig = dataclasses.field(default_factory=DataConfig)
+
+    def published(self, put: Callable[[Any], Any]) -> Datasets:
+        """The same with refs in place of the data, so that each node gets those only once.
+
+        Raises:
+            TypeError: A dataset can't be pickled.
+        """
+        refs = {}
+        for name, source in self.sources.items():
+            try:
+                refs[name] = put(source)
+            except (AttributeError, TypeError, pickle.PicklingError) as error:  # noqa: PERF203
+                raise TypeError(
+                    f"datasets[{name!r}] can't be sent to the workers, since it can't be pickled: "
+                    f"{type(error).__name__}: {error}. Open files and connections when items are "
+                    f"read, or make the dataset in the train loop."
+                ) from error
+        return Datasets(refs, self.config)
+
+
+class Shards:
+    """The iterators of one rank, each made when it is first asked for."""
+
+    def __init__(self, datasets: Datasets, rank: int, world_size: int) -> None:
+        self._datasets = datasets
+        self._rank = rank
+        self._world_size = world_size
+        self._made: dict[str, DataIterator] = {}
+
+    def get(self, name: str) -> DataIterator:
+        """The iterator over this rank's part of a dataset; the same one each time.
+
+        Raises:
+            KeyError: The trainer was given no dataset of this name.
+        """
+        if name not in self._made:
+            self._made[name] = self._make(name)
+        return self._made[name]
+
+    def only(self) -> str:
+        """The name of the only dataset.
+
+        Raises:
+            KeyError: There are several, or none.
+        """
+        names = list(self._datasets.sources)
+        if len(names) != 1:
+            raise KeyError(
+                f"get_dataset_shard() needs a name: the trainer's datasets are "
+                f"{', '.join(map(repr, names)) or 'none'}."
+            )
+        return names[0]
+
+    def _make(self, name: str) -> DataIterator:
+        from miniray.train.data.iterator import DataIterator
+
+        sources, config = self._datasets.sources, self._datasets.config
+        if name not in sources:
+            raise KeyError(
+                f"get_dataset_shard({name!r}): the trainer has no such dataset, but "
+                f"{', '.join(map(repr, sources)) or 'none at all'}. Give it one with "
+                f"datasets={{{name!r}: ...}}."
+            )
+        split = config.splits(name)
+        return DataIterator(
+            name,
+            _fetch(sources[name]),
+            self._rank if split else 0,
+            self._world_size if split else 1,
+            config.seed if config.shuffles(name) else None,
+        )
+
+
+def _fetch(source: Any) -> Any:
+    from miniray.object_ref import ObjectRef
+
+    if not isinstance(source, ObjectRef):
+        return source
+    import miniray
+
+    return miniray.get(source)
+
+
+_shards: Shards | None = None
+
+
+def set_shards(shards: Shards | None) -> None:
+    """Make these the datasets of the process; None when its train loop is over."""
+    global _shards
+    _shards = shards
+
+
+def get_dataset_shard(dataset_name: str | None = None) -> DataIterator:
+    """This rank's part of a dataset that the trainer was given.
+
+    Args:
+        dataset_name: Its name in ``datasets``. May be left out if there is only one.
+
+    Returns:
+        The same iterator each time, with ``iter_torch_batches`` and ``iter_batches``.
+
+    Raises:
+        RuntimeError: Called outside a train loop.
+        KeyError: The trainer was given no dataset of this name.
+    """
+    if _shards is None:
+        raise RuntimeError(
+            "miniray.train.get_dataset_shard() works only inside a train loop, in a process that "
+            "a trainer started. Call it in the function given as train_loop_per_worker."
+        )
+    return _shards.get(_shards.only() if dataset_name is None else dataset_name)

@@ -1,0 +1,11 @@
+"""Training with JAX, with the public names of Ray Train's JAX module.
+
+JAX itself is loaded by the workers only.
+"""
+
+from __future__ import annotations
+
+from miniray.train.jax.config import JaxConfig
+from miniray.train.jax.trainer import JaxTrainer
+
+__all__ = ["JaxConfig", "JaxTrainer"]

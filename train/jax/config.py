@@ -1,0 +1,122 @@
+"""``JaxConfig`` and the backend that connects the processes with ``jax.distributed``."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING
+
+from miniray.train.backend import Backend, BackendConfig
+from miniray.train.config.checks import is_whole
+from miniray.train.jax.tpu import slice_environments
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from miniray.train.backend import Member
+    from miniray.train.ranks import WorkerInfo
+
+
+#: Seconds that a process which is done waits for the others: as long as they may train. If one of
+#: them fails, the controller ends all.
+_SHUTDOWN_TIMEOUT = 7 * 24 * 3600
+
+
+@dataclasses.dataclass
+class JaxConfig(BackendConfig):
+    """How the processes of a JAX run are connected.
+
+    Args:
+        use_tpu: Whether JAX runs on TPUs. Default: if the workers hold TPUs.
+        use_gpu: Whether JAX runs on GPUs. Default: if the workers hold GPUs.
+        timeout_s: Seconds in which all processes have to find each other.
+
+    Raises:
+        ValueError: A value makes no sense.
+    """
+
+    use_tpu: bool = False
+    use_gpu: bool = False
+    timeout_s: int = 300
+
+    def __post_init__(self) -> None:
+        if self.use_tpu and self.use_gpu:
+            raise ValueError("JaxConfig(use_tpu=True, use_gpu=True): JAX runs on one of them.")
+        if not is_whole(self.timeout_s, least=1):
+            raise ValueError(
+                f"JaxConfig(timeout_s={self.timeout_s!r}) must be a whole number of seconds, "
+                f"1 or more."
+            )
+
+    def make_backend(self) -> JaxBackend:
+        """The backend that connects the processes."""
+        return JaxBackend(self)
+
+
+class JaxBackend(Backend):
+    """Connects the processes before the train loop and parts them afterwards."""
+
+    # No preload: JAX warns of processes that are forked after it was loaded.
+
+    def __init__(self, config: JaxConfig) -> None:
+        self._config = config
+        self._connected = False
+
+    def environments(
+        self, workers: Sequence[WorkerInfo], resources: Mapping[str, float]
+    ) -> list[dict[str, str]]:
+        """On TPUs, what each host is told of its slice."""
+        if platform(self._config, resources) != "tpu":
+            return [{} for _ in workers]
+        return slice_environments(workers)
+
+    def prepare(self) -> None:
+        """Load JAX; no device is touched by that."""
+        import jax  # noqa: F401
+
+    def on_start(self, member: Member) -> None:
+        """Choose the platform, set the slice's variables, connect the processes."""
+        import jax
+
+        # What the platform itself has set, such as GKE, holds.
+        for name, value in member.environment.items():
+            os.environ.setdefault(name, value)
+        name = platform(self._config, member.resources)
+        if "JAX_PLATFORMS" not in os.environ:
+            os.environ["JAX_PLATFORMS"] = name
+            jax.config.update("jax_platforms", name)
+        if member.listener is not None:
+            member.listener.close()  # the coordinator of JAX can't take it over and listens there
+        if member.ranks.world_size == 1:
+            return
+        address = f"{_bracketed(member.master_address)}:{member.master_port}"
+        jax.distributed.initialize(
+            coordinator_address=address,
+            num_processes=member.ranks.world_size,
+            process_id=member.ranks.world_rank,
+            initialization_timeout=self._config.timeout_s,
+            shutdown_timeout_seconds=_SHUTDOWN_TIMEOUT,
+            coordinator_bind_address=address if member.ranks.world_rank == 0 else None,
+            # A batch system around the cluster says nothing of these processes.
+            cluster_detection_method="deactivate",
+        )
+        self._connected = True
+
+    def on_shutdown(self) -> None:
+        """Part from the other processes, when all of them are done."""
+        if self._connected:
+            import jax
+
+            jax.distributed.shutdown()
+            self._connected = False
+
+
+def platform(config: JaxConfig, resources: Mapping[str, float]) -> str:
+    """The platform of JAX that suits what the workers hold: tpu, cuda or cpu."""
+    if config.use_tpu or (resources.get("TPU") and not config.use_gpu):
+        return "tpu"
+    return "cuda" if config.use_gpu or resources.get("GPU") else "cpu"
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address else address
