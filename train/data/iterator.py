@@ -361,7 +361,7 @@ def _on_device(batches: Iterator[Any], device: Any) -> Iterator[Any]:
     if device is None:
         yield from batches
         return
-    from miniray.train.torch.data_loader import move, moved_ahead
+    from miniray.train.torch.batches import move, moved_ahead
 
     if device.type == "cuda":
         yield from moved_ahead(batches, device)
