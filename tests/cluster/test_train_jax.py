@@ -18,7 +18,7 @@ from miniray.train.v2.jax import JaxTrainer
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.usefixtures("cluster"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(
         importlib.util.find_spec("jax") is None, reason="JAX comes with the extra 'jax'"
     ),
@@ -113,7 +113,7 @@ def test_the_example_learns(tmp_path: Path) -> None:
         [sys.executable, example, "--storage-path", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=280,
         check=False,
     )
     assert done.returncode == 0, done.stderr
