@@ -322,7 +322,7 @@ class WorkerPool:
         if quarantine == worker.quarantine:
             return
         worker.quarantine = quarantine
-        logger.error("could not be killed: %s", quarantine)
+        logger.error("worker %d could not be killed, left is %s", worker.pid, list(processes))
         self._events.quarantines_changed()
 
     def quarantines(self) -> list[Quarantine]:
