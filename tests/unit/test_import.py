@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
 #: What users and workers must not pay for before they use it.
 HEAVY = ("asyncio", "cloudpickle", "cryptography", "grpc", "numpy", "pandas", "rich", "torch")
-#: Seconds of processor time.
-LIMIT = 0.060
+#: Times the processor time that importing asyncio takes, which is about as much work: seconds
+#: would say how fast and how busy the machine is.
+LIMIT = 1.6
 
 
 def run(code: str, cache: Path) -> str:
@@ -39,11 +40,15 @@ def test_the_import_loads_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_the_import_is_quick_once_compiled(tmp_path: Path) -> None:
-    code = "import time; start = time.process_time(); import miniray\n"
+    code = "import time; start = time.process_time(); import {}\n"
     code += "print(time.process_time() - start)"
-    run(code, tmp_path)
+    seconds: dict[str, list[float]] = {"miniray": [], "asyncio": []}
+    for _ in range(6):
+        for module, found in seconds.items():
+            found.append(float(run(code.format(module), tmp_path)))
 
-    assert min(float(run(code, tmp_path)) for _ in range(5)) < LIMIT
+    # The first of each had to compile.
+    assert min(seconds["miniray"][1:]) < LIMIT * min(seconds["asyncio"][1:])
 
 
 @pytest.mark.parametrize("name", miniray.__all__)
