@@ -93,11 +93,12 @@ class _Process:
 
     def offer(
         self, ticket: bytes, fd: int, size: int, job: int, released: Callable[[], object]
-    ) -> None:
-        """Have it offer a value; the descriptor is closed here."""
+    ) -> asyncio.Future[bool]:
+        """Have it offer a value; the descriptor is closed here. Gives whether it does."""
         self.offers[ticket] = released
-        self.unconfirmed[ticket] = self._loop.create_future()
+        confirmed = self.unconfirmed[ticket] = self._loop.create_future()
         self.send("offer", ticket, size, job, fd=fd)
+        return confirmed
 
     def _on_readable(self) -> None:
         while True:
@@ -182,7 +183,6 @@ class MoverClient:
         self._process: _Process | None = None
         self._starts = itertools.count(1).__next__
         self._jobs = itertools.count(1).__next__
-        self._closed = False
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has; all are empty when nothing moves."""
@@ -219,18 +219,18 @@ class MoverClient:
             What the other node needs; None if it has to come through the daemon.
         """
         ticket = secrets.token_bytes(16)
+        confirmed: asyncio.Future[bool] | None = None
         try:
             process = self._running()
-            address = await process.address
+            address = await asyncio.shield(process.address)
             meets = address not in ("", unreached) and not process.gone
             if meets and (not job or job in process.jobs):
-                process.offer(ticket, os.dup(fd), size, job, released)
+                confirmed = process.offer(ticket, os.dup(fd), size, job, released)
         except (OSError, TemplateGoneError) as error:
             logger.warning("a large value goes through the daemon: %s", error)
         finally:
-            if self._process is None or ticket not in self._process.offers:
+            if confirmed is None:
                 released()
-        confirmed = self._process.unconfirmed.get(ticket) if self._process is not None else None
         try:
             # The other node may be there before this node's mover has read what is offered.
             if confirmed is not None and await confirmed:

@@ -225,7 +225,7 @@ class Transfers:
         async with contextlib.aclosing(self._pieces(key, arriving)) as pieces:
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
             if not head.ask:
-                await self._take(head, pieces, pieces, segment, arriving, None)
+                await self._take(head, pieces, pieces, segment, arriving)
                 return
             # The origin counts this node among those that the other one serves until the call
             # to the origin ends, which stays open meanwhile.
@@ -246,7 +246,7 @@ class Transfers:
         fetched = self._fetched(channel, holder, key, arriving, patient=False)
         async with contextlib.aclosing(fetched), contextlib.aclosing(_lively(fetched)) as pieces:
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
-            await self._take(head, pieces, fetched, segment, arriving, config().transfer_stall)
+            await self._take(head, pieces, fetched, segment, arriving)
 
     async def _take(
         self,
@@ -255,7 +255,6 @@ class Transfers:
         call: AsyncIterator[bytes],
         segment: Segment,
         arriving: Arriving,
-        stall: float | None,
     ) -> None:
         """Take what follows the first word.
 
@@ -265,7 +264,6 @@ class Transfers:
             call: The same, without a limit on how long nothing may come.
             segment: Where it goes.
             arriving: How much is there.
-            stall: Seconds for which nothing may come.
         """
         size = segment.size
         if head.size != size:
@@ -273,7 +271,7 @@ class Transfers:
         segment.form = head.form
         arriving.begin(Owner(head.owner, head.owner_node))
         if head.move:
-            await self._take_from_mover(head, call, segment, arriving, stall)
+            await self._take_from_mover(head, call, segment, arriving)
             return
         async for piece in pieces:
             write_all(segment.fd, piece, arriving.offset)
@@ -287,7 +285,6 @@ class Transfers:
         call: AsyncIterator[bytes],
         segment: Segment,
         arriving: Arriving,
-        stall: float | None,
     ) -> None:
         """Let the movers of the two nodes carry it, while the call between them holds."""
         arriving.job = self._mover.number()
@@ -304,6 +301,7 @@ class Transfers:
             )
         )
         watching = asyncio.ensure_future(_consume(call))
+        stall = config().transfer_stall
         try:
             while not moving.done():
                 seen = arriving.offset
@@ -314,7 +312,7 @@ class Transfers:
                 if watching.done():
                     watching.result()  # raises what broke the call
                 if not done and arriving.offset == seen:
-                    raise _BrokenError(f"nothing came for {stall} s")
+                    raise MoveError(f"nothing came for {stall} s")
             moving.result()
         except MoveError as error:
             if arriving.offset == before and not isinstance(error, MoverDiedError):

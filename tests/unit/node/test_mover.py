@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from node_ends import End, mover_in_thread, no_mover, two_ends, until
 
+from miniray.config import config
 from miniray.node import transfers as transfers_module
 from miniray.node.addresses import DaemonAddress
 from miniray.node.mover_client import MoveError, MoverClient, MoverConfig, Offer
@@ -395,6 +396,42 @@ def test_a_mover_out_of_reach_is_not_asked_again_soon(tmp_path: Path) -> None:
         assert len(asked) == 1
 
     with_ends(tmp_path, test)
+
+
+def test_a_mover_that_sends_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(3 * MIB)
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+
+    async def test(a: End, b: End) -> None:
+        offer_by_mover = a.mover.offer
+
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / "silent.sock"))
+            listener.listen()
+            silent = str(DaemonAddress("here", str(tmp_path / "silent.sock")))
+
+            async def offer(*args: Any) -> Offer | None:
+                offered = await offer_by_mover(*args[:-1])
+                assert offered is not None
+                if args[-1] != silent:
+                    return Offer(silent, offered.ticket)
+                a.mover.withdraw(offered.ticket)
+                return None
+
+            a.mover.offer = offer  # type: ignore[method-assign]
+            number = written(a, data)
+            copy, _ = await b.transfers.copy(a.id, number, Claim(len(data)))
+        assert content(copy) == data
+        a.store.free(number)
+        await until(lambda: not a.store.used)
+
+    try:
+        with_ends(tmp_path, test)
+    finally:
+        config.cache_clear()
 
 
 def test_without_movers_large_values_come_through_the_daemons(tmp_path: Path) -> None:
