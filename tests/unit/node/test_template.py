@@ -506,7 +506,7 @@ def test_a_child_that_may_not_be_killed_is_waited_for(kernel: Kernel) -> None:
 def test_the_end_of_a_templates_workers_is_told_when_their_children_are_gone(
     kernel: Kernel,
 ) -> None:
-    kernel.template._templates.add(4)
+    kernel.template._helpers.add(4)
     kernel.children[4] = (4, "")
     kernel.template._fences[1] = 4
     kernel.template._tell_settled()
