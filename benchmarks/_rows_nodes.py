@@ -105,7 +105,7 @@ def all_to_all(engine: Engine) -> float:
 
 @row(
     "broadcast",
-    Figure("100 MiB to 8 nodes, in times of a transfer to one", "", target=4.0),
+    Figure("100 MiB to 8 nodes, in times of a transfer to one", "x", 4),
     Figure("100 MiB to 8 nodes", "s"),
     limit=180,
 )

@@ -42,8 +42,8 @@ _HELLO_WITHIN = 10.0
 _IDLE = 30.0
 #: Connections to one node that are kept for the next value.
 _KEPT = 4
-#: Bytes after which the daemon is told how much has come.
-_TELL_EVERY = 4 << 20
+#: Seconds after which the daemon is told again how much has come.
+_TELL_EVERY = 0.1
 #: Milliseconds after which a machine that answers nothing is taken for gone.
 _GONE_AFTER = 20_000
 #: Seconds to wait before a connection is accepted again when descriptors have run out.
@@ -274,8 +274,7 @@ class Mover:
             job.sock = None
         job.filling.end()
         os.close(job.fd)
-        if not reason:
-            self._tell("came", job.number, job.size)
+        self._tell("came", job.number, job.filling.offset)
         self._tell("ended", job.number, reason)
 
     def _receive(self, job: _Job, target: str, ticket: bytes) -> None:
@@ -321,14 +320,15 @@ class Mover:
     def _receive_over(self, sock: socket.socket, job: _Job, hello: bytes) -> None:
         self._uses(job, sock)
         sock.settimeout(None)
-        told = job.filling.offset
+        told = 0.0
 
         def came(count: int) -> None:
             nonlocal told
             job.filling.came(count)
-            if job.filling.offset - told >= _TELL_EVERY:
-                told = job.filling.offset
-                self._tell("came", job.number, told)
+            now = time.monotonic()
+            if now - told >= _TELL_EVERY:
+                told = now
+                self._tell("came", job.number, job.filling.offset)
 
         sock.sendall(hello)
         moving.receive(sock, job.fd, job.filling.offset, job.size, came)

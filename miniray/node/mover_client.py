@@ -58,13 +58,45 @@ class Offer(NamedTuple):
     ticket: bytes
 
 
-class _Job:
+class Move:
     """A value that comes."""
 
-    def __init__(self, offset: int, came: Callable[[int], object]) -> None:
-        self.offset = offset
-        self.came = came
-        self.ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    def __init__(
+        self,
+        number: int,
+        offset: int,
+        came: Callable[[int], object],
+        send: Callable[[str, int], object],
+    ) -> None:
+        #: The mover's number for it.
+        self.number = number
+        #: Done when it is whole; with a MoveError if not all of it came.
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._offset = offset
+        self._came = came
+        self._send = send
+
+    def came(self, offset: int) -> None:
+        """So much is there."""
+        count, self._offset = offset - self._offset, offset
+        if count:
+            self._came(count)
+
+    def end(self, error: MoveError | None) -> None:
+        """Nothing more is written."""
+        if error is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(error)
+            self.ended.exception()  # it may be that nobody asks
+
+    async def stop(self) -> None:
+        """End it, if it goes on; returns when nothing more is written, whoever is cancelled."""
+        if not self.ended.done():
+            self._send("stop", self.number)
+        while not self.ended.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait({self.ended})
 
 
 class _Process:
@@ -79,7 +111,7 @@ class _Process:
         self.gone = False
         #: Its address for others; "" if it cannot be reached.
         self.address: asyncio.Future[str] = self._loop.create_future()
-        self.jobs: dict[int, _Job] = {}
+        self.moves: dict[int, Move] = {}
         #: What is called when nobody reads an offered value any more, by ticket.
         self.offers: dict[bytes, Callable[[], object]] = {}
         #: What the mover has not confirmed yet.
@@ -113,7 +145,7 @@ class _Process:
                 return
             kind, *arguments = marshal.loads(data)
             if kind == "came":
-                self._came(*arguments)
+                self.moves[arguments[0]].came(arguments[1])
             elif kind == "ended":
                 self._ended(*arguments)
             elif kind == "offered":
@@ -138,15 +170,9 @@ class _Process:
         if confirmed is not None and not confirmed.done():
             confirmed.set_result(offered)
 
-    def _came(self, number: int, offset: int) -> None:
-        job = self.jobs[number]
-        count, job.offset = offset - job.offset, offset
-        if count:
-            job.came(count)
-
     def _ended(self, number: int, reason: str) -> None:
         self.send("forget", number)
-        self.jobs.pop(number).ended.set_result(reason)
+        self.moves.pop(number).end(MoveError(reason) if reason else None)
 
     def close(self) -> None:
         """It is gone, or has to go."""
@@ -158,9 +184,9 @@ class _Process:
         self._control.close()
         if not self.address.done():
             self.address.set_result("")
-        for job in self.jobs.values():
-            job.ended.set_exception(MoverDiedError("the mover of this node has died"))
-        self.jobs.clear()
+        for move in self.moves.values():
+            move.end(MoverDiedError("the mover of this node has died"))
+        self.moves.clear()
         for ticket in list(self.unconfirmed):
             self._confirm(ticket, offered=False)
         # What a dead process has sent may not be read yet.
@@ -182,13 +208,13 @@ class MoverClient:
         self._settings = settings
         self._process: _Process | None = None
         self._starts = itertools.count(1).__next__
-        self._jobs = itertools.count(1).__next__
+        self._numbers = itertools.count(1).__next__
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has; all are empty when nothing moves."""
         process = self._process
         return {
-            "moving here": len(process.jobs) if process is not None else 0,
+            "moving here": len(process.moves) if process is not None else 0,
             "offered": len(process.offers) if process is not None else 0,
         }
 
@@ -224,7 +250,7 @@ class MoverClient:
             process = self._running()
             address = await asyncio.shield(process.address)
             meets = address not in ("", unreached) and not process.gone
-            if meets and (not job or job in process.jobs):
+            if meets and (not job or job in process.moves):
                 confirmed = process.offer(ticket, os.dup(fd), size, job, released)
         except (OSError, TemplateGoneError) as error:
             logger.warning("a large value goes through the daemon: %s", error)
@@ -246,24 +272,20 @@ class MoverClient:
         if process is not None and ticket in process.offers:
             process.send("withdraw", ticket)
 
-    def number(self) -> int:
-        """A number for a transfer."""
-        return self._jobs()
-
-    async def fetch(
+    def fetch(
         self,
-        number: int,
         address: str,
         ticket: bytes,
         fd: int,
         offset: int,
         size: int,
         came: Callable[[int], object],
-    ) -> None:
-        """Fill memory with what another node offers. Cancelled, it ends when nothing is written.
+    ) -> Move:
+        """Begin to fill memory with what another node offers.
+
+        What comes can be offered to others from here on. Who begins it has to see to its end.
 
         Args:
-            number: From ``number``.
             address: Of the other node's mover.
             ticket: Of the value.
             fd: Of the memory; stays the caller's.
@@ -272,7 +294,7 @@ class MoverClient:
             came: Called with the number of bytes that have come since the last call.
 
         Raises:
-            MoveError: not all of it came.
+            MoveError: it cannot begin.
         """
         target = DaemonAddress.parse(address).target_from(self._settings.machine)
         if not target:
@@ -282,19 +304,10 @@ class MoverClient:
             copy = os.dup(fd)
         except (OSError, TemplateGoneError) as error:
             raise MoveError(str(error)) from None
-        job = process.jobs[number] = _Job(offset, came)
+        number = self._numbers()
+        move = process.moves[number] = Move(number, offset, came, process.send)
         process.send("fetch", number, target, ticket, offset, size, fd=copy)
-        try:
-            reason = await asyncio.shield(job.ended)
-        except asyncio.CancelledError:
-            if not job.ended.done():
-                process.send("stop", number)
-            while not job.ended.done():  # the memory must not be used again before
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({job.ended})
-            raise
-        if reason:
-            raise MoveError(reason)
+        return move
 
     def close(self) -> None:
         """The node ends; so does its mover."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 #: Bytes that are asked of the socket at once.
-PIECE = 1 << 20
+PIECE = 4 << 20
 #: Bytes that are read before they are written.
-_BUFFER = 256 * 1024
+_BUFFER = 1 << 20
 
 
 class CutOffError(Exception):

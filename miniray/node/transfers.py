@@ -20,7 +20,7 @@ from miniray.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node import relayed as r
 from miniray.node.copies import Owner
-from miniray.node.mover_client import MoveError, MoverDiedError
+from miniray.node.mover_client import Move, MoveError, MoverDiedError
 from miniray.node.moving import write_all
 from miniray.node.relayed import Relayed
 from miniray.node.services import fetch
@@ -269,10 +269,10 @@ class Transfers:
         if head.size != size:
             raise _BrokenError("no answer came")
         segment.form = head.form
-        arriving.begin(Owner(head.owner, head.owner_node))
         if head.move:
             await self._take_from_mover(head, call, segment, arriving)
             return
+        arriving.begin(Owner(head.owner, head.owner_node))
         async for piece in pieces:
             write_all(segment.fd, piece, arriving.offset)
             arriving.came(len(piece))
@@ -287,41 +287,47 @@ class Transfers:
         arriving: Arriving,
     ) -> None:
         """Let the movers of the two nodes carry it, while the call between them holds."""
-        arriving.job = self._mover.number()
         before = arriving.offset
-        moving = asyncio.ensure_future(
-            self._mover.fetch(
-                arriving.job,
-                head.mover,
-                head.move,
-                segment.fd,
-                before,
-                segment.size,
-                arriving.came,
-            )
-        )
-        watching = asyncio.ensure_future(_consume(call))
-        stall = config().transfer_stall
         try:
-            while not moving.done():
-                seen = arriving.offset
-                parts = {moving} if watching.done() else {moving, watching}
-                done, _ = await asyncio.wait(
-                    parts, timeout=stall, return_when=asyncio.FIRST_COMPLETED
-                )
-                if watching.done():
-                    watching.result()  # raises what broke the call
-                if not done and arriving.offset == seen:
-                    raise MoveError(f"nothing came for {stall} s")
-            moving.result()
+            move = self._mover.fetch(
+                head.mover, head.move, segment.fd, before, segment.size, arriving.came
+            )
+        except MoveError as error:
+            self._without_mover(arriving.feeder, head.mover)
+            raise _BrokenError(str(error)) from None
+        # Who waits for the first word may pass on what comes.
+        arriving.job = move.number
+        arriving.begin(Owner(head.owner, head.owner_node))
+        watching = asyncio.ensure_future(_consume(call))
+        try:
+            await self._watch(move, watching, arriving)
         except MoveError as error:
             if arriving.offset == before and not isinstance(error, MoverDiedError):
-                again = asyncio.get_running_loop().time() + _WITHOUT_MOVER
-                self._unreached[arriving.feeder] = (head.mover, again)
+                self._without_mover(arriving.feeder, head.mover)
             raise _BrokenError(str(error)) from None
         finally:
             arriving.job = 0
-            await _end(moving, watching)
+            watching.cancel()
+            await move.stop()
+            await _end(watching)
+
+    async def _watch(self, move: Move, watching: asyncio.Future[None], arriving: Arriving) -> None:
+        """Wait for what the movers carry, and raise why it does not go on."""
+        stall = config().transfer_stall
+        while not move.ended.done():
+            seen = arriving.offset
+            parts = {move.ended} if watching.done() else {move.ended, watching}
+            done, _ = await asyncio.wait(parts, timeout=stall, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done():
+                watching.result()  # raises what broke the call
+            if not done and arriving.offset == seen:
+                raise MoveError(f"nothing came for {stall} s")
+        move.ended.result()
+
+    def _without_mover(self, node_id: bytes, address: str) -> None:
+        """The mover of a node is out of reach."""
+        again = asyncio.get_running_loop().time() + _WITHOUT_MOVER
+        self._unreached[node_id] = (address, again)
 
     # --- asking --------------------------------------------------------------------
     def _pieces(self, key: Key, arriving: Arriving) -> AsyncGenerator[bytes, None]:
@@ -433,16 +439,13 @@ async def _consume(pieces: AsyncIterator[bytes]) -> None:
         pass
 
 
-async def _end(*tasks: asyncio.Future[None]) -> None:
-    """Cancel, and go on only when all have ended, whoever cancels the caller meanwhile."""
-    for task in tasks:
-        task.cancel()
-    while not all(task.done() for task in tasks):
+async def _end(task: asyncio.Future[None]) -> None:
+    """Go on only when a task that was cancelled has ended, whoever cancels the caller meanwhile."""
+    while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()
+            await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()  # what broke the call is known by now
 
 
 async def _lively(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:

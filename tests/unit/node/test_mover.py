@@ -15,7 +15,7 @@ from node_ends import End, mover_in_thread, no_mover, two_ends, until
 from miniray.config import config
 from miniray.node import transfers as transfers_module
 from miniray.node.addresses import DaemonAddress
-from miniray.node.mover_client import MoveError, MoverClient, MoverConfig, Offer
+from miniray.node.mover_client import Move, MoveError, MoverClient, MoverConfig, Offer
 from miniray.node.room import Claim
 from miniray.security.certificates import Authority, make_node_key
 
@@ -82,13 +82,18 @@ async def offered(client: MoverClient, fd: int, size: int, over: list[int], job:
     return offer
 
 
-async def fetch(
-    client: MoverClient, offer: Offer, fd: int, size: int, offset: int = 0, number: int = 0
-) -> int:
+async def fetch(client: MoverClient, offer: Offer, fd: int, size: int, offset: int = 0) -> int:
     """Returns how many bytes came."""
     came: list[int] = []
-    number = number or client.number()
-    await client.fetch(number, offer.address, offer.ticket, fd, offset, size, came.append)
+    move = client.fetch(offer.address, offer.ticket, fd, offset, size, came.append)
+    return await finish(move, came)
+
+
+async def finish(move: Move, came: list[int]) -> int:
+    try:
+        await asyncio.shield(move.ended)
+    finally:
+        await move.stop()
     return sum(came)
 
 
@@ -204,13 +209,14 @@ def test_what_still_comes_is_passed_on_and_ends_when_it_ends(movers: Movers) -> 
             listener.bind(path)
             listener.listen()
             middle, last, over = movers.memory(size=8 * MIB), movers.memory(size=8 * MIB), []
-            number = b.number()
-            origin = Offer(str(DaemonAddress("here", path)), bytes(16))
-            first = asyncio.ensure_future(fetch(b, origin, middle, 8 * MIB, number=number))
+            came: list[int] = []
+            address = str(DaemonAddress("here", path))
+            move = b.fetch(address, bytes(16), middle, 0, 8 * MIB, came.append)
+            first = asyncio.ensure_future(finish(move, came))
             source, _ = await asyncio.to_thread(listener.accept)
             with source:
                 await asyncio.to_thread(source.sendall, data[: 4 * MIB])
-                offer = await offered(b, middle, 8 * MIB, over, job=number)
+                offer = await offered(b, middle, 8 * MIB, over, job=move.number)
                 second = asyncio.ensure_future(fetch(c, offer, last, 8 * MIB))
                 await until(lambda: os.pread(last, 1, 4 * MIB - 1) == data[4 * MIB - 1 : 4 * MIB])
                 assert not second.done()
@@ -347,7 +353,7 @@ def test_what_breaks_on_the_way_goes_on_where_it_was(tmp_path: Path, what: str) 
         offsets: list[int] = []
         fetch_by_mover = b.mover.fetch
 
-        async def fetch_and_break(number: int, *args: Any) -> None:
+        def fetch_and_break(*args: Any) -> Move:
             *others, offset, size, came = args
             offsets.append(offset)
 
@@ -356,7 +362,7 @@ def test_what_breaks_on_the_way_goes_on_where_it_was(tmp_path: Path, what: str) 
                 if len(offsets) == 1:
                     break_it()
 
-            await fetch_by_mover(number, *others, offset, size, came_and_break)
+            return fetch_by_mover(*others, offset, size, came_and_break)
 
         def break_it() -> None:
             if what == "call":
@@ -385,9 +391,9 @@ def test_a_mover_out_of_reach_is_not_asked_again_soon(tmp_path: Path) -> None:
         asked: list[int] = []
         fetch_by_mover = b.mover.fetch
 
-        async def count(*args: Any) -> None:
+        def count(*args: Any) -> Move:
             asked.append(1)
-            await fetch_by_mover(*args)
+            return fetch_by_mover(*args)
 
         b.mover.fetch = count  # type: ignore[method-assign]
         for _ in range(3):
@@ -452,15 +458,14 @@ def test_who_stops_waiting_gives_the_memory_back_when_nothing_writes_there(tmp_p
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(SIZE))
         began = asyncio.Event()
+        used: list[int] = []
         fetch_by_mover = b.mover.fetch
 
-        async def fetch_and_tell(*args: Any) -> None:
+        def fetch_and_tell(*args: Any) -> Move:
             began.set()
-            try:
-                await fetch_by_mover(*args)
-            finally:
-                assert not b.mover.table_sizes()["moving here"]
-                assert b.store.used
+            move = fetch_by_mover(*args)
+            move.ended.add_done_callback(lambda _: used.append(b.store.used))
+            return move
 
         b.mover.fetch = fetch_and_tell  # type: ignore[method-assign]
         copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE)))
@@ -469,6 +474,8 @@ def test_who_stops_waiting_gives_the_memory_back_when_nothing_writes_there(tmp_p
         with pytest.raises(asyncio.CancelledError):
             await copying
         assert not b.store.used
+        assert used[0]  # it was given back after that
+        assert not b.mover.table_sizes()["moving here"]
         a.store.free(number)
         await until(lambda: not a.store.used)
 
