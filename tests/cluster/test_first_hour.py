@@ -160,6 +160,10 @@ def test_wrong_use_is_told_what_to_do() -> None:
         call(5)
     with pytest.raises(TypeError, match="item 1 is 'x'"):
         call([miniray.put(1), "x"])
+    with pytest.raises(TypeError, match="one flat list"):
+        call([[miniray.put(1)]])
+    with pytest.raises(ValueError, match="Make a list of its refs"):
+        call(miniray.put(n) for n in range(2))
     with pytest.raises(ValueError, match=r"Call it with \.remote\("):
         call(add)  # forgot .remote()
     with pytest.raises(ValueError, match=r"Call it with \.remote\("):
