@@ -11,6 +11,7 @@ import logging
 import operator
 import os
 import threading
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray.actor import ActorHandle
@@ -193,6 +194,8 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     if _is_generator(refs):
         return refs  # its refs are read one by one
     hint = " Call it with .remote(...), and get what that returns." * hasattr(refs, "remote")
+    if isinstance(refs, Iterable) and not isinstance(refs, str | bytes):
+        hint = " Make a list of its refs."
     raise ValueError(
         f"get takes an ObjectRef or a list of them, not {shown(refs)} ({type(refs).__name__})."
         f"{hint}"
@@ -386,9 +389,10 @@ def get_gpu_ids() -> list[int] | list[str]:
 def _check_refs(function: str, refs: Sequence[Any]) -> None:
     for index, ref in enumerate(refs):
         if not isinstance(ref, ObjectRef) and not (function == "wait" and _is_generator(ref)):
+            nested = isinstance(ref, list | tuple)
             raise TypeError(
                 f"{function} takes a list of refs, but item {index} is {shown(ref)} "
-                f"({type(ref).__name__})."
+                f"({type(ref).__name__}).{' Put them all into one flat list.' * nested}"
             )
 
 

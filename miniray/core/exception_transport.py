@@ -14,12 +14,18 @@ import traceback
 import types
 from typing import Any
 
+from miniray.core.sizes import format_bytes
+
 logger = logging.getLogger(__name__)
 
 #: Frames of these folders above the user's first frame are left out of tracebacks.
 _OWN_FOLDERS = tuple(
     f"{__file__.rpartition('/core/')[0]}/{folder}/" for folder in ("core", "worker")
 )
+
+#: Bytes that a pickled exception may take. An error travels in messages: one that a constructor's
+#: argument has goes through the head, whose requests are bounded.
+LARGEST = 32 << 20
 
 #: Characters of a traceback that are kept.
 _LONGEST = 200_000
@@ -42,14 +48,23 @@ def format_traceback(error: BaseException) -> str:
     return f"{text[:half]}\n[... {left_out} characters are left out ...]\n{text[-half:]}"
 
 
-def pack(error: BaseException) -> bytes | None:
-    """Pickle an exception so that ``unpack`` gives an equal one; None if nothing can.
+def pack(error: BaseException) -> tuple[bytes | None, str]:
+    """Pickle an exception so that ``unpack`` gives an equal one.
 
     An exception whose own pickling does not survive the round trip is taken apart
     into class, arguments and attributes.
+
+    Returns:
+        The pickle, or None and why there is none.
     """
     parts = (type(error), _args(error), dict(error.__dict__))
-    return _packed(error, type(error)) or _packed(parts, type(error))
+    blob = _packed(error, type(error)) or _packed(parts, type(error))
+    if blob is None:
+        return None, "can't be pickled"
+    if len(blob) > LARGEST:
+        size, limit = format_bytes(len(blob)), format_bytes(LARGEST)
+        return None, f"takes {size} when pickled, and may take {limit}"
+    return blob, ""
 
 
 def _packed(form: Any, cls: type[BaseException]) -> bytes | None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.core import protocol as p
 from miniray.core.gates import Gate
 from miniray.core.listener import connect
-from miniray.core.wire import Connection
+from miniray.core.wire import Connection, too_large
 from miniray.exceptions import NodeDiedError
 
 if TYPE_CHECKING:
@@ -32,6 +32,14 @@ _PATIENCE = 10.0
 
 class NodeLostError(ConnectionError):
     """The daemon of this node cannot be attached to."""
+
+
+def _head_body(method: str, args: tuple[Any, ...]) -> bytes:
+    """What travels of a request to the head; one that is too large is the caller's error."""
+    body = marshal.dumps(args)
+    if len(body) > p.MAX_HEAD_REQUEST:
+        raise too_large(len(body), p.MAX_HEAD_REQUEST, f"The request {method!r} to the head")
+    return body
 
 
 def rebuild_error(error: BaseException | bytes) -> BaseException:
@@ -140,19 +148,24 @@ class NodeLink:
         self, method: str, args: tuple[Any, ...], answer: Callable[[Any, Any, int], None]
     ) -> None:
         """Ask the daemon; ``answer(error, result, fd)`` runs in the I/O thread."""
-        number = self._numbers()
-        self._answers[number] = answer
-        self._conn.send((p.NODE_REQUEST, number, method, args))
-        if self._lost:
-            self._fail(number)
+        self._ask(answer, p.NODE_REQUEST, method, args)
 
     def head_request_async(
         self, method: str, args: tuple[Any, ...], answer: Callable[[Any, Any, int], None]
     ) -> None:
         """Ask the head; ``answer(error, result, -1)`` runs in the I/O thread."""
+        self._ask(answer, p.HEAD_REQUEST, method, _head_body(method, args))
+
+    def _ask(
+        self, answer: Callable[[Any, Any, int], None], kind: int, method: str, body: object
+    ) -> None:
         number = self._numbers()
         self._answers[number] = answer
-        self._conn.send((p.HEAD_REQUEST, number, method, marshal.dumps(args)))
+        try:
+            self._conn.send((kind, number, method, body))
+        except ValueError:  # it is too large: there will be no answer
+            self._answers.pop(number, None)
+            raise
         if self._lost:
             self._fail(number)
 
@@ -252,8 +265,8 @@ class NodeLink:
         self._conn.send((p.NODE_NOTICE, method, args))
 
     def head_notice(self, method: str, *args: Any) -> None:
-        """Tell the head something that needs no answer."""
-        self._conn.send((p.HEAD_NOTICE, method, marshal.dumps(args)))
+        """Tell the head something that needs no answer; ValueError if it is too large."""
+        self._conn.send((p.HEAD_NOTICE, method, _head_body(method, args)))
 
     def relay(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
         """Send messages to a process of another node; ``RelaySender`` makes the batches."""

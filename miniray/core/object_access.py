@@ -75,9 +75,12 @@ class ObjectAccess(RefTracking):
             pending = list(dict.fromkeys(pending))
         if pending and not self._wait_values(pending, len(pending), timeout):
             missing = [entry for entry in pending if entry.value is None]
+            first = (missing or pending)[0].id
+            call = self.calls.find(first)
+            maker = f", the result of {call.name}" if call is not None else ""
             raise GetTimeoutError(
                 f"{len(missing)} of {len(entries)} values were not there within {timeout} s; "
-                f"the first is {missing[0].id.hex() if missing else pending[0].id.hex()}."
+                f"the first is ObjectRef({first.hex()}){maker}."
             )
         if len(entries) == 1:
             return [self._load(entries[0], deadline)]

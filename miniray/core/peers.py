@@ -19,7 +19,7 @@ from miniray.core.descriptors import OUT_OF_DESCRIPTORS, limit
 from miniray.core.gates import Gate
 from miniray.core.listener import Listener, connect
 from miniray.core.relay_sender import RelaySender
-from miniray.core.wire import Connection
+from miniray.core.wire import MAX_MESSAGE, Connection, too_large
 
 if TYPE_CHECKING:
     import socket
@@ -77,7 +77,10 @@ class Peer:
         if self._conn is not None:
             return self._conn.send(message)
         if self._relay is not None:
-            self._relay.send(marshal.dumps(message))
+            body = marshal.dumps(message)
+            if len(body) > MAX_MESSAGE:
+                raise too_large(len(body), MAX_MESSAGE)
+            self._relay.send(body)
         return True
 
     @property

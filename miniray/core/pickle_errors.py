@@ -11,10 +11,16 @@ _DEPTH = 4
 _BREADTH = 200
 
 
-def explain(value: object, error: BaseException) -> TypeError:
-    """An error that names the attribute, item or variable at fault."""
+def explain(value: object, error: BaseException, name: str = "") -> TypeError:
+    """An error that names the attribute, item or variable at fault.
+
+    Args:
+        value: What cannot be pickled.
+        error: What pickling it raised.
+        name: What the value is to the user; empty: its type is all that is known.
+    """
     path = _find(value, "", _DEPTH, set())
-    what = _describe(value)
+    what = f"{name}, {_describe(value)}," if name else _describe(value)
     if path:
         return TypeError(
             f"{what} cannot be pickled: {path[0]} is a {type(path[1]).__qualname__} "
@@ -22,6 +28,18 @@ def explain(value: object, error: BaseException) -> TypeError:
             f"or leave it out with __getstate__."
         )
     return TypeError(f"{what} cannot be pickled ({type(error).__name__}: {error}).")
+
+
+def explain_arguments(
+    args: tuple[object, ...], kwargs: dict[str, object], error: BaseException
+) -> TypeError:
+    """As ``explain``, for the arguments of a call: names the one at fault, positions from 1."""
+    named = [(f"argument {position}", value) for position, value in enumerate(args, 1)]
+    named += [(f"argument {name!r}", value) for name, value in kwargs.items()]
+    for name, value in named:
+        if _fails(value):
+            return explain(value, error, name)
+    return explain((args, kwargs), error)  # each of them can be, by itself
 
 
 def _describe(value: object) -> str:

@@ -11,6 +11,10 @@ NODE_RELAY when they are on different nodes.
 
 from __future__ import annotations
 
+#: Bytes of one request or notice to the head. gRPC would refuse a message above its own limit
+#: (``security/channels.py``), with room for what is around the request.
+MAX_HEAD_REQUEST = 63 << 20
+
 # --- values ----------------------------------------------------------------------
 VALUE_PICKLE = 0  # payload: pickle bytes
 VALUE_PACKED = 1  # payload: pickle and its out-of-band buffers in one block (serialization.py)

@@ -98,8 +98,12 @@ def _packed_size(pickle_length: int, buffers: Sequence[memoryview]) -> int:
     return position
 
 
-def serialize(value: Any) -> Serialized:
+def serialize(value: Any, returned_by: str = "") -> Serialized:
     """Pickle a value.
+
+    Args:
+        value: Anything.
+        returned_by: The function that returned it, for the error; empty if none did.
 
     Raises:
         TypeError: the value, or something in it, cannot be pickled; the text names it.
@@ -109,17 +113,32 @@ def serialize(value: Any) -> Serialized:
         if kind is bytes and len(value) > _PLAIN_LIMIT:
             return Serialized(VALUE_BYTES, value)
         return Serialized(VALUE_PICKLE, pickle.dumps(value, 5))
-    return _serialize(value)
+    try:
+        return _serialize(value)
+    except Exception as error:
+        from miniray.core.pickle_errors import explain
+
+        raise explain(value, error, f"what {returned_by} returned" * bool(returned_by)) from error
 
 
 def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serialized:
-    """Pickle the arguments of a call as one value, ``(args, kwargs)``."""
+    """Pickle the arguments of a call as one value, ``(args, kwargs)``.
+
+    Raises:
+        TypeError: one of them, or something in it, cannot be pickled; the text names it.
+    """
     if not kwargs:
         for value in args:
             if type(value) not in _PLAIN:
-                return _serialize((args, kwargs))
-        return Serialized(VALUE_PICKLE, pickle.dumps((args, kwargs), 5))
-    return _serialize((args, kwargs))
+                break
+        else:
+            return Serialized(VALUE_PICKLE, pickle.dumps((args, kwargs), 5))
+    try:
+        return _serialize((args, kwargs))
+    except Exception as error:
+        from miniray.core.pickle_errors import explain_arguments
+
+        raise explain_arguments(args, kwargs, error) from error
 
 
 def _serialize(value: Any) -> Serialized:
@@ -144,10 +163,6 @@ def _serialize(value: Any) -> Serialized:
             tensors.pickler()(file, protocol=5, buffer_callback=keep).dump(value)
             data = file.getvalue()
         packed = VALUE_TENSORS if tensors.thread.met else VALUE_PACKED
-    except Exception as error:
-        from miniray.core.pickle_errors import explain
-
-        raise explain(value, error) from error
     finally:
         collector.refs, tensors.thread.met = outer
     return Serialized(packed if buffers else VALUE_PICKLE, data, buffers, refs)

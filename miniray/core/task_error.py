@@ -144,10 +144,10 @@ class TaskError(MinirayError):
         return f"TaskError({self.function_name}: {self.cause!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        blob = transport.pack(self.cause)
+        blob, why_not = transport.pack(self.cause)
         facts = dataclasses.replace(self._facts, cause=MinirayError(_name(self.cause)))
         mixed = type(self) is not TaskError
-        return _rebuild_task_error, (facts, blob, mixed)
+        return _rebuild_task_error, (facts, blob, mixed, why_not)
 
 
 @functools.lru_cache(maxsize=256)
@@ -172,11 +172,13 @@ def _dual_class(cause_class: Any) -> type[BaseException] | None:
         return None
 
 
-def _rebuild_task_error(facts: TaskFailure, blob: bytes | None, mixed: bool) -> TaskError:
+def _rebuild_task_error(
+    facts: TaskFailure, blob: bytes | None, mixed: bool, why_not: str
+) -> TaskError:
     """Make a TaskError again; a cause that can't come along is replaced by a description."""
     cause: BaseException
     if blob is None:
-        cause = MinirayError(f"An exception of class {facts.cause}, which can't be pickled.")
+        cause = MinirayError(f"An exception of class {facts.cause}, which {why_not}.")
     else:
         try:
             cause = transport.unpack(blob)

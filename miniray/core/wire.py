@@ -23,6 +23,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from miniray.core.sizes import format_bytes
 from miniray.security.challenge import ClientChallenge, ServerChallenge
 from miniray.security.errors import AuthenticationError
 
@@ -32,8 +33,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<I")
-#: A frame above this is a fault of the sender: large values do not travel in frames.
-MAX_FRAME = 1 << 30
+#: Bytes of one message: large values do not travel in messages, so only a mistake is above this.
+MAX_MESSAGE = 1 << 30
+#: Bytes of one frame. One that is relayed holds a message and what waited beside it.
+MAX_FRAME = MAX_MESSAGE + (256 << 20)
 #: Bytes that a loop's buffer has: what one read takes at most.
 READ_SIZE = 256 * 1024
 #: Buffers handed to one sendmsg; the kernel allows 1024.
@@ -45,9 +48,23 @@ _HUNG_UP = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 
 
 def encode(message: tuple[Any, ...]) -> bytes:
-    """One frame."""
+    """One frame.
+
+    Raises:
+        ValueError: The message is too large.
+    """
     body = marshal.dumps(message)
+    if len(body) > MAX_FRAME:
+        raise too_large(len(body), MAX_FRAME)
     return _LENGTH.pack(len(body)) + body
+
+
+def too_large(size: int, limit: int, what: str = "A message to another process") -> ValueError:
+    """The error of a sender: the receiver would close the connection for it."""
+    return ValueError(
+        f"{what} takes {format_bytes(size)}; it may take {format_bytes(limit)}. Pass large values "
+        f"as arguments of calls, through miniray.put()."
+    )
 
 
 #: Frames posted within this many seconds of each other are written together ...
@@ -177,9 +194,12 @@ class Connection:
 
     # --- writing -----------------------------------------------------------------
     def send(self, message: tuple[Any, ...]) -> bool:
-        """Send one frame; False, and it is dropped, if the connection is closed."""
-        body = marshal.dumps(message)
-        return self.send_bytes(_LENGTH.pack(len(body)) + body)
+        """Send one frame; False, and it is dropped, if the connection is closed.
+
+        Raises:
+            ValueError: The message is too large. The connection goes on.
+        """
+        return self.send_bytes(encode(message))
 
     def post(self, message: tuple[Any, ...]) -> None:
         """Send one frame, perhaps together with those that follow it closely.
@@ -187,9 +207,11 @@ class Connection:
         A lone frame leaves at once. One that comes within microseconds of another waits
         for at most a few more, for the sender's next wait, or for the loop's next turn:
         a system call for each of thousands would cost more than all the rest.
+
+        Raises:
+            ValueError: The message is too large. The connection goes on.
         """
-        body = marshal.dumps(message)
-        data = _LENGTH.pack(len(body)) + body
+        data = encode(message)
         with self._lock:
             if self._closed:
                 return

@@ -168,7 +168,11 @@ class ClusterState:
         """Everything that ``miniray status`` shows."""
         nodes = [self._node(node) for node in self._all_nodes()]
         total = self._head.scheduler.total_resources()
-        free = self._head.scheduler.available_resources()
+        # Not from what is available: nothing is on a draining node, though little may be used.
+        used: dict[str, float] = {}
+        for node in nodes:
+            for name, amount in node["used"].items():
+                used[name] = used.get(name, 0.0) + amount
         return ClusterStatus(
             address=self._head.address,
             version=VERSION,
@@ -176,7 +180,7 @@ class ClusterState:
             time=time.time(),
             nodes=nodes,
             total=_positive(total),
-            used=_positive(_used(total, free)),
+            used=_positive(used),
             actors=[self._actor(actor) for actor in self._head.actors.all()],
             pending=self._pending(),
             placement_groups=[

@@ -158,10 +158,9 @@ class ClientServer:
     ) -> None:
         try:
             result, fd = await self.requests[method](client, *args)
+            self._reply(client, number, result, fd)
         except Exception as error:  # noqa: BLE001 - it is the answer
             client.conn.send((p.NODE_REPLY, number, pickle.dumps(error, 5), None, False))
-            return
-        self._reply(client, number, result, fd)
 
     @staticmethod
     def _reply(client: Client, number: int, result: Any, fd: int) -> None:

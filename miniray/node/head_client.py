@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2
 from miniray.core import protocol as p
+from miniray.core.wire import too_large
 from miniray.node.head_requests import HeadRequests
 from miniray.node.head_session import HeadSession
-from miniray.security.channels import MAX_MESSAGE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 #: Bytes of one request. gRPC would refuse a message above its limit and end the session, which
-#: would be opened again only to send it once more.
-_LARGEST = MAX_MESSAGE_SIZE - (1 << 20)
+#: would be opened again only to send it once more. Processes refuse it themselves.
+_LARGEST = p.MAX_HEAD_REQUEST
 
 
 class HeadClient:
@@ -83,10 +83,7 @@ class HeadClient:
         self.session.send(message)
 
     def _refuse(self, process_id: bytes, number: int, method: str, size: int) -> None:
-        error = ValueError(
-            f"The request {method!r} to the head takes {size} bytes; it may take {_LARGEST}. Pass "
-            f"large values as arguments of calls, through miniray.put()."
-        )
+        error = too_large(size, _LARGEST, f"The request {method!r} to the head")
         logger.error("%s (of process %s)", error, process_id.hex())
         if number:
             pickled = pickle.dumps(error, 5)

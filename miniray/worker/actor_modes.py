@@ -92,10 +92,12 @@ class ThreadedExecutor(Executor):
 
     def execute_in_thread(self, work: Work) -> None:
         """Run one call in this thread."""
+        execution = self.execution_of(work)
+        # After it is known: a cancel from here on finds what the call has started.
         if work.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
-        token = context.execution.set(self.execution_of(work))
+        token = context.execution.set(execution)
         work.begin()
         try:
             result = self._invoke(work)
@@ -107,6 +109,7 @@ class ThreadedExecutor(Executor):
             self._end(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
+            self.cancel_children(work)  # also what it started after it was cancelled
         finally:
             self._runtime.loop.flush_posted()
             context.execution.reset(token)
@@ -116,7 +119,11 @@ class ThreadedExecutor(Executor):
         return self.method(work.target)(*args, **kwargs)
 
     def interrupt(self, work: Work, force: bool) -> None:
-        """A method in a thread runs on: threads cannot be interrupted (as in Ray)."""
+        """A method in a thread runs on: threads cannot be interrupted (as in Ray).
+
+        What it has started is cancelled, so if it waits for that, its ``get`` raises.
+        """
+        self.cancel_children(work)
 
 
 class AsyncExecutor(Executor):
@@ -305,8 +312,10 @@ class AsyncExecutor(Executor):
             self._end(error)
         except asyncio.CancelledError:
             self.answer_error(work, TaskCancelledError(work.name))
+            self.cancel_children(work)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
+            self.cancel_children(work)
 
     def _invoke(self, work: Work, arguments: _Arguments | None = None) -> Any:
         args, kwargs = arguments or load_arguments(self._runtime, work)

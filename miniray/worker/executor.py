@@ -142,8 +142,8 @@ class Executor:
         work = self._open.get((peer.process_id, number))
         if work is None:
             return
+        work.recursive = recursive  # first: whoever sees it cancelled looks at this too
         work.cancelled = True
-        work.recursive = recursive
         forget_arguments(self._runtime, work)
         self.interrupt(work, force)
 
@@ -220,8 +220,7 @@ class Executor:
         if work.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
-        running = self.execution_of(work)
-        token = context.execution.set(running)
+        token = context.execution.set(self.execution_of(work))
         self._running = work
         work.begin()
         try:
@@ -240,8 +239,7 @@ class Executor:
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self._interruptible = False
             self.answer_error(work, error)
-            if work.cancels_children:
-                self._runtime.cancel_children(running)
+            self.cancel_children(work)
         finally:
             self._running = None
             context.execution.reset(token)
@@ -250,7 +248,13 @@ class Executor:
     def execution_of(work: Work) -> context.Execution:
         """What the runtime context tells while a piece of work runs."""
         task_id = work.return_ids[0] if work.return_ids else b""
-        return context.Execution(task_id, work.name, work.name)
+        work.execution = context.Execution(task_id, work.name, work.name)
+        return work.execution
+
+    def cancel_children(self, work: Work) -> None:
+        """Cancel what a piece of work has started, if it was cancelled together with that."""
+        if work.cancelled and work.recursive and work.execution is not None:
+            self._runtime.cancel_children(work.execution)
 
     def _invoke(self, work: Work) -> Any:
         """Call the user's code; in a frame of its own, so that the arguments end with it."""
@@ -307,6 +311,9 @@ class Executor:
                 if work.stream is None
                 else ((), 0)
             )
+        except (TypeError, ValueError) as error:  # it names what was returned: frames add nothing
+            self.answer_error(work, error.with_traceback(None))
+            return
         except Exception as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
             return

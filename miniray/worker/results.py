@@ -79,7 +79,7 @@ class Results:
 
     def _value(self, result: Any, caller: Peer, name: str, refs: list[ObjectRef[Any]]) -> Value:
         """Store one result; refs inside are added to ``refs``."""
-        serialized = serialize(result)
+        serialized = serialize(result, name)
         refs.extend(serialized.refs)
         if serialized.size > config().inline_limit:
             shared_memory = self._runtime.shared_memory
@@ -161,8 +161,8 @@ def _split(result: Any, count: int, name: str) -> list[Any]:
         items = list(result)
     except TypeError:
         raise ValueError(
-            f"{name} has num_returns={count} but returned a {type(result).__name__}, "
-            f"which cannot be split into {count} values."
+            f"{name} has num_returns={count} but returned one value of type "
+            f"{type(result).__name__}, which cannot be split into {count}."
         ) from None
     if len(items) != count:
         raise ValueError(f"{name} has num_returns={count} but returned {len(items)} values.")

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from miniray.core.context import Execution
     from miniray.core.objects import Value
     from miniray.core.peers import Peer
     from miniray.object_ref import ObjectRef
@@ -30,6 +31,7 @@ class Work:
         "cancelled",
         "consumed",
         "consumed_changed",
+        "execution",
         "group",
         "held",
         "name",
@@ -68,17 +70,14 @@ class Work:
         self.cancelled = False
         #: What it started is cancelled with it.
         self.recursive = True
+        #: What it is to its runtime context, once it runs; knows what it started.
+        self.execution: Execution | None = None
         self.started = 0.0
         #: Refs of the arguments while the call runs; the caller holds them meanwhile.
         self.held: list[ObjectRef[Any]] | None = None
         #: Items of the stream that the caller took; -1: it reads no further.
         self.consumed = 0
         self.consumed_changed: Any = None
-
-    @property
-    def cancels_children(self) -> bool:
-        """Whether what it started is to be cancelled too."""
-        return self.cancelled and self.recursive
 
     def begin(self) -> None:
         """Note when it began."""

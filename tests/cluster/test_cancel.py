@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,16 @@ def run(started: Path, go: Path) -> int:
 @miniray.remote
 def identity(value: Any) -> Any:
     return value
+
+
+@miniray.remote(max_retries=0)
+def run_until_interrupted(started: Path, interrupted: Path) -> None:
+    try:
+        started.touch()
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        interrupted.touch()
+        raise
 
 
 def test_a_running_task_is_interrupted(tmp_path: Path) -> None:
@@ -132,6 +143,56 @@ def test_cancel_reaches_the_tasks_that_a_task_started(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     again = [run.remote(tmp_path / f"again{n}", tmp_path / "go") for n in range(2)]
     miniray.get(again, timeout=30)
+
+
+def test_cancel_reaches_what_a_method_in_a_thread_started(tmp_path: Path) -> None:
+    @miniray.remote(max_concurrency=2)
+    class Parent:
+        def run(self, started: Path, interrupted: Path) -> Any:
+            return miniray.get(run_until_interrupted.remote(started, interrupted))
+
+    parent = Parent.remote()
+    ref = parent.run.remote(tmp_path / "started", tmp_path / "interrupted")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
+    wait_for_file(tmp_path / "interrupted")
+
+
+def test_cancel_reaches_what_a_coroutine_started(tmp_path: Path) -> None:
+    @miniray.remote
+    class Parent:
+        async def run(self, started: Path, interrupted: Path) -> Any:
+            return await run_until_interrupted.remote(started, interrupted)
+
+    parent = Parent.remote()
+    ref = parent.run.remote(tmp_path / "started", tmp_path / "interrupted")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
+    wait_for_file(tmp_path / "interrupted")
+
+
+def test_a_cancel_that_is_not_recursive_leaves_what_a_method_started(tmp_path: Path) -> None:
+    @miniray.remote
+    class Parent:
+        async def run(self, started: Path, go: Path) -> Any:
+            self.child = run.remote(started, go)
+            return await self.child
+
+        async def result(self) -> int:
+            return await self.child
+
+    parent = Parent.remote()
+    ref = parent.run.remote(tmp_path / "started", tmp_path / "go")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref, recursive=False)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
+    (tmp_path / "go").touch()
+    assert miniray.get(parent.result.remote(), timeout=30) > 0
 
 
 def test_the_process_of_an_interrupted_task_runs_other_tasks(tmp_path: Path) -> None:

@@ -160,10 +160,21 @@ def test_wrong_use_is_told_what_to_do() -> None:
         call(5)
     with pytest.raises(TypeError, match="item 1 is 'x'"):
         call([miniray.put(1), "x"])
+    with pytest.raises(TypeError, match="one flat list"):
+        call([[miniray.put(1)]])
+    with pytest.raises(ValueError, match="Make a list of its refs"):
+        call(miniray.put(n) for n in range(2))
     with pytest.raises(ValueError, match=r"Call it with \.remote\("):
         call(add)  # forgot .remote()
     with pytest.raises(ValueError, match=r"Call it with \.remote\("):
         call(handle.add)
+
+
+def test_what_is_too_large_for_the_head_is_an_error_where_it_is_given() -> None:
+    handle = Counter.options(runtime_env={"env_vars": {"LARGE": "x" * (64 << 20)}})
+    with pytest.raises(ValueError, match=r"'create_actor' to the head takes 64 MiB; it may take"):
+        handle.remote()
+    assert miniray.get(Counter.remote().add.remote(), timeout=30) == 1
 
 
 def test_an_actor_class_may_be_passed_and_used_elsewhere() -> None:

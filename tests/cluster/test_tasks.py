@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -144,8 +145,18 @@ def test_num_returns_zero_gives_no_ref_but_runs_the_task(tmp_path: Path) -> None
 def test_a_wrong_number_of_results_is_an_error_of_every_ref() -> None:
     first, second, third = identity.options(num_returns=3).remote((1, 2))
     for ref in (first, second, third):
-        with pytest.raises(ValueError, match="num_returns"):
+        with pytest.raises(ValueError, match="num_returns") as caught:
             miniray.get(ref)
+        assert "Traceback" not in str(caught.value)  # nothing but frames of miniray
+
+
+def test_a_result_that_cannot_be_pickled_is_named() -> None:
+    @miniray.remote
+    def make_lock() -> Any:
+        return threading.Lock()
+
+    with pytest.raises(TypeError, match=r"what .*make_lock returned, a value of type lock"):
+        miniray.get(make_lock.remote())
 
 
 def test_an_error_reaches_every_ref_of_a_task() -> None:

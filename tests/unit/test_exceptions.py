@@ -14,6 +14,7 @@ import cloudpickle
 import pytest
 
 from miniray import exceptions
+from miniray.core import exception_transport
 from miniray.exceptions import (
     ActorAlreadyExistsError,
     ActorDiedError,
@@ -107,6 +108,19 @@ def test_an_error_of_any_class_arrives_as_that_class_with_its_attributes(
     assert isinstance(arrived, TaskError)
     assert arrived.code == 7  # type: ignore[attr-defined]
     assert type(arrived.cause) is type(error)
+
+
+def test_an_error_that_is_too_large_for_a_message_comes_as_its_text(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exception_transport, "LARGEST", 10_000)
+    error = ValueError("bad batch")
+    error.batch = bytes(20_000)  # type: ignore[attr-defined]
+    arrived = sent(failed(error)).as_instanceof_cause()
+
+    assert "ValueError: bad batch" in str(arrived)
+    assert "ValueError, which takes 19.6 KiB" in str(arrived.cause)
+    assert "may take 9.8 KiB" in str(arrived.cause)
 
 
 def test_an_error_that_is_sent_on_keeps_both_classes() -> None:

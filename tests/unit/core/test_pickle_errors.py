@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from miniray.core.closures import check_large
-from miniray.core.serialization import dumps_code, serialize
+from miniray.core.serialization import dumps_code, serialize, serialize_arguments
 
 LOCK = threading.Lock()
 
@@ -32,6 +32,28 @@ def test_the_error_names_the_item_at_fault() -> None:
 
 def test_a_value_that_is_itself_at_fault_is_named() -> None:
     assert "a value of type lock cannot be pickled" in message_of(threading.Lock())
+
+
+def test_a_value_is_called_what_it_is_to_the_user() -> None:
+    with pytest.raises(TypeError, match="what f returned, a value of type lock, cannot be pickled"):
+        serialize(threading.Lock(), "f")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "text"),
+    [
+        ((1, threading.Lock()), {}, "argument 2, a value of type lock, cannot be pickled"),
+        ((1,), {"to": threading.Lock()}, "argument 'to', a value of type lock, cannot be"),
+        ((1, {"a": [threading.Lock()]}), {}, "type dict, cannot be pickled: ['a'][0] is a lock"),
+    ],
+)
+def test_the_error_of_a_call_names_the_argument_at_fault(
+    args: tuple[Any, ...], kwargs: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        serialize_arguments(args, kwargs)
+    assert text in str(caught.value)
+    assert caught.value.__cause__ is not None
 
 
 def test_the_error_of_a_function_names_its_variable() -> None:

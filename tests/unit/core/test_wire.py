@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from open_files import open_files
 from miniray.core import listener as listener_module
 from miniray.core import wire
 from miniray.core.listener import Listener, connect
+from miniray.core.node_link import NodeLink
 from miniray.core.wire import Connection, encode
 from miniray.node.async_poller import AsyncPoller
 from miniray.security.challenge import answer_blocking
@@ -242,6 +244,33 @@ def test_a_frame_of_an_impossible_size_closes_the_connection(loop: IOLoop) -> No
     sock.send(struct.pack("<I", wire.MAX_FRAME + 1) + b"junk")
     assert server.closed.wait(10)
     sock.close()
+
+
+def test_a_message_that_is_too_large_is_refused_at_its_sender(
+    loop: IOLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "MAX_FRAME", 2000)
+    server, client = make_pair(loop)
+    for send in (client.conn.send, client.conn.post, encode):
+        with pytest.raises(ValueError, match=r"takes 2 KiB; it may take 2 KiB\. Pass large"):
+            send((1, bytes(2020)))
+        client.conn.send((2, "after"))
+    eventually(lambda: server.messages == [(2, "after")] * 3)
+    assert not server.conn.closed
+
+
+def test_what_waits_for_the_answer_of_a_refused_request_is_forgotten() -> None:
+    def refuse(_message: object) -> bool:
+        raise ValueError("too large")
+
+    link = NodeLink.__new__(NodeLink)
+    conn: Any = SimpleNamespace(send=refuse)
+    link.__dict__.update(_numbers=iter(range(9)).__next__, _answers={}, _conn=conn)
+    answers: list[Any] = []
+    with pytest.raises(ValueError, match="too large"):
+        link.node_request_async("any", (), lambda *answer: answers.append(answer))
+    assert not link._answers
+    assert not answers
 
 
 def test_a_message_whose_handling_fails_does_not_stop_the_next_ones(loop: IOLoop) -> None:

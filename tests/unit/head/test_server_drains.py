@@ -54,6 +54,17 @@ def test_nothing_new_is_placed_on_a_drained_node_and_what_runs_goes_on(daemon: F
     assert daemon.ask(driver, "cluster_resources") == {"CPU": 2.0}
 
 
+def test_what_a_drained_node_does_not_give_is_not_shown_as_used(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    driver = daemon.driver()
+    make_actor(daemon, driver)
+    idle = cluster.node({"CPU": 4})
+    daemon.ask(driver, "drain_node", idle.node_id.hex())
+    status = daemon.ask(driver, "status")
+    assert (status["used"], status["total"]) == ({"CPU": 2.0}, {"CPU": 6.0})
+
+
 def test_leases_of_tasks_come_back_after_the_task_that_runs(daemon: FakeDaemon) -> None:
     driver = daemon.driver()
     for group in (1, 2):
