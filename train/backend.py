@@ -6,9 +6,8 @@ and what runs in them, is decided elsewhere.
 
 from __future__ import annotations
 
-import abc
 import dataclasses
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from miniray.train.ranks import Ranks
 
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from miniray.train.config import ScalingConfig
+    from miniray.train.local_link import LinkClient, LinkServer
     from miniray.train.ranks import WorkerInfo
 
 
@@ -47,40 +47,18 @@ class Member:
     shares_devices: bool = False
 
 
-class LocalLink(abc.ABC):
-    """Carries messages between the processes of a run in local mode, from and to rank 0.
-
-    Every wait ends with an error when the process of rank 0 is gone.
-    """
-
-    @abc.abstractmethod
-    def send(self, message: Any) -> None:
-        """Give rank 0 a message."""
-
-    @abc.abstractmethod
-    def receive(self) -> Any:
-        """Wait for the next message to rank 0; called there only, in one thread."""
-
-    @abc.abstractmethod
-    def publish(self, name: str, value: Any) -> None:
-        """Give all ranks a value under a name; called on rank 0 only."""
-
-    @abc.abstractmethod
-    def wait_for(self, name: str) -> Any:
-        """Wait until rank 0 has published a value under this name."""
-
-
 @dataclasses.dataclass(frozen=True)
 class LocalPlace:
     """The place of the driver's process in a run in local mode.
 
     Attributes:
         ranks: Its ranks.
-        link: The way to the other processes; None when there are none.
+        link: The way to the other processes, which ``LinkServer`` is on rank 0 and ``LinkClient``
+            on the others; None when there are none. Whoever runs the loop closes it.
     """
 
     ranks: Ranks
-    link: LocalLink | None
+    link: LinkServer | LinkClient | None
 
 
 class Backend:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from miniray.train.backend import Backend
     from miniray.train.checkpoint_book import CheckpointRecord
     from miniray.train.config import RunConfig, ScalingConfig
+    from miniray.train.controller_client import Carrier
     from miniray.train.policies import FailurePolicy, ScalingDecision, ScalingPolicy
     from miniray.train.storage import RunStorage
     from miniray.train.worker import WorkerOutcome
@@ -149,16 +150,16 @@ class TrainController(RankCalls):
 
     # --- calls of the driver and the ranks ---------------------------------------------
 
-    async def run(self, handle: Any, loop: list[Any]) -> RunOutcome:
+    async def run(self, carrier: Carrier, loop: list[Any]) -> RunOutcome:
         """Run to the end.
 
         Args:
-            handle: The controller's own handle, for the ranks to report to.
+            carrier: The way to this controller, for the ranks.
             loop: The ref of the train loop, in a list so that it is not fetched here: it may
                 need modules that only the ranks should load.
         """
         recording = asyncio.create_task(self._record_steps())
-        self._machine = asyncio.create_task(self._go_through_states(handle, loop[0]))
+        self._machine = asyncio.create_task(self._go_through_states(carrier, loop[0]))
         watching = asyncio.create_task(watch_hooks(self._callbacks, self._spec.name))
         failure = None
         try:
@@ -191,14 +192,14 @@ class TrainController(RankCalls):
 
     # --- the states ---------------------------------------------------------------------
 
-    async def _go_through_states(self, handle: Any, loop: Any) -> None:
+    async def _go_through_states(self, carrier: Carrier, loop: Any) -> None:
         while not self._state.terminal:
             if self._state is RunState.INITIALIZING:
                 following = await self._initialize()
             elif self._state is RunState.SCHEDULING:
                 following = await self._schedule()
             elif self._state is RunState.RUNNING:
-                following = await self._supervise(handle, loop)
+                following = await self._supervise(carrier, loop)
             else:
                 following = await self._restart()
             await self._move(following)
@@ -279,7 +280,7 @@ class TrainController(RankCalls):
         finally:
             await _end(placed)
 
-    async def _supervise(self, handle: Any, loop: Any) -> RunState:
+    async def _supervise(self, carrier: Carrier, loop: Any) -> RunState:
         assert self._group is not None
         assert self._attempt is not None
         setup = SessionSetup(
@@ -288,10 +289,9 @@ class TrainController(RankCalls):
             attempt=self._attempt.number,
             first_number=self._attempt.first_number,
             checkpoint=self._recorder.latest_checkpoint,
-            controller=handle,
         )
         self._attempt.begin()
-        outcomes = self._group.run(loop, setup)
+        outcomes = self._group.run(loop, setup, carrier)
         watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
         over = asyncio.ensure_future(self._attempt.over.wait())
         try:

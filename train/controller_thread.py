@@ -12,7 +12,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.controller import TrainController
-from miniray.train.progress import Pace, PlainDisplay
+from miniray.train.exceptions import ControllerLostError
+from miniray.train.progress import Pace, make_display
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +38,7 @@ class ControllerThread:
         self, spec: RunSpec, make_group: Callable[[RunSpec, ScalingDecision], WorkerGroup]
     ) -> None:
         self._name = spec.name
+        self._user_callbacks = spec.run_config.callbacks or ()
         self._controller = TrainController(spec, make_group)
         self._machine = asyncio.new_event_loop()
         self._outcome: concurrent.futures.Future[RunOutcome] = concurrent.futures.Future()
@@ -69,17 +71,24 @@ class ControllerThread:
     def call(self, method: str, *arguments: Any) -> concurrent.futures.Future[Any]:
         """Call a method of the controller; from any thread.
 
-        Raises:
-            RuntimeError: The run has ended.
+        Returns:
+            What becomes of it: ``ControllerLostError`` if the run has ended, or ends meanwhile.
         """
+        outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
         with self._lock:
             if self._over:
-                raise RuntimeError(
-                    f"Run {self._name} has ended, and its controller takes no more calls. "
-                    f"How it ended is told when the train loop returns."
-                )
+                outcome.set_exception(self._lost())
+                return outcome
             coroutine = getattr(self._controller, method)(*arguments)
-            return asyncio.run_coroutine_threadsafe(coroutine, self._machine)
+            begun = asyncio.run_coroutine_threadsafe(coroutine, self._machine)
+        begun.add_done_callback(lambda done: self._pass_on(done, outcome))
+        return outcome
+
+    def post(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have a function called in the thread; when the run has ended, it is not called."""
+        with self._lock:
+            if not self._over:
+                self._machine.call_soon_threadsafe(function, *arguments)
 
     def abort(self) -> None:
         """Stop the run and wait until it has ended."""
@@ -88,17 +97,33 @@ class ControllerThread:
                 asyncio.run_coroutine_threadsafe(self._controller.abort(), self._machine)
         concurrent.futures.wait([self._outcome], ABORT_TIMEOUT)
 
+    def _pass_on(
+        self, done: concurrent.futures.Future[Any], outcome: concurrent.futures.Future[Any]
+    ) -> None:
+        if done.cancelled():
+            outcome.set_exception(self._lost())
+        elif (error := done.exception()) is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(done.result())
+
+    def _lost(self) -> ControllerLostError:
+        return ControllerLostError(
+            f"Run {self._name} has ended, and its controller takes no more calls. "
+            f"How it ended is told when the train loop returns."
+        )
+
     async def _run(self, loop: Any) -> RunOutcome:
         shown = asyncio.ensure_future(self._show())
         try:
-            return await self._controller.run(_Handle(self), [loop])
+            return await self._controller.run(ThreadCarrier(self), [loop])
         finally:
             await asyncio.wait({shown}, timeout=1)
             shown.cancel()
 
     async def _show(self) -> None:
         # Lines, also on a terminal: a debugger in the train loop needs the screen.
-        display, pace = PlainDisplay(self._name), Pace()
+        display, pace = make_display(self._name, self._user_callbacks, live=False), Pace()
         seen, over = 0, False
         while not over:
             progress = await self._controller.progress(seen)
@@ -124,23 +149,19 @@ async def _end_all() -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-class _Handle:
-    """The controller in the form of an actor's handle: ``handle.method.remote(...)``."""
+class ThreadCarrier:
+    """Brings calls of this process to its controller.
+
+    Args:
+        thread: The controller's thread.
+    """
 
     def __init__(self, thread: ControllerThread) -> None:
         self._thread = thread
 
-    def __getattr__(self, name: str) -> _Method:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return _Method(self._thread, name)
-
-
-class _Method:
-    def __init__(self, thread: ControllerThread, name: str) -> None:
-        self._thread = thread
-        self._name = name
-
-    def remote(self, *arguments: Any) -> concurrent.futures.Future[Any]:
-        """Call the method; a future of what it returns."""
-        return self._thread.call(self._name, *arguments)
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Begin a call."""
+        future = self._thread.call(method, *arguments)
+        if future.done():  # at once only when the run has ended, which is raised here
+            future.result()
+        return future.result

@@ -88,6 +88,10 @@ class AttemptOverError(TrainingFailedError):
     """The worker belongs to a group that the run has given up; another one runs in its place."""
 
 
+class ControllerLostError(TrainingFailedError, ConnectionError):
+    """In local mode: the run has ended, or rank 0 is gone, so that a call reaches nobody."""
+
+
 class CallbackError(MinirayError):
     """A hook of a callback failed; the ``controller_failure`` of a :class:`ControllerError`.
 

@@ -81,7 +81,7 @@ def refuse_memory(filesystem: Any, path: str) -> None:
                 f"RunConfig(storage_path={path!r}) is in the memory of one process, and the "
                 f"workers of a run are other processes. Use a folder or the URL of a store that "
                 f"all of them reach, such as s3://bucket/runs; memory is for local mode "
-                f"(num_workers=0)."
+                f"(num_workers=0) in a single process."
             )
         inner = getattr(inner, "fs", None) or getattr(inner, "base_fs", None)
 

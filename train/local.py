@@ -2,57 +2,44 @@
 
 The controller is the one of every run, in a thread beside the loop; the worker
 group is this process, or the processes that torchrun has started, of which rank 0
-has the controller. How these reach each other is the backend's part.
+has the controller. How these find each other is the backend's part.
 """
 
 from __future__ import annotations
 
-import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
-import os
 import queue
-import threading
 from typing import TYPE_CHECKING, Any, cast
 
-from miniray.config import parse
 from miniray.train.controller import RunOutcome
 from miniray.train.controller_thread import ControllerThread
-from miniray.train.failures import describe
+from miniray.train.exceptions import ControllerLostError
+from miniray.train.failures import WorkerFailure, describe
+from miniray.train.filesystem import refuse_memory
+from miniray.train.local_group import Arrival, LocalGroup, OtherRanks, info_of_this_process
+from miniray.train.local_link import LinkClient, LinkServer
 from miniray.train.policies import FailureDecision, FailurePolicy, ScalingDecision, ScalingPolicy
-from miniray.train.session import Session
 from miniray.train.state import RunState
-from miniray.train.worker import TrainLoop, TrainWorker, WorkerOutcome
+from miniray.train.worker import TrainWorker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.train.backend import LocalLink, LocalPlace
-    from miniray.train.config import ScalingConfig
+    from miniray.train.backend import LocalPlace
     from miniray.train.controller import RunSpec
-    from miniray.train.failures import WorkerFailure
-    from miniray.train.session import SessionSetup
+    from miniray.train.controller_client import Carrier
+    from miniray.train.local_group import Probe, Work
+    from miniray.train.session import Session, SessionSetup
     from miniray.train.storage import RunStorage
+    from miniray.train.worker import TrainLoop, WorkerOutcome
     from miniray.train.worker_group import WorkerGroup
 
-#: Variable that makes every run of a program a local one.
-LOCAL_VARIABLE = "MINIRAY_TRAIN_LOCAL"
-
 #: Seconds that rank 0 waits at the end for other ranks to have read how the run ended. After a
-#: failure they may wait for rank 0 in a collective, and read nothing more.
+#: failure they may wait for rank 0 in a collective of the framework, and read nothing more.
 END_TIMEOUT = 10.0
 FAILURE_TIMEOUT = 1.0
-
-
-def is_local(config: ScalingConfig) -> bool:
-    """Whether a run with this configuration happens in the driver's process.
-
-    Raises:
-        ValueError: ``MINIRAY_TRAIN_LOCAL`` is neither 0 nor 1.
-    """
-    text = os.environ.get(LOCAL_VARIABLE) or "0"
-    return bool(parse("train_local", bool, text)) or config.num_workers == 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,94 +62,94 @@ def run_locally(spec: RunSpec, loop: TrainLoop) -> LocalEnd:
 
     Raises:
         KeyboardInterrupt: The user stopped the run.
+        ValueError: The storage is in the memory of this process, and there are others.
     """
-    try:
+    with contextlib.ExitStack() as leave:
+        leave.callback(spec.backend.leave_local)
         place = spec.backend.join_local(spec.scaling_config)
-        if place.ranks.world_rank == 0:
-            return _Leader(spec, loop, place).run()
-        return _follow(spec, loop, place)
-    finally:
-        spec.backend.leave_local()
-
-
-class _LocalSession(Session):
-    """A session whose controller is a thread of this process, or of rank 0's."""
-
-    @staticmethod
-    def _confirm(ref: Any) -> None:
-        ref.result()
+        if place.link is not None:
+            leave.callback(place.link.close)
+            refuse_memory(spec.storage.filesystem, spec.run_config.storage_url)
+        if isinstance(place.link, LinkClient):
+            return _follow(spec, loop, place, place.link)
+        return _Leader(spec, loop, place, place.link).run()
 
 
 class _LocalWorker(TrainWorker):
     """A rank that is no actor, and keeps what its train loop raised."""
 
-    session_class = _LocalSession
-
     def __init__(self, spec: RunSpec, place: LocalPlace) -> None:
-        super().__init__(spec.backend)
+        super().__init__(spec.backend, spec.run_config.logging_config)
         self._ranks = place.ranks
         self.error: BaseException | None = None
 
-    def run_once(self, loop: TrainLoop, setup: SessionSetup) -> WorkerOutcome:
+    def run_once(self, loop: TrainLoop, setup: SessionSetup, carrier: Carrier) -> WorkerOutcome:
         """Run the train loop; an interrupt by the user is raised."""
         self.error = None
-        outcome = self.run(TrainLoop(self._remembering, (loop,)), setup)
+        outcome = self.run(loop, setup, carrier)
         if isinstance(self.error, KeyboardInterrupt):
             raise self.error
         return outcome
 
-    def _remembering(self, loop: TrainLoop) -> Any:
-        try:
-            return loop()
-        except BaseException as error:
-            self.error = error
-            raise
-
-
-class _Method:
-    """A function in the form of an actor's method."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.remote = function
+    def _give_up(self, session: Session, error: BaseException) -> WorkerOutcome:
+        self.error = error
+        # The process goes on, and a later attempt may use the name that is being uploaded.
+        session.close(wait=not isinstance(error, KeyboardInterrupt))
+        return super()._give_up(session, error)
 
 
 # --- other ranks than 0 --------------------------------------------------------------------
 
 
-def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace) -> LocalEnd:
-    """Run the train loop as a rank that has no controller."""
-    assert place.link is not None
-    rank = place.ranks.world_rank
-    setup: SessionSetup | None = place.link.wait_for("setup")
-    storage, error = spec.storage, None
-    if setup is not None:
-        storage = setup.storage
-        worker = _LocalWorker(spec, place)
-        handle = _FollowersHandle(place.link, rank)
-        outcome = worker.run_once(loop, dataclasses.replace(setup, controller=handle))
-        place.link.send(("end", rank, outcome))
-        if outcome.failure is not None:
-            # Rank 0 may be waiting for this one in a collective, so this one does not wait for it:
-            # when its process ends, torchrun ends the others.
-            return LocalEnd(_failed(rank, outcome.failure), storage, worker.error)
-    ended: RunOutcome = place.link.wait_for("outcome")
-    place.link.send(("left", rank, None))
-    return LocalEnd(ended, storage, error)
+class _LinkCarrier:
+    """Brings the calls of this process to the controller in that of rank 0."""
 
-
-class _FollowersHandle:
-    """The controller as other ranks than 0 reach it."""
-
-    def __init__(self, link: LocalLink, rank: int) -> None:
-        self.report = _Method(self._report)
+    def __init__(self, link: LinkClient) -> None:
         self._link = link
-        self._rank = rank
+        self._lost: ControllerLostError | None = None
 
-    def _report(self, *arguments: Any) -> concurrent.futures.Future[None]:
-        self._link.send(("report", self._rank, arguments))
-        sent: concurrent.futures.Future[None] = concurrent.futures.Future()
-        sent.set_result(None)
-        return sent
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        if self._lost is not None:
+            raise self._lost
+        future = self._link.ask("call", method, *arguments)
+        future.add_done_callback(self._take_note)
+        return future.result
+
+    def _take_note(self, done: concurrent.futures.Future[Any]) -> None:
+        if isinstance(error := done.exception(), ControllerLostError):
+            self._lost = error
+
+
+def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient) -> LocalEnd:
+    """Run the train loop as a rank that has no controller."""
+    rank = place.ranks.world_rank
+    worker = _LocalWorker(spec, place)
+    storage = spec.storage
+    try:
+        setup = _arrive(link)
+        if setup is not None:
+            storage = setup.storage
+            outcome = worker.run_once(loop, setup, _LinkCarrier(link))
+            told = link.ask("end", outcome)
+            if outcome.failure is not None:
+                # Rank 0 may be waiting for this one in a collective of the framework, so this one
+                # does not wait for the run: when its process ends, torchrun ends the others.
+                concurrent.futures.wait([told], FAILURE_TIMEOUT)
+                return LocalEnd(_failed(rank, outcome.failure), storage, worker.error)
+        ended: RunOutcome = link.ask("outcome").result()
+    except ControllerLostError as error:
+        return LocalEnd(_lost(error), storage, error)
+    return LocalEnd(ended, storage, None)
+
+
+def _arrive(link: LinkClient) -> SessionSetup | None:
+    """Tell rank 0 what it wants to know first; what the train loop is given, None for no run."""
+    probe: Probe | None = link.ask("probe").result()
+    if probe is None:
+        return None
+    finds = probe.storage.has_probe(probe.token)
+    setup: SessionSetup | None = link.ask("setup", Arrival(info_of_this_process(), finds)).result()
+    return setup
 
 
 def _failed(rank: int, failure: WorkerFailure) -> RunOutcome:
@@ -177,126 +164,69 @@ def _failed(rank: int, failure: WorkerFailure) -> RunOutcome:
     )
 
 
+def _lost(error: ControllerLostError) -> RunOutcome:
+    return RunOutcome(
+        state=RunState.ERRORED,
+        metrics=None,
+        checkpoints=[],
+        return_value=b"",
+        message=str(error),
+        worker_failures={},
+        controller_failure=WorkerFailure.of(error),
+    )
+
+
 # --- rank 0 ------------------------------------------------------------------------------
 
 
 class _Leader:
     """Rank 0: the controller in a thread, the train loop in the thread that called ``fit``."""
 
-    def __init__(self, spec: RunSpec, loop: TrainLoop, place: LocalPlace) -> None:
+    def __init__(
+        self, spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkServer | None
+    ) -> None:
         self._loop = loop
         self._place = place
-        self._size = place.ranks.world_size
-        scaling = _Fixed(ScalingDecision(self._size, spec.scaling_config.worker_resources))
-        policy = spec.failure_policy if place.link is None else _Never()
+        self._link = link
+        size = place.ranks.world_size
+        scaling = _Fixed(ScalingDecision(size, spec.scaling_config.worker_resources))
+        policy = spec.failure_policy if link is None else _Never()
         self._spec = dataclasses.replace(spec, failure_policy=policy, scaling_policy=scaling)
         self._thread = ControllerThread(self._spec, self._make_group)
-        #: What the main thread is to do: run an attempt, or take note of the end.
-        self._next: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
-        self._reader: threading.Thread | None = None
+        self._others = OtherRanks(size, self._thread) if link is not None else None
+        #: What the main thread is to do; None at the end of the run.
+        self._next: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
 
     def run(self) -> LocalEnd:
         """Run attempts until the controller ends the run."""
         worker = _LocalWorker(self._spec, self._place)
         self._thread.start(self._loop, lambda: self._next.put(None))
+        if self._link is not None and self._others is not None:
+            self._link.serve(self._others.answer, self._others.lost)
         try:
-            while (attempt := self._next.get()) is not None:
-                attempt.finish(worker.run_once(self._loop, attempt.setup))
+            while (work := self._next.get()) is not None:
+                work.finish(worker.run_once(self._loop, work.setup, work.carrier))
         except KeyboardInterrupt:
             self._thread.abort()
             raise
         outcome = self._thread.outcome()
         self._tell_others(outcome)
-        # What a loop raises because its controller has failed is not the cause of anything.
-        error = worker.error if outcome.worker_failures else None
+        # What a loop raises because its controller or another rank has failed is no cause.
+        error = worker.error if 0 in outcome.worker_failures else None
         return LocalEnd(outcome, self._spec.storage, error)
 
     def _make_group(self, spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
         del spec
-        return cast("WorkerGroup", _LocalGroup(decision.num_workers, self._begin))
-
-    def _begin(self, attempt: _Attempt) -> None:
-        """Start an attempt; called in the controller's thread."""
-        link = self._place.link
-        if link is not None:
-            self._start_reader(link, attempt)
-            link.publish("setup", dataclasses.replace(attempt.setup, controller=None))
-        self._next.put(attempt)
-
-    def _start_reader(self, link: LocalLink, attempt: _Attempt | None) -> threading.Thread:
-        self._reader = threading.Thread(
-            target=self._read, args=[link, attempt], name="train-ranks", daemon=True
-        )
-        self._reader.start()
-        return self._reader
-
-    def _read(self, link: LocalLink, attempt: _Attempt | None) -> None:
-        """Pass on what the other ranks say, until each has said its last word."""
-        missing = set(range(1, self._size))
-        while missing:
-            kind, rank, content = link.receive()
-            if kind == "report":
-                with contextlib.suppress(RuntimeError):  # the run is over
-                    self._thread.call("report", *content)
-            elif kind == "end" and attempt is not None:
-                attempt.finish(content, rank)
-            if kind == "left" or (kind == "end" and content.failure is not None):
-                missing.discard(rank)
+        group = LocalGroup(decision.num_workers, self._others, self._next.put, self._thread)
+        return cast("WorkerGroup", group)
 
     def _tell_others(self, outcome: RunOutcome) -> None:
         """Tell the other ranks how the run ended, and stay until they have read it."""
-        link = self._place.link
-        if link is None:
+        if self._link is None or self._others is None:
             return
-        reader = self._reader
-        if reader is None:  # the run ended before it came to an attempt
-            reader = self._start_reader(link, None)
-            link.publish("setup", None)
-        link.publish("outcome", outcome)
-        reader.join(END_TIMEOUT if outcome.state is RunState.FINISHED else FAILURE_TIMEOUT)
-
-
-class _Attempt:
-    """One attempt of the group: what its ranks are given, and where their outcomes go."""
-
-    def __init__(self, setup: SessionSetup, size: int) -> None:
-        self.setup = setup
-        self.machine = asyncio.get_running_loop()
-        self.outcomes = [self.machine.create_future() for _ in range(size)]
-
-    def finish(self, outcome: WorkerOutcome, rank: int = 0) -> None:
-        """Tell how the train loop of a rank ended; from any thread."""
-        with contextlib.suppress(RuntimeError):  # the run is over
-            self.machine.call_soon_threadsafe(self._set, self.outcomes[rank], outcome)
-
-    @staticmethod
-    def _set(future: asyncio.Future[WorkerOutcome], outcome: WorkerOutcome) -> None:
-        if not future.done():
-            future.set_result(outcome)
-
-
-class _LocalGroup:
-    """The worker group as the controller sees it: processes that run already."""
-
-    def __init__(self, size: int, begin: Callable[[_Attempt], None]) -> None:
-        self.size = size
-        self._begin = begin
-
-    async def place(self) -> None:
-        """Nothing has to be reserved."""
-
-    async def start(self) -> None:
-        """The processes run, and are connected."""
-
-    def run(self, loop: Any, setup: SessionSetup) -> list[asyncio.Future[WorkerOutcome]]:
-        """Let the main thread run the train loop; the outcomes, in order of rank."""
-        del loop
-        attempt = _Attempt(setup, self.size)
-        self._begin(attempt)
-        return attempt.outcomes
-
-    async def stop(self, *, graceful: bool) -> None:
-        """The processes end when their programs do."""
+        self._others.end(outcome)
+        finished = outcome.state is RunState.FINISHED
+        self._link.wait_closed(END_TIMEOUT if finished else FAILURE_TIMEOUT)
 
 
 class _Fixed(ScalingPolicy):

@@ -115,11 +115,19 @@ class LiveDisplay:
         self._bar.stop()
 
 
-def make_display(name: str, callbacks: Iterable[Callback] = ()) -> PlainDisplay | LiveDisplay:
-    """The display that suits standard output, as the run's ProgressCallback wants it."""
+def make_display(
+    name: str, callbacks: Iterable[Callback] = (), *, live: bool = True
+) -> PlainDisplay | LiveDisplay:
+    """The display that suits standard output, as the run's ProgressCallback wants it.
+
+    Args:
+        name: Name of the run.
+        callbacks: Its callbacks.
+        live: Whether a terminal may be used for a live line.
+    """
     chosen = next((each for each in callbacks if isinstance(each, ProgressCallback)), None)
     meter = ProgressMeter(chosen.goals) if chosen is not None else ProgressMeter()
-    if sys.stdout.isatty():
+    if live and sys.stdout.isatty():
         return LiveDisplay(name, meter)
     return PlainDisplay(name, meter=meter)
 

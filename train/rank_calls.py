@@ -1,7 +1,7 @@
 """The calls that ranks make to the controller: reports, uploads, collectives.
 
-Each is passed to the attempt that runs; ranks of earlier attempts are turned away. What
-becomes of complete steps is not decided here.
+``ControllerClient`` is the other end of them. Each is passed to the attempt that runs; ranks of
+earlier attempts are turned away. What becomes of complete steps is not decided here.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ class RankCalls:
         return await current.join(rank, number, call, value)
 
     async def reported_checkpoints(
-        self, attempt: int, count: int, timeout: float | None
+        self, attempt: int, rank: int, count: int, timeout: float | None
     ) -> tuple[list[CheckpointRecord], list[int]]:
         """The run's checkpoints once so many reports are recorded, and who has not made them."""
+        del rank  # every call says whose it is
         limit = self._collective_timeout if timeout is None else timeout
         current = self._current(attempt)
         missing = [] if current is None else await current.until_recorded(count, limit)

@@ -1,7 +1,8 @@
 """Copies what each rank has printed into the run's folder when an attempt is over.
 
 Nodes keep the output of their processes in files. What was printed by processes of a node
-that is gone is gone with it.
+that is gone is gone with it. In local mode there are no such files: what a rank prints goes to the
+user's terminal, or where torchrun has sent it.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class RankLogs:
         Args:
             infos: Where the ranks ran, in order of rank.
         """
-        if infos:
+        if any(info.output for info in infos):
             folder = f"{FOLDER}/attempt_{self._next:03d}"
             self._next += 1
             self._copies.add(asyncio.create_task(keep(self._storage, folder, infos)))

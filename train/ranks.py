@@ -30,7 +30,8 @@ class WorkerInfo:
         port: Port on which the worker listens, for rank 0 to be found by the others.
         pid: Process id on its node.
         accelerator_ids: Ids of its devices, by resource name.
-        output: Path on its node of the files with what it prints, without ``.out`` and ``.err``.
+        output: Path on its node of the files with what it prints, without ``.out`` and ``.err``;
+            empty if there are none.
         labels: Labels of its node.
     """
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.checkpoint import Checkpoint
+from miniray.train.controller_client import ControllerClient
 from miniray.train.exceptions import (
     AttemptOverError,
     CheckpointUploadError,
@@ -33,6 +34,7 @@ from miniray.train.uploads import BackgroundUploads
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from miniray.train.controller_client import Carrier
     from miniray.train.ranks import Ranks
     from miniray.train.reports import Upload
     from miniray.train.storage import RunStorage
@@ -53,7 +55,6 @@ class SessionSetup:
         attempt: Number of the attempt.
         first_number: Number of the first report among all reports of the run.
         checkpoint: Where to begin from; None at the beginning.
-        controller: Handle of the controller.
     """
 
     storage: RunStorage
@@ -61,7 +62,6 @@ class SessionSetup:
     attempt: int
     first_number: int
     checkpoint: Checkpoint | None
-    controller: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,18 +84,25 @@ class CheckpointReport:
 
 
 class Session:
-    """A rank's side of an attempt. Thread-safe."""
+    """A rank's side of an attempt. Thread-safe.
 
-    def __init__(self, setup: SessionSetup, ranks: Ranks) -> None:
+    Args:
+        setup: What the controller gives the rank.
+        ranks: Its place in the group.
+        carrier: Its way to the controller.
+    """
+
+    def __init__(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> None:
         self.storage = setup.storage
         self.ranks = ranks
         self._setup = setup
+        self._controller = ControllerClient(carrier, setup.attempt, ranks.world_rank)
         self._lock = threading.Lock()
         self._reported = 0
         self._newest = (-1, setup.checkpoint)  # index of the report and the checkpoint
         self._uploads = BackgroundUploads()
         self._sending = threading.Lock()
-        self._unconfirmed: collections.deque[Any] = collections.deque()
+        self._unconfirmed: collections.deque[Callable[[], None]] = collections.deque()
         self._collective_lock = threading.Lock()
         self._collectives = 0
 
@@ -120,7 +127,7 @@ class Session:
                 try:
                     upload = self._upload(index, given)
                 except BaseException:
-                    self._tell_failed(index, None)
+                    self._controller.upload_failed(index, None)
                     raise
                 self._send(index, Report(plain, upload))
             self._reported += 1
@@ -128,13 +135,18 @@ class Session:
     def finish(self) -> None:
         """Wait until all uploads have ended and the controller has every report."""
         self._uploads.wait()
+        self._uploads.close(wait=True)
         with self._sending:
             while self._unconfirmed:
-                _wait_for(self._unconfirmed.popleft())
+                self._unconfirmed.popleft()()
 
-    def close(self) -> None:
-        """Begin no more uploads: the train loop has failed."""
-        self._uploads.close()
+    def close(self, *, wait: bool = False) -> None:
+        """Begin no more uploads: the train loop has failed.
+
+        Args:
+            wait: Wait for the one that is under way.
+        """
+        self._uploads.close(wait=wait)
 
     def reported_checkpoints(self, timeout: float | None) -> list[ReportedCheckpoint]:
         """The complete checkpoints, after all reports of this rank so far are in the storage.
@@ -142,11 +154,7 @@ class Session:
         Args:
             timeout: Seconds after which the list is as it is then.
         """
-        found, missing = _wait_for(
-            self._setup.controller.reported_checkpoints.remote(
-                self._setup.attempt, self._reported, timeout
-            )
-        )
+        found, missing = self._controller.reported_checkpoints(self._reported, timeout)
         self._uploads.raise_failure()
         if missing and timeout is None:
             raise CollectiveTimeoutError(
@@ -163,11 +171,7 @@ class Session:
             name = given.checkpoint.path.rstrip("/").rpartition("/")[2]
         else:
             name = given.name or default_checkpoint_name(self._setup.first_number + index)
-        place = _wait_for(
-            self._setup.controller.begin_upload.remote(
-                self._setup.attempt, self.ranks.world_rank, index, name
-            )
-        )
+        place = self._controller.begin_upload(index, name)
         if place.refusal:
             raise AttemptOverError(
                 f"Rank {self.ranks.world_rank} of attempt {self._setup.attempt} may not upload "
@@ -212,24 +216,16 @@ class Session:
                 )
             failure = CheckpointUploadError(message)
             failure.__cause__ = error
-            self._tell_failed(index, WorkerFailure.of(failure.with_traceback(error.__traceback__)))
+            failure.with_traceback(error.__traceback__)
+            self._controller.upload_failed(index, WorkerFailure.of(failure))
             raise failure from error
         self._send(index, Report(metrics, upload))
 
-    def _tell_failed(self, index: int, failure: WorkerFailure | None) -> None:
-        self._setup.controller.upload_failed.remote(
-            self._setup.attempt, self.ranks.world_rank, index, failure
-        )
-
     def _send(self, index: int, report: Report) -> None:
         with self._sending:
-            self._unconfirmed.append(
-                self._setup.controller.report.remote(
-                    self._setup.attempt, self.ranks.world_rank, index, report
-                )
-            )
+            self._unconfirmed.append(self._controller.report(index, report))
             if len(self._unconfirmed) > REPORT_WINDOW:
-                _wait_for(self._unconfirmed.popleft())
+                self._unconfirmed.popleft()()
 
     # --- collectives ----------------------------------------------------------------------
 
@@ -246,15 +242,10 @@ class Session:
         with self._collective_lock:
             number = self._collectives
             self._collectives += 1
-        outcome = _wait_for(
-            self._setup.controller.join.remote(
-                self._setup.attempt, self.ranks.world_rank, number, call, value
-            )
-        )
+        outcome = self._controller.join(number, call, value)
         if outcome.error is not None:
             raise outcome.error
-        received: bytes = outcome.value
-        return received
+        return outcome.value
 
 
 def check_deletable(storage: RunStorage, checkpoint: Checkpoint) -> None:
@@ -289,9 +280,3 @@ def _delete(checkpoint: Checkpoint) -> None:
             checkpoint.filesystem.rm(checkpoint.path, recursive=True)
     except OSError:
         logger.warning("%r was uploaded and can't be deleted.", checkpoint, exc_info=True)
-
-
-def _wait_for(ref: Any) -> Any:
-    import miniray
-
-    return miniray.get(ref)

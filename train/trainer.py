@@ -16,6 +16,7 @@ from miniray.train.data.config import DataConfig
 from miniray.train.data.shards import Datasets
 from miniray.train.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 from miniray.train.filesystem import refuse_memory
+from miniray.train.local_mode import is_local
 from miniray.train.policies import FixedScaling, LimitedRetries
 from miniray.train.progress import Pace, make_display
 from miniray.train.result import Result
@@ -84,7 +85,8 @@ class DataParallelTrainer:
         self.datasets = datasets
         self.dataset_config = instance_of("dataset_config", dataset_config, DataConfig)
         loop = make_train_loop(train_loop_per_worker, train_loop_config)
-        sources = adapt_all(datasets, self.dataset_config, self.scaling_config.num_workers)
+        size = 1 if is_local(self.scaling_config) else self.scaling_config.num_workers
+        sources = adapt_all(datasets, self.dataset_config, size)
         self._loop = dataclasses.replace(loop, datasets=Datasets(sources, self.dataset_config))
 
     def fit(self) -> Result:
@@ -102,7 +104,7 @@ class DataParallelTrainer:
             ControllerError: Storage, a callback or the runtime failed.
             KeyboardInterrupt: The user stopped the run.
         """
-        from miniray.train.local import LocalEnd, is_local, run_locally
+        from miniray.train.local import LocalEnd, run_locally
 
         spec = self._make_spec()
         if is_local(self.scaling_config):
@@ -121,7 +123,8 @@ class DataParallelTrainer:
         config = self.run_config
         name = config.name or default_run_name()
         storage = RunStorage(config.storage_url, name, config.storage_filesystem)
-        refuse_memory(storage.filesystem, config.storage_url)
+        if not is_local(self.scaling_config):
+            refuse_memory(storage.filesystem, config.storage_url)
         return RunSpec(
             name=name,
             storage=storage,
@@ -197,6 +200,7 @@ def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
 def _run_controller(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     import miniray
     from miniray.train.controller import TrainController
+    from miniray.train.controller_client import ActorCarrier
     from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     loop = dataclasses.replace(loop, datasets=loop.datasets.published(miniray.put))
@@ -217,7 +221,7 @@ def _run_controller(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
         )
         .remote(spec)
     )
-    run = controller.run.remote(controller, [loop_ref])
+    run = controller.run.remote(ActorCarrier(controller), [loop_ref])
     try:
         _follow(spec, controller, run)
         outcome: RunOutcome = miniray.get(run)

@@ -42,10 +42,10 @@ class BackgroundUploads:
             self._last.result()
         self.raise_failure()
 
-    def close(self) -> None:
-        """Begin no more of them; the one that runs goes on."""
+    def close(self, *, wait: bool = False) -> None:
+        """Begin no more of them; the one that runs goes on, and is waited for if so wished."""
         if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread.shutdown(wait=wait, cancel_futures=True)
 
     def _run(self, upload: Callable[[], None]) -> None:
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from miniray.train import context
 from miniray.train.data.shards import Datasets, Shards, set_shards
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from miniray.train.backend import Backend, Member
     from miniray.train.config import LoggingConfig
+    from miniray.train.controller_client import Carrier
     from miniray.train.ranks import Ranks
     from miniray.train.session import SessionSetup
     from miniray.train.storage import RunStorage
@@ -51,9 +52,6 @@ class WorkerOutcome:
 
 class TrainWorker:
     """One rank of a worker group."""
-
-    #: What the train loop's reports go through.
-    session_class: ClassVar[type[Session]] = Session
 
     def __init__(self, backend: Backend, logging_config: LoggingConfig | None = None) -> None:
         self._backend = backend
@@ -104,12 +102,12 @@ class TrainWorker:
         """Whether this process sees what the controller has written to the storage."""
         return storage.has_probe(token)
 
-    def run(self, loop: TrainLoop, setup: SessionSetup) -> WorkerOutcome:
+    def run(self, loop: TrainLoop, setup: SessionSetup, carrier: Carrier) -> WorkerOutcome:
         """Run the train loop to its end; what it raises is part of the outcome."""
         import cloudpickle
 
         assert self._ranks is not None
-        session = self.session_class(setup, self._ranks)
+        session = Session(setup, self._ranks, carrier)
         context.set_session(session)
         set_shards(Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size))
         try:
@@ -119,8 +117,12 @@ class TrainWorker:
             wanted = value is not None and self._ranks.world_rank == 0
             return WorkerOutcome(value=cloudpickle.dumps(value) if wanted else b"")
         except BaseException as error:  # noqa: BLE001 - also sys.exit() in a train loop is a failure
-            session.close()
-            return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))
+            return self._give_up(session, error)
         finally:
             context.set_session(None)
             set_shards(None)
+
+    def _give_up(self, session: Session, error: BaseException) -> WorkerOutcome:
+        """End the session of a train loop that has raised this."""
+        session.close()
+        return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from miniray.train.backend import Backend
     from miniray.train.config import RunConfig, ScalingConfig
+    from miniray.train.controller_client import Carrier
     from miniray.train.policies import ScalingDecision
     from miniray.train.ranks import WorkerInfo
     from miniray.train.session import SessionSetup
@@ -210,9 +211,11 @@ class WorkerGroup:
             for info, rank in zip(infos, ranks, strict=True)
         ]
 
-    def run(self, loop: Any, setup: SessionSetup) -> list[Awaitable[WorkerOutcome]]:
+    def run(
+        self, loop: Any, setup: SessionSetup, carrier: Carrier
+    ) -> list[Awaitable[WorkerOutcome]]:
         """Start the train loop on every rank; the outcomes, in order of rank."""
-        return [worker.run.remote(loop, setup) for worker in self._workers]
+        return [worker.run.remote(loop, setup, carrier) for worker in self._workers]
 
     async def stop(self, *, graceful: bool) -> None:
         """End the workers and give their resources back.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from pathlib import Path
 
 import miniray
 from miniray import train
-from miniray.train import Checkpoint, RunConfig, ScalingConfig
+from miniray.train import Checkpoint, CheckpointUploadMode, RunConfig, ScalingConfig, collective
 from miniray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 
 folder, mode = Path(sys.argv[1]), sys.argv[2]
@@ -35,7 +36,6 @@ folder, mode = Path(sys.argv[1]), sys.argv[2]
 
 def train_func():
     import torch
-    import torch.distributed as dist
 
     context = train.get_context()
     rank = context.get_world_rank()
@@ -45,6 +45,12 @@ def train_func():
         time.sleep(600)
     if mode == "fail" and rank == 1:
         raise ValueError("boom")
+    if mode == f"leave-{rank}":
+        os._exit(0)
+    collective.barrier()
+    told = collective.broadcast_from_rank_zero(f"from rank {rank}")
+    batches = list(train.get_dataset_shard("numbers").iter_torch_batches(batch_size=10))
+    numbers = collective_sum(sum(batch[0].sum().item() for batch in batches))
     model = prepare_model(torch.nn.Linear(1, 1))
     loader = prepare_data_loader(torch.utils.data.DataLoader(torch.arange(8.0), batch_size=2))
     for epoch in range(2):
@@ -57,15 +63,37 @@ def train_func():
         with tempfile.TemporaryDirectory() as files:
             Path(files, f"rank{rank}").write_text("x")
             train.report({"epoch": epoch, "rank": rank}, Checkpoint.from_directory(files))
-    total = torch.ones(1)
+    late = folder / f"late-{rank}-{context.get_experiment_name()}"
+    late.mkdir()
+    (late / f"late{rank}").write_text("x")
+    way = CheckpointUploadMode.ASYNC
+    checkpoint = Checkpoint.from_directory(late)
+    train.report({"epoch": 2, "rank": rank}, checkpoint, checkpoint_upload_mode=way)
+    kept = [each.metrics["epoch"] for each in train.get_all_reported_checkpoints()]
+    if rank == 1:
+        (folder / "seen-by-1").write_text(json.dumps([told, kept, late.exists()]))
+    return [collective_sum(1), type(model).__name__, context.get_world_size(), rank, numbers]
+
+
+def collective_sum(value):
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor([float(value)])
     dist.all_reduce(total)
-    return [total.item(), type(model).__name__, context.get_world_size(), rank]
+    return total.item()
+
+
+import torch
+
+numbers = torch.utils.data.TensorDataset(torch.arange(7.0))
 
 
 for name in ["first", "mine"] if mode == "twice" else ["mine"]:
     trainer = TorchTrainer(
         train_func,
         scaling_config=ScalingConfig(num_workers=0),
+        datasets={"numbers": numbers},
         run_config=RunConfig(storage_path=folder / "runs", name=name),
     )
     result = trainer.fit()
@@ -99,16 +127,21 @@ def test_processes_of_torchrun_are_the_ranks_of_one_run(tmp_path: Path) -> None:
     told = [json.loads((tmp_path / f"told-{rank}").read_text()) for rank in range(2)]
     assert told[0] == told[1]
     value, metrics, checkpoint, cluster = told[0]
-    assert value == [2.0, "DistributedDataParallel", 2, 0]
-    assert metrics == {"epoch": 1, "rank": 0}
-    assert "checkpoint_000003" in checkpoint
+    assert value[:4] == [2.0, "DistributedDataParallel", 2, 0]
+    assert value[4] >= sum(range(7))  # the ranks share the rows; one may be there twice
+    assert metrics == {"epoch": 2, "rank": 0}
+    assert "checkpoint_000004" in checkpoint
+    seen = json.loads((tmp_path / "seen-by-1").read_text())
+    assert seen == ["from rank 0", [0, 1, 2], False]
     assert not cluster
     assert Result.from_path(tmp_path / "runs" / "first").metrics == metrics
     result = Result.from_path(tmp_path / "runs" / "mine")
-    assert len(result.best_checkpoints) == 2
+    assert len(result.best_checkpoints) == 3
     assert result.checkpoint is not None
     with result.checkpoint.as_directory() as files:
-        assert sorted(os.listdir(files)) == ["rank0", "rank1"]
+        assert sorted(os.listdir(files)) == ["late0", "late1"]
+    assert not (tmp_path / "runs" / "mine" / "logs").exists()  # torchrun has the output
+    assert done.stdout.count("hello from rank 1") == 2
 
 
 @pytest.mark.slow
@@ -116,6 +149,20 @@ def test_a_rank_of_torchrun_that_fails_ends_all_of_them(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "fail")
     assert done.returncode != 0
     assert "[Rank 1] ValueError: boom" in done.stderr
+    assert not list(tmp_path.glob("told-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("gone", "told"),
+    [(1, "WorkerGroupError.*Rank 1 is gone"), (0, "ControllerError.*Rank 0.* is gone")],
+)
+def test_a_rank_that_is_gone_ends_the_waits_of_the_other(
+    tmp_path: Path, gone: int, told: str
+) -> None:
+    done = torchrun(tmp_path, f"leave-{gone}")  # torchrun does not end the others of one that left
+    assert done.returncode != 0
+    assert re.search(told, done.stderr, re.DOTALL), done.stderr
     assert not list(tmp_path.glob("told-*"))
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import hashlib
-import hmac
 import os
-import pickle
 import secrets
 import socket
-import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 
-from miniray.train.backend import LocalLink, LocalPlace
+from miniray.train.backend import LocalPlace
+from miniray.train.local_link import LinkClient, LinkServer
 from miniray.train.ranks import Ranks
 from miniray.train.torch import environment
 from miniray.train.torch.backend import has_nccl, interface_addresses
@@ -27,9 +24,6 @@ if TYPE_CHECKING:
 
     from miniray.train.config import ScalingConfig
     from miniray.train.torch.config import TorchConfig
-
-#: A rank may train for very long while another waits for it; torchrun ends them all if one dies.
-_WITHOUT_LIMIT = datetime.timedelta(days=365)
 
 #: The store of torchrun with this process's rank and their number, and how many groups used it.
 _rendezvous: tuple[Any, int, int] | None = None
@@ -66,7 +60,8 @@ def join(
     rank, local_size = dist.get_rank(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     node_rank = int(os.environ.get("GROUP_RANK", rank // local_size))
     ranks = Ranks(rank, size, local_rank, local_size, node_rank)
-    return LocalPlace(ranks, StoreLink.open(rank))
+    link = _connect(rank, size, local_size, torch_config.timeout_s)
+    return LocalPlace(ranks, link)
 
 
 def local_devices(scaling: ScalingConfig, chosen: int | None) -> list[torch.device]:
@@ -137,74 +132,25 @@ def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class StoreLink(LocalLink):
-    """Messages between ranks by way of a store of PyTorch's, which rank 0 serves.
-
-    What is read from it is unpickled, so each value carries a proof that a rank wrote it.
-
-    Args:
-        reading: Client that only ``receive`` uses, since it blocks.
-        writing: Client for the rest.
-        secret: What the ranks of the run share.
-    """
-
-    def __init__(self, reading: Any, writing: Any, secret: bytes) -> None:
-        self._reading = reading
-        self._writing = writing
-        self._secret = secret
-        self._lock = threading.Lock()
-        self._received = 0
-
-    @classmethod
-    def open(cls, rank: int) -> StoreLink:
-        """Connect this rank with the others; every rank of the process group has to call it."""
-        served = None
-        where: list[Any] = [None]
-        if rank == 0:
-            host = os.environ.get("MASTER_ADDR") or socket.gethostname()
-            served = _store(host, 0, serve=True)
-            where = [(host, served.port, secrets.token_bytes(32))]
-        dist.broadcast_object_list(where, src=0)
-        host, port, secret = where[0]
-        client = _store(host, port)
-        return cls(served if served is not None else client, client, secret)
-
-    def send(self, message: Any) -> None:
-        """Give rank 0 a message."""
-        data = self._sealed(message)
-        with self._lock:
-            number = self._writing.add("messages", 1)
-            self._writing.set(f"message/{number}", data)
-
-    def receive(self) -> Any:
-        """Wait for the next message to rank 0; called there only, in one thread."""
-        self._received += 1
-        key = f"message/{self._received}"
-        message = self._opened(self._reading.get(key))
-        self._reading.delete_key(key)
-        return message
-
-    def publish(self, name: str, value: Any) -> None:
-        """Give all ranks a value under a name; called on rank 0 only."""
-        with self._lock:
-            self._writing.set(f"value/{name}", self._sealed(value))
-
-    def wait_for(self, name: str) -> Any:
-        """Wait until rank 0 has published a value under this name."""
-        return self._opened(self._writing.get(f"value/{name}"))
-
-    def _sealed(self, value: Any) -> bytes:
-        data = pickle.dumps(value)
-        return hmac.digest(self._secret, data, hashlib.sha256) + data
-
-    def _opened(self, sealed: bytes) -> Any:
-        proof, data = sealed[:32], sealed[32:]
-        if not hmac.compare_digest(proof, hmac.digest(self._secret, data, hashlib.sha256)):
-            raise RuntimeError("A message between the ranks of this run was not written by a rank.")
-        return pickle.loads(data)
+def _connect(rank: int, size: int, local_size: int, timeout: float) -> LinkServer | LinkClient:
+    """Connect the ranks with rank 0; every rank of the process group has to call this."""
+    listener, where = None, [None]
+    if rank == 0:
+        here = "127.0.0.1"
+        if local_size == size:
+            listener = socket.create_server((here, 0))
+        else:  # the others reach this machine as they have reached it for the process group
+            here = os.environ.get("MASTER_ADDR") or socket.gethostname()
+            listener = _server_of_all_families()
+        where = [(here, listener.getsockname()[1], secrets.token_bytes(32))]
+    dist.broadcast_object_list(where, src=0)
+    host, port, secret = cast("tuple[str, int, bytes]", where[0])
+    if listener is not None:
+        return LinkServer.accept(listener, secret, range(1, size), timeout)
+    return LinkClient.connect((host, port), secret, rank, timeout)
 
 
-def _store(host: str, port: int, *, serve: bool = False) -> Any:
-    return dist.TCPStore(
-        host, port, None, is_master=serve, timeout=_WITHOUT_LIMIT, wait_for_workers=False
-    )
+def _server_of_all_families() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))

@@ -9,7 +9,7 @@ import types
 
 import pytest
 
-from miniray.train import Backend, RunConfig, ScalingConfig
+from miniray.train import Backend, ControllerLostError, RunConfig, ScalingConfig
 from miniray.train.controller import RunSpec
 from miniray.train.controller_thread import ControllerThread
 from miniray.train.policies import FixedScaling, LimitedRetries
@@ -24,6 +24,7 @@ class Group:
 
     def __init__(self):
         self.size = 1
+        self.infos = []
         self.begun = concurrent.futures.Future()
 
     async def place(self):
@@ -32,14 +33,17 @@ class Group:
     async def start(self):
         pass
 
-    def run(self, loop, setup):
+    async def strangers(self, storage, token):
+        return []
+
+    def run(self, loop, setup, carrier):
         machine = asyncio.get_running_loop()
         outcome = machine.create_future()
 
         def finish():
             machine.call_soon_threadsafe(outcome.set_result, WorkerOutcome())
 
-        self.begun.set_result((setup, finish))
+        self.begun.set_result((carrier, finish))
         return [outcome]
 
     async def stop(self, *, graceful):
@@ -61,15 +65,15 @@ def run(tmp_path):
     )
     thread, over = ControllerThread(spec, lambda *_: group), threading.Event()
     thread.start(None, over.set)
-    setup, finish = group.begun.result(30)
+    carrier, finish = group.begun.result(30)
     yield types.SimpleNamespace(
-        thread=thread, handle=setup.controller, finish=finish, wait=lambda: over.wait(30)
+        thread=thread, carrier=carrier, finish=finish, wait=lambda: over.wait(30)
     )
     thread.abort()
 
 
 def test_calls_from_other_threads_reach_the_controller(run):
-    run.handle.report.remote(1, 0, 0, Report({"n": 1})).result(30)
+    run.carrier.call("report", 1, 0, 0, Report({"n": 1}))()
     run.finish()
     assert run.thread.outcome().metrics == {"n": 1}
     assert run.wait()
@@ -78,15 +82,15 @@ def test_calls_from_other_threads_reach_the_controller(run):
 def test_a_run_that_has_ended_takes_no_calls(run):
     run.finish()
     assert run.wait()
-    with pytest.raises(RuntimeError, match="Run run has ended"):
-        run.handle.report.remote(1, 0, 0, Report({}))
+    with pytest.raises(ControllerLostError, match="Run run has ended"):
+        run.carrier.call("report", 1, 0, 0, Report({}))
 
 
 def test_a_call_that_waits_when_the_run_ends_is_answered(run):
     news = run.thread.call("progress", 1000)
     run.finish()
     assert run.wait()
-    with pytest.raises(concurrent.futures.CancelledError):
+    with pytest.raises(ControllerLostError, match="Run run has ended"):
         news.result(30)
 
 

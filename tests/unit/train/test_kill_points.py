@@ -6,6 +6,8 @@ import pytest
 from faulty_filesystem import Clock, Killed, TearingFileSystem, kill_on_disk
 
 from miniray.train import Checkpoint, CheckpointConfig, Result
+from miniray.train.callbacks import RunContext
+from miniray.train.callbacks.runner import CallbackRunner
 from miniray.train.metrics_log import MetricsLog, read_rows
 from miniray.train.recorder import RunRecorder
 from miniray.train.reports import Report, Step
@@ -29,7 +31,9 @@ def sources(tmp_path_factory):
 
 def live(storage, sources, names):
     """A run with a report for each name; returns the checkpoint from which it began."""
-    recorder = RunRecorder(storage, CheckpointConfig(num_to_keep=1), None, (), "token")
+    context = RunContext(storage.name, storage.path, None, None, storage.filesystem)
+    callbacks = CallbackRunner([], context)
+    recorder = RunRecorder(storage, CheckpointConfig(num_to_keep=1), callbacks, "token")
     storage.write_run_facts({"token": "token", "state": "RUNNING"})
     recorder.open()
     first, begun = recorder.next_number, recorder.latest_checkpoint

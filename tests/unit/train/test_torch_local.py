@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import threading
 
 import pytest
 
@@ -15,7 +13,7 @@ import torch.distributed as dist  # noqa: E402
 from miniray import train  # noqa: E402
 from miniray.train import RunConfig, ScalingConfig  # noqa: E402
 from miniray.train.torch import TorchConfig, TorchTrainer, devices  # noqa: E402
-from miniray.train.torch.local import StoreLink, changed_environment, local_devices  # noqa: E402
+from miniray.train.torch.local import changed_environment, local_devices  # noqa: E402
 
 
 @pytest.fixture
@@ -113,41 +111,3 @@ def test_variables_are_set_for_a_while(monkeypatch):
         assert os.environ["MINIRAY_TEST_A"] == os.environ["MINIRAY_TEST_B"] == "new"
     assert os.environ["MINIRAY_TEST_A"] == "old"
     assert "MINIRAY_TEST_B" not in os.environ
-
-
-@pytest.fixture
-def links():
-    """Rank 0's end of a link, and another rank's."""
-    second = datetime.timedelta(seconds=30)
-    served = dist.TCPStore("127.0.0.1", 0, None, True, second, wait_for_workers=False)
-    clients = [
-        dist.TCPStore("127.0.0.1", served.port, None, False, second, wait_for_workers=False)
-        for _ in range(2)
-    ]
-    return StoreLink(served, clients[0], b"secret"), StoreLink(clients[1], clients[1], b"secret")
-
-
-def test_messages_reach_rank_0_in_the_order_sent(links):
-    leader, other = links
-    for number in range(3):
-        other.send(number)
-    assert [leader.receive() for _ in range(3)] == [0, 1, 2]
-
-
-def test_rank_0_can_tell_the_others_while_it_waits_for_a_message(links):
-    leader, other = links
-    received = []
-    reader = threading.Thread(target=lambda: received.append(leader.receive()))
-    reader.start()
-    leader.publish("setup", {"a": 1})
-    assert other.wait_for("setup") == {"a": 1}
-    other.send("done")
-    reader.join(30)
-    assert received == ["done"]
-
-
-def test_a_message_that_no_rank_wrote_is_not_unpickled(links):
-    leader, _ = links
-    StoreLink(leader._reading, leader._writing, b"guess").send("evil")
-    with pytest.raises(RuntimeError, match="not written by a rank"):
-        leader.receive()

@@ -39,9 +39,10 @@ from miniray.train.worker import WorkerOutcome
 class Rank:
     """What the train loop of a test can do on one rank."""
 
-    def __init__(self, rank, setup):
+    def __init__(self, rank, setup, controller):
         self.rank = rank
         self.setup = setup
+        self.controller = controller
         self.index = 0
 
     async def report(self, metrics, files=None):
@@ -54,7 +55,7 @@ class Rank:
                 self.setup.storage.filesystem.pipe_file(f"{folder}/{file}", text.encode())
             upload = Upload(name, {file: len(text) for file, text in files.items()})
         report = Report(metrics, upload)
-        await self.setup.controller.report(self.setup.attempt, self.rank, self.index, report)
+        await self.controller.report(self.setup.attempt, self.rank, self.index, report)
         self.index += 1
 
 
@@ -80,8 +81,8 @@ class FakeGroup:
     async def strangers(self, storage, token):
         return [] if storage.has_probe(token) else list(range(self.size))
 
-    def run(self, loop, setup):
-        return [self._run(loop, Rank(rank, setup)) for rank in range(self.size)]
+    def run(self, loop, setup, carrier):
+        return [self._run(loop, Rank(rank, setup, carrier)) for rank in range(self.size)]
 
     async def _run(self, loop, rank):
         try:
@@ -244,7 +245,7 @@ def test_ranks_may_report_metrics_alone_a_different_number_of_times(start):
 
 def test_an_error_tells_what_the_other_ranks_did(start):
     async def loop(rank):
-        controller, attempt = rank.setup.controller, rank.setup.attempt
+        controller, attempt = rank.controller, rank.setup.attempt
         if rank.rank == 0:
             await rank.report({})
             reported.set()
@@ -270,7 +271,7 @@ def test_an_error_tells_what_the_other_ranks_did(start):
 def test_a_rank_that_returns_ends_the_barrier_of_the_others(start):
     async def loop(rank):
         if rank.rank == 0:
-            join = rank.setup.controller.join(rank.setup.attempt, 0, 0, "barrier()", b"")
+            join = rank.controller.join(rank.setup.attempt, 0, 0, "barrier()", b"")
             raise (await join).error
 
     outcome = run(start(), loop)
@@ -307,7 +308,7 @@ def test_what_was_uploaded_before_an_abort_is_kept(start, monkeypatch):
             await rank.report({"rank": rank.rank}, {"model": "x"})
         reported.append(rank.rank)
         if len(reported) == 2:
-            await rank.setup.controller.abort()
+            await rank.controller.abort()
         await asyncio.Event().wait()
 
     reported = []
@@ -346,7 +347,7 @@ def test_numbers_that_ended_workers_have_begun_are_not_given_again(start):
         if rank.setup.attempt == 1:
             if rank.rank == 1:
                 for index in range(4):  # uploads that nobody has heard the end of
-                    await rank.setup.controller.begin_upload(1, 1, index, f"checkpoint_{index}")
+                    await rank.controller.begin_upload(1, 1, index, f"checkpoint_{index}")
                 raise RuntimeError("boom")
             await asyncio.Event().wait()
 
@@ -357,7 +358,7 @@ def test_numbers_that_ended_workers_have_begun_are_not_given_again(start):
 
 def test_a_rank_of_an_earlier_attempt_gets_no_folder(start):
     async def loop(rank):
-        controller = rank.setup.controller
+        controller = rank.controller
         if rank.setup.attempt == 1:
             if rank.rank == 0:
                 await controller.begin_upload(1, 0, 0, "epoch")  # and goes on with it
@@ -377,7 +378,7 @@ def test_a_failed_upload_in_the_background_fails_its_rank(start):
     async def loop(rank):
         if rank.rank == 1:
             failure = WorkerFailure.of(OSError("disk is full"))
-            await rank.setup.controller.upload_failed(1, 1, 0, failure)
+            await rank.controller.upload_failed(1, 1, 0, failure)
         await asyncio.Event().wait()
 
     outcome = run(start(), loop)
@@ -418,12 +419,12 @@ def test_the_checkpoints_of_a_run_can_be_listed_while_it_goes_on(start):
     async def loop(rank):
         await rank.report({"epoch": 0}, {"model": "x"})
         await rank.report({"epoch": 1})
-        found, missing = await rank.setup.controller.reported_checkpoints(1, 2, None)
+        found, missing = await rank.controller.reported_checkpoints(1, 0, 2, None)
         assert not missing
         assert [record.metrics for record in found] == [{"epoch": 0}]
         if rank.rank == 0:
             await rank.report({})
-            _, missing = await rank.setup.controller.reported_checkpoints(1, 3, 0.01)
+            _, missing = await rank.controller.reported_checkpoints(1, 0, 3, 0.01)
             asked.set()
             return missing
         await asked.wait()

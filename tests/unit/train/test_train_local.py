@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,8 @@ from miniray.train import (
     ScalingConfig,
     WorkerGroupError,
 )
-from miniray.train.local import LOCAL_VARIABLE, is_local
+from miniray.train.callbacks import ProgressCallback
+from miniray.train.local_mode import LOCAL_VARIABLE, is_local
 
 
 @pytest.fixture
@@ -154,7 +157,104 @@ def test_a_failure_of_the_controller_ends_a_loop_that_reports(fit):
     failed = threading.Event()
     with pytest.raises(ControllerError) as caught:
         fit(loop, callbacks=[Broken()])
-    assert isinstance(caught.value.controller_failure, ZeroDivisionError)
+    assert isinstance(caught.value.controller_failure.cause, ZeroDivisionError)
+
+
+def test_checkpoints_are_uploaded_in_every_way(fit, tmp_path):
+    def upload_myself(checkpoint, name):
+        place = train.get_context().get_storage().build_checkpoint_path_from_name(name)
+        shutil.copytree(checkpoint.path, place)
+        return train.Checkpoint(place)
+
+    def loop():
+        mode = train.CheckpointUploadMode
+        train.report({"n": 0}, save(tmp_path / "a", "a"), checkpoint_upload_mode=mode.ASYNC)
+        train.report({"n": 1}, save(tmp_path / "b", "b"), checkpoint_upload_fn=upload_myself)
+        place = train.get_context().get_storage().build_checkpoint_path_from_name("mine")
+        checkpoint = save(Path(place), "c")
+        train.report({"n": 2}, checkpoint, checkpoint_upload_mode=mode.NO_UPLOAD)
+        found = train.get_all_reported_checkpoints()
+        texts = [Path(each.checkpoint.path, "model").read_text() for each in found]
+        return [each.metrics["n"] for each in found], texts
+
+    assert fit(loop).return_value == ([0, 1, 2], ["a", "b", "c"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "runs"]
+
+
+def test_an_upload_in_the_background_ends_before_the_loop_is_started_again(fit, tmp_path):
+    begun, uploaded, at_restart = threading.Event(), threading.Event(), []
+
+    def slow(checkpoint, name):
+        begun.set()
+        failed.wait(30)
+        uploaded.set()
+        raise OSError("no room")
+
+    failed = threading.Event()
+
+    def loop():
+        at_restart.append(uploaded.is_set())
+        if len(at_restart) == 1:
+            mode = train.CheckpointUploadMode.ASYNC
+            folder = save(tmp_path / "a", "a")
+            train.report({}, folder, checkpoint_upload_mode=mode, checkpoint_upload_fn=slow)
+            assert begun.wait(30)
+            failed.set()
+            raise ValueError("once")
+
+    fit(loop, failure_config=FailureConfig(max_failures=1))
+    assert at_restart == [False, True]
+
+
+def test_collective_calls_of_one_rank_return_at_once(fit):
+    def loop():
+        train.collective.barrier()
+        return train.collective.broadcast_from_rank_zero({"a": 1})
+
+    assert fit(loop).return_value == {"a": 1}
+
+
+def test_the_loop_reads_the_whole_dataset(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+
+    def loop():
+        shard = train.get_dataset_shard("train")
+        return sorted(int(n) for batch in shard.iter_batches(batch_size=2) for n in batch["n"])
+
+    result = DataParallelTrainer(
+        loop,
+        scaling_config=ScalingConfig(num_workers=0),
+        run_config=RunConfig(storage_path=tmp_path),
+        datasets={"train": pyarrow.table({"n": list(range(5))})},
+    ).fit()
+    assert result.return_value == [0, 1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match="only inside a train loop"):
+        train.get_dataset_shard("train")
+
+
+def test_the_storage_may_be_in_memory(fit, tmp_path):
+    def loop():
+        train.report({"n": 1}, save(tmp_path / "a", "a"))
+
+    result = fit(loop, storage_path=f"memory://{tmp_path.name}", name="mine")
+    with result.checkpoint.as_directory() as folder:
+        assert Path(folder, "model").read_text() == "a"
+    assert Result.from_path(f"memory://{tmp_path.name}/mine").metrics == {"n": 1}
+
+
+def test_what_a_run_leaves_is_what_others_leave_without_the_output_of_workers(fit):
+    path = Path(fit(lambda: train.report({"n": 1})).path)
+    left = {"config.json", "metrics.csv", "metrics.jsonl", "run.json"}
+    assert {each.name for each in path.iterdir() if not each.name.startswith(".")} == left
+
+
+def test_the_display_knows_how_far_the_run_goes(fit, capsys, monkeypatch):
+    monkeypatch.setattr("miniray.train.progress_meter.ProgressMeter.is_due", lambda *_: True)
+    fit(
+        lambda: [train.report({"step": n}) for n in range(3)],
+        callbacks=[ProgressCallback(total_steps=3)],
+    )
+    assert "3/3" in capsys.readouterr().out
 
 
 def test_a_storage_that_can_not_be_used_fails_before_the_loop(fit, tmp_path):

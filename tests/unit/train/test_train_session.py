@@ -32,13 +32,13 @@ from miniray.train.storage import RunStorage
 
 
 class FakeMethod:
-    """Has ``remote`` as the method of an actor's handle has; what it returns is ready at once."""
+    """A method of the controller; what it returns is ready at once."""
 
     def __init__(self, answer):
         self.calls = []
         self.answer = answer
 
-    def remote(self, *args):
+    def __call__(self, *args):
         self.calls.append(args)
         return self.answer(*args)
 
@@ -55,14 +55,17 @@ class FakeController:
             lambda *args: ([CheckpointRecord("epoch", 0, {"loss": 1})], [])
         )
 
+    def call(self, method, *args):
+        answer = getattr(self, method)(*args)
+        return lambda: answer
+
     @property
     def reports(self):
         return self.report.calls
 
 
 @pytest.fixture
-def controller(monkeypatch):
-    monkeypatch.setattr("miniray.train.session._wait_for", lambda answer: answer)
+def controller():
     return FakeController()
 
 
@@ -70,7 +73,7 @@ def controller(monkeypatch):
 def session(tmp_path, controller):
     storage = RunStorage(tmp_path / "runs", "run")
     storage.write_run_facts({"token": "token"})
-    session = Session(SessionSetup(storage, "token", 2, 10, None, controller), Ranks(1, 4, 0, 2, 1))
+    session = Session(SessionSetup(storage, "token", 2, 10, None), Ranks(1, 4, 0, 2, 1), controller)
     context.set_session(session)
     yield session
     context.set_session(None)
@@ -319,7 +322,7 @@ def test_reported_checkpoints_come_with_their_metrics(session, controller):
     (found,) = get_all_reported_checkpoints()
     assert found.checkpoint.path.endswith("run/epoch")
     assert (found.metrics, found.status) == ({"loss": 1}, ReportedCheckpointStatus.COMMITTED)
-    assert controller.reported_checkpoints.calls == [(2, 1, None)]
+    assert controller.reported_checkpoints.calls == [(2, 1, 1, None)]
     with pytest.raises(ValueError, match=r"CheckpointConsistencyMode\.COMMITTED"):
         get_all_reported_checkpoints("COMMITTED")
 

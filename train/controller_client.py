@@ -1,0 +1,95 @@
+"""What a rank can ask of its controller.
+
+The calls are the same wherever the controller runs; a carrier brings them there: to an
+actor, to a thread of this process, or to the process of rank 0.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.train.attempt import UploadPlace
+    from miniray.train.checkpoint_book import CheckpointRecord
+    from miniray.train.failures import WorkerFailure
+    from miniray.train.rendezvous import CollectiveOutcome
+    from miniray.train.reports import Report
+
+
+class Carrier(Protocol):
+    """Brings calls to a controller; thread-safe."""
+
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Begin a call; calls of one rank begin in order.
+
+        Returns:
+            What waits for the result. It raises when the controller is gone.
+
+        Raises:
+            MinirayError: It is known already that the controller is gone.
+        """
+
+
+class ActorCarrier:
+    """Brings calls to a controller that is an actor.
+
+    Args:
+        handle: The actor's handle.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Begin a call."""
+        import miniray
+
+        return functools.partial(miniray.get, getattr(self._handle, method).remote(*arguments))
+
+
+class ControllerClient:
+    """The controller as a rank sees it.
+
+    Args:
+        carrier: The way to the controller.
+        attempt: Number of the attempt in which the rank runs.
+        rank: Its world rank.
+    """
+
+    def __init__(self, carrier: Carrier, attempt: int, rank: int) -> None:
+        self._carrier = carrier
+        self._attempt = attempt
+        self._rank = rank
+
+    def report(self, index: int, report: Report) -> Callable[[], None]:
+        """Send a report; what is returned waits until the controller has it."""
+        return self._begin("report", index, report)
+
+    def begin_upload(self, index: int, name: str) -> UploadPlace:
+        """Ask where to upload the checkpoint of a report."""
+        place: UploadPlace = self._begin("begin_upload", index, name)()
+        return place
+
+    def upload_failed(self, index: int, failure: WorkerFailure | None) -> None:
+        """Tell that an upload has ended in vain; with a failure, that the rank has failed by it."""
+        self._begin("upload_failed", index, failure)
+
+    def join(self, number: int, call: str, value: bytes) -> CollectiveOutcome:
+        """Wait in a collective call for the other ranks."""
+        outcome: CollectiveOutcome = self._begin("join", number, call, value)()
+        return outcome
+
+    def reported_checkpoints(
+        self, count: int, timeout: float | None
+    ) -> tuple[list[CheckpointRecord], list[int]]:
+        """The run's checkpoints once so many reports are recorded, and who has not made them."""
+        found: tuple[list[CheckpointRecord], list[int]] = self._begin(
+            "reported_checkpoints", count, timeout
+        )()
+        return found
+
+    def _begin(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        return self._carrier.call(method, self._attempt, self._rank, *arguments)
