@@ -19,6 +19,7 @@ from miniray.core import runtime as _runtime
 from miniray.core.init_options import check_init
 from miniray.core.option_checks import shown
 from miniray.core.runtime import current_runtime, runtime_or_none, set_runtime
+from miniray.exceptions import MinirayError
 from miniray.init_context import InitContext
 from miniray.object_ref import ObjectRef
 
@@ -189,8 +190,8 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         if isinstance(refs, list | tuple):
             _check_refs("get", refs)
             return runtime.get(refs, timeout)
-    except KeyboardInterrupt as interrupt:
-        raise interrupt.with_traceback(None)  # noqa: B904 - where it waited tells nobody anything
+    except (KeyboardInterrupt, MinirayError) as error:
+        raise error.with_traceback(None)  # noqa: B904 - where it waited tells nobody anything
     if _is_generator(refs):
         return refs  # its refs are read one by one
     hint = " Call it with .remote(...), and get what that returns." * hasattr(refs, "remote")
