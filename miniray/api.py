@@ -399,7 +399,7 @@ def _check_refs(function: str, refs: Sequence[Any]) -> None:
             )
 
 
-def _check_timeout(function: str, timeout: float) -> float:
+def _check_timeout(function: str, timeout: Any) -> float:
     if not isinstance(timeout, Real):
         raise TypeError(
             f"The timeout of {function} must be a number of seconds, or None for no end, not "
@@ -407,7 +407,7 @@ def _check_timeout(function: str, timeout: float) -> float:
         )
     if timeout < 0:
         raise ValueError(f"The timeout of {function} must be at least 0 seconds, not {timeout}.")
-    return timeout
+    return float(timeout)
 
 
 _ref_id = operator.attrgetter("_id")
