@@ -261,3 +261,23 @@ def test_the_traceback_of_get_shows_where_it_was_called_and_nothing_below() -> N
             "get",
         ]
         assert "ann is over 3" in str(caught.value)
+
+
+def test_an_actor_whose_argument_failed_with_much_data_ends_with_the_reason() -> None:
+    @miniray.remote
+    def fail() -> None:
+        error = ValueError("bad batch")
+        error.data = bytes(64 << 20)  # type: ignore[attr-defined]
+        raise error
+
+    @miniray.remote
+    class Actor:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+        def get(self) -> Any:
+            return self.value
+
+    actor = Actor.remote(fail.remote())
+    with pytest.raises(RayActorError, match="has failed, with an error of"):
+        miniray.get(actor.get.remote(), timeout=30)
