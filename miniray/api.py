@@ -12,6 +12,7 @@ import operator
 import os
 import threading
 from collections.abc import Iterable
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray.actor import ActorHandle
@@ -19,6 +20,7 @@ from miniray.core import runtime as _runtime
 from miniray.core.init_options import check_init
 from miniray.core.option_checks import shown
 from miniray.core.runtime import current_runtime, runtime_or_none, set_runtime
+from miniray.exceptions import MinirayError
 from miniray.init_context import InitContext
 from miniray.object_ref import ObjectRef
 
@@ -178,19 +180,20 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         GetTimeoutError: Not all values were there in time.
         TaskError: The task failed; also an instance of the class of the task's exception.
         ValueError: ``refs`` is neither a ref nor a list.
-        TypeError: The list holds something else than refs.
+        TypeError: The list holds something else than refs, or ``timeout`` is not a number.
     """
     runtime = _runtime._current or current_runtime()
     if timeout is not None:
-        timeout = _check_timeout(timeout)
+        # -1 is Ray's other way to say: without end.
+        timeout = None if timeout == -1 else _check_timeout("get", timeout)
     try:
         if isinstance(refs, ObjectRef):
             return runtime.get((refs,), timeout)[0]
         if isinstance(refs, list | tuple):
             _check_refs("get", refs)
             return runtime.get(refs, timeout)
-    except KeyboardInterrupt as interrupt:
-        raise interrupt.with_traceback(None)  # noqa: B904 - where it waited tells nobody anything
+    except (KeyboardInterrupt, MinirayError) as error:
+        raise error.with_traceback(None)  # noqa: B904 - where it waited tells nobody anything
     if _is_generator(refs):
         return refs  # its refs are read one by one
     hint = " Call it with .remote(...), and get what that returns." * hasattr(refs, "remote")
@@ -246,8 +249,8 @@ def wait(
         raise TypeError(f"wait takes a list of refs, not a single one: wait([{given!r}]).")
     if not isinstance(given, list | tuple):
         raise TypeError(f"wait takes a list of refs, not {shown(given)} ({type(given).__name__}).")
-    if timeout is not None and timeout < 0:
-        raise ValueError(f"The timeout of wait must be at least 0 seconds, not {timeout}.")
+    if timeout is not None:
+        _check_timeout("wait", timeout)
     runtime = _runtime._current or current_runtime()
     if not refs:
         return [], []
@@ -396,12 +399,15 @@ def _check_refs(function: str, refs: Sequence[Any]) -> None:
             )
 
 
-def _check_timeout(timeout: float) -> float | None:
-    if timeout == -1:  # Ray's other way to say: without end
-        return None
+def _check_timeout(function: str, timeout: Any) -> float:
+    if not isinstance(timeout, Real):
+        raise TypeError(
+            f"The timeout of {function} must be a number of seconds, or None for no end, not "
+            f"{shown(timeout)} ({type(timeout).__name__})."
+        )
     if timeout < 0:
-        raise ValueError(f"The timeout of get must be at least 0 seconds, not {timeout}.")
-    return timeout
+        raise ValueError(f"The timeout of {function} must be at least 0 seconds, not {timeout}.")
+    return float(timeout)
 
 
 _ref_id = operator.attrgetter("_id")

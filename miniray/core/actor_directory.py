@@ -129,6 +129,13 @@ class ActorDirectory:
                     f"the values in the constructor."
                 )
             )
+        elif error is not None and len(error[1]) > config().largest_closure:
+            error = error_value(
+                ValueError(
+                    f"An argument of {call.name} has failed, with an error of {len(error[1])} "
+                    f"bytes. It goes through the head, and may take {config().largest_closure}."
+                )
+            )
         if error is not None:
             resolved = []
         arguments, detached = call.arguments, call.options

@@ -23,9 +23,8 @@ _OWN_FOLDERS = tuple(
     f"{__file__.rpartition('/core/')[0]}/{folder}/" for folder in ("core", "worker")
 )
 
-#: Bytes that a pickled exception may take. An error travels in messages: one that a constructor's
-#: argument has goes through the head, whose requests are bounded.
-LARGEST = 32 << 20
+#: Bytes that a pickled exception may take: errors travel in messages, not in shared memory.
+LARGEST = 256 << 20
 
 #: Characters of a traceback that are kept.
 _LONGEST = 200_000

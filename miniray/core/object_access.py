@@ -79,7 +79,7 @@ class ObjectAccess(RefTracking):
             call = self.calls.find(first)
             maker = f", the result of {call.name}" if call is not None else ""
             raise GetTimeoutError(
-                f"{len(missing)} of {len(entries)} values were not there within {timeout} s; "
+                f"{len(missing)} of {len(entries)} values were not there within {timeout:g} s; "
                 f"the first is ObjectRef({first.hex()}){maker}."
             )
         if len(entries) == 1:

@@ -47,7 +47,7 @@ def debug(frame: types.FrameType, folder: str, key: bytes) -> None:
     code = frame.f_code
     print(  # noqa: T201 - the driver's terminal shows it
         f"breakpoint() at {code.co_filename}:{frame.f_lineno} in {code.co_name} waits. "
-        f"Attach from a terminal of this machine with: miniray debug {id}",
+        f"Attach from a terminal of {socket.gethostname()} with: miniray debug {id}",
         file=sys.stderr,
         flush=True,
     )

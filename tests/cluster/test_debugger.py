@@ -138,6 +138,7 @@ def test_the_worker_prints_how_to_attach(
     seen = stderr.getvalue()
     assert "test_debugger.py" in seen
     assert "stop_here" in seen
+    assert f"a terminal of {socket.gethostname()} with" in seen  # it may run on another machine
     session = terminal(id)
     session.expect("(Pdb) ")
     session.type("c")

@@ -246,3 +246,38 @@ def test_workers_that_end_before_they_are_ready_fail_their_tasks_with_how() -> N
 
     with pytest.raises(WorkerCrashedError, match=r"exited with code 1 before it was ready"):
         miniray.get(never.remote(), timeout=30)
+
+
+def test_the_traceback_of_get_shows_where_it_was_called_and_nothing_below() -> None:
+    @miniray.remote
+    def fail() -> None:
+        raise QuotaError("ann", 3)
+
+    for refs in (fail.remote(), [miniray.put(1), fail.remote()]):
+        with pytest.raises(QuotaError) as caught:
+            miniray.get(refs)  # type: ignore[call-overload]
+        assert [entry.name for entry in caught.traceback] == [
+            "test_the_traceback_of_get_shows_where_it_was_called_and_nothing_below",
+            "get",
+        ]
+        assert "ann is over 3" in str(caught.value)
+
+
+def test_an_actor_whose_argument_failed_with_much_data_ends_with_the_reason() -> None:
+    @miniray.remote
+    def fail() -> None:
+        error = ValueError("bad batch")
+        error.data = bytes(64 << 20)  # type: ignore[attr-defined]
+        raise error
+
+    @miniray.remote
+    class Actor:
+        def __init__(self, value: Any) -> None:
+            self.value = value
+
+        def get(self) -> Any:
+            return self.value
+
+    actor = Actor.remote(fail.remote())
+    with pytest.raises(RayActorError, match="has failed, with an error of"):
+        miniray.get(actor.get.remote(), timeout=30)

@@ -189,6 +189,10 @@ def test_the_timeout_of_get_is_in_seconds(runtime: FakeRuntime) -> None:
         miniray.get(ref, timeout=0)
     with pytest.raises(ValueError, match="at least 0 seconds, not -2"):
         miniray.get(ref, timeout=-2)
+    with pytest.raises(TypeError, match=r"timeout of get must be a number .* not '1' \(str\)"):
+        miniray.get(ref, timeout="1")  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match=r"timeout of wait must be a number .* not '1' \(str\)"):
+        miniray.wait([ref], timeout="1")  # type: ignore[arg-type]
 
 
 def test_put_of_a_ref_is_refused(runtime: FakeRuntime) -> None:
