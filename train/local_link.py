@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import os
@@ -19,7 +20,7 @@ import threading
 import time
 import weakref
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from miniray.train.exceptions import ControllerLostError
 from miniray.train.failures import WorkerFailure
@@ -32,6 +33,10 @@ PROOF_TIMEOUT = 5.0
 
 #: What a connection raises when its other end is gone, or when it was closed here.
 _GONE = (EOFError, OSError)
+
+
+#: Numbers of requests with what becomes of them; None at the end.
+_Answers: TypeAlias = "queue.SimpleQueue[tuple[int, concurrent.futures.Future[Any]] | None]"
 
 
 class _Channel:
@@ -204,8 +209,7 @@ def _answer_rank(
 ) -> None:
     """Answer one rank until its connection ends."""
     # Answers go out in a thread of their own: whoever has one never waits for a slow rank.
-    outgoing: queue.SimpleQueue[tuple[int, concurrent.futures.Future[Any]] | None]
-    outgoing = queue.SimpleQueue()
+    outgoing: _Answers = queue.SimpleQueue()
     writer = threading.Thread(
         target=_send_answers, args=[channel, outgoing], name=f"train-answer-{rank}", daemon=True
     )
@@ -214,7 +218,7 @@ def _answer_rank(
         while True:
             number, kind, arguments = channel.receive()
             future = answer(rank, kind, arguments)
-            future.add_done_callback(lambda done, n=number: outgoing.put((n, done)))
+            future.add_done_callback(functools.partial(_put_answer, outgoing, number))
     except _GONE:
         lost(rank)
     finally:
@@ -223,18 +227,20 @@ def _answer_rank(
         writer.join()
 
 
-def _send_answers(
-    channel: _Channel,
-    outgoing: queue.SimpleQueue[tuple[int, concurrent.futures.Future[Any]] | None],
-) -> None:
+def _put_answer(outgoing: _Answers, number: int, future: concurrent.futures.Future[Any]) -> None:
+    outgoing.put((number, future))
+
+
+def _send_answers(channel: _Channel, outgoing: _Answers) -> None:
     with contextlib.suppress(*_GONE):  # the reader notices too, and tells
         while (item := outgoing.get()) is not None:
             number, future = item
+            value, failure = None, None
             try:
-                message = (number, future.result(), None)
+                value = future.result()
             except BaseException as error:  # noqa: BLE001 - raised by who waits for the answer
-                message = (number, None, WorkerFailure.of(error))
-            channel.send(message)
+                failure = WorkerFailure.of(error)
+            channel.send((number, value, failure))
 
 
 class LinkClient:

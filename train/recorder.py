@@ -106,8 +106,7 @@ class RunRecorder:
             self.steps += 1
             if self._callbacks:
                 # Copies: a callback that changes them does not change what is kept.
-                metrics = [dict(report.metrics) for report in step.reports]
-                self._callbacks.tell_report(number, metrics, checkpoint)
+                self._callbacks.tell_report(number, step.metrics_of_all, checkpoint)
         self._log.append(rows)
         if any(step.uploads for step in steps):
             self._log.sync()

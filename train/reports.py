@@ -55,6 +55,14 @@ class Step:
 
     index: int
     by_rank: Mapping[int, Report]
+    world_size: int
+
+    @property
+    def metrics_of_all(self) -> list[dict[str, Any]]:
+        """A copy of the metrics of each rank, by rank; empty for one that did not report."""
+        absent = Report({})
+        ranks = range(self.world_size)
+        return [dict(self.by_rank.get(rank, absent).metrics) for rank in ranks]
 
     @property
     def reports(self) -> list[Report]:
@@ -162,7 +170,8 @@ class ReportBoard:
     def _release(self, now: float) -> list[Step]:
         steps = []
         while (entry := self._waiting.get(self._next)) is not None and self._is_due(entry, now):
-            steps.append(Step(self._next, self._waiting.pop(self._next)))
+            entry = self._waiting.pop(self._next)
+            steps.append(Step(self._next, entry, self._world_size))
             del self._since[self._next]
             self._with_upload.discard(self._next)
             self._next += 1

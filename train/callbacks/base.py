@@ -64,11 +64,13 @@ class Callback:
         metrics: list[dict[str, Any]],
         checkpoint: Checkpoint | None,
     ) -> None:
-        """Called when all workers have made a report.
+        """Called when a report is recorded: when all workers have made it.
+
+        One with metrics alone does not wait for workers that report far less often.
 
         Args:
             run_context: The run.
-            metrics: What each worker reported, by world rank.
+            metrics: What each worker reported, by world rank; empty for one that did not report.
             checkpoint: The checkpoint in the storage, complete; None if no worker reported one.
         """
 

@@ -56,10 +56,13 @@ class _FileCallback(Callback):
             "checkpoint": checkpoint.path.rstrip("/").rpartition("/")[2] if checkpoint else None,
         }
         if not self.all_ranks:
-            self._file.append([{**about, **self._values(metrics[0])}])
+            if metrics[0] or checkpoint is not None:
+                self._file.append([{**about, **self._values(metrics[0])}])
             return
         self._file.append(
-            {**about, "rank": rank, **self._values(values)} for rank, values in enumerate(metrics)
+            {**about, "rank": rank, **self._values(values)}
+            for rank, values in enumerate(metrics)
+            if values or checkpoint is not None
         )
 
     def on_end(self, run_context: RunContext, state: RunState, error: str | None) -> None:

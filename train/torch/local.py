@@ -7,7 +7,7 @@ import datetime
 import os
 import secrets
 import socket
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -134,7 +134,8 @@ def changed_environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 def _connect(rank: int, size: int, local_size: int, timeout: float) -> LinkServer | LinkClient:
     """Connect the ranks with rank 0; every rank of the process group has to call this."""
-    listener, where = None, [None]
+    listener: socket.socket | None = None
+    where: list[tuple[str, int, bytes] | None] = [None]
     if rank == 0:
         here = "127.0.0.1"
         if local_size == size:
@@ -144,7 +145,8 @@ def _connect(rank: int, size: int, local_size: int, timeout: float) -> LinkServe
             listener = _server_of_all_families()
         where = [(here, listener.getsockname()[1], secrets.token_bytes(32))]
     dist.broadcast_object_list(where, src=0)
-    host, port, secret = cast("tuple[str, int, bytes]", where[0])
+    assert where[0] is not None
+    host, port, secret = where[0]
     if listener is not None:
         return LinkServer.accept(listener, secret, range(1, size), timeout)
     return LinkClient.connect((host, port), secret, rank, timeout)

@@ -40,7 +40,7 @@ def live(storage, sources, names):
     for index, name in enumerate(names):
         uploads = [storage.upload(Checkpoint(sources / str(rank)), name) for rank in range(RANKS)]
         reports = {rank: Report({"name": name}, upload) for rank, upload in enumerate(uploads)}
-        recorder.record(first, [Step(index, reports)])
+        recorder.record(first, [Step(index, reports, RANKS)])
     recorder.close()
     storage.write_run_facts({"token": "token", "state": "FINISHED"})
     return begun

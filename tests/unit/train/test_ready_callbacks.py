@@ -83,6 +83,14 @@ def test_json_lines_hold_what_was_reported(run, tmp_path):
     ]
 
 
+def test_ranks_without_a_report_have_no_row(run, tmp_path):
+    alone, every = tmp_path / "alone.jsonl", tmp_path / "every.jsonl"
+    for path, all_ranks in ((alone, False), (every, True)):
+        run(JSONCallback(path, all_ranks=all_ranks), [[{}, {"loss": 2}]])
+    assert alone.read_text() == ""
+    assert [json.loads(line)["rank"] for line in every.read_text().splitlines()] == [1]
+
+
 @pytest.mark.parametrize("kind", [JsonLinesFile, CsvFile])
 @pytest.mark.parametrize("half", ["1,half of", "x" * 10_000])
 def test_half_a_row_of_a_killed_process_is_removed(kind, half, tmp_path):

@@ -9,6 +9,7 @@ from miniray.train.reports import (
     Report,
     ReportBoard,
     ReportMismatchError,
+    Step,
     Upload,
 )
 
@@ -60,6 +61,12 @@ def test_metrics_go_on_when_only_rank_0_reports():
     ]
     assert [step.metrics["i"] for step in steps] == list(range(50 - SILENT_LAG))
     assert "missing on ranks 1, 2" in board.uneven
+
+
+def test_metrics_of_a_step_are_told_by_rank_also_if_some_are_missing():
+    step = Step(0, {1: Report({"loss": 2})}, 3)
+    assert step.metrics_of_all == [{}, {"loss": 2}, {}]
+    assert step.metrics == {"loss": 2}
 
 
 def test_a_rank_that_is_only_a_moment_behind_is_waited_for():

@@ -28,8 +28,8 @@ def member(**changes):
 @contextlib.contextmanager
 def session(folder, rank=0, world_size=1):
     """Makes this process a rank of a group of this size, without the others."""
-    setup = SessionSetup(RunStorage(folder, "run"), "token", 1, 0, None, None)
-    context.set_session(Session(setup, Ranks(rank, world_size, rank, world_size, 0)))
+    setup = SessionSetup(RunStorage(folder, "run"), "token", 1, 0, None)
+    context.set_session(Session(setup, Ranks(rank, world_size, rank, world_size, 0), None))
     try:
         yield
     finally:
