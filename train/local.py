@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from miniray.train.config import ScalingConfig
     from miniray.train.controller import RunSpec
     from miniray.train.failures import WorkerFailure
+    from miniray.train.policies import GroupFailure
     from miniray.train.session import SessionSetup
     from miniray.train.storage import RunStorage
     from miniray.train.worker_group import WorkerGroup
@@ -313,7 +314,7 @@ class _Fixed(ScalingPolicy):
 class _Never(FailurePolicy):
     """What starts processes again is torchrun, with --max-restarts."""
 
-    def decide(self, failures: int) -> FailureDecision:
+    def decide(self, failure: GroupFailure) -> FailureDecision:
         """End the run."""
-        del failures
+        del failure
         return FailureDecision.RAISE

@@ -72,6 +72,16 @@ class RankCalls:
             return CollectiveOutcome(error=CollectiveError("Other workers run in place of these."))
         return await current.join(rank, number, call, value)
 
+    async def await_stack_request(self, attempt: int) -> bool:
+        """Wait until the stacks of the ranks are wanted; False if they never will be."""
+        current = self._current(attempt)
+        return current is not None and await current.stacks.question()
+
+    async def show_stacks(self, attempt: int, rank: int, stacks: str) -> None:
+        """Take the stacks of a rank."""
+        if (current := self._current(attempt)) is not None:
+            current.stacks.answer(rank, stacks)
+
     async def reported_checkpoints(
         self, attempt: int, count: int, timeout: float | None
     ) -> tuple[list[CheckpointRecord], list[int]]:

@@ -54,6 +54,7 @@ class SessionSetup:
         first_number: Number of the first report among all reports of the run.
         checkpoint: Where to begin from; None at the beginning.
         controller: Handle of the controller.
+        shows_stacks: Whether the controller may ask for the stacks of a rank.
     """
 
     storage: RunStorage
@@ -62,6 +63,7 @@ class SessionSetup:
     first_number: int
     checkpoint: Checkpoint | None
     controller: Any
+    shows_stacks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

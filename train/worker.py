@@ -17,6 +17,7 @@ from miniray.train.failures import WorkerFailure
 from miniray.train.rank_logs import output_of_this_process
 from miniray.train.ranks import WorkerInfo
 from miniray.train.session import Session
+from miniray.train.stacks import show_when_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -112,6 +113,8 @@ class TrainWorker:
         session = self.session_class(setup, self._ranks)
         context.set_session(session)
         set_shards(Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size))
+        if setup.shows_stacks:
+            _show_stacks(setup, self._ranks.world_rank)
         try:
             value = loop()
             session.finish()
@@ -124,3 +127,14 @@ class TrainWorker:
         finally:
             context.set_session(None)
             set_shards(None)
+
+
+def _show_stacks(setup: SessionSetup, rank: int) -> None:
+    """Show the controller where this process is, should it ask."""
+    import miniray
+
+    controller = setup.controller
+    show_when_asked(
+        lambda: miniray.get(controller.await_stack_request.remote(setup.attempt)),
+        lambda stacks: controller.show_stacks.remote(setup.attempt, rank, stacks),
+    )
