@@ -122,7 +122,7 @@ class Run:
     def _fit(self, trainer: DataParallelTrainer) -> None:
         try:
             self.result = trainer.fit()
-        except BaseException as error:  # noqa: BLE001 - the test looks at it
+        except BaseException as error:
             self.error = error
 
     def wait_for_size(self, size: int) -> None:

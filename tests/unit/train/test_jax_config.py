@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from miniray.train import RunConfig, ScalingConfig
 from miniray.train.jax import JaxConfig, JaxTrainer
 from miniray.train.jax.config import platform
 from miniray.train.policies import ScalingDecision
@@ -71,7 +72,8 @@ def test_several_slices_know_their_number_and_the_coordinator():
 
 
 def test_each_worker_of_a_group_gets_its_own_variables():
-    group = WorkerGroup(ScalingDecision(4, {"TPU": 4.0}), "PACK", JaxConfig().make_backend(), None)
+    decision = ScalingDecision(4, {"TPU": 4.0})
+    group = WorkerGroup(decision, ScalingConfig(), JaxConfig().make_backend(), RunConfig())
     members = group._take_ranks([host(n, "ab"[n // 2], str(n % 2)) for n in (3, 0, 2, 1)])
     placed = [
         (
