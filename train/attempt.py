@@ -89,6 +89,7 @@ class Attempt:
         self.last_progress = time.monotonic()
         self.stacks = StackBoard()
         self._draining = False
+        self._given_up = asyncio.Event()
         self._uploads_ended = asyncio.Event()
         self._highest = -1  # index of the last report that a rank has begun
         self._recorded = 0
@@ -117,12 +118,18 @@ class Attempt:
         self._tell_uneven()
         return steps
 
+    async def may_upload(self, index: int) -> None:
+        """Wait until a rank may begin the upload of this report, or the attempt is given up.
+
+        While a run is being stopped, only what other ranks upload already is taken.
+        """
+        if self._draining and index not in {begun for _, begun in self._uploading}:
+            await self._given_up.wait()
+
     def begin_upload(self, rank: int, index: int, name: str) -> UploadPlace:
         """Enter that a rank is about to upload the checkpoint of a report under this name."""
         if self._closed:
             return UploadPlace(refusal="the run has given up this group of workers")
-        if self._draining and index not in {other for _, other in self._uploading}:
-            return UploadPlace(refusal="the run is being stopped")
         self._highest = max(self._highest, index)
         self.last_progress = time.monotonic()
         # A process that is cut off from the cluster may still write to the folder of that name.
@@ -176,7 +183,7 @@ class Attempt:
         self.over.set()
 
     async def drain(self) -> None:
-        """Wait until the uploads that have begun have ended; ranks may begin no others."""
+        """Wait until the uploads that have begun have ended; others may not begin."""
         self._draining = True
         while self._uploading and not self._closed and not self.failures:
             self._uploads_ended.clear()
@@ -191,6 +198,7 @@ class Attempt:
     def close(self) -> None:
         """Take no more reports: what was reported by now is what the attempt has achieved."""
         self._closed = True
+        self._given_up.set()
         self._recording.set()
         self._uploads_ended.set()
         self.stacks.close()

@@ -21,11 +21,7 @@ from miniray.train import rank_logs
 from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner, watch_hooks
-from miniray.train.exceptions import (
-    CallbackError,
-    PlacementTimeoutError,
-    StorageNotSharedError,
-)
+from miniray.train.exceptions import CallbackError
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.growth import Growth
 from miniray.train.hangs import watch_for_hang
@@ -33,9 +29,9 @@ from miniray.train.policies import FailureDecision, GroupFailure
 from miniray.train.progress_feed import Progress, ProgressFeed, Row
 from miniray.train.rank_calls import RankCalls
 from miniray.train.rank_logs import RankLogs
-from miniray.train.ranks import listed
 from miniray.train.recorder import RunRecorder
 from miniray.train.session import SessionSetup
+from miniray.train.startup import check_shared, place
 from miniray.train.state import RunState, check_transition
 
 if TYPE_CHECKING:
@@ -56,9 +52,6 @@ T = TypeVar("T")
 #: After a rank has failed, seconds that others get to say why they failed too: a rank whose peer
 #: died often fails before the death is known, and the error should name both.
 FAILURE_GRACE = 0.5
-
-#: Seconds after which the user is told that the run waits for resources.
-PLACEMENT_NOTE_AFTER = 5.0
 
 #: The longest pause, in seconds, before workers are started again whose start was lost.
 MOST_PAUSE = 10.0
@@ -236,7 +229,8 @@ class TrainController(RankCalls):
         spec = self._spec
         decision = self._growth.next_group()
         self._group = group = self._make_group(spec, decision)
-        await self._place(group)
+        limit = spec.scaling_config.placement_timeout_s
+        await place(group, limit, self._feed.note, self._blocking)
         self._attempts += 1
         self._attempt = Attempt(
             self._attempts,
@@ -248,7 +242,7 @@ class TrainController(RankCalls):
         )
         try:
             await group.start()
-            await self._check_shared(group)
+            await check_shared(group, spec.storage, self._blocking)
         except GroupStartError as error:
             for rank, failure in error.failures.items():
                 self._attempt.fail(rank, failure)
@@ -262,40 +256,6 @@ class TrainController(RankCalls):
         old, self._size = self._size, size
         if old not in (0, size) and self._callbacks:
             await self._blocking(self._callbacks.tell, "after_resize", old, size)
-
-    async def _check_shared(self, group: WorkerGroup) -> None:
-        """Raise StorageNotSharedError if ranks do not see what is written to the storage here."""
-        storage, token = self._spec.storage, secrets.token_hex(8)
-        await self._blocking(storage.write_probe, token)
-        try:
-            strangers = await group.strangers(storage, token)
-        finally:
-            await self._blocking(storage.delete_probe, token)
-        if strangers:
-            nodes = sorted({group.infos[rank].address for rank in strangers})
-            raise StorageNotSharedError(
-                f"The storage path {storage.storage_fs_path} is not shared by the machines of this "
-                f"run: {listed(strangers)} on {', '.join(nodes)} did not find what the controller "
-                f"had written there. Set RunConfig(storage_path=...) to a network folder or a URL "
-                f"that all machines reach."
-            )
-
-    async def _place(self, group: WorkerGroup) -> None:
-        """Wait for the resources of a group, and tell the user what is missing."""
-        limit = self._spec.scaling_config.placement_timeout_s
-        first = PLACEMENT_NOTE_AFTER if limit is None else min(limit, PLACEMENT_NOTE_AFTER)
-        placed = asyncio.ensure_future(group.place())
-        try:
-            await asyncio.wait({placed}, timeout=first)
-            if not placed.done():
-                self._feed.note(await self._blocking(group.why_waiting))
-                await asyncio.wait({placed}, timeout=None if limit is None else limit - first)
-            if not placed.done():
-                why = await self._blocking(group.why_waiting)
-                raise PlacementTimeoutError(f"The workers were not placed in {limit:g} s. {why}")
-            await placed
-        finally:
-            await _end(placed)
 
     async def _supervise(self, handle: Any, loop: Any) -> RunState:
         assert self._group is not None

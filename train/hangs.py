@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 #: An error shows the stacks of at most this many ranks; the file has all.
 MOST_STACKS = 8
 
+#: Seconds that writing the stacks may take.
+WRITE_TIMEOUT = 10.0
+
 
 async def hung_ranks(attempt: Attempt, limit: float) -> dict[int, str]:
     """Wait until an attempt has made no progress for so many seconds.
@@ -40,18 +43,18 @@ async def hung_ranks(attempt: Attempt, limit: float) -> dict[int, str]:
         await asyncio.sleep(left)
 
 
-def fail_hung(attempt: Attempt, stacks: dict[int, str], limit: float, path: str) -> None:
+def fail_hung(attempt: Attempt, stacks: dict[int, str], limit: float, where: str) -> None:
     """Enter that these ranks hang.
 
     Args:
         attempt: Their attempt.
         stacks: Where each of them is.
         limit: Seconds without progress.
-        path: Where all stacks were written.
+        where: Where all stacks are, as a sentence.
     """
     message = (
         f"No rank has reported, uploaded or met the others for {limit:g} s "
-        f"(FailureConfig(hang_timeout_s)), while {listed(stacks)} ran. All stacks are in {path}."
+        f"(FailureConfig(hang_timeout_s)), while {listed(stacks)} ran. {where}"
     )
     for number, (rank, text) in enumerate(sorted(stacks.items())):
         failure = WorkerFailure.of(WorkerHungError(message))
@@ -76,7 +79,16 @@ async def watch_for_hang(
         write: Writes a text under a name in that folder; blocks.
     """
     stacks = await hung_ranks(attempt, limit)
-    if stacks:
-        name = f"stacks_attempt_{attempt.number}.txt"
-        await asyncio.to_thread(write, name, as_file(stacks))
-        fail_hung(attempt, stacks, limit, f"{path}/{name}")
+    if not stacks:
+        return
+    name = f"stacks_attempt_{attempt.number}.txt"
+    where = f"All stacks are in {path}/{name}."
+    # The storage may be what hangs.
+    writing = asyncio.ensure_future(asyncio.to_thread(write, name, as_file(stacks)))
+    await asyncio.wait({writing}, timeout=WRITE_TIMEOUT)
+    if not writing.done():
+        writing.cancel()
+        where = f"They could not be written to {path} within {WRITE_TIMEOUT:g} s."
+    elif (error := writing.exception()) is not None:
+        where = f"They could not be written to {path}: {error}"
+    fail_hung(attempt, stacks, limit, where)

@@ -54,6 +54,7 @@ class RankCalls:
         current = self._current(attempt)
         if current is None:
             return UploadPlace(refusal="other workers have taken its place")
+        await current.may_upload(index)
         return current.begin_upload(rank, index, name)
 
     async def upload_failed(

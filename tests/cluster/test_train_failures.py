@@ -209,7 +209,7 @@ DataParallelTrainer(
 
 
 def all_is_free() -> bool:
-    return miniray.available_resources()["CPU"] == miniray.cluster_resources()["CPU"]
+    return miniray.available_resources().get("CPU") == miniray.cluster_resources()["CPU"]
 
 
 def test_a_run_whose_driver_is_killed_leaves_nothing(nodes: Cluster, tmp_path: Path) -> None:

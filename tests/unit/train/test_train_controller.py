@@ -666,31 +666,55 @@ def test_a_run_that_is_stopped_completes_the_checkpoint_that_is_being_uploaded(s
         assert place.folder
         uploading.release()
         await stopped.wait()
+        if rank.rank == 0:
+            await first_may_end.wait()
         await rank.report({"n": 0}, {f"rank{rank.rank}": "x"})
-        later = await controller.begin_upload(attempt, rank.rank, 1, "checkpoint_000001")
-        refusals.append(later.refusal)
-        await asyncio.Event().wait()
+        later = controller.begin_upload(attempt, rank.rank, 1, "checkpoint_000001")
+        ahead.set()
+        refusals.append((await later).refusal)
 
     async def scenario():
-        nonlocal stopped, uploading
-        stopped, uploading = asyncio.Event(), asyncio.Semaphore(0)
+        nonlocal stopped, uploading, first_may_end, ahead
+        stopped, first_may_end, ahead = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        uploading = asyncio.Semaphore(0)
         controller = start()
         running = asyncio.ensure_future(controller.run(controller, [loop]))
         for _ in range(2):
             await uploading.acquire()
         stopping = asyncio.ensure_future(controller.abort())
         await asyncio.sleep(0)
-        assert not stopping.done()
         stopped.set()
+        # Rank 1 is done, and wants to upload more while rank 0 still uploads.
+        await ahead.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        assert not refusals
+        first_may_end.set()
         await stopping
         return await running
 
-    stopped = uploading = None
+    stopped = uploading = first_may_end = ahead = None
     refusals = []
     outcome = asyncio.run(scenario())
     assert outcome.state is RunState.ABORTED
     assert [record.name for record in outcome.checkpoints] == ["checkpoint_000000"]
-    assert set(refusals) <= {"the run is being stopped"}
+
+
+def test_stacks_that_can_not_be_written_are_in_the_error_all_the_same(start, monkeypatch):
+    def fail(self, name, text):
+        if name.startswith("stacks"):
+            raise OSError("disk full")
+
+    async def loop(rank):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RunStorage, "write_text", fail)
+    monkeypatch.setattr("miniray.train.stacks.ANSWER_TIMEOUT", 0.05)
+    outcome = run(start(hang_timeout=0.05), loop)
+    assert outcome.state is RunState.ERRORED
+    assert "could not be written" in outcome.message
+    assert "disk full" in outcome.message
 
 
 def test_a_later_run_of_the_same_name_continues(start):
@@ -968,7 +992,7 @@ def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkey
         await controller.abort()
         return notes, (await ended).state, groups[0].stopped
 
-    monkeypatch.setattr("miniray.train.controller.PLACEMENT_NOTE_AFTER", 0.01)
+    monkeypatch.setattr("miniray.train.startup.PLACEMENT_NOTE_AFTER", 0.01)
     notes, state, stopped = asyncio.run(scenario())
     assert notes == ["GPU is short by 2."]
     assert state is RunState.ABORTED
