@@ -31,7 +31,7 @@ from miniray.train.rank_calls import RankCalls
 from miniray.train.rank_logs import RankLogs
 from miniray.train.recorder import RunRecorder
 from miniray.train.session import SessionSetup
-from miniray.train.startup import check_shared, place
+from miniray.train.startup import check_shared, place, start
 from miniray.train.state import RunState, check_transition
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ class TrainController(RankCalls):
             self._feed.note,
         )
         try:
-            await group.start()
+            await start(group, self._blocking)
             await check_shared(group, spec.storage, self._blocking)
         except GroupStartError as error:
             for rank, failure in error.failures.items():
@@ -390,7 +390,7 @@ class TrainController(RankCalls):
         self._feed.set_state(RunState.ERRORED)
 
     async def _stop_group(self, *, graceful: bool) -> None:
-        self._growth.end()
+        await self._growth.end()
         group, self._group = self._group, None
         if group is not None:
             await group.stop(graceful=graceful)

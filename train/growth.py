@@ -58,10 +58,12 @@ class Growth:
         decision, self._decision = self._decision, None
         return decision if decision is not None else self._policy.next_group()
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Give the room back, for the next group to be placed in it."""
-        if self._asking is not None:
-            self._asking.cancel()
-        if self._room is not None:
-            self._room.give_back()
-        self._asking = self._room = None
+        asking, self._asking = self._asking, None
+        room, self._room = self._room, None
+        if asking is not None:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        if room is not None:
+            await asyncio.to_thread(room.give_back)

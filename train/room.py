@@ -90,6 +90,14 @@ class Room:
         created = placement_group_table(self.placement).get("state") == "CREATED"
         return Fit.NOW if created else Fit.BUSY
 
+    def lost(self) -> list[int]:
+        """The bundles whose node was lost after they had been placed; blocks for a moment."""
+        table = placement_group_table(self.placement)
+        if table.get("state") == "CREATED":
+            return []
+        nodes = table.get("bundles_to_node_id", {})
+        return [index for index in range(self.size) if not nodes.get(index)]
+
     def remove(self) -> None:
         """Give the resources back, or ask for them no longer."""
         try:

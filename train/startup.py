@@ -1,6 +1,6 @@
-"""What lies between a worker group and its train loops: its resources, and a storage for all.
+"""What comes before a group's train loops: its resources, its processes, a storage for all.
 
-Processes are started by the group itself; what follows from a failure is the
+How processes are started is in the group itself; what follows from a failure is the
 controller's decision.
 """
 
@@ -10,7 +10,9 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train.exceptions import PlacementTimeoutError, StorageNotSharedError
+from miniray.train.failures import GroupStartError, WorkerFailure
 from miniray.train.ranks import listed
 
 if TYPE_CHECKING:
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 
 #: Seconds after which the user is told that the run waits for resources.
 PLACEMENT_NOTE_AFTER = 5.0
+
+#: Seconds between two looks at whether workers that start have lost their room; nobody tells.
+ROOM_CHECK = 3.0
 
 
 async def place(
@@ -54,6 +59,27 @@ async def place(
     finally:
         placed.cancel()
         await asyncio.gather(placed, return_exceptions=True)
+
+
+async def start(group: WorkerGroup, blocking: Blocking) -> None:
+    """Start the workers of a group that is placed, and connect them.
+
+    Raises:
+        GroupStartError: Some could not be started, or their node was lost before they were: they
+            would wait until there is room for them again, which may be never.
+    """
+    starting = asyncio.ensure_future(group.start())
+    try:
+        while not starting.done():
+            await asyncio.wait({starting}, timeout=ROOM_CHECK)
+            lost = [] if starting.done() else await blocking(group.lost_bundles)
+            if lost:
+                died = WorkerFailure.of(ActorDiedError(DeathCause.NODE_LOST))
+                raise GroupStartError(dict.fromkeys(lost, died))
+        await starting
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
 
 
 async def check_shared(group: WorkerGroup, storage: RunStorage, blocking: Blocking) -> None:

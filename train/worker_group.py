@@ -152,6 +152,10 @@ class WorkerGroup:
         reason = "" if demand is None else demand.reason
         return explain(self.size, self._resources, total, free, reason)
 
+    def lost_bundles(self) -> list[int]:
+        """The workers that have no place any more, by bundle; blocks for a moment."""
+        return [] if self._room is None else self._room.lost()
+
     def more_room(self) -> MoreRoom:
         """What waits for room for workers beside these; for a group that runs."""
         nodes = sorted({info.node_id for info in self.infos})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tempfile
 import threading
 from pathlib import Path
@@ -21,6 +23,7 @@ from miniray.train import (
     RunConfig,
     ScalingConfig,
 )
+from miniray.util.state import list_placement_groups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,3 +187,24 @@ def test_a_group_waits_below_its_least_and_says_why(
     assert first.is_alive
     assert not lines(tmp_path / "resizes")
     assert {len(sizes) for _, sizes, _ in lines(tmp_path / "reports")} == {2}
+
+
+def test_a_node_that_dies_before_its_worker_starts_is_not_waited_for(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.add_node(num_cpus=1, resources={"slot": 1})
+    frozen = cluster.add_node(num_cpus=1, resources={"slot": 1})
+    os.kill(frozen.pids["node"], signal.SIGSTOP)
+    run = Run(tmp_path, (1, 2))
+
+    def placed() -> bool:
+        groups = list_placement_groups()
+        return any(group.state == "CREATED" and len(group.bundles) == 2 for group in groups)
+
+    try:
+        wait_until(placed, 30)
+    finally:
+        os.kill(frozen.pids["node"], signal.SIGKILL)
+    run.wait_for_size(1)
+    run.stop()
+    assert run.error is None

@@ -91,7 +91,7 @@ def test_the_stacks_of_ranks_that_hang_are_kept_and_the_run_goes_on(
         return "hung"
 
     # A busy machine may take long to start the second group, which counts as no progress.
-    assert fit(loop, workers=2, hang_timeout_s=5, max_failures=1).return_value == "done"
+    assert fit(loop, workers=2, hang_timeout_s=3, max_failures=1).return_value == "done"
     stacks = (tmp_path / "results" / "run" / "stacks_attempt_1.txt").read_text()
     first, second = stacks.split("=== rank 1 ===")
     assert "wait_for_the_other" in first
