@@ -119,18 +119,16 @@ async def largest_room(
     """
     # First what the nodes could hold: of that, what others hold may be free in a moment.
     size = await _largest(ask, sizes, lambda fit: fit is not Fit.NEVER)
-    room = ask(sizes[0] if size is None else size)
-    begun(room)
-    if room.size > sizes[0] and not await _ready_in(room, SETTLE_TIMEOUT):
-        room.remove()
-        below = [size for size in sizes if size < room.size]
-        size = await _largest(ask, below, lambda fit: fit is Fit.NOW)
-        room = ask(sizes[0] if size is None else size)
+    while size is not None and size > sizes[0]:
+        room = ask(size)
         begun(room)
-        if room.size > sizes[0] and not await _ready_in(room, SETTLE_TIMEOUT):
-            room.remove()  # others were quicker
-            room = ask(sizes[0])
-            begun(room)
+        if await _ready_in(room, SETTLE_TIMEOUT):
+            return room
+        room.remove()
+        below = [smaller for smaller in sizes if smaller < size]
+        size = await _largest(ask, below, lambda fit: fit is Fit.NOW)
+    room = ask(sizes[0])
+    begun(room)
     await room.ready()
     return room
 

@@ -85,6 +85,26 @@ def test_room_that_is_free_in_a_moment_is_waited_for():
     assert place(range(1, 5), 4, held=4, then=0)[0] == 4
 
 
+def test_room_that_is_lost_as_soon_as_it_was_there_is_not_waited_for_again():
+    class Once(FakeRoom):
+        async def ready(self):
+            await super().ready()
+            self.nodes.slots = 1  # its node dies
+
+    async def scenario():
+        nodes = Nodes(2)
+
+        def ask(size):
+            nodes.open.append(Once(nodes, size))
+            return nodes.open[-1]
+
+        found = await asyncio.wait_for(largest_room(ask, range(1, 3), lambda _: None), 10)
+        return found.size
+
+    # What follows from the loss is found when the workers start.
+    assert asyncio.run(scenario()) == 2
+
+
 def test_the_largest_size_is_asked_for_first():
     _, nodes = place(range(1, 1001), 2000)
     assert nodes.asked == [1000, 1000]
