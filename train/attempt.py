@@ -15,6 +15,7 @@ from miniray.train.failures import WorkerFailure
 from miniray.train.ranks import listed
 from miniray.train.rendezvous import CollectiveOutcome, Rendezvous
 from miniray.train.reports import ReportBoard, ReportMismatchError
+from miniray.train.stacks import StackBoard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -52,8 +53,10 @@ class Attempt:
     Attributes:
         failures: Why ranks failed, by world rank.
         returned: Ranks whose train loop returned.
-        over: Set as soon as every rank has returned, or one has failed.
+        over: Set as soon as every rank has returned, or one has failed, or it is to be ended.
         all_ended: Set when no rank runs any more.
+        last_progress: When a rank has last reported or made another call, by time.monotonic().
+        stacks: Where ranks show their stacks.
     """
 
     def __init__(
@@ -83,6 +86,11 @@ class Attempt:
         self._rendezvous = Rendezvous(world_size, collective_timeout, tell)
         self._uploading: dict[tuple[int, int], _Uploading] = {}
         self._last_report = [0.0] * world_size
+        self.last_progress = time.monotonic()
+        self.stacks = StackBoard()
+        self._draining = False
+        self._given_up = asyncio.Event()
+        self._uploads_ended = asyncio.Event()
         self._highest = -1  # index of the last report that a rank has begun
         self._recorded = 0
         self._recording: asyncio.Event = asyncio.Event()
@@ -90,6 +98,7 @@ class Attempt:
     def begin(self) -> None:
         """Enter that the train loops have begun."""
         self._began = True
+        self.last_progress = time.monotonic()
 
     # --- what ranks say -------------------------------------------------------------------
 
@@ -97,9 +106,9 @@ class Attempt:
         """Enter a report; return the steps that are complete now."""
         if self._closed:
             return []
-        now = self._last_report[rank] = time.monotonic()
+        now = self._last_report[rank] = self.last_progress = time.monotonic()
         self._highest = max(self._highest, index)
-        self._uploading.pop((rank, index), None)
+        self._end_upload(rank, index)
         try:
             steps = self._board.add(rank, index, report, now)
         except ReportMismatchError as error:
@@ -109,11 +118,20 @@ class Attempt:
         self._tell_uneven()
         return steps
 
+    async def may_upload(self, index: int) -> None:
+        """Wait until a rank may begin the upload of this report, or the attempt is given up.
+
+        While a run is being stopped, only what other ranks upload already is taken.
+        """
+        if self._draining and index not in {begun for _, begun in self._uploading}:
+            await self._given_up.wait()
+
     def begin_upload(self, rank: int, index: int, name: str) -> UploadPlace:
         """Enter that a rank is about to upload the checkpoint of a report under this name."""
         if self._closed:
             return UploadPlace(refusal="the run has given up this group of workers")
         self._highest = max(self._highest, index)
+        self.last_progress = time.monotonic()
         # A process that is cut off from the cluster may still write to the folder of that name.
         folder = f"{name}_attempt_{self.number}" if name in self._unsafe_names else name
         self._uploading[rank, index] = _Uploading(folder, time.monotonic())
@@ -121,12 +139,14 @@ class Attempt:
 
     def upload_failed(self, rank: int, index: int, failure: WorkerFailure | None) -> None:
         """Enter that an upload has ended in vain; with a failure, the rank has failed by it."""
-        self._uploading.pop((rank, index), None)
+        self.last_progress = time.monotonic()
+        self._end_upload(rank, index)
         if failure is not None and not self._closed:
             self.fail(rank, failure)
 
     async def join(self, rank: int, number: int, call: str, value: bytes) -> CollectiveOutcome:
         """Wait in a collective call for the other ranks."""
+        self.last_progress = time.monotonic()
         return await self._rendezvous.join(rank, number, call, value)
 
     def finish(self, rank: int, return_value: bytes) -> list[Step]:
@@ -137,6 +157,7 @@ class Attempt:
         """
         if self._closed:
             return []
+        self.last_progress = time.monotonic()
         self.returned.add(rank)
         steps = self._board.returned(rank)
         if rank == 0:
@@ -152,16 +173,46 @@ class Attempt:
         if self._began and not self.failures:
             self._activities = self._look_around()
         self.failures.setdefault(rank, failure)
+        self._uploads_ended.set()  # who waits for them looks again
         self._rendezvous.leave(rank, f"failed ({failure.summary.splitlines()[0]})")
         self.over.set()
         self._check_ended()
+
+    def end(self) -> None:
+        """End it although its ranks run."""
+        self.over.set()
+
+    async def drain(self) -> None:
+        """Wait until the uploads that have begun have ended; others may not begin."""
+        self._draining = True
+        while self._uploading and not self._closed and not self.failures:
+            self._uploads_ended.clear()
+            await self._uploads_ended.wait()
+
+    def _end_upload(self, rank: int, index: int) -> None:
+        self._uploading.pop((rank, index), None)
+        self._uploads_ended.set()
 
     # --- what has become of it --------------------------------------------------------------
 
     def close(self) -> None:
         """Take no more reports: what was reported by now is what the attempt has achieved."""
         self._closed = True
+        self._given_up.set()
         self._recording.set()
+        self._uploads_ended.set()
+        self.stacks.close()
+
+    @property
+    def running(self) -> list[int]:
+        """The ranks of which no end is known."""
+        ended = self.returned | self.failures.keys()
+        return [rank for rank in range(self.world_size) if rank not in ended]
+
+    @property
+    def can_resize(self) -> bool:
+        """Whether all its ranks run, so that a larger group could go on in their place."""
+        return not (self._closed or self.failures or self.returned or self.over.is_set())
 
     @property
     def next_number(self) -> int:

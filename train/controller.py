@@ -21,19 +21,17 @@ from miniray.train import rank_logs
 from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner, watch_hooks
-from miniray.train.exceptions import (
-    CallbackError,
-    PlacementTimeoutError,
-    StorageNotSharedError,
-)
+from miniray.train.exceptions import CallbackError
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
-from miniray.train.policies import FailureDecision
+from miniray.train.growth import Growth
+from miniray.train.hangs import watch_for_hang
+from miniray.train.policies import FailureDecision, GroupFailure
 from miniray.train.progress_feed import Progress, ProgressFeed, Row
 from miniray.train.rank_calls import RankCalls
 from miniray.train.rank_logs import RankLogs
-from miniray.train.ranks import listed
 from miniray.train.recorder import RunRecorder
 from miniray.train.session import SessionSetup
+from miniray.train.startup import check_shared, place, start
 from miniray.train.state import RunState, check_transition
 
 if TYPE_CHECKING:
@@ -56,8 +54,8 @@ T = TypeVar("T")
 #: died often fails before the death is known, and the error should name both.
 FAILURE_GRACE = 0.5
 
-#: Seconds after which the user is told that the run waits for resources.
-PLACEMENT_NOTE_AFTER = 5.0
+#: The longest pause, in seconds, before workers are started again whose start was lost.
+MOST_PAUSE = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +71,8 @@ class RunSpec:
     scaling_policy: ScalingPolicy
     #: Seconds that ranks wait for each other in a collective; 0 is no limit.
     collective_timeout: float = 0
+    #: Seconds without progress after which the workers count as hung; None is no limit.
+    hang_timeout: float | None = None
     #: What the user configured, as JSON values for a person to read.
     configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -142,6 +142,11 @@ class TrainController(RankCalls):
         self._attempts = 0
         #: Checkpoints that a rank may still be writing although its attempt has ended.
         self._unsafe_names: set[str] = set()
+        self._worker_failures = 0
+        self._start_failures = 0
+        self._starts_lost_in_a_row = 0
+        interval = spec.scaling_config.elastic_resize_monitor_interval_s
+        self._growth = Growth(spec.scaling_policy, interval)
         self._size = 0  # world size of the group that was connected last
         self._message = ""
         self._machine: asyncio.Task[None] | None = None
@@ -186,7 +191,12 @@ class TrainController(RankCalls):
         return await self._feed.after(seen)
 
     async def abort(self) -> None:
-        """Stop the run; ``run`` returns when everything has ended."""
+        """Stop the run once the uploads that ranks have begun have ended.
+
+        ``run`` returns when everything has ended.
+        """
+        if self._attempt is not None:
+            await self._attempt.drain()
         if self._machine is not None:
             self._machine.cancel()
 
@@ -218,26 +228,28 @@ class TrainController(RankCalls):
 
     async def _schedule(self) -> RunState:
         spec = self._spec
-        decision = spec.scaling_policy.next_group()
+        decision = self._growth.next_group()
+        self._group = group = self._make_group(spec, decision)
+        limit = spec.scaling_config.placement_timeout_s
+        await place(group, limit, self._feed.note, self._blocking)
         self._attempts += 1
         self._attempt = Attempt(
             self._attempts,
-            decision.num_workers,
+            group.size,
             self._recorder.next_number,
             spec.collective_timeout,
             self._unsafe_names,
             self._feed.note,
         )
-        self._group = self._make_group(spec, decision)
-        await self._place(self._group)
         try:
-            await self._group.start()
-            await self._check_shared(self._group)
+            await start(group, self._blocking)
+            await check_shared(group, spec.storage, self._blocking)
         except GroupStartError as error:
             for rank, failure in error.failures.items():
                 self._attempt.fail(rank, failure)
-            return await self._judge_failure()
-        await self._note_size(decision.num_workers)
+            return await self._judge_failure(at_start=error.lost)
+        self._starts_lost_in_a_row = 0
+        await self._note_size(group.size)
         return RunState.RUNNING
 
     async def _note_size(self, size: int) -> None:
@@ -245,40 +257,6 @@ class TrainController(RankCalls):
         old, self._size = self._size, size
         if old not in (0, size) and self._callbacks:
             await self._blocking(self._callbacks.tell, "after_resize", old, size)
-
-    async def _check_shared(self, group: WorkerGroup) -> None:
-        """Raise StorageNotSharedError if ranks do not see what is written to the storage here."""
-        storage, token = self._spec.storage, secrets.token_hex(8)
-        await self._blocking(storage.write_probe, token)
-        try:
-            strangers = await group.strangers(storage, token)
-        finally:
-            await self._blocking(storage.delete_probe, token)
-        if strangers:
-            nodes = sorted({group.infos[rank].address for rank in strangers})
-            raise StorageNotSharedError(
-                f"The storage path {storage.storage_fs_path} is not shared by the machines of this "
-                f"run: {listed(strangers)} on {', '.join(nodes)} did not find what the controller "
-                f"had written there. Set RunConfig(storage_path=...) to a network folder or a URL "
-                f"that all machines reach."
-            )
-
-    async def _place(self, group: WorkerGroup) -> None:
-        """Wait for the resources of a group, and tell the user what is missing."""
-        limit = self._spec.scaling_config.placement_timeout_s
-        first = PLACEMENT_NOTE_AFTER if limit is None else min(limit, PLACEMENT_NOTE_AFTER)
-        placed = asyncio.ensure_future(group.place())
-        try:
-            await asyncio.wait({placed}, timeout=first)
-            if not placed.done():
-                self._feed.note(await self._blocking(group.why_waiting))
-                await asyncio.wait({placed}, timeout=None if limit is None else limit - first)
-            if not placed.done():
-                why = await self._blocking(group.why_waiting)
-                raise PlacementTimeoutError(f"The workers were not placed in {limit:g} s. {why}")
-            await placed
-        finally:
-            await _end(placed)
 
     async def _supervise(self, carrier: Carrier, loop: Any) -> RunState:
         assert self._group is not None
@@ -289,23 +267,35 @@ class TrainController(RankCalls):
             attempt=self._attempt.number,
             first_number=self._attempt.first_number,
             checkpoint=self._recorder.latest_checkpoint,
+            shows_stacks=self._spec.hang_timeout is not None,
         )
         self._attempt.begin()
+        self._growth.begin(self._group)
         outcomes = self._group.run(loop, setup, carrier)
         watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
         over = asyncio.ensure_future(self._attempt.over.wait())
+        hang = asyncio.ensure_future(self._watch_for_hang(self._attempt))
         try:
-            ends: set[asyncio.Future[Any]] = {over, watches}
+            ends: set[asyncio.Future[Any]] = {over, watches, hang}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if watches.done():
-                watches.result()  # raises what is wrong with the watching itself
+            for watching in (watches, hang):
+                if watching.done():
+                    watching.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:
                 await _wait_at_most(self._attempt.all_ended.wait(), FAILURE_GRACE)
         finally:
-            await _end(over, watches)
+            await _end(over, watches, hang)
         self._attempt.close()
         await self._steps.join()
-        return await self._judge_failure() if self._attempt.failures else RunState.FINISHED
+        if self._attempt.failures:
+            return await self._judge_failure()
+        return RunState.RESIZING if self._attempt.running else RunState.FINISHED
+
+    async def _watch_for_hang(self, attempt: Attempt) -> None:
+        limit, storage = self._spec.hang_timeout, self._spec.storage
+        if limit is not None:
+            await watch_for_hang(attempt, limit, storage.path, storage.write_text)
+        await attempt.over.wait()
 
     async def _watch(self, rank: int, outcome: Awaitable[WorkerOutcome]) -> None:
         assert self._attempt is not None
@@ -321,18 +311,30 @@ class TrainController(RankCalls):
 
     async def _restart(self) -> RunState:
         assert self._attempt is not None
+        if self._state is RunState.RESIZING:
+            self._feed.note(f"There is room for more than {self._size} workers.")
         await self._stop_group(graceful=False)
         self._unsafe_names |= self._attempt.unfinished_uploads()
         await self._blocking(self._recorder.clear_incomplete, self._attempt.next_number)
+        # Whatever ends workers at once at their start is given time to go by.
+        lost = self._starts_lost_in_a_row
+        await asyncio.sleep(min(MOST_PAUSE, 0.5 * 2 ** min(lost - 2, 10)) if lost > 1 else 0)
         return RunState.SCHEDULING
 
-    async def _judge_failure(self) -> RunState:
+    async def _judge_failure(self, *, at_start: bool = False) -> RunState:
         assert self._attempt is not None
         failures = self._attempt.failures
+        if at_start:
+            self._start_failures += 1
+            self._starts_lost_in_a_row += 1
+        else:
+            self._worker_failures += 1
         attempt = self._attempt
         self._message = describe(failures, attempt.returned, attempt.activities())
         await self._blocking(self._tell_failure, failures)
-        decision = self._spec.failure_policy.decide(self._attempts)
+        decision = self._spec.failure_policy.decide(
+            GroupFailure(failures, at_start, self._worker_failures, self._start_failures)
+        )
         if decision is FailureDecision.RAISE:
             return RunState.ERRORED
         self._feed.note(f"Starting the workers again, since some failed:\n{self._message}")
@@ -360,6 +362,9 @@ class TrainController(RankCalls):
                 for step in steps
             )
             self._attempt.recorded(steps[-1].index)
+            saved = any(step.uploads for step in steps)
+            if saved and self._attempt.can_resize and self._growth.at_checkpoint():
+                self._attempt.end()
             for _ in steps:
                 self._steps.task_done()
 
@@ -385,6 +390,7 @@ class TrainController(RankCalls):
         self._feed.set_state(RunState.ERRORED)
 
     async def _stop_group(self, *, graceful: bool) -> None:
+        await self._growth.end()
         group, self._group = self._group, None
         if group is not None:
             await group.stop(graceful=graceful)

@@ -91,5 +91,14 @@ class ControllerClient:
         )()
         return found
 
+    def await_stack_request(self) -> bool:
+        """Wait until the controller asks where this rank is; False once it will not any more."""
+        asked: bool = self._begin("await_stack_request")()
+        return asked
+
+    def show_stacks(self, stacks: str) -> None:
+        """Answer that."""
+        self._begin("show_stacks", stacks)
+
     def _begin(self, method: str, *arguments: Any) -> Callable[[], Any]:
         return self._carrier.call(method, self._attempt, self._rank, *arguments)

@@ -84,6 +84,10 @@ class RunTakenOverError(TrainingFailedError):
     """Another driver has started a run of the same name in the same storage meanwhile."""
 
 
+class WorkerHungError(TrainingFailedError):
+    """The workers made no progress for ``FailureConfig(hang_timeout_s)``."""
+
+
 class AttemptOverError(TrainingFailedError):
     """The worker belongs to a group that the run has given up; another one runs in its place."""
 

@@ -74,6 +74,14 @@ class GroupStartError(Exception):
         super().__init__(f"{len(failures)} workers could not be started")
         self.failures = failures
 
+    @property
+    def lost(self) -> bool:
+        """Whether processes or nodes were lost, rather than their code having failed."""
+        from miniray.exceptions import ActorError
+
+        errors = [failure.exception() for failure in self.failures.values()]
+        return any(isinstance(e, ActorError) and not e.actor_init_failed for e in errors)
+
 
 def describe(
     failures: Mapping[int, WorkerFailure],

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from miniray.train.controller import RunSpec
     from miniray.train.controller_client import Carrier
     from miniray.train.local_group import Probe, Work
+    from miniray.train.policies import GroupFailure
     from miniray.train.session import Session, SessionSetup
     from miniray.train.storage import RunStorage
     from miniray.train.worker import TrainLoop, WorkerOutcome
@@ -243,7 +244,7 @@ class _Fixed(ScalingPolicy):
 class _Never(FailurePolicy):
     """What starts processes again is torchrun, with --max-restarts."""
 
-    def decide(self, failures: int) -> FailureDecision:
+    def decide(self, failure: GroupFailure) -> FailureDecision:
         """End the run."""
-        del failures
+        del failure
         return FailureDecision.RAISE

@@ -25,6 +25,7 @@ _WORDS = {
     RunState.SCHEDULING: "starting the workers",
     RunState.RUNNING: "training",
     RunState.RESTARTING: "starting the workers again",
+    RunState.RESIZING: "starting more workers",
     RunState.FINISHED: "finished",
     RunState.ERRORED: "failed",
     RunState.ABORTED: "stopped",

@@ -54,6 +54,7 @@ class RankCalls:
         current = self._current(attempt)
         if current is None:
             return UploadPlace(refusal="other workers have taken its place")
+        await current.may_upload(index)
         return current.begin_upload(rank, index, name)
 
     async def upload_failed(
@@ -71,6 +72,17 @@ class RankCalls:
         if current is None:
             return CollectiveOutcome(error=CollectiveError("Other workers run in place of these."))
         return await current.join(rank, number, call, value)
+
+    async def await_stack_request(self, attempt: int, rank: int) -> bool:
+        """Wait until the stacks of the ranks are wanted; False if they never will be."""
+        del rank  # every call says whose it is
+        current = self._current(attempt)
+        return current is not None and await current.stacks.question()
+
+    async def show_stacks(self, attempt: int, rank: int, stacks: str) -> None:
+        """Take the stacks of a rank."""
+        if (current := self._current(attempt)) is not None:
+            current.stacks.answer(rank, stacks)
 
     async def reported_checkpoints(
         self, attempt: int, rank: int, count: int, timeout: float | None

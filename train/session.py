@@ -55,6 +55,7 @@ class SessionSetup:
         attempt: Number of the attempt.
         first_number: Number of the first report among all reports of the run.
         checkpoint: Where to begin from; None at the beginning.
+        shows_stacks: Whether the controller may ask for the stacks of a rank.
     """
 
     storage: RunStorage
@@ -62,6 +63,7 @@ class SessionSetup:
     attempt: int
     first_number: int
     checkpoint: Checkpoint | None
+    shows_stacks: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ class RunState(enum.Enum):
     SCHEDULING = "SCHEDULING"  # workers are placed, started and connected
     RUNNING = "RUNNING"  # the train loop runs on every rank
     RESTARTING = "RESTARTING"  # workers failed and are ended, to be started again
+    RESIZING = "RESIZING"  # workers are ended at a checkpoint, to start as a larger group
     FINISHED = "FINISHED"
     ERRORED = "ERRORED"
     ABORTED = "ABORTED"  # the user stopped it
@@ -29,8 +30,9 @@ _ENDS = {RunState.ERRORED, RunState.ABORTED}
 _FOLLOWING: dict[RunState, set[RunState]] = {
     RunState.INITIALIZING: {RunState.SCHEDULING, *_ENDS},
     RunState.SCHEDULING: {RunState.RUNNING, RunState.RESTARTING, *_ENDS},
-    RunState.RUNNING: {RunState.FINISHED, RunState.RESTARTING, *_ENDS},
+    RunState.RUNNING: {RunState.FINISHED, RunState.RESTARTING, RunState.RESIZING, *_ENDS},
     RunState.RESTARTING: {RunState.SCHEDULING, *_ENDS},
+    RunState.RESIZING: {RunState.SCHEDULING, *_ENDS},
     RunState.FINISHED: set(),
     RunState.ERRORED: set(),
     RunState.ABORTED: set(),

@@ -17,7 +17,7 @@ from miniray.train.data.shards import Datasets
 from miniray.train.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 from miniray.train.filesystem import refuse_memory
 from miniray.train.local_mode import is_local
-from miniray.train.policies import FixedScaling, LimitedRetries
+from miniray.train.policies import LimitedRetries, default_scaling
 from miniray.train.progress import Pace, make_display
 from miniray.train.result import Result
 from miniray.train.run_description import describe_run
@@ -85,7 +85,7 @@ class DataParallelTrainer:
         self.datasets = datasets
         self.dataset_config = instance_of("dataset_config", dataset_config, DataConfig)
         loop = make_train_loop(train_loop_per_worker, train_loop_config)
-        size = 1 if is_local(self.scaling_config) else self.scaling_config.num_workers
+        size = 1 if is_local(self.scaling_config) else self.scaling_config.max_workers
         sources = adapt_all(datasets, self.dataset_config, size)
         self._loop = dataclasses.replace(loop, datasets=Datasets(sources, self.dataset_config))
 
@@ -94,7 +94,7 @@ class DataParallelTrainer:
 
         Starts an embedded cluster if this process is attached to none; not so in local mode
         (``num_workers=0`` or ``MINIRAY_TRAIN_LOCAL=1``), where the train loop runs in this
-        process. Ctrl-C stops the run.
+        process. Ctrl-C stops the run after the uploads that have begun, twice at once.
 
         Returns:
             The results.
@@ -110,7 +110,6 @@ class DataParallelTrainer:
         if is_local(self.scaling_config):
             end = run_locally(spec, self._loop)
         else:
-            refuse_elastic(self.scaling_config)
             end = LocalEnd(_run_controller(spec, self._loop), spec.storage, None)
         error = make_error(end.outcome)
         if error is not None:
@@ -121,6 +120,8 @@ class DataParallelTrainer:
         from miniray.train.controller import RunSpec
 
         config = self.run_config
+        failures = config.failure_config
+        assert failures is not None
         name = config.name or default_run_name()
         storage = RunStorage(config.storage_url, name, config.storage_filesystem)
         if not is_local(self.scaling_config):
@@ -131,8 +132,10 @@ class DataParallelTrainer:
             run_config=config,
             scaling_config=self.scaling_config,
             backend=self.backend_config.make_backend(),
-            failure_policy=LimitedRetries(config.failure_config),
-            scaling_policy=FixedScaling(self.scaling_config),
+            failure_policy=config.failure_policy or LimitedRetries(failures),
+            scaling_policy=config.scaling_policy or default_scaling(self.scaling_config),
+            # In local mode a debugger may hold the train loop.
+            hang_timeout=None if is_local(self.scaling_config) else failures.hang_timeout_s,
             collective_timeout=tunables().train_collective_timeout,
             configuration=describe_run(
                 name=name,
@@ -142,15 +145,6 @@ class DataParallelTrainer:
                 run_config=config,
                 backend_config=self.backend_config,
             ),
-        )
-
-
-def refuse_elastic(config: ScalingConfig) -> None:
-    """Raise ValueError for a group that is to grow and shrink."""
-    if config.elasticity_enabled:
-        raise ValueError(
-            f"ScalingConfig(num_workers={config.num_workers!r}): groups that grow and shrink are "
-            f"not supported yet. Use a fixed number, such as num_workers={config.max_workers}."
         )
 
 
@@ -253,10 +247,19 @@ def _follow(spec: RunSpec, controller: Any, run: Any) -> None:
 
 
 def _abort(controller: Any, run: Any) -> None:
-    """Stop a run and wait until its workers have ended."""
+    """Stop a run and wait until its workers have ended.
+
+    Raises:
+        KeyboardInterrupt: The user does not want to wait for uploads that have begun.
+    """
     import miniray
 
-    controller.abort.remote()
+    logger.warning(
+        "Stopping the run once the checkpoints that are being uploaded are complete. "
+        "Press Ctrl-C again to stop at once."
+    )
+    stopping = controller.abort.remote()
+    miniray.wait([stopping, run])
     ended, _ = miniray.wait([run], timeout=ABORT_TIMEOUT)
     if not ended:
         logger.warning("The run did not end within %s s and is killed.", ABORT_TIMEOUT)

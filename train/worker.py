@@ -12,11 +12,13 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from miniray.train import context
+from miniray.train.controller_client import ControllerClient
 from miniray.train.data.shards import Datasets, Shards, set_shards
 from miniray.train.failures import WorkerFailure
 from miniray.train.rank_logs import output_of_this_process
 from miniray.train.ranks import WorkerInfo
 from miniray.train.session import Session
+from miniray.train.stacks import show_when_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -110,6 +112,9 @@ class TrainWorker:
         session = Session(setup, self._ranks, carrier)
         context.set_session(session)
         set_shards(Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size))
+        if setup.shows_stacks:
+            client = ControllerClient(carrier, setup.attempt, self._ranks.world_rank)
+            show_when_asked(client.await_stack_request, client.show_stacks)
         try:
             value = loop()
             session.finish()

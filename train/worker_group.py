@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import secrets
 from typing import TYPE_CHECKING, Any
 
 import miniray
@@ -18,8 +17,8 @@ from miniray.train.backend import Member
 from miniray.train.failures import GroupStartError, WorkerFailure
 from miniray.train.placement import explain
 from miniray.train.ranks import assign_ranks, shared_devices, shares_devices, unreachable_address
+from miniray.train.room import MoreRoom, Room, largest_room, waiting_demand
 from miniray.train.worker import TrainWorker
-from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 if TYPE_CHECKING:
@@ -43,8 +42,8 @@ EXIT_TIMEOUT = 5.0
 #: are not waited for: a rank whose peer died waits for it until the timeout of its framework.
 START_GRACE = 0.5
 
-#: Among so many placement groups that wait, the reason of one's own is looked for.
-MAX_WAITING = 1000
+#: Label of every node with its id.
+NODE_LABEL = "ray.io/node-id"
 
 
 def worker_options(
@@ -103,41 +102,78 @@ class WorkerGroup:
         backend: Backend,
         run_config: RunConfig,
     ) -> None:
+        #: Number of workers; of an elastic group it is known once it is placed.
         self.size = decision.num_workers
+        self._decision = decision
         self._resources = decision.resources_per_worker
-        self._strategy = scaling.placement_strategy
-        self._selectors = scaling.bundle_label_selectors(self.size)
+        self._scaling = scaling
         self._backend = backend
         self._runtime_env = run_config.worker_runtime_env
         self._logging = run_config.logging_config
-        #: Of the placement group, for messages; a later attempt has another.
-        self._name = f"train-{run_config.name or 'run'}-{secrets.token_hex(4)}"
-        self._placement: Any = None
+        self._run = run_config.name or "run"
+        self._room: Room | None = None
         self._workers: list[Any] = []  # in order of rank once they are connected
         #: Where each rank runs, in order of rank; empty until the ranks are given out.
         self.infos: list[WorkerInfo] = []
 
     async def place(self) -> None:
-        """Reserve the resources of all workers; waits until they are free."""
-        bundles = [dict(self._resources) for _ in range(self.size)]
-        self._placement = placement_group(
-            bundles, self._strategy, self._name, bundle_label_selector=self._selectors
+        """Reserve the resources of all workers; waits until they are free.
+
+        An elastic group takes what there is room for, at least ``ScalingDecision.least``.
+        """
+        decision = self._decision
+        least = decision.num_workers if decision.least is None else decision.least
+        sizes = range(least, decision.num_workers + 1, decision.step)
+        if len(sizes) > 1:
+            await largest_room(self._ask, sizes, self._wait_in)
+        else:
+            self._wait_in(self._ask(decision.num_workers))
+            assert self._room is not None
+            await self._room.ready()
+
+    def _ask(self, size: int) -> Room:
+        strategy, selectors = (
+            self._scaling.placement_strategy,
+            self._scaling.bundle_label_selectors(size),
         )
-        await self._placement.ready()
+        return Room(size, self._resources, strategy, selectors, self._run)
+
+    def _wait_in(self, room: Room) -> None:
+        self._room, self.size = room, room.size
 
     def why_waiting(self) -> str:
         """Which resources are short, and by how much; blocks for a moment."""
-        from miniray.util.state import list_pending_demands
-
-        groups = [("kind", "=", "placement_group")]
+        assert self._room is not None
         try:
-            waiting = list_pending_demands(filters=groups, limit=MAX_WAITING)
+            demand = waiting_demand(self._room.name)
             total, free = miniray.cluster_resources(), miniray.available_resources()
         except (MinirayError, OSError) as error:
             logger.warning("It is not known why the workers wait for resources: %s", error)
             return explain(self.size, {}, {}, {})
-        reason = next((demand.reason for demand in waiting if self._name in demand.names), "")
+        reason = "" if demand is None else demand.reason
         return explain(self.size, self._resources, total, free, reason)
+
+    def lost_bundles(self) -> list[int]:
+        """The workers that have no place any more, by bundle; blocks for a moment."""
+        return [] if self._room is None else self._room.lost()
+
+    def more_room(self) -> MoreRoom:
+        """What waits for room for workers beside these; for a group that runs."""
+        nodes = sorted({info.node_id for info in self.infos})
+        beside = {
+            # One more only makes a larger group where the strategy allows it.
+            "STRICT_PACK": f"in({','.join(nodes)})",
+            "STRICT_SPREAD": f"!in({','.join(nodes)})",
+        }.get(self._scaling.placement_strategy)
+
+        def ask(number: int) -> Room:
+            selectors = self._scaling.bundle_label_selectors(self.size + number + 1)
+            selector = selectors[-1] if selectors else {}
+            if beside is not None:
+                selector = {**selector, NODE_LABEL: beside}
+            return Room(1, self._resources, "PACK", [selector], f"{self._run}-more")
+
+        return MoreRoom(ask)
 
     async def start(self) -> None:
         """Start the workers and connect them.
@@ -145,12 +181,14 @@ class WorkerGroup:
         Raises:
             GroupStartError: Some of them failed; the others are left as they are.
         """
+        assert self._room is not None
+        placement = self._room.placement
         actor_class = miniray.remote(TrainWorker)
         self._workers = [
             actor_class.options(
                 **worker_options(
                     self._resources,
-                    self._placement,
+                    placement,
                     bundle,
                     self._runtime_env,
                     self._backend.preload,
@@ -238,9 +276,9 @@ class WorkerGroup:
                 )
         for worker in workers:
             miniray.kill(worker)
-        if self._placement is not None:
-            remove_placement_group(self._placement)
-            self._placement = None
+        room, self._room = self._room, None
+        if room is not None:
+            room.remove()
 
 
 async def gather_workers(refs: Sequence[Any]) -> list[Any]:

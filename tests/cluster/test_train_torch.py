@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from miniray import train
-from miniray.train import RunConfig, ScalingConfig, WorkerGroupError
+from miniray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from miniray.train.torch import TorchConfig, TorchTrainer
 
 if TYPE_CHECKING:
@@ -179,3 +181,36 @@ def test_a_pytorch_dataset_is_read_as_tensors_on_the_workers_device(tmp_path: Pa
     assert {device for _, _, device in pairs} == {"cpu"}
     assert sorted(label for _, labels, _ in pairs for label in labels) == list(range(10))
     assert all(x == [2 * n for n in y] for x, y, _ in pairs)
+
+
+@pytest.mark.slow
+def test_a_collective_that_a_rank_never_joins_ends_with_the_stacks_of_all_ranks(
+    tmp_path: Path,
+) -> None:
+    def loop() -> str:
+        import torch
+        import torch.distributed as dist
+
+        if train.get_checkpoint() is not None:
+            return "went on"
+        with tempfile.TemporaryDirectory() as folder:
+            train.report({}, train.Checkpoint.from_directory(folder))
+        train.get_all_reported_checkpoints()
+        if dist.get_rank() == 0:
+            signal.pause()
+        dist.all_reduce(torch.ones(1))
+        return "hung"
+
+    result = TorchTrainer(
+        loop,
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(
+            name="hang",
+            storage_path=tmp_path,
+            failure_config=FailureConfig(max_failures=1, hang_timeout_s=5),
+        ),
+    ).fit()
+    assert result.return_value == "went on"
+    first, second = (tmp_path / "hang" / "stacks_attempt_1.txt").read_text().split("=== rank 1")
+    assert "signal.pause()" in first
+    assert "all_reduce" in second

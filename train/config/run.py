@@ -14,6 +14,7 @@ from miniray.train.config.checks import (
     NOT_GIVEN,
     check_folder_name,
     instance_of,
+    is_amount,
     is_whole,
     refuse_given,
 )
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from miniray.train.callbacks import Callback
+    from miniray.train.policies import FailurePolicy, ScalingPolicy
 
 #: Where runs are kept when ``RunConfig(storage_path)`` is not given.
 DEFAULT_STORAGE_PATH = "~/miniray_results"
@@ -84,9 +86,14 @@ class FailureConfig:
     Args:
         max_failures: How many times a run starts its workers again, from its newest
             checkpoint, after some of them failed. 0: never; -1: without end.
-        controller_failure_limit: How many times the controller goes on after a failure that is
-            not its workers' own, such as a start that could not be finished. 0: never; -1:
-            without end.
+        controller_failure_limit: How many times the controller begins again after processes or
+            nodes were lost while it started the workers; from the second time on after a pause.
+            These do not count as ``max_failures``. 0: never; -1: without end.
+        hang_timeout_s: Seconds without progress after which the workers count as hung, such as in
+            a collective call that one of them never makes. Progress is a report, the beginning or
+            end of an upload, or a call of ``collective`` on any rank, so this has to be longer
+            than what lies between two of them, and than the first report takes. The stacks of all
+            ranks are written to the run's folder, and the workers have failed. Default: no limit.
         fail_fast: Refused: it is ``max_failures=0``.
         max_preemption_failures: Refused, as the three below: nodes that are drained are not told
             apart from others that are lost.
@@ -99,6 +106,7 @@ class FailureConfig:
 
     max_failures: int = 0
     controller_failure_limit: int = -1
+    hang_timeout_s: float | None = None
     fail_fast: dataclasses.InitVar[Any] = NOT_GIVEN
     max_preemption_failures: dataclasses.InitVar[Any] = NOT_GIVEN
     relax_collectives_on_preemption: dataclasses.InitVar[Any] = NOT_GIVEN
@@ -131,6 +139,12 @@ class FailureConfig:
                     f"FailureConfig({name}={value!r}) must be a number of restarts: "
                     f"0 for none, -1 for no limit."
                 )
+        limit = self.hang_timeout_s
+        if limit is not None and (not is_amount(limit) or limit == 0):
+            raise ValueError(
+                f"FailureConfig(hang_timeout_s={limit!r}) must be a number of seconds above 0, or "
+                f"None for no limit."
+            )
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -183,6 +197,9 @@ class RunConfig:
         callbacks: Callbacks that the controller of the run calls.
         worker_runtime_env: Runtime environment of the workers.
         logging_config: What the train layer itself logs.
+        failure_policy: Decides whether the run goes on after a failure. Default: by the limits of
+            ``failure_config``.
+        scaling_policy: Decides how many workers a group has. Default: by ``ScalingConfig``.
         sync_config: Refused, as the four below: they were Ray Tune's.
         verbose: Refused.
         stop: Refused.
@@ -201,6 +218,8 @@ class RunConfig:
     callbacks: list[Callback] | None = None
     worker_runtime_env: Mapping[str, Any] | None = None
     logging_config: LoggingConfig | None = None
+    failure_policy: FailurePolicy | None = None
+    scaling_policy: ScalingPolicy | None = None
     sync_config: dataclasses.InitVar[Any] = NOT_GIVEN
     verbose: dataclasses.InitVar[Any] = NOT_GIVEN
     stop: dataclasses.InitVar[Any] = NOT_GIVEN
@@ -232,6 +251,7 @@ class RunConfig:
         )
         self.logging_config = instance_of("logging_config", self.logging_config, LoggingConfig)
         self._check_callbacks()
+        self._check_policies()
         self._check_storage()
         self._check_runtime_env()
 
@@ -250,6 +270,18 @@ class RunConfig:
                 raise ValueError(
                     f"RunConfig(callbacks) holds {strange[0]!r}. "
                     f"A callback is an instance of a subclass of miniray.train.Callback."
+                )
+
+    def _check_policies(self) -> None:
+        from miniray.train.policies import FailurePolicy, ScalingPolicy
+
+        kinds = {"failure_policy": FailurePolicy, "scaling_policy": ScalingPolicy}
+        for name, kind in kinds.items():
+            given = getattr(self, name)
+            if given is not None and not isinstance(given, kind):
+                raise ValueError(
+                    f"RunConfig({name}={given!r}) must be an instance of a subclass of "
+                    f"miniray.train.{kind.__name__}."
                 )
 
     def _check_storage(self) -> None:

@@ -52,8 +52,10 @@ class ScalingConfig:
             ``{"zone": "in(a, b)"}``: one dictionary for all workers, or a list with one for each.
         trainer_resources: What the controller of the run holds. Default: nothing; it only
             coordinates.
-        elastic_resize_monitor_interval_s: With a pair as ``num_workers``, at least this many
-            seconds lie between two looks at whether the group could grow.
+        elastic_resize_monitor_interval_s: With a pair as ``num_workers``, a group grows at the
+            first checkpoint that is complete this many seconds after it has begun or later, if
+            there is room for more workers by then. It shrinks when workers are lost, which
+            ``FailureConfig(max_failures)`` has to allow.
         placement_timeout_s: Seconds that workers may wait for their resources before the run
             fails, with what is missing. Default: no limit.
 
@@ -203,6 +205,12 @@ class ScalingConfig:
     def max_workers(self) -> int:
         """The largest number of workers."""
         return self.num_workers[1] if isinstance(self.num_workers, tuple) else self.num_workers
+
+    @property
+    def workers_step(self) -> int:
+        """The number of workers is a multiple of this: the hosts of a TPU slice, else 1."""
+        shape = tpu.slice_shape(self) if self.use_tpu else None
+        return shape.hosts if shape is not None else 1
 
     @property
     def worker_resources(self) -> dict[str, float]:

@@ -5,7 +5,14 @@ import logging
 
 import pytest
 
-from miniray.train import Callback, CheckpointConfig, FailureConfig, LoggingConfig, RunConfig
+from miniray.train import (
+    Callback,
+    CheckpointConfig,
+    FailureConfig,
+    FailurePolicy,
+    LoggingConfig,
+    RunConfig,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +34,18 @@ def test_nonsense_in_a_checkpoint_config_is_refused_with_the_fix(arguments, mess
 def test_a_limit_of_failures_that_is_no_number_of_restarts_is_refused(name, value):
     with pytest.raises(ValueError, match=rf"FailureConfig\({name}=.*-1 for no limit"):
         FailureConfig(**{name: value})
+
+
+@pytest.mark.parametrize("value", [0, -1, "10", True, float("nan")])
+def test_a_limit_of_seconds_for_hangs_is_a_positive_number(value):
+    with pytest.raises(ValueError, match=r"hang_timeout_s=.*above 0"):
+        FailureConfig(hang_timeout_s=value)
+
+
+@pytest.mark.parametrize("name", ["failure_policy", "scaling_policy"])
+def test_a_policy_is_an_instance_of_a_subclass(name):
+    with pytest.raises(ValueError, match=rf"RunConfig\({name}=.*subclass of miniray.train"):
+        RunConfig(**{name: FailurePolicy})
 
 
 @pytest.mark.parametrize(

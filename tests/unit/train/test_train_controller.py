@@ -25,10 +25,18 @@ from miniray.train.exceptions import (
     PlacementTimeoutError,
     RunTakenOverError,
     StorageNotSharedError,
+    WorkerHungError,
 )
 from miniray.train.failures import GroupStartError, WorkerFailure
 from miniray.train.metrics_log import read_rows
-from miniray.train.policies import FixedScaling, LimitedRetries, ScalingDecision, ScalingPolicy
+from miniray.train.policies import (
+    FailureDecision,
+    FailurePolicy,
+    LimitedRetries,
+    ScalingDecision,
+    ScalingPolicy,
+    default_scaling,
+)
 from miniray.train.ranks import WorkerInfo
 from miniray.train.reports import Report, Upload
 from miniray.train.state import RunState
@@ -108,22 +116,33 @@ def start(tmp_path):
         make_group=None,
         scaling=None,
         placement_timeout_s=None,
+        controller_failure_limit=-1,
+        hang_timeout=None,
+        failure_policy=None,
         **checkpoint_config,
     ):
+        failure_config = FailureConfig(
+            max_failures=max_failures, controller_failure_limit=controller_failure_limit
+        )
         run_config = RunConfig(
-            failure_config=FailureConfig(max_failures=max_failures),
+            failure_config=failure_config,
             checkpoint_config=CheckpointConfig(**checkpoint_config),
             callbacks=list(callbacks),
         )
-        scaling_config = ScalingConfig(num_workers=workers, placement_timeout_s=placement_timeout_s)
+        scaling_config = ScalingConfig(
+            num_workers=workers,
+            placement_timeout_s=placement_timeout_s,
+            elastic_resize_monitor_interval_s=0,
+        )
         spec = RunSpec(
             name="run",
             storage=RunStorage(tmp_path, "run"),
             run_config=run_config,
             scaling_config=scaling_config,
             backend=Backend(),
-            failure_policy=LimitedRetries(run_config.failure_config),
-            scaling_policy=scaling or FixedScaling(scaling_config),
+            failure_policy=failure_policy or LimitedRetries(failure_config),
+            scaling_policy=scaling or default_scaling(scaling_config),
+            hang_timeout=hang_timeout,
         )
         groups = []
         controller = TrainController(
@@ -483,6 +502,222 @@ def test_workers_that_can_not_be_started_end_the_run(start):
     assert groups[0].stopped is False
 
 
+def lost_start(starts, groups):
+    """Makes groups of which the first so many lose a process while they start."""
+
+    def make_group(_, decision):
+        group = FakeGroup(decision.num_workers, groups)
+        if len(groups) <= starts:
+            died = WorkerFailure.of(ActorDiedError(DeathCause.NODE_LOST, node_id="ab"))
+            group.start_error = GroupStartError({0: died})
+        return group
+
+    return make_group
+
+
+async def return_at_once(rank):
+    return None
+
+
+def test_a_lost_start_does_not_count_as_a_failure_of_the_workers(start):
+    groups = []
+    outcome = run(start(make_group=lost_start(2, groups)), return_at_once)
+    assert outcome.state is RunState.FINISHED
+    assert len(groups) == 3
+
+
+def test_lost_starts_end_the_run_when_their_limit_is_passed(start):
+    groups = []
+    make_group = lost_start(5, groups)
+    controller = start(max_failures=9, controller_failure_limit=1, make_group=make_group)
+    outcome = run(controller, return_at_once)
+    assert outcome.state is RunState.ERRORED
+    assert "was lost" in outcome.message
+    assert len(groups) == 2
+
+
+def test_a_failure_policy_of_the_user_decides_by_the_exceptions(start):
+    class OnlyTimeouts(FailurePolicy):
+        def decide(self, failure):
+            errors = [each.exception() for each in failure.by_rank.values()]
+            seen.append((failure.worker_failures, failure.at_start))
+            timeouts = all(isinstance(error, TimeoutError) for error in errors)
+            return FailureDecision.RETRY if timeouts else FailureDecision.RAISE
+
+    async def loop(rank):
+        raise TimeoutError if rank.setup.attempt < 3 else KeyError("x")
+
+    seen = []
+    outcome = run(start(workers=1, failure_policy=OnlyTimeouts()), loop)
+    assert outcome.state is RunState.ERRORED
+    assert "KeyError" in outcome.message
+    assert seen == [(1, False), (2, False), (3, False)]
+
+
+class FakeRoom:
+    """Room for more workers that is there at once."""
+
+    def __init__(self, free, log):
+        self.count = 0
+        self._free = free
+        self._log = log
+
+    async def collect(self, wanted):
+        self.count = min(wanted, self._free)
+        self._log.append(f"kept {self.count}")
+
+    def give_back(self):
+        self._log.append("gave back")
+
+
+def test_a_group_grows_at_a_checkpoint_and_its_failures_are_not_counted(start):
+    class Elastic(FakeGroup):
+        async def place(self):
+            self.size = 2 if len(groups) == 1 else self.size
+
+        def more_room(self):
+            return FakeRoom(1, log)
+
+    async def loop(rank):
+        size = len(groups[-1:]) and groups[-1].size
+        sizes.append((rank.setup.attempt, size, rank.setup.checkpoint is not None))
+        while groups[-1].size < 4:
+            await rank.report({}, {f"rank{rank.rank}": "x"})
+            await asyncio.sleep(0)
+
+    groups, log, sizes = [], [], []
+    make_group = lambda _, decision: Elastic(decision.num_workers, groups)  # noqa: E731
+    outcome = run(start(workers=(2, 4), make_group=make_group), loop)
+    assert outcome.state is RunState.FINISHED
+    assert [group.size for group in groups] == [2, 3, 4]
+    assert [group.stopped for group in groups] == [False, False, True]
+    assert sorted(set(sizes)) == [(1, 2, False), (2, 3, True), (3, 4, True)]
+    assert log == ["kept 1", "gave back"] * 2
+
+
+def test_a_group_that_makes_no_progress_has_failed_with_the_stacks_of_its_ranks(
+    start, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("miniray.train.stacks.ANSWER_TIMEOUT", 0.5)
+
+    class Answering(FakeGroup):
+        async def _run(self, loop, rank):
+            asking = asyncio.ensure_future(self._answer(rank))
+            try:
+                return await super()._run(loop, rank)
+            finally:
+                asking.cancel()
+
+        async def _answer(self, rank):
+            controller, attempt = rank.setup.controller, rank.setup.attempt
+            if await controller.await_stack_request(attempt) and rank.rank == 0:
+                text = "Thread MainThread:\n  in all_reduce\n\nThread other:\n  in wait"
+                await controller.show_stacks(attempt, rank.rank, text)
+
+    async def loop(rank):
+        assert rank.setup.shows_stacks
+        if rank.setup.attempt == 1:
+            await rank.report({"n": 1})
+            await asyncio.Event().wait()
+        return "done"
+
+    class Listener(Callback):
+        def after_exception(self, run_context, worker_exceptions):
+            seen.update(worker_exceptions)
+
+    groups, seen = [], {}
+    controller = start(
+        max_failures=1,
+        hang_timeout=0.05,
+        callbacks=[Listener()],
+        make_group=lambda _, decision: Answering(decision.num_workers, groups),
+    )
+    outcome = run(controller, loop)
+    assert outcome.state is RunState.FINISHED
+    assert [type(seen[rank]) for rank in (0, 1)] == [WorkerHungError, WorkerHungError]
+    assert "for 0.05 s" in str(seen[0])
+    stacks = (tmp_path / "run" / "stacks_attempt_1.txt").read_text()
+    assert "=== rank 0 ===\nThread MainThread:\n  in all_reduce" in stacks
+    assert "=== rank 1 ===\nIt did not show its stacks" in stacks
+
+
+def test_progress_of_one_rank_is_progress(start):
+    async def loop(rank):
+        if rank.rank == 0:
+            for _ in range(10):
+                await asyncio.sleep(0.1)
+                await rank.report({})
+            over.set()
+        await over.wait()
+
+    async def scenario():
+        nonlocal over
+        over = asyncio.Event()
+        controller = start(hang_timeout=0.5)
+        return await controller.run(controller, [loop])
+
+    over = None
+    assert asyncio.run(scenario()).state is RunState.FINISHED
+
+
+def test_a_run_that_is_stopped_completes_the_checkpoint_that_is_being_uploaded(start):
+    async def loop(rank):
+        controller, attempt = rank.setup.controller, rank.setup.attempt
+        place = await controller.begin_upload(attempt, rank.rank, 0, "checkpoint_000000")
+        assert place.folder
+        uploading.release()
+        await stopped.wait()
+        if rank.rank == 0:
+            await first_may_end.wait()
+        await rank.report({"n": 0}, {f"rank{rank.rank}": "x"})
+        later = controller.begin_upload(attempt, rank.rank, 1, "checkpoint_000001")
+        ahead.set()
+        refusals.append((await later).refusal)
+
+    async def scenario():
+        nonlocal stopped, uploading, first_may_end, ahead
+        stopped, first_may_end, ahead = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        uploading = asyncio.Semaphore(0)
+        controller = start()
+        running = asyncio.ensure_future(controller.run(controller, [loop]))
+        for _ in range(2):
+            await uploading.acquire()
+        stopping = asyncio.ensure_future(controller.abort())
+        await asyncio.sleep(0)
+        stopped.set()
+        # Rank 1 is done, and wants to upload more while rank 0 still uploads.
+        await ahead.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        assert not refusals
+        first_may_end.set()
+        await stopping
+        return await running
+
+    stopped = uploading = first_may_end = ahead = None
+    refusals = []
+    outcome = asyncio.run(scenario())
+    assert outcome.state is RunState.ABORTED
+    assert [record.name for record in outcome.checkpoints] == ["checkpoint_000000"]
+
+
+def test_stacks_that_can_not_be_written_are_in_the_error_all_the_same(start, monkeypatch):
+    def fail(self, name, text):
+        if name.startswith("stacks"):
+            raise OSError("disk full")
+
+    async def loop(rank):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RunStorage, "write_text", fail)
+    monkeypatch.setattr("miniray.train.stacks.ANSWER_TIMEOUT", 0.05)
+    outcome = run(start(hang_timeout=0.05), loop)
+    assert outcome.state is RunState.ERRORED
+    assert "could not be written" in outcome.message
+    assert "disk full" in outcome.message
+
+
 def test_a_later_run_of_the_same_name_continues(start):
     async def loop(rank):
         seen.append(rank.setup.checkpoint)
@@ -758,7 +993,7 @@ def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkey
         await controller.abort()
         return notes, (await ended).state, groups[0].stopped
 
-    monkeypatch.setattr("miniray.train.controller.PLACEMENT_NOTE_AFTER", 0.01)
+    monkeypatch.setattr("miniray.train.startup.PLACEMENT_NOTE_AFTER", 0.01)
     notes, state, stopped = asyncio.run(scenario())
     assert notes == ["GPU is short by 2."]
     assert state is RunState.ABORTED

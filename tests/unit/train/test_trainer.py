@@ -11,8 +11,13 @@ import pytest
 from miniray.train import (
     ControllerError,
     DataParallelTrainer,
+    FailureConfig,
+    FailureDecision,
+    FailurePolicy,
     RunConfig,
     ScalingConfig,
+    ScalingDecision,
+    ScalingPolicy,
     TrainingFailedError,
     WorkerGroupError,
 )
@@ -45,6 +50,41 @@ def test_an_unknown_name_of_the_train_layer_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         miniray.train.nothing  # noqa: B018
     assert set(miniray.train.__all__) <= set(dir(miniray.train))
+
+
+def make_spec(workers, tmp_path, **run_options):
+    return DataParallelTrainer(
+        print,
+        scaling_config=ScalingConfig(num_workers=workers),
+        run_config=RunConfig(storage_path=tmp_path, **run_options),
+    )._make_spec()
+
+
+def test_a_pair_as_number_of_workers_makes_the_group_elastic(tmp_path):
+    group = make_spec((2, 4), tmp_path).scaling_policy.next_group()
+    assert (group.least, group.num_workers) == (2, 4)
+    assert make_spec(3, tmp_path).scaling_policy.next_group().least is None
+
+
+def test_policies_of_the_user_take_the_place_of_the_ready_ones(tmp_path):
+    class Retry(FailurePolicy):
+        def decide(self, failure):
+            return FailureDecision.RETRY
+
+    class One(ScalingPolicy):
+        def next_group(self):
+            return ScalingDecision(1, {"CPU": 1})
+
+    retry, one = Retry(), One()
+    spec = make_spec(3, tmp_path, failure_policy=retry, scaling_policy=one)
+    assert spec.failure_policy is retry
+    assert spec.scaling_policy is one
+
+
+def test_a_debugger_in_local_mode_is_no_hang(tmp_path):
+    config = FailureConfig(hang_timeout_s=5)
+    assert make_spec(2, tmp_path, failure_config=config).hang_timeout == 5
+    assert make_spec(0, tmp_path, failure_config=config).hang_timeout is None
 
 
 def test_a_train_loop_is_called_with_its_config():

@@ -1,0 +1,171 @@
+"""Which size a group gets, with a head that answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from miniray.train import ScalingConfig, room
+from miniray.train.policies import ElasticScaling, FixedScaling, default_scaling
+from miniray.train.room import Fit, MoreRoom, largest_room
+
+
+class Nodes:
+    """A cluster with slots for workers, some of them held by others."""
+
+    def __init__(self, slots, held=0):
+        self.slots = slots
+        self.held = held
+        self.asked = []
+        self.open = []
+        self.changed = asyncio.Event()
+
+    def ask(self, size):
+        made = FakeRoom(self, size)
+        self.asked.append(size)
+        self.open.append(made)
+        return made
+
+    def set_held(self, held):
+        self.held = held
+        self.changed.set()
+
+
+class FakeRoom:
+    def __init__(self, nodes, size):
+        self.nodes = nodes
+        self.size = size
+
+    async def ready(self):
+        while self.fit() is not Fit.NOW:
+            await self.nodes.changed.wait()
+            self.nodes.changed.clear()
+
+    def fit(self):
+        if self.size > self.nodes.slots:
+            return Fit.NEVER
+        return Fit.NOW if self.size <= self.nodes.slots - self.nodes.held else Fit.BUSY
+
+    def remove(self):
+        self.nodes.open.remove(self)
+
+
+@pytest.fixture(autouse=True)
+def short_settling(monkeypatch):
+    monkeypatch.setattr(room, "SETTLE_TIMEOUT", 0.05)
+
+
+def place(sizes, slots, held=0, then=None):
+    async def scenario():
+        nodes = Nodes(slots, held)
+        if then is not None:
+            asyncio.get_running_loop().call_later(0.01, nodes.set_held, then)
+        waited = []
+        found = await asyncio.wait_for(largest_room(nodes.ask, sizes, waited.append), 10)
+        assert nodes.open == [found], "room that is not used was kept"
+        assert waited[-1] is found
+        return found.size, nodes
+
+    return asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("slots", range(2, 12))
+def test_a_group_takes_the_largest_size_that_fits(slots):
+    size, _ = place(range(2, 9), slots)
+    assert size == min(slots, 8)
+
+
+@pytest.mark.parametrize("held", range(6))
+def test_room_that_others_keep_is_not_waited_for(held):
+    assert place(range(2, 9), 8, held)[0] == 8 - held
+
+
+def test_room_that_is_free_in_a_moment_is_waited_for():
+    assert place(range(1, 5), 4, held=4, then=0)[0] == 4
+
+
+def test_room_that_is_lost_as_soon_as_it_was_there_is_not_waited_for_again():
+    class Once(FakeRoom):
+        async def ready(self):
+            await super().ready()
+            self.nodes.slots = 1  # its node dies
+
+    async def scenario():
+        nodes = Nodes(2)
+
+        def ask(size):
+            nodes.open.append(Once(nodes, size))
+            return nodes.open[-1]
+
+        found = await asyncio.wait_for(largest_room(ask, range(1, 3), lambda _: None), 10)
+        return found.size
+
+    # What follows from the loss is found when the workers start.
+    assert asyncio.run(scenario()) == 2
+
+
+def test_the_largest_size_is_asked_for_first():
+    _, nodes = place(range(1, 1001), 2000)
+    assert nodes.asked == [1000, 1000]
+
+
+def test_few_questions_find_the_size_among_many():
+    size, nodes = place(range(1, 1001), 700, held=100)
+    assert size == 600
+    assert len(nodes.asked) < 30
+
+
+def test_below_the_least_a_group_waits_until_it_fits():
+    async def scenario():
+        nodes = Nodes(1)
+        placing = asyncio.ensure_future(largest_room(nodes.ask, range(2, 5), lambda _: None))
+        await asyncio.sleep(0)
+        done, _ = await asyncio.wait({placing}, timeout=0.2)
+        assert not done
+        nodes.slots = 2
+        nodes.changed.set()
+        return (await placing).size
+
+    assert asyncio.run(scenario()) == 2
+
+
+def test_sizes_are_whole_steps():
+    assert place(range(2, 9, 2), 7)[0] == 6
+
+
+def test_more_room_is_asked_for_one_worker_after_the_other_and_given_back():
+    async def scenario():
+        nodes = Nodes(1, held=1)
+        more = MoreRoom(lambda number: nodes.ask(1))
+        collecting = asyncio.ensure_future(more.collect(2))
+        await asyncio.sleep(0.01)
+        assert (more.count, nodes.asked) == (0, [1])
+        nodes.set_held(0)
+        await collecting
+        assert more.count == 2
+        more.give_back()
+        assert (more.count, nodes.open) == (0, [])
+
+    asyncio.run(scenario())
+
+
+def test_an_elastic_group_grows_by_whole_slices_up_to_the_most():
+    policy = ElasticScaling(
+        ScalingConfig(num_workers=(2, 6), use_tpu=True, topology="2x2x2", accelerator_type="TPU-V4")
+    )
+    first = policy.next_group()
+    assert (first.least, first.num_workers, first.step) == (2, 6, 2)
+    assert policy.wanted(2) == 4
+    assert policy.grow(2, 1) is None
+    assert policy.grow(2, 3).num_workers == 4
+    assert policy.grow(4, 9).num_workers == 6
+    assert policy.wanted(6) == 0
+
+
+def test_a_pair_as_number_of_workers_makes_an_elastic_policy():
+    assert isinstance(default_scaling(ScalingConfig(num_workers=(1, 2))), ElasticScaling)
+    fixed = default_scaling(ScalingConfig(num_workers=2))
+    assert isinstance(fixed, FixedScaling)
+    assert fixed.wanted(1) == 0
+    assert fixed.grow(1, 5) is None

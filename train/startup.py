@@ -1,0 +1,100 @@
+"""What comes before a group's train loops: its resources, its processes, a storage for all.
+
+How processes are started is in the group itself; what follows from a failure is the
+controller's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from miniray.exceptions import ActorDiedError, DeathCause
+from miniray.train.exceptions import PlacementTimeoutError, StorageNotSharedError
+from miniray.train.failures import GroupStartError, WorkerFailure
+from miniray.train.ranks import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from miniray.train.storage import RunStorage
+    from miniray.train.worker_group import WorkerGroup
+
+    #: Runs a function that blocks in a thread.
+    Blocking = Callable[..., Awaitable[Any]]
+
+#: Seconds after which the user is told that the run waits for resources.
+PLACEMENT_NOTE_AFTER = 5.0
+
+#: Seconds between two looks at whether workers that start have lost their room; nobody tells.
+ROOM_CHECK = 3.0
+
+
+async def place(
+    group: WorkerGroup, limit: float | None, note: Callable[[str], None], blocking: Blocking
+) -> None:
+    """Wait for the resources of a group, and tell the user what is missing.
+
+    Args:
+        group: The group.
+        limit: Seconds that it may wait; None is no limit.
+        note: Takes a sentence for the user.
+        blocking: Runs what blocks.
+
+    Raises:
+        PlacementTimeoutError: The resources were not free in time.
+    """
+    first = PLACEMENT_NOTE_AFTER if limit is None else min(limit, PLACEMENT_NOTE_AFTER)
+    placed = asyncio.ensure_future(group.place())
+    try:
+        await asyncio.wait({placed}, timeout=first)
+        if not placed.done():
+            note(await blocking(group.why_waiting))
+            await asyncio.wait({placed}, timeout=None if limit is None else limit - first)
+        if not placed.done():
+            why = await blocking(group.why_waiting)
+            raise PlacementTimeoutError(f"The workers were not placed in {limit:g} s. {why}")
+        await placed
+    finally:
+        placed.cancel()
+        await asyncio.gather(placed, return_exceptions=True)
+
+
+async def start(group: WorkerGroup, blocking: Blocking) -> None:
+    """Start the workers of a group that is placed, and connect them.
+
+    Raises:
+        GroupStartError: Some could not be started, or their node was lost before they were: they
+            would wait until there is room for them again, which may be never.
+    """
+    starting = asyncio.ensure_future(group.start())
+    try:
+        while not starting.done():
+            await asyncio.wait({starting}, timeout=ROOM_CHECK)
+            lost = [] if starting.done() else await blocking(group.lost_bundles)
+            if lost:
+                died = WorkerFailure.of(ActorDiedError(DeathCause.NODE_LOST))
+                raise GroupStartError(dict.fromkeys(lost, died))
+        await starting
+    finally:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+
+
+async def check_shared(group: WorkerGroup, storage: RunStorage, blocking: Blocking) -> None:
+    """Raise StorageNotSharedError if ranks do not see what is written to the storage here."""
+    token = secrets.token_hex(8)
+    await blocking(storage.write_probe, token)
+    try:
+        strangers = await group.strangers(storage, token)
+    finally:
+        await blocking(storage.delete_probe, token)
+    if strangers:
+        nodes = sorted({group.infos[rank].address for rank in strangers})
+        raise StorageNotSharedError(
+            f"The storage path {storage.storage_fs_path} is not shared by the machines of this "
+            f"run: {listed(strangers)} on {', '.join(nodes)} did not find what the controller "
+            f"had written there. Set RunConfig(storage_path=...) to a network folder or a URL "
+            f"that all machines reach."
+        )
