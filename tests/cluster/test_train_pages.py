@@ -128,6 +128,7 @@ def test_setting_the_accelerator_type(places: Any) -> None:
     assert held["GPU"] == 1
 
 
+@pytest.mark.slow
 def test_setting_the_communication_backend_and_the_network_interface(tmp_path: Path) -> None:
     def train_func() -> list[str]:
         import torch.distributed as dist
@@ -311,6 +312,7 @@ def train_func_per_worker(config: dict[str, Any]) -> None:
             print({"epoch_num": epoch, "loss": valid_loss, "accuracy": accuracy})
 
 
+@pytest.mark.slow
 def test_the_vision_transformer_of_the_tutorial_learns(tmp_path: Path) -> None:
     import torch
 
