@@ -609,8 +609,8 @@ def test_a_group_that_makes_no_progress_has_failed_with_the_stacks_of_its_ranks(
                 asking.cancel()
 
         async def _answer(self, rank):
-            controller, attempt = rank.setup.controller, rank.setup.attempt
-            if await controller.await_stack_request(attempt) and rank.rank == 0:
+            controller, attempt = rank.controller, rank.setup.attempt
+            if await controller.await_stack_request(attempt, rank.rank) and rank.rank == 0:
                 text = "Thread MainThread:\n  in all_reduce\n\nThread other:\n  in wait"
                 await controller.show_stacks(attempt, rank.rank, text)
 
@@ -662,7 +662,7 @@ def test_progress_of_one_rank_is_progress(start):
 
 def test_a_run_that_is_stopped_completes_the_checkpoint_that_is_being_uploaded(start):
     async def loop(rank):
-        controller, attempt = rank.setup.controller, rank.setup.attempt
+        controller, attempt = rank.controller, rank.setup.attempt
         place = await controller.begin_upload(attempt, rank.rank, 0, "checkpoint_000000")
         assert place.folder
         uploading.release()
