@@ -28,7 +28,7 @@ from miniray.train.failures import WorkerFailure
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-#: Seconds that the other side of a new connection gets for each part of its proof.
+#: Seconds that rank 0 gives the other side of a new connection for each part of its proof.
 PROOF_TIMEOUT = 5.0
 
 #: What a connection raises when its other end is gone, or when it was closed here.
@@ -55,13 +55,15 @@ class _Channel:
         Raises:
             multiprocessing.AuthenticationError, EOFError, OSError: The other end is no rank.
         """
-        return cls._proven(connected, secret, (deliver_challenge, answer_challenge))
+        steps = (deliver_challenge, answer_challenge)
+        return cls._proven(connected, secret, steps, PROOF_TIMEOUT)
 
     @classmethod
     def connected(cls, address: tuple[str, int], secret: bytes, timeout: float) -> _Channel:
         """The end of another rank; waits at most ``timeout`` seconds for rank 0."""
         connected = socket.create_connection(address, timeout)
-        return cls._proven(connected, secret, (answer_challenge, deliver_challenge))
+        # Rank 0 may be busy with others, and with strangers that say nothing, one at a time.
+        return cls._proven(connected, secret, (answer_challenge, deliver_challenge), timeout)
 
     @classmethod
     def _proven(
@@ -69,12 +71,13 @@ class _Channel:
         connected: socket.socket,
         secret: bytes,
         steps: tuple[Callable[[Connection, bytes], None], ...],
+        limit: float,
     ) -> _Channel:
         connected.settimeout(None)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         channel = cls(connected)
         try:
-            _limit_reads(connected, PROOF_TIMEOUT)
+            _limit_reads(connected, limit)
             for step in steps:
                 step(channel._connection, secret)
             _limit_reads(connected, 0)

@@ -167,7 +167,7 @@ def test_nothing_is_unpickled_from_who_does_not_know_the_secret():
 
 
 def test_a_stranger_who_says_nothing_is_given_up(monkeypatch):
-    monkeypatch.setattr("miniray.train.local_link.PROOF_TIMEOUT", 2.0)
+    monkeypatch.setattr("miniray.train.local_link.PROOF_TIMEOUT", 0.5)
     silent = []
     server, (client,) = connect(2, lambda address: silent.append(socket.create_connection(address)))
     client.close()
