@@ -209,8 +209,7 @@ def _replace(target: Path, write: Callable[[Path], Any]) -> None:
         try:
             write(part)
         except FileNotFoundError:
-            if part.parent.exists():
-                raise
+            # The folder may be there by now: another thread or rank makes it too.
             part.parent.mkdir(parents=True, exist_ok=True)
             write(part)
         part.replace(target)

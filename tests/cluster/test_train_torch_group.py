@@ -13,6 +13,7 @@ import miniray
 from miniray import train
 from miniray.train import (
     ControllerError,
+    FailureConfig,
     PlacementTimeoutError,
     RunConfig,
     ScalingConfig,
@@ -39,13 +40,14 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
 
     def run(loop: Any, config: Any = None, **scaling: Any) -> Result:
         torch_config = scaling.pop("torch_config", None)
+        failures = FailureConfig(controller_failure_limit=0)
         scaling.setdefault("num_workers", 2)
         return TorchTrainer(
             loop,
             train_loop_config=config,
             torch_config=torch_config,
             scaling_config=ScalingConfig(**scaling),
-            run_config=RunConfig(storage_path=tmp_path / "results"),
+            run_config=RunConfig(storage_path=tmp_path / "results", failure_config=failures),
         ).fit()
 
     return run
@@ -222,8 +224,3 @@ def test_workers_that_share_a_gpu_get_a_group_that_lets_them(fit: Any) -> None:
     value = fit(loop, use_gpu=True, resources_per_worker={"GPU": 0.5}).return_value
     assert value[0] == "gloo"
     assert len(value[1].split(",")) == 1
-
-
-def test_a_group_that_grows_and_shrinks_is_refused_until_there_are_any(fit: Any) -> None:
-    with pytest.raises(ValueError, match="num_workers=4"):
-        fit(lambda: None, num_workers=(2, 4))
