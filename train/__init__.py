@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from miniray.train.attach import stop_run
     from miniray.train.backend import Backend, BackendConfig
     from miniray.train.callbacks import (
         Callback,
@@ -110,6 +111,7 @@ _HOMES = {
     "get_context": "context",
     "get_dataset_shard": "data",
     "report": "context",
+    "stop_run": "attach",
 }
 
 #: Modules that are reached as attributes, without an import of their own.
@@ -160,6 +162,7 @@ __all__ = [
     "get_context",
     "get_dataset_shard",
     "report",
+    "stop_run",
 ]
 
 

@@ -25,8 +25,9 @@ from miniray.train.exceptions import CallbackError
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.growth import Growth
 from miniray.train.hangs import watch_for_hang
+from miniray.train.outcome import RunOutcome
 from miniray.train.policies import FailureDecision, GroupFailure
-from miniray.train.progress_feed import Progress, ProgressFeed, Row
+from miniray.train.progress_feed import ProgressFeed, Row
 from miniray.train.rank_calls import RankCalls
 from miniray.train.rank_logs import RankLogs
 from miniray.train.recorder import RunRecorder
@@ -38,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from miniray.train.backend import Backend
-    from miniray.train.checkpoint_book import CheckpointRecord
     from miniray.train.config import RunConfig, ScalingConfig
     from miniray.train.controller_client import Carrier
     from miniray.train.policies import FailurePolicy, ScalingDecision, ScalingPolicy
+    from miniray.train.progress_feed import Progress, Seen
     from miniray.train.storage import RunStorage
     from miniray.train.worker import WorkerOutcome
     from miniray.train.worker_group import WorkerGroup
@@ -75,29 +76,8 @@ class RunSpec:
     hang_timeout: float | None = None
     #: What the user configured, as JSON values for a person to read.
     configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class RunOutcome:
-    """How a run ended.
-
-    Attributes:
-        state: FINISHED, ERRORED or ABORTED.
-        metrics: Metrics of the last step, None if there was none.
-        checkpoints: Checkpoints that were kept, the best last.
-        return_value: What rank 0's train loop returned, pickled; empty for None.
-        message: For ERRORED by workers, what happened on each rank.
-        worker_failures: For ERRORED by workers, the failure of each rank.
-        controller_failure: For ERRORED otherwise, the failure.
-    """
-
-    state: RunState
-    metrics: dict[str, Any] | None
-    checkpoints: list[CheckpointRecord]
-    return_value: bytes
-    message: str
-    worker_failures: dict[int, WorkerFailure]
-    controller_failure: WorkerFailure | None
+    #: Tells it from other runs of the same name; a controller that was started again keeps it.
+    run_id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
 
 def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
@@ -130,7 +110,7 @@ class TrainController(RankCalls):
         assert spec.run_config.checkpoint_config is not None
         assert spec.run_config.logging_config is not None
         spec.run_config.logging_config.apply()
-        self._token = secrets.token_hex(16)
+        self._token = f"{spec.run_id}-{secrets.token_hex(8)}"
         self._recorder = RunRecorder(
             storage, spec.run_config.checkpoint_config, self._callbacks, self._token
         )
@@ -149,7 +129,9 @@ class TrainController(RankCalls):
         self._growth = Growth(spec.scaling_policy, interval)
         self._size = 0  # world size of the group that was connected last
         self._message = ""
+        self._failure: WorkerFailure | None = None
         self._machine: asyncio.Task[None] | None = None
+        self._stop_asked = False
         # One thread, so that what is stored is stored in order.
         self._io = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="train-io")
 
@@ -165,29 +147,28 @@ class TrainController(RankCalls):
         """
         recording = asyncio.create_task(self._record_steps())
         self._machine = asyncio.create_task(self._go_through_states(carrier, loop[0]))
+        if self._stop_asked:
+            self._machine.cancel()
         watching = asyncio.create_task(watch_hooks(self._callbacks, self._spec.name))
-        failure = None
         try:
             await self._first_of(self._machine, recording)
         except asyncio.CancelledError:
             try:
                 await self._move(RunState.ABORTED)
             except CallbackError as error:
-                failure = WorkerFailure.of(error)
-                await self._fail()
+                self._fail(error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
-            failure = WorkerFailure.of(error)
-            await self._fail()
+            self._fail(error)
         finally:
             await _end(self._machine)
             await self._record_rest(recording)
             await self._stop_group(graceful=self._state is RunState.FINISHED)
-        outcome = await self._finish(failure)
+        outcome = await self._finish()
         await _end(watching)
         return outcome
 
-    async def progress(self, seen: int) -> Progress:
-        """Wait for news of the run that follow the version seen."""
+    async def progress(self, seen: Seen) -> Progress:
+        """Wait for news of the run that a driver does not have."""
         return await self._feed.after(seen)
 
     async def abort(self) -> None:
@@ -195,6 +176,7 @@ class TrainController(RankCalls):
 
         ``run`` returns when everything has ended.
         """
+        self._stop_asked = True
         if self._attempt is not None:
             await self._attempt.drain()
         if self._machine is not None:
@@ -219,12 +201,22 @@ class TrainController(RankCalls):
         return RunState.SCHEDULING
 
     def _open(self) -> None:
+        self._take_up(self._spec.storage.run_facts())
         self._write_facts()
         configuration = json.dumps(dict(self._spec.configuration), indent=1)
         self._spec.storage.write_text("config.json", configuration)
         self._logs.open()
         self._recorder.open()
         self._callbacks.start()
+
+    def _take_up(self, facts: Mapping[str, Any]) -> None:
+        """Count on from where an earlier controller of this run was when it was killed."""
+        if facts.get("run_id") == self._spec.run_id:
+            # Its ranks may live for a moment: no attempt of this one has a number of theirs.
+            self._attempts = int(facts.get("attempts", 0))
+            self._worker_failures = int(facts.get("worker_failures", 0))
+            self._start_failures = int(facts.get("start_failures", 0)) + 1
+            self._started = float(facts.get("started", self._started))
 
     async def _schedule(self) -> RunState:
         spec = self._spec
@@ -317,8 +309,7 @@ class TrainController(RankCalls):
         self._unsafe_names |= self._attempt.unfinished_uploads()
         await self._blocking(self._recorder.clear_incomplete, self._attempt.next_number)
         # Whatever ends workers at once at their start is given time to go by.
-        lost = self._starts_lost_in_a_row
-        await asyncio.sleep(min(MOST_PAUSE, 0.5 * 2 ** min(lost - 2, 10)) if lost > 1 else 0)
+        await asyncio.sleep(pause_after(self._starts_lost_in_a_row))
         return RunState.SCHEDULING
 
     async def _judge_failure(self, *, at_start: bool = False) -> RunState:
@@ -381,11 +372,15 @@ class TrainController(RankCalls):
         check_transition(old, state)
         self._state = state
         self._feed.set_state(state)
+        if state is RunState.RUNNING:
+            await self._blocking(self._note_running)
         if self._callbacks:
             await self._blocking(self._callbacks.tell, "on_state_change", old, state)
 
-    async def _fail(self) -> None:
+    def _fail(self, error: BaseException) -> None:
         """End in ERRORED without asking callbacks, which may be what failed."""
+        self._failure = WorkerFailure.of(error)
+        self._message = self._failure.summary
         self._state = RunState.ERRORED
         self._feed.set_state(RunState.ERRORED)
 
@@ -396,9 +391,7 @@ class TrainController(RankCalls):
             await group.stop(graceful=graceful)
             self._logs.keep(group.infos)
 
-    async def _finish(self, failure: WorkerFailure | None) -> RunOutcome:
-        if failure is not None:
-            self._message = failure.summary
+    async def _finish(self) -> RunOutcome:
         aborted = self._state is RunState.ABORTED
         await self._logs.close(rank_logs.ABORT_TIMEOUT if aborted else rank_logs.TIMEOUT)
         # Callbacks end first, so that what is stored of the run includes what they raise.
@@ -407,13 +400,16 @@ class TrainController(RankCalls):
                 await self._blocking(ending)
             except Exception as error:  # noqa: PERF203 - the driver is told of the first failure
                 logger.debug("Run %s ended incompletely.", self._spec.name, exc_info=True)
-                if failure is None:
-                    failure = WorkerFailure.of(error)
-                    self._message = failure.summary
+                if self._failure is None:
+                    self._failure = WorkerFailure.of(error)
+                    self._message = self._failure.summary
                 self._state = RunState.ERRORED
         self._io.shutdown(wait=False)
+        return self._outcome()
+
+    def _outcome(self) -> RunOutcome:
         attempt = self._attempt
-        by_workers = self._state is RunState.ERRORED and failure is None
+        by_workers = self._state is RunState.ERRORED and self._failure is None
         return RunOutcome(
             state=self._state,
             metrics=self._recorder.latest_metrics,
@@ -421,7 +417,7 @@ class TrainController(RankCalls):
             return_value=attempt.return_value if attempt is not None else b"",
             message=self._message,
             worker_failures=attempt.failures if attempt is not None and by_workers else {},
-            controller_failure=failure,
+            controller_failure=self._failure,
         )
 
     def _end_callbacks(self) -> None:
@@ -431,16 +427,29 @@ class TrainController(RankCalls):
     def _close(self) -> None:
         if self._recorder.owned:
             self._recorder.close()
+            self._keep_outcome(self._outcome())
             self._write_facts()
+
+    def _keep_outcome(self, outcome: RunOutcome) -> None:
+        """Store how the run ended; here the driver hears it, and nobody else has to."""
+
+    def _note_running(self) -> None:
+        """Store that ranks run now, so that whoever is killed leaves a run that has not ended."""
+        self._spec.storage.require_owner(self._token)
+        self._write_facts()
 
     def _write_facts(self) -> None:
         self._spec.storage.write_run_facts(
             {
                 "name": self._spec.name,
+                "run_id": self._spec.run_id,
                 "token": self._token,
                 "state": self._state.value,
                 "started": self._started,
                 "written": time.time(),
+                "attempts": self._attempts,
+                "worker_failures": self._worker_failures,
+                "start_failures": self._start_failures,
                 "error": self._message if self._state is RunState.ERRORED else None,
             }
         )
@@ -458,6 +467,11 @@ class TrainController(RankCalls):
             await asyncio.wait({machine})
             recording.result()
         machine.result()
+
+
+def pause_after(lost: int) -> float:
+    """Seconds to wait before a start, when so many were lost."""
+    return min(MOST_PAUSE, 0.5 * 2.0 ** min(lost - 2, 10)) if lost > 1 else 0
 
 
 async def _wait_at_most(waiting: Coroutine[Any, Any, Any], timeout: float) -> None:

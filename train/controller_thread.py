@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from miniray.train.controller import TrainController
 from miniray.train.exceptions import ControllerLostError
 from miniray.train.progress import Pace, make_display
+from miniray.train.progress_feed import Seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.train.controller import RunOutcome, RunSpec
+    from miniray.train.controller import RunSpec
+    from miniray.train.outcome import RunOutcome
     from miniray.train.policies import ScalingDecision
     from miniray.train.worker_group import WorkerGroup
 
@@ -124,11 +126,11 @@ class ControllerThread:
     async def _show(self) -> None:
         # Lines, also on a terminal: a debugger in the train loop needs the screen.
         display, pace = make_display(self._name, self._user_callbacks, live=False), Pace()
-        seen, over = 0, False
+        seen, over = Seen(), False
         while not over:
             progress = await self._controller.progress(seen)
             display.show(progress)
-            seen, over = progress.version, progress.state.terminal
+            seen, over = progress.seen, progress.state.terminal
             if not over:
                 await asyncio.sleep(pace.delay())
         display.close()

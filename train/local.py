@@ -13,13 +13,13 @@ import dataclasses
 import queue
 from typing import TYPE_CHECKING, Any, cast
 
-from miniray.train.controller import RunOutcome
 from miniray.train.controller_thread import ControllerThread
 from miniray.train.exceptions import ControllerLostError
 from miniray.train.failures import WorkerFailure, describe
 from miniray.train.filesystem import refuse_memory
 from miniray.train.local_group import Arrival, LocalGroup, OtherRanks, info_of_this_process
 from miniray.train.local_link import LinkClient, LinkServer
+from miniray.train.outcome import RunOutcome
 from miniray.train.policies import FailureDecision, FailurePolicy, ScalingDecision, ScalingPolicy
 from miniray.train.state import RunState
 from miniray.train.worker import TrainWorker

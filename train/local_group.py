@@ -21,9 +21,9 @@ from miniray.train.worker import WorkerOutcome
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.train.controller import RunOutcome
     from miniray.train.controller_client import Carrier
     from miniray.train.controller_thread import ControllerThread
+    from miniray.train.outcome import RunOutcome
     from miniray.train.session import SessionSetup
     from miniray.train.storage import RunStorage
 

@@ -1,7 +1,7 @@
-"""What the driver is told of a run: kept here until it asks, and sent when there is news.
+"""What drivers are told of a run: kept here until they ask, and sent when there is news.
 
-Holds the newest facts only, so a driver that looks seldom misses rows of
-metrics but never the state.
+Several drivers may follow one run, each from where it is. Only the newest facts are kept, so
+one that looks seldom misses rows of metrics but never the state.
 """
 
 from __future__ import annotations
@@ -9,15 +9,34 @@ from __future__ import annotations
 import asyncio
 import collections
 import dataclasses
-from typing import TYPE_CHECKING, Any
+import itertools
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.train.state import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: At most so many rows of metrics are sent at once; of more, the newest.
+#: So many rows of metrics, and so many remarks, are kept; of more, the newest.
 MAX_ROWS = 50
+MAX_NOTES = 50
+
+
+class Seen(NamedTuple):
+    """How far a reader is; a new one has seen nothing.
+
+    Attributes:
+        feed: Id of the feed. A controller that was started again has another one.
+        version: Counts what was told.
+        rows: How many rows there were by then.
+        notes: How many remarks.
+    """
+
+    feed: str = ""
+    version: int = 0
+    rows: int = 0
+    notes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +53,14 @@ class Progress:
     """News of a run.
 
     Attributes:
-        version: To be given to ``after`` to get what follows.
+        seen: To be given to ``after`` to get what follows.
         state: Where the run stands.
         rows: New rows, oldest first, at most ``MAX_ROWS``.
         skipped: How many rows before them were left out.
         notes: New remarks, as sentences.
     """
 
-    version: int
+    seen: Seen
     state: RunState
     rows: list[Row]
     skipped: int
@@ -49,14 +68,13 @@ class Progress:
 
 
 class ProgressFeed:
-    """Collects news for one reader."""
+    """Keeps the news of one run."""
 
     def __init__(self) -> None:
-        self._version = 0
         self._state = RunState.INITIALIZING
         self._rows: collections.deque[Row] = collections.deque(maxlen=MAX_ROWS)
-        self._new_rows = 0
-        self._notes: list[str] = []
+        self._notes: collections.deque[str] = collections.deque(maxlen=MAX_NOTES)
+        self._now = Seen(feed=secrets.token_hex(4))
         self._changed = asyncio.Event()
 
     def set_state(self, state: RunState) -> None:
@@ -66,27 +84,32 @@ class ProgressFeed:
 
     def add_rows(self, rows: Iterable[Row]) -> None:
         """Tell of new rows."""
-        for row in rows:
-            self._rows.append(row)
-            self._new_rows += 1
-        self._publish()
+        new = list(rows)
+        self._rows.extend(new)
+        self._publish(rows=len(new))
 
     def note(self, text: str) -> None:
         """Tell a remark, as a sentence."""
         self._notes.append(text)
-        self._publish()
+        self._publish(notes=1)
 
-    async def after(self, version: int) -> Progress:
-        """Wait for news that the reader of this version does not have; 0 has none."""
-        while self._version <= version:
-            self._changed.clear()
+    async def after(self, seen: Seen) -> Progress:
+        """Wait for news that the reader does not have."""
+        if seen.feed != self._now.feed:
+            seen = Seen(self._now.feed)
+        while self._now.version <= seen.version:
             await self._changed.wait()
-        rows, notes = list(self._rows), self._notes
-        skipped = self._new_rows - len(rows)
-        self._rows.clear()
-        self._new_rows, self._notes = 0, []
-        return Progress(self._version, self._state, rows, skipped, notes)
+        new_rows = self._now.rows - seen.rows
+        rows = _last(self._rows, new_rows)
+        notes = _last(self._notes, self._now.notes - seen.notes)
+        return Progress(self._now, self._state, rows, new_rows - len(rows), notes)
 
-    def _publish(self) -> None:
-        self._version += 1
-        self._changed.set()
+    def _publish(self, rows: int = 0, notes: int = 0) -> None:
+        feed, version, old_rows, old_notes = self._now
+        self._now = Seen(feed, version + 1, old_rows + rows, old_notes + notes)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _last(items: collections.deque[Any], count: int) -> list[Any]:
+    return list(itertools.islice(items, max(0, len(items) - count), None))

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
+import pickle
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.checkpoint_book import lookup, score
 from miniray.train.exceptions import TrainingFailedError
 from miniray.train.metrics_log import flatten, read_rows
+from miniray.train.outcome import make_error, read_outcome
 from miniray.train.progress import format_value
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from miniray.train.checkpoint import Checkpoint
+    from miniray.train.outcome import RunOutcome
+
+logger = logging.getLogger(__name__)
 
 #: A printed result names this many checkpoints, and this many characters of a value.
 _SHOWN, _WIDTH = 5, 200
@@ -42,6 +49,7 @@ class Result:
     best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]]
     return_value: Any = None
     _storage: RunStorage | None = None
+    _unfinished: str = ""
 
     @property
     def filesystem(self) -> Any:
@@ -99,6 +107,10 @@ class Result:
     def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
         """The results in the folder of a run.
 
+        Of a detached run these are also its return value and the exceptions of its ranks. They
+        are unpickled: read the folders of runs that you trust. A run that has not ended, or was
+        killed with its driver, has no error; its text tells its state.
+
         Args:
             path: The folder of the run: a local path, a URL, or a path on ``storage_filesystem``.
             storage_filesystem: An fsspec or pyarrow filesystem, or None.
@@ -114,22 +126,26 @@ class Result:
         facts = storage.run_facts()
         rows = read_rows(storage)
         records = storage.records()
-        failed = facts.get("state") == RunState.ERRORED.value
+        outcome = read_outcome(storage, str(facts.get("run_id")))
         # A run that was killed early may have checkpoints and no rows.
         newest = dict(records[-1].metrics) if records else None
         return cls(
             metrics=rows[-1]["metrics"] if rows else newest,
             checkpoint=storage.checkpoint(records[-1].name) if records else None,
-            error=TrainingFailedError(facts.get("error")) if failed else None,
+            error=_error(facts, outcome),
             path=storage.path,
             best_checkpoints=[
                 (storage.checkpoint(record.name), dict(record.metrics)) for record in records
             ],
+            return_value=_return_value(storage, outcome),
             _storage=storage,
+            _unfinished=_unfinished(facts) if outcome is None else "",
         )
 
     def __repr__(self) -> str:
         lines = [f"path: {self.path}"]
+        if self._unfinished:
+            lines.append(f"state: {self._unfinished}")
         if self.error is not None:
             lines.append(f"error: {type(self.error).__name__}: {self.error}")
         if self.metrics is None:
@@ -149,6 +165,35 @@ class Result:
         if self.return_value is not None:
             lines.append(f"return value: {_short(repr(self.return_value))}")
         return "Result of a training run\n" + "\n".join(f"  {line}" for line in _indent(lines))
+
+
+def _error(facts: Mapping[str, Any], outcome: RunOutcome | None) -> TrainingFailedError | None:
+    if outcome is not None:
+        return make_error(outcome)
+    if facts.get("state") == RunState.ERRORED.value:
+        return TrainingFailedError(facts.get("error"))
+    return None
+
+
+def _return_value(storage: RunStorage, outcome: RunOutcome | None) -> Any:
+    if outcome is None or not outcome.return_value:
+        return None
+    try:
+        return pickle.loads(outcome.return_value)
+    except Exception:  # its class may not be here, and may raise anything
+        logger.warning("The return value of %s can't be loaded.", storage.path, exc_info=True)
+        return None
+
+
+def _unfinished(facts: Mapping[str, Any]) -> str:
+    """What to say of a run that has not ended by itself; empty for others."""
+    state = facts.get("state")
+    if state not in {each.value for each in RunState if not each.terminal}:
+        return ""
+    return (
+        f"{state} when this was last written; the run goes on, or was killed. fit() with the same "
+        f"name and storage path takes it up"
+    )
 
 
 def _indent(lines: list[str]) -> list[str]:

@@ -99,7 +99,9 @@ class Session:
         self.ranks = ranks
         self._setup = setup
         self._controller = ControllerClient(carrier, setup.attempt, ranks.world_rank)
-        self._lock = threading.Lock()
+        #: Reentrant, so that a signal handler that reports is told instead of waiting for itself.
+        self._lock = threading.RLock()
+        self._reporting = False
         self._reported = 0
         self._newest = (-1, setup.checkpoint)  # index of the report and the checkpoint
         self._uploads = BackgroundUploads()
@@ -119,20 +121,33 @@ class Session:
         """Upload the checkpoint if there is one, or have it uploaded, then send the report."""
         plain = plain_metrics(metrics)
         with self._lock:
-            self._uploads.raise_failure()
-            index = self._reported
-            if given is None:
-                self._send(index, Report(plain))
-            elif given.mode is CheckpointUploadMode.ASYNC:
-                self._uploads.submit(functools.partial(self._upload_later, index, plain, given))
-            else:
-                try:
-                    upload = self._upload(index, given)
-                except BaseException:
-                    self._controller.upload_failed(index, None)
-                    raise
-                self._send(index, Report(plain, upload))
-            self._reported += 1
+            if self._reporting:
+                raise RuntimeError(
+                    "report() was called while another report() of this thread has not returned, "
+                    "as by a signal handler during the upload of a checkpoint. Have the handler "
+                    "set a flag, and report in the train loop when it is set."
+                )
+            self._reporting = True
+            try:
+                self._report(plain, given)
+            finally:
+                self._reporting = False
+
+    def _report(self, plain: dict[str, Any], given: CheckpointReport | None) -> None:
+        self._uploads.raise_failure()
+        index = self._reported
+        if given is None:
+            self._send(index, Report(plain))
+        elif given.mode is CheckpointUploadMode.ASYNC:
+            self._uploads.submit(functools.partial(self._upload_later, index, plain, given))
+        else:
+            try:
+                upload = self._upload(index, given)
+            except BaseException:
+                self._controller.upload_failed(index, None)
+                raise
+            self._send(index, Report(plain, upload))
+        self._reported += 1
 
     def finish(self) -> None:
         """Wait until all uploads have ended and the controller has every report."""

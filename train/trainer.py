@@ -14,26 +14,22 @@ from miniray.train.config import RunConfig, ScalingConfig, default_run_name, ins
 from miniray.train.data.adapt import adapt_all
 from miniray.train.data.config import DataConfig
 from miniray.train.data.shards import Datasets
-from miniray.train.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
 from miniray.train.filesystem import refuse_memory
-from miniray.train.local_mode import is_local
+from miniray.train.local_mode import LOCAL_VARIABLE, is_local
+from miniray.train.outcome import make_error
 from miniray.train.policies import LimitedRetries, default_scaling
-from miniray.train.progress import Pace, make_display
 from miniray.train.result import Result
 from miniray.train.run_description import describe_run
-from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
 from miniray.train.worker import TrainLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from miniray.train.controller import RunOutcome, RunSpec
+    from miniray.train.controller import RunSpec
+    from miniray.train.outcome import RunOutcome
 
 logger = logging.getLogger(__name__)
-
-#: Seconds that a run gets to end after Ctrl-C, before its controller is killed.
-ABORT_TIMEOUT = 10.0
 
 _REFUSED = {
     "metadata": "Put the values into train_loop_config, or into checkpoints with set_metadata().",
@@ -94,7 +90,9 @@ class DataParallelTrainer:
 
         Starts an embedded cluster if this process is attached to none; not so in local mode
         (``num_workers=0`` or ``MINIRAY_TRAIN_LOCAL=1``), where the train loop runs in this
-        process. Ctrl-C stops the run after the uploads that have begun, twice at once.
+        process. Ctrl-C stops the run after the uploads that have begun, twice at once. If this
+        process ends otherwise, so does the run, unless it is detached: then it goes on, and
+        ``fit()`` with the same name and storage path follows it until it ends.
 
         Returns:
             The results.
@@ -103,14 +101,19 @@ class DataParallelTrainer:
             WorkerGroupError: Workers failed more often than ``FailureConfig`` allows.
             ControllerError: Storage, a callback or the runtime failed.
             KeyboardInterrupt: The user stopped the run.
+            ValueError: A detached run without a cluster that outlives this process, or one whose
+                train loop holds refs of this process.
         """
+        from miniray.train.attach import run_detached
+        from miniray.train.driver import run_on_cluster
         from miniray.train.local import LocalEnd, run_locally
 
         spec = self._make_spec()
         if is_local(self.scaling_config):
             end = run_locally(spec, self._loop)
         else:
-            end = LocalEnd(_run_controller(spec, self._loop), spec.storage, None)
+            run = run_detached if self.run_config.detached else run_on_cluster
+            end = LocalEnd(run(spec, self._loop), spec.storage, None)
         error = make_error(end.outcome)
         if error is not None:
             raise error from end.error
@@ -124,6 +127,11 @@ class DataParallelTrainer:
         assert failures is not None
         name = config.name or default_run_name()
         storage = RunStorage(config.storage_url, name, config.storage_filesystem)
+        if is_local(self.scaling_config) and config.detached:
+            raise ValueError(
+                "RunConfig(detached=True) has no meaning in local mode (num_workers=0 or "
+                f"{LOCAL_VARIABLE}=1): the run is this process. Leave it out, or give workers."
+            )
         if not is_local(self.scaling_config):
             refuse_memory(storage.filesystem, config.storage_url)
         return RunSpec(
@@ -189,92 +197,6 @@ def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
     if config is not None:
         logger.warning("train_loop_config is not used: %r takes no parameter.", function)
     return TrainLoop(function, ())
-
-
-def _run_controller(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
-    import miniray
-    from miniray.train.controller import TrainController
-    from miniray.train.controller_client import ActorCarrier
-    from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    loop = dataclasses.replace(loop, datasets=loop.datasets.published(miniray.put))
-    loop_ref = miniray.put(loop)
-    resources = spec.scaling_config.controller_resources
-    node_id = miniray.get_runtime_context().get_node_id()
-    controller = (
-        miniray.remote(TrainController)
-        .options(
-            # Each rank may have a call that waits here, beside those that end it.
-            max_concurrency=1_000_000,
-            num_cpus=resources.pop("CPU", 0),
-            num_gpus=resources.pop("GPU", 0),
-            memory=resources.pop("memory", None),
-            resources=resources,
-            # Near the driver, whose storage path it uses; elsewhere if there is no room.
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
-        )
-        .remote(spec)
-    )
-    run = controller.run.remote(ActorCarrier(controller), [loop_ref])
-    try:
-        _follow(spec, controller, run)
-        outcome: RunOutcome = miniray.get(run)
-        return outcome
-    except KeyboardInterrupt:
-        _abort(controller, run)
-        raise
-    except miniray.exceptions.MinirayError as error:
-        raise ControllerError(error) from error
-    finally:
-        miniray.kill(controller)
-
-
-def _follow(spec: RunSpec, controller: Any, run: Any) -> None:
-    """Show the progress of a run until it ends."""
-    import miniray
-
-    display = make_display(spec.name, spec.run_config.callbacks or ())
-    pace = Pace()
-    seen, over = 0, False
-    try:
-        while not over:
-            progress = miniray.get(controller.progress.remote(seen))
-            display.show(progress)
-            seen, over = progress.version, progress.state.terminal
-            miniray.wait([run], timeout=pace.delay())
-    finally:
-        display.close()
-
-
-def _abort(controller: Any, run: Any) -> None:
-    """Stop a run and wait until its workers have ended.
-
-    Raises:
-        KeyboardInterrupt: The user does not want to wait for uploads that have begun.
-    """
-    import miniray
-
-    logger.warning(
-        "Stopping the run once the checkpoints that are being uploaded are complete. "
-        "Press Ctrl-C again to stop at once."
-    )
-    stopping = controller.abort.remote()
-    miniray.wait([stopping, run])
-    ended, _ = miniray.wait([run], timeout=ABORT_TIMEOUT)
-    if not ended:
-        logger.warning("The run did not end within %s s and is killed.", ABORT_TIMEOUT)
-
-
-def make_error(outcome: RunOutcome) -> TrainingFailedError | None:
-    """The error of a run that failed."""
-    if (failure := outcome.controller_failure) is not None:
-        return ControllerError(failure.exception(), failure.traceback)
-    if outcome.state is RunState.ERRORED:
-        failures = {rank: failure.exception() for rank, failure in outcome.worker_failures.items()}
-        return WorkerGroupError(outcome.message, failures)
-    if outcome.state is RunState.ABORTED:
-        return TrainingFailedError("The run was stopped before it had finished.")
-    return None
 
 
 def make_result(outcome: RunOutcome, storage: RunStorage) -> Result:

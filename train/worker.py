@@ -15,6 +15,7 @@ from miniray.train import context
 from miniray.train.controller_client import ControllerClient
 from miniray.train.data.shards import Datasets, Shards, set_shards
 from miniray.train.failures import WorkerFailure
+from miniray.train.packed import PackedLoop
 from miniray.train.rank_logs import output_of_this_process
 from miniray.train.ranks import WorkerInfo
 from miniray.train.session import Session
@@ -104,9 +105,14 @@ class TrainWorker:
         """Whether this process sees what the controller has written to the storage."""
         return storage.has_probe(token)
 
-    def run(self, loop: TrainLoop, setup: SessionSetup, carrier: Carrier) -> WorkerOutcome:
+    def run(
+        self, loop: TrainLoop | PackedLoop, setup: SessionSetup, carrier: Carrier
+    ) -> WorkerOutcome:
         """Run the train loop to its end; what it raises is part of the outcome."""
         import cloudpickle
+
+        if isinstance(loop, PackedLoop):
+            loop = loop.load()
 
         assert self._ranks is not None
         session = Session(setup, self._ranks, carrier)

@@ -140,6 +140,11 @@ def _check_others(others: Mapping[str, Any], known: set[str]) -> None:
         )
 
 
+def is_network_address(address: str) -> bool:
+    """Whether this is the address of a cluster that others can join, and no embedded one's."""
+    return _ADDRESS.fullmatch(address) is not None
+
+
 def _check_address(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise check.wrong_type(name, value, '"local", "auto" or "host:port"')

@@ -132,7 +132,9 @@ class ActorDirectory:
         self._actors[actor.id] = actor
         if actor.name is not None:
             self._names[actor.name] = actor
-        if not actor.spec["detached"]:
+        if actor.spec["detached"]:
+            self._jobs.hold(actor.job_id)
+        else:
             self._owned.setdefault(actor.owner, set()).add(actor.id)
         self._subscribers.came(actor.id)
 
@@ -400,6 +402,8 @@ class ActorDirectory:
         owned = self._owned.get(actor.owner)
         if owned is not None:
             owned.discard(actor.id)
+        if actor.spec["detached"]:
+            self._jobs.release(actor.job_id)
         spec = actor.spec
         self._dead[actor.id] = DeadActor(death, spec["name"] or "", spec["namespace"] or "")
         if len(self._dead) > _REMEMBERED:

@@ -37,6 +37,10 @@ class JobDirectory:
         self._jobs: dict[bytes, Job] = {}
         self._by_driver: dict[bytes, Job] = {}
         self._ended: collections.deque[bytes] = collections.deque()
+        #: How many detached actors each has: what those start, needs to know of it.
+        self._holders: collections.Counter[bytes] = collections.Counter()
+        #: Jobs that ended long ago and have detached actors.
+        self._kept: set[bytes] = set()
 
     def started(self, job_id: bytes, driver: bytes, node_id: bytes, pid: int, details: str) -> Job:
         """A driver attached.
@@ -86,7 +90,27 @@ class JobDirectory:
         job = self._by_driver.pop(process_id, None)
         if job is not None:
             job.ended = time.time()
-            self._ended.append(job.id)
-            if len(self._ended) > _REMEMBERED:
-                self._jobs.pop(self._ended.popleft(), None)
+            self._enter_ended(job.id)
         return job
+
+    def hold(self, job_id: bytes) -> None:
+        """A detached actor of a job was made: the job is remembered until that is dead."""
+        self._holders[job_id] += 1
+
+    def release(self, job_id: bytes) -> None:
+        """A detached actor of a job is dead."""
+        self._holders[job_id] -= 1
+        if self._holders[job_id] == 0:
+            del self._holders[job_id]
+            if job_id in self._kept:
+                self._kept.discard(job_id)
+                self._enter_ended(job_id)
+
+    def _enter_ended(self, job_id: bytes) -> None:
+        self._ended.append(job_id)
+        if len(self._ended) > _REMEMBERED:
+            oldest = self._ended.popleft()
+            if oldest in self._holders:
+                self._kept.add(oldest)
+            else:
+                self._jobs.pop(oldest, None)

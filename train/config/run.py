@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from miniray.train.config.checks import (
     NOT_GIVEN,
+    check_flag,
     check_folder_name,
     instance_of,
     is_amount,
@@ -88,7 +89,9 @@ class FailureConfig:
             checkpoint, after some of them failed. 0: never; -1: without end.
         controller_failure_limit: How many times the controller begins again after processes or
             nodes were lost while it started the workers; from the second time on after a pause.
-            These do not count as ``max_failures``. 0: never; -1: without end.
+            These do not count as ``max_failures``. In a detached run it is also how many times a
+            controller that was killed or lost with its node is started again, which counts as one
+            of them; the run goes on from its newest checkpoint. 0: never; -1: without end.
         hang_timeout_s: Seconds without progress after which the workers count as hung, such as in
             a collective call that one of them never makes. Progress is a report, the beginning or
             end of an upload, or a call of ``collective`` on any rank, so this has to be longer
@@ -200,6 +203,12 @@ class RunConfig:
         failure_policy: Decides whether the run goes on after a failure. Default: by the limits of
             ``failure_config``.
         scaling_policy: Decides how many workers a group has. Default: by ``ScalingConfig``.
+        detached: The run outlives its driver, in a cluster that was started with ``miniray start``:
+            when the driver is killed or loses its terminal, the run goes on, and ``fit()`` with
+            the same name and storage path follows it to its end. One name in one storage path is
+            one run: a driver that comes while it runs starts no second one. Ctrl-C in a driver
+            that follows the run stops it, as does ``train.stop_run``. How it ended is in the
+            run's folder, for ``Result.from_path``. Ray has no such option; a job does it there.
         sync_config: Refused, as the four below: they were Ray Tune's.
         verbose: Refused.
         stop: Refused.
@@ -220,6 +229,7 @@ class RunConfig:
     logging_config: LoggingConfig | None = None
     failure_policy: FailurePolicy | None = None
     scaling_policy: ScalingPolicy | None = None
+    detached: bool = False
     sync_config: dataclasses.InitVar[Any] = NOT_GIVEN
     verbose: dataclasses.InitVar[Any] = NOT_GIVEN
     stop: dataclasses.InitVar[Any] = NOT_GIVEN
@@ -250,6 +260,7 @@ class RunConfig:
             "checkpoint_config", self.checkpoint_config, CheckpointConfig
         )
         self.logging_config = instance_of("logging_config", self.logging_config, LoggingConfig)
+        check_flag("RunConfig(detached", self.detached)
         self._check_callbacks()
         self._check_policies()
         self._check_storage()

@@ -104,8 +104,10 @@ def _fetch(source: Any) -> Any:
     if not isinstance(source, ObjectRef):
         return source
     import miniray
+    from miniray.train.packed import Packed
 
-    return miniray.get(source)
+    found = miniray.get(source)
+    return found.load() if isinstance(found, Packed) else found
 
 
 _shards: Shards | None = None

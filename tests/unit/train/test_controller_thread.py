@@ -13,6 +13,7 @@ from miniray.train import Backend, ControllerLostError, RunConfig, ScalingConfig
 from miniray.train.controller import RunSpec
 from miniray.train.controller_thread import ControllerThread
 from miniray.train.policies import FixedScaling, LimitedRetries
+from miniray.train.progress_feed import Seen
 from miniray.train.reports import Report
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
@@ -87,7 +88,8 @@ def test_a_run_that_has_ended_takes_no_calls(run):
 
 
 def test_a_call_that_waits_when_the_run_ends_is_answered(run):
-    news = run.thread.call("progress", 1000)
+    seen = run.thread.call("progress", Seen()).result(30).seen
+    news = run.thread.call("progress", seen._replace(version=1000))
     run.finish()
     assert run.wait()
     with pytest.raises(ControllerLostError, match="Run run has ended"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import pickle
 import re
@@ -37,6 +38,7 @@ from miniray.train.policies import (
     ScalingPolicy,
     default_scaling,
 )
+from miniray.train.progress_feed import Seen
 from miniray.train.ranks import WorkerInfo
 from miniray.train.reports import Report, Upload
 from miniray.train.state import RunState
@@ -253,7 +255,7 @@ def test_ranks_may_report_metrics_alone_a_different_number_of_times(start):
     async def scenario():
         controller = start()
         outcome = await controller.run(controller, [loop])
-        return outcome, await controller.progress(0)
+        return outcome, await controller.progress(Seen())
 
     outcome, progress = asyncio.run(scenario())
     assert outcome.state is RunState.FINISHED
@@ -948,10 +950,10 @@ def test_the_driver_is_told_of_states_and_rows(start):
     async def scenario():
         controller = start()
         ended = asyncio.ensure_future(controller.run(controller, [loop]))
-        news, seen = [], 0
+        news, seen = [], Seen()
         while not news or not news[-1].state.terminal:
             news.append(await controller.progress(seen))
-            seen = news[-1].version
+            seen = news[-1].seen
         await ended
         return news
 
@@ -986,10 +988,10 @@ def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkey
             make_group=lambda _, decision: WaitingGroup(decision.num_workers, groups)
         )
         ended = asyncio.ensure_future(controller.run(controller, [None]))
-        notes, seen = [], 0
+        notes, seen = [], Seen()
         while not notes:
             progress = await controller.progress(seen)
-            notes, seen = progress.notes, progress.version
+            notes, seen = progress.notes, progress.seen
         await controller.abort()
         return notes, (await ended).state, groups[0].stopped
 
@@ -1018,3 +1020,53 @@ def test_workers_that_are_not_placed_in_time_end_the_run(start, monkeypatch):
     assert isinstance(error, PlacementTimeoutError)
     assert str(error) == "The workers were not placed in 0.01 s. GPU is short by 2."
     assert groups[0].stopped is False
+
+
+def test_a_controller_that_starts_again_counts_on_from_where_the_one_before_was(start, tmp_path):
+    async def loop(rank):
+        attempts.append(rank.setup.attempt)
+        if rank.setup.attempt < 3:
+            raise RuntimeError("boom")
+
+    attempts = []
+    first = start(workers=1, max_failures=5)
+    asyncio.run(first.run(first, [loop]))
+    storage = RunStorage(tmp_path, "run")
+    facts = storage.run_facts()
+    assert (facts["attempts"], facts["worker_failures"], facts["start_failures"]) == (3, 2, 0)
+    again = start(workers=1, max_failures=2)
+    again._spec = dataclasses.replace(again._spec, run_id=facts["run_id"])
+    asyncio.run(again.run(again, [loop]))
+    assert attempts == [1, 2, 3, 4]
+    facts = storage.run_facts()
+    assert (facts["attempts"], facts["worker_failures"], facts["start_failures"]) == (4, 2, 1)
+
+
+def test_the_folder_of_a_run_tells_that_it_runs(start, tmp_path):
+    async def loop(rank):
+        states.append(rank.setup.storage.run_facts()["state"])
+
+    states = []
+    run(start(workers=1), loop)
+    assert states == ["RUNNING"]
+
+
+def test_a_run_that_was_taken_over_while_it_started_stops(start, tmp_path):
+    class Taken(FakeGroup):
+        async def start(self):
+            RunStorage(tmp_path, "run").write_run_facts({"token": "another"})
+
+    groups = []
+    controller = start(make_group=lambda _, decision: Taken(decision.num_workers, groups))
+    outcome = run(controller, None)
+    assert isinstance(outcome.controller_failure.exception(), RunTakenOverError)
+    assert RunStorage(tmp_path, "run").run_facts() == {"token": "another"}
+
+
+def test_a_run_that_is_stopped_before_it_has_begun_is_aborted(start):
+    async def scenario():
+        controller = start()
+        await controller.abort()
+        return await controller.run(controller, [None])
+
+    assert asyncio.run(scenario()).state is RunState.ABORTED

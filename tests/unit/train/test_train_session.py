@@ -399,3 +399,15 @@ def test_a_path_is_not_taken_for_a_checkpoint(session, controller):
 
 def test_keys_of_nested_metrics_become_strings():
     assert plain_metrics({"accuracy": {0: 0.5, (1, 2): 1}}) == {"accuracy": {"0": 0.5, "(1, 2)": 1}}
+
+
+def test_a_report_during_the_upload_of_the_same_thread_is_told_so(
+    session, controller, make_checkpoint
+):
+    def upload(checkpoint, name):
+        report({"from": "a signal handler"})
+
+    with pytest.raises(RuntimeError, match="Have the handler set a flag"):
+        report({}, checkpoint=make_checkpoint(), checkpoint_upload_fn=upload)
+    report({"n": 1})
+    assert [args[2] for args in controller.reports] == [0]

@@ -21,13 +21,13 @@ from miniray.train import (
     TrainingFailedError,
     WorkerGroupError,
 )
-from miniray.train.controller import RunOutcome
 from miniray.train.failures import WorkerFailure
+from miniray.train.outcome import RunOutcome, make_error
 from miniray.train.progress import PlainDisplay
 from miniray.train.progress_feed import Progress, Row
 from miniray.train.state import RunState, check_transition
 from miniray.train.torch import TorchConfig, TorchTrainer
-from miniray.train.trainer import make_error, make_train_loop
+from miniray.train.trainer import make_train_loop
 from miniray.train.worker_group import worker_options
 
 

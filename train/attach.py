@@ -1,0 +1,237 @@
+"""Drivers of detached runs: they start a run, or follow one that runs, and may end before it.
+
+The run itself is in ``detached.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.driver import AGAIN, abort, controller_options, follow
+from miniray.train.exceptions import ControllerError, StorageNotSharedError
+
+if TYPE_CHECKING:
+    from miniray.train.controller import RunSpec
+    from miniray.train.outcome import RunOutcome
+    from miniray.train.packed import PackedLoop
+    from miniray.train.storage import RunStorage
+    from miniray.train.worker import TrainLoop
+
+logger = logging.getLogger(__name__)
+
+
+def run_detached(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
+    """Start a run that outlives this process, or follow the one of its name; wait for its end.
+
+    Raises:
+        ControllerError: The controller was lost.
+        KeyboardInterrupt: The user stopped the run.
+        StorageNotSharedError: A run of this name has its folder elsewhere.
+        ValueError: There is no cluster that outlives this process, or the train loop holds what
+            ends with this process.
+    """
+    require_lasting_cluster()
+    from miniray.train.packed import PackedLoop
+
+    packed = PackedLoop.of(loop)
+    spec = _with_uploaded_environment(spec)
+    while True:
+        controller = find_controller(spec.storage)
+        started = controller is None
+        if controller is None:
+            controller = _start(spec, packed)
+        if controller is not None:
+            outcome = _attend(spec, controller, started=started)
+            if outcome is not None:
+                return outcome
+
+
+def stop_run(
+    name: str,
+    storage_path: str | os.PathLike[str] | None = None,
+    storage_filesystem: Any = None,
+) -> None:
+    """Stop a detached run as Ctrl-C in its driver does, and wait until it has ended.
+
+    Uploads of checkpoints that have begun end before. A run that has not ended after ten seconds
+    more is killed.
+
+    Args:
+        name: Name of the run.
+        storage_path: Its ``RunConfig(storage_path)``.
+        storage_filesystem: Its ``RunConfig(storage_filesystem)``.
+
+    Raises:
+        ValueError: No detached run of this name and storage path runs in the cluster.
+    """
+    from miniray.train.config import RunConfig
+    from miniray.train.storage import RunStorage
+
+    config = RunConfig(
+        name=name, storage_path=storage_path, storage_filesystem=storage_filesystem, detached=True
+    )
+    require_lasting_cluster()
+    storage = RunStorage(config.storage_url, name, storage_filesystem)
+    controller = find_controller(storage)
+    if controller is None:
+        raise ValueError(
+            f"No detached run named {name!r} with its folder in {storage.storage_fs_path} runs in "
+            f"this cluster. `miniray status` lists the controllers of those that run."
+        )
+    _stop(controller, controller.outcome.options(**AGAIN).remote())
+
+
+def require_lasting_cluster() -> None:
+    """Attach this process to a cluster that outlives it, unless it is attached to one.
+
+    Raises:
+        ValueError: There is none.
+    """
+    import miniray
+    from miniray.core.init_options import is_network_address
+
+    instead = (
+        "RunConfig(detached=True) needs a cluster that outlives this program. Start one with "
+        "`miniray start --head`, and attach to it with init(), or init(address=...) from another "
+        "machine."
+    )
+    if not miniray.is_initialized():
+        try:
+            miniray.init(address=os.environ.get("MINIRAY_ADDRESS") or "auto")
+        except ConnectionError as error:
+            raise ValueError(f"{instead} ({error})") from error
+    if not is_network_address(miniray.get_runtime_context().gcs_address):
+        raise ValueError(f"{instead} This program has an embedded one, which ends with it.")
+
+
+def find_controller(storage: RunStorage) -> Any:
+    """The controller of the detached run in this folder; None if there is none."""
+    import miniray
+    from miniray.train.detached import NAMESPACE, controller_name
+
+    try:
+        return miniray.get_actor(controller_name(storage), namespace=NAMESPACE)
+    except ValueError:
+        return None
+
+
+def _start(spec: RunSpec, packed: PackedLoop) -> Any:
+    """Start the controller; None if another driver was quicker."""
+    import miniray
+    from miniray.exceptions import ActorAlreadyExistsError
+    from miniray.train.detached import NAMESPACE, DetachedController, controller_name
+
+    assert spec.run_config.failure_config is not None
+    actor_class = miniray.remote(DetachedController).options(
+        **controller_options(spec),
+        name=controller_name(spec.storage),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        max_restarts=spec.run_config.failure_config.controller_failure_limit,
+    )
+    try:
+        return actor_class.remote(spec, packed)
+    except ActorAlreadyExistsError:
+        return None
+    except KeyboardInterrupt:
+        # It may exist by now, and nobody would follow it.
+        controller = find_controller(spec.storage)
+        if controller is not None and miniray.get(controller.run_id.remote()) == spec.run_id:
+            miniray.kill(controller)
+        raise
+
+
+def _attend(spec: RunSpec, controller: Any, *, started: bool) -> RunOutcome | None:
+    """Follow a run to its end; None if it had ended before, and its controller is gone now.
+
+    Args:
+        spec: The run that this driver wants.
+        controller: The controller of the run of that name.
+        started: Whether it is this driver's.
+    """
+    import miniray
+    from miniray.exceptions import ActorError, MinirayError, TaskCancelledError
+
+    run = controller.outcome.options(**AGAIN).remote()
+    run_id = spec.run_id if started else None
+    try:
+        opened = miniray.get(controller.opened.options(**AGAIN).remote())
+        if opened.over and not started:
+            miniray.get(controller.gone.remote())
+        run_id = opened.run_id
+        if not started:
+            _join(spec, run_id)
+        follow(spec, controller, run)
+        outcome: RunOutcome = miniray.get(run)
+        return outcome
+    except KeyboardInterrupt:
+        _stop(controller, run)
+        raise
+    except (ActorError, TaskCancelledError) as error:
+        if run_id is None:
+            return None
+        return _outcome_of_gone(spec.storage, run_id, error)
+    except StorageNotSharedError:
+        raise
+    except MinirayError as error:
+        raise ControllerError(error) from error
+
+
+def _join(spec: RunSpec, run_id: str) -> None:
+    """Tell the user that this driver follows a run that it has not started.
+
+    Raises:
+        StorageNotSharedError: That run is in another folder of the same path.
+    """
+    if spec.storage.run_facts().get("run_id") != run_id:
+        raise StorageNotSharedError(
+            f"A detached run named {spec.name!r} with its folder in {spec.storage.storage_fs_path} "
+            f"runs in this cluster, but what this machine has there is another folder. Set "
+            f"RunConfig(storage_path=...) to a network folder or a URL that all machines reach."
+        )
+    logger.warning(
+        "Run %s runs already: this driver follows it and does not start another one. Ctrl-C stops "
+        "the run.",
+        spec.name,
+    )
+
+
+def _stop(controller: Any, run: Any) -> None:
+    """Stop a run, at once if the user does not want to wait."""
+    import miniray
+
+    ended = False
+    try:
+        ended = abort(controller, run)
+    finally:
+        if not ended:
+            miniray.kill(controller)
+
+
+def _outcome_of_gone(storage: RunStorage, run_id: str, error: Exception) -> RunOutcome:
+    """How a run ended whose controller is gone, and could not tell this driver."""
+    from miniray.train.outcome import read_outcome
+
+    outcome = read_outcome(storage, run_id)
+    if outcome is None:
+        raise ControllerError(error) from error
+    return outcome
+
+
+def _with_uploaded_environment(spec: RunSpec) -> RunSpec:
+    """The run with packages in place of local paths: those may be gone when workers start anew."""
+    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.core.runtime import current_runtime
+
+    own, runtime = spec.run_config.worker_runtime_env, current_runtime()
+    if not own or not isinstance(runtime, ClusterRuntime):
+        return spec
+    uploaded = json.loads(runtime.runtime_env_for(own))
+    config = copy.copy(spec.run_config)
+    config.worker_runtime_env = uploaded
+    return dataclasses.replace(spec, run_config=config)

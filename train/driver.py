@@ -1,0 +1,119 @@
+"""The driver's side of a run on a cluster: starts its controller, shows its progress, stops it."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.exceptions import ControllerError
+from miniray.train.progress import Pace, make_display
+from miniray.train.progress_feed import Seen
+
+if TYPE_CHECKING:
+    from miniray.train.controller import RunSpec
+    from miniray.train.outcome import RunOutcome
+    from miniray.train.worker import TrainLoop
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a run gets to end after Ctrl-C, before its controller is killed.
+ABORT_TIMEOUT = 10.0
+
+#: Calls that drivers repeat when a controller is started again; they change nothing.
+AGAIN = {"max_task_retries": -1}
+
+
+def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
+    """Run to the end, with a controller that ends with this process.
+
+    Raises:
+        ControllerError: The controller was lost.
+        KeyboardInterrupt: The user stopped the run.
+    """
+    import miniray
+    from miniray.train.controller import TrainController
+    from miniray.train.controller_client import ActorCarrier
+
+    loop = dataclasses.replace(loop, datasets=loop.datasets.published(miniray.put))
+    loop_ref = miniray.put(loop)
+    actor_class = miniray.remote(TrainController)
+    controller = actor_class.options(**controller_options(spec)).remote(spec)
+    run = controller.run.remote(ActorCarrier(controller), [loop_ref])
+    try:
+        follow(spec, controller, run)
+        outcome: RunOutcome = miniray.get(run)
+        return outcome
+    except KeyboardInterrupt:
+        abort(controller, run)
+        raise
+    except miniray.exceptions.MinirayError as error:
+        raise ControllerError(error) from error
+    finally:
+        miniray.kill(controller)
+
+
+def controller_options(spec: RunSpec) -> dict[str, Any]:
+    """The actor options of a controller."""
+    import miniray
+    from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    resources = spec.scaling_config.controller_resources
+    node_id = miniray.get_runtime_context().get_node_id()
+    return {
+        # Each rank may have a call that waits here, beside those that end it.
+        "max_concurrency": 1_000_000,
+        "num_cpus": resources.pop("CPU", 0),
+        "num_gpus": resources.pop("GPU", 0),
+        "memory": resources.pop("memory", None),
+        "resources": resources,
+        # Near the driver, whose storage path it uses; elsewhere if there is no room.
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
+    }
+
+
+def follow(spec: RunSpec, controller: Any, run: Any) -> None:
+    """Show the progress of a run until it ends, or its controller does.
+
+    Args:
+        spec: The run.
+        controller: Its controller.
+        run: The ref of how it ended.
+    """
+    import miniray
+    from miniray.exceptions import ActorError, TaskCancelledError
+
+    display = make_display(spec.name, spec.run_config.callbacks or ())
+    pace = Pace()
+    seen, over = Seen(), False
+    try:
+        while not over:
+            progress = miniray.get(controller.progress.options(**AGAIN).remote(seen))
+            display.show(progress)
+            seen, over = progress.seen, progress.state.terminal
+            miniray.wait([run], timeout=pace.delay())
+    except (ActorError, TaskCancelledError) as error:
+        # The controller has ended, and how the run did is the other call's to tell.
+        logger.debug("Run %s is not followed any more: %s", spec.name, error)
+    finally:
+        display.close()
+
+
+def abort(controller: Any, run: Any) -> bool:
+    """Stop a run and wait until its workers have ended; whether they have.
+
+    Raises:
+        KeyboardInterrupt: The user does not want to wait for uploads that have begun.
+    """
+    import miniray
+
+    logger.warning(
+        "Stopping the run once the checkpoints that are being uploaded are complete. "
+        "Press Ctrl-C again to stop at once."
+    )
+    stopping = controller.abort.remote()
+    miniray.wait([stopping, run])
+    ended, _ = miniray.wait([run], timeout=ABORT_TIMEOUT)
+    if not ended:
+        logger.warning("The run did not end within %s s and is killed.", ABORT_TIMEOUT)
+    return bool(ended)
