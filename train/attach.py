@@ -84,6 +84,7 @@ def stop_run(
             f"this cluster. `miniray status` lists the controllers of those that run."
         )
     _stop(controller, controller.outcome.options(**AGAIN).remote())
+    _await_end(controller)
 
 
 def require_lasting_cluster() -> None:
@@ -162,7 +163,8 @@ def _attend(spec: RunSpec, controller: Any, *, started: bool) -> RunOutcome | No
     try:
         opened = miniray.get(controller.opened.options(**AGAIN).remote())
         if opened.over and not started:
-            miniray.get(controller.gone.remote())
+            _await_end(controller)
+            return None
         run_id = opened.run_id
         if not started:
             _join(spec, run_id)
@@ -199,6 +201,21 @@ def _join(spec: RunSpec, run_id: str) -> None:
         "the run.",
         spec.name,
     )
+
+
+def _await_end(controller: Any) -> None:
+    """Wait until a controller whose run is over is gone, and with it its name."""
+    import miniray
+    from miniray.exceptions import ActorDiedError, TaskCancelledError
+
+    while True:
+        try:
+            miniray.get(controller.gone.options(**AGAIN).remote())
+        except ActorDiedError as gone:  # noqa: PERF203 - it waits for another process
+            logger.debug("The controller is gone: %s", gone)
+            return
+        except TaskCancelledError as ending:
+            logger.debug("The controller is on its way out: %s", ending)
 
 
 def _stop(controller: Any, run: Any) -> None:
