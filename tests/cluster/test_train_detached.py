@@ -188,7 +188,14 @@ def run(head: tuple[CommandLine, Started], tmp_path: Path) -> Iterator[Run]:
 # --- drivers come and go -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_a_detached_run_goes_on_when_its_driver_is_killed(run: Run, number: int) -> None:
     driver = run.drive()
     run.let(0)
@@ -211,18 +218,17 @@ def test_a_detached_run_goes_on_when_its_driver_is_killed(run: Run, number: int)
 def test_a_driver_of_the_same_name_follows_the_run_that_goes_on(run: Run) -> None:
     first = run.drive()
     run.until_running()
-    second, third = run.drive(), run.drive()
+    others = [run.drive(), run.drive()]
+    for driver in others:
+        wait_for_line(driver, "follows it and does not start another one")
     kill(first)
     shown = run.command.run("status")
     assert "train:run:" in shown.stdout
     run.let(0)
     run.until_saved(1)
     run.let(1)
-    outputs = [end_of(driver) for driver in (second, third)]
-    for output in outputs:
-        assert told_by(output)["value"] == "began with step 0", output
+    assert [result_of(driver)["value"] for driver in others] == 2 * ["began with step 0"]
     assert len(list(run.folder.glob("pid*"))) == 2
-    assert all("follows it and does not start another one" in output for output in outputs)
 
 
 def test_a_run_of_the_name_of_one_that_has_finished_takes_it_up(run: Run) -> None:
@@ -348,7 +354,9 @@ def test_a_detached_run_goes_on_when_its_controller_is_killed(run: Run) -> None:
     assert Result.from_path(run.path).return_value == "began with step 1"
 
 
-@pytest.mark.parametrize("detached", [True, False])
+@pytest.mark.parametrize(
+    "detached", [pytest.param(True, marks=pytest.mark.slow), False], ids=["detached", "not"]
+)
 def test_a_run_whose_controller_is_lost_ends_and_is_taken_up_later(
     run: Run, detached: bool
 ) -> None:
@@ -413,12 +421,19 @@ def when_it_runs(run: Run) -> None:
     run.until_running()
 
 
+EARLY = (when_it_exists, when_it_has_a_folder, when_it_runs)
+
+
 def when_it_uploads(run: Run) -> None:
     wait_until((run.folder / "uploading1").exists, PATIENCE, told=run.describe)
 
 
 @pytest.mark.parametrize(
-    "moment", [when_it_exists, when_it_has_a_folder, when_it_runs, when_it_uploads]
+    "moment",
+    [
+        *(pytest.param(moment, marks=pytest.mark.slow) for moment in EARLY),
+        when_it_uploads,
+    ],
 )
 def test_a_run_whose_driver_is_killed_ends_and_is_taken_up_later(
     run: Run, moment: Callable[[Run], None]
@@ -450,6 +465,7 @@ def test_a_detached_run_needs_a_cluster_that_outlives_its_driver(run: Run) -> No
 # --- nodes ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_detached_run_goes_on_elsewhere_when_the_node_of_its_controller_is_lost(
     head: tuple[CommandLine, Started], tmp_path: Path
 ) -> None:
