@@ -61,6 +61,7 @@ $(BENCH_VENV)/bin/.installed:
 
 bench: $(BIN)/.installed $(BENCH_VENV)/bin/.installed
 	$(BIN)/python benchmarks/micro.py --against ray --ray-python $(BENCH_VENV)/bin/python
+	$(BIN)/python benchmarks/train_step.py --against ray --ray-python $(BENCH_VENV)/bin/python
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) build dist *.egg-info miniray/_proto

@@ -26,7 +26,7 @@ class Figure:
     """One line of the table."""
 
     title: str
-    unit: str  # "/s", "GiB/s", "s", "MiB" or "" for a count
+    unit: str  # "/s", "GiB/s", "s", "MiB", "%", "x" for a ratio or "" for a count
     target: float | None = None  # what miniray must reach
 
     @property

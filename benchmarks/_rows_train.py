@@ -39,14 +39,21 @@ def report_loop(config: dict[str, Any]) -> None:
         Path(config["file"]).write_text(str(int(count) / elapsed))
 
 
-def trainer(engine: Engine, folder: str, loop: Any, config: dict[str, Any] | None = None) -> Any:
-    """A trainer of two workers on CPUs."""
+def trainer(
+    engine: Engine,
+    folder: str,
+    loop: Any,
+    config: dict[str, Any] | None = None,
+    workers: int = WORKERS,
+    **run: Any,
+) -> Any:
+    """A trainer of some workers on CPUs; further arguments are those of its RunConfig."""
     train = engine.module("train")
     return engine.module("train.torch").TorchTrainer(
         loop,
         train_loop_config=config,
-        scaling_config=train.ScalingConfig(num_workers=WORKERS),
-        run_config=train.RunConfig(storage_path=folder),
+        scaling_config=train.ScalingConfig(num_workers=workers),
+        run_config=train.RunConfig(storage_path=folder, **run),
     )
 
 

@@ -24,6 +24,8 @@ def text(value: float | str, unit: str) -> str:
     """A figure with its unit."""
     if isinstance(value, str):
         return value
+    if unit == "x":  # times something else: a percent more or less matters
+        return f"{value:.3f} x"
     digits = 0 if value >= 100 or not unit else 1 if value >= 10 else 2
     return f"{value:,.{digits}f}{unit if unit.startswith('/') else f' {unit}'}".rstrip()
 

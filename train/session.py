@@ -207,7 +207,7 @@ class Session:
                 )
             upload = self.storage.adopt(uploaded)
         else:
-            upload = self.storage.upload(given.checkpoint, place.folder)
+            upload = self.storage.upload(given.checkpoint, place.folder, spare=given.delete_local)
         stored = self.storage.checkpoint(upload.name)
         with self._sending:
             if index > self._newest[0]:

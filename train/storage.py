@@ -161,10 +161,15 @@ class RunStorage:
         """The checkpoint of this name."""
         return Checkpoint(self.files.at(name), self.filesystem)
 
-    def upload(self, checkpoint: Checkpoint, name: str) -> Upload:
+    def upload(self, checkpoint: Checkpoint, name: str, *, spare: bool = False) -> Upload:
         """Copy a rank's files into the folder of a checkpoint; several ranks may add to one.
 
         Of files with the same name, the one that was written last stays.
+
+        Args:
+            checkpoint: The rank's files.
+            name: Name of the checkpoint's folder.
+            spare: The caller deletes the rank's files afterwards, so they need not be copied.
 
         Raises:
             FileNotFoundError: The checkpoint's folder does not exist.
@@ -173,7 +178,7 @@ class RunStorage:
         self.begin(name)
         with checkpoint.as_directory() as folder:
             files = list_files(folder)
-            self.files.put(folder, files, name)
+            self.files.put(folder, files, name, spare=spare)
         return Upload(name, files)
 
     def adopt(self, checkpoint: Checkpoint) -> Upload:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.filesystem import files_below, is_local
+from miniray.train.spare_files import give_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -112,13 +113,22 @@ class Store:
 
     # --- folders of large files -----------------------------------------------------------
 
-    def put(self, source: str | os.PathLike[str], files: Iterable[str], folder: str) -> None:
+    def put(
+        self,
+        source: str | os.PathLike[str],
+        files: Iterable[str],
+        folder: str,
+        *,
+        spare: bool = False,
+    ) -> None:
         """Copy files of a local folder into a folder here; of equal names the last one stays.
 
         Args:
             source: The local folder.
             files: Paths of the files in it.
             folder: Where they get the same paths; made even if there is no file.
+            spare: The caller deletes the local folder afterwards, so that a file of the same disk
+                can be given its new name instead of being copied.
         """
         target = self.at(folder)
         files = sorted(files)
@@ -127,7 +137,7 @@ class Store:
             if Path(source).samefile(target):
                 return
             for file in files:
-                _copy(Path(source, file), Path(target, file))
+                _put(Path(source), file, Path(target, file), spare=spare)
         elif not files:
             self.filesystem.makedirs(target, exist_ok=True)
         else:
@@ -194,9 +204,14 @@ def merge(sizes: Iterable[Mapping[str, int]]) -> tuple[dict[str, int], set[str]]
     return merged, unclear
 
 
-def _copy(source: Path, target: Path) -> None:
+def _put(folder: Path, file: str, target: Path, *, spare: bool) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    _replace(target, lambda part: shutil.copyfile(source, part))
+
+    def write(part: Path) -> None:
+        if not (spare and give_name(folder, file, part)):
+            shutil.copyfile(folder / file, part)
+
+    _replace(target, write)
 
 
 def _replace(target: Path, write: Callable[[Path], Any]) -> None:

@@ -133,7 +133,15 @@ class TearingFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
 
 #: What the machine's own filesystem does that changes something, as audit events name it.
-_CHANGES = {"os.rename", "os.remove", "os.rmdir", "os.mkdir", "shutil.copyfile", "os.truncate"}
+_CHANGES = {
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.mkdir",
+    "os.link",
+    "os.truncate",
+    "shutil.copyfile",
+}
 
 _watched: tuple[str, Clock] | None = None
 _hooked = False
@@ -143,8 +151,9 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
     if _watched is None:
         return
     changes = event in _CHANGES
-    if event == "open" and isinstance(arguments[1], str):
-        changes = any(letter in arguments[1] for letter in "wax+")
+    if event == "open":
+        mode, flags = arguments[1:]  # os.open() has flags alone
+        changes = any(letter in mode for letter in "wax+") if mode else bool(flags & os.O_CREAT)
     if changes and any(str(argument).startswith(_watched[0]) for argument in arguments):
         _watched[1].tick(f"{event} {arguments[:2]}")
 
