@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_STORAGE_PATH = "~/miniray_results"
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class CheckpointConfig:
     """Which checkpoints are kept.
 
@@ -79,7 +79,7 @@ class CheckpointConfig:
             )
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class FailureConfig:
     """What happens when workers or the controller fail.
 
@@ -105,6 +105,7 @@ class FailureConfig:
     """
 
     max_failures: int = 0
+    _: dataclasses.KW_ONLY
     controller_failure_limit: int = -1
     hang_timeout_s: float | None = None
     fail_fast: dataclasses.InitVar[Any] = NOT_GIVEN
@@ -147,7 +148,7 @@ class FailureConfig:
             )
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class LoggingConfig:
     """What the train layer itself logs, in the controller and on every rank.
 
@@ -181,7 +182,7 @@ def default_run_name() -> str:
     return f"train_run-{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(3)}"
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class RunConfig:
     """Name, storage and rules of a run.
 
@@ -218,6 +219,7 @@ class RunConfig:
     callbacks: list[Callback] | None = None
     worker_runtime_env: Mapping[str, Any] | None = None
     logging_config: LoggingConfig | None = None
+    _: dataclasses.KW_ONLY
     failure_policy: FailurePolicy | None = None
     scaling_policy: ScalingPolicy | None = None
     sync_config: dataclasses.InitVar[Any] = NOT_GIVEN
