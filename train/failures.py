@@ -16,8 +16,8 @@ from miniray.train.ranks import listed
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-#: An error tells of at most this many ranks what they were doing.
-MOST_ACTIVITIES = 16
+#: An error tells of at most this many ranks what they were doing, or why they failed at one place.
+MOST_TOLD = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,11 @@ class WorkerFailure:
         except Exception:  # noqa: BLE001 - user exceptions may hold anything; the text remains
             pickled = b""
         return cls("".join(traceback.format_exception_only(error)).strip(), text, pickled)
+
+    @property
+    def frames(self) -> str:
+        """The traceback without its last line, which is the summary."""
+        return self.traceback.rstrip().removesuffix(self.summary).rstrip()
 
     def exception(self) -> BaseException:
         """The exception, or a RuntimeError with its text where it can't be loaded."""
@@ -88,22 +93,41 @@ def describe(
     returned: Collection[int],
     activities: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
-    """What happened, rank by rank, as text.
+    """What happened as text, with ranks that failed alike told together.
 
     Args:
         failures: The failure of each rank that failed.
         returned: Ranks whose train loop had returned by then.
         activities: What other ranks were doing, by rank.
     """
-    parts = [
-        f"[Rank {rank}] {failure.summary}\n{failure.traceback}".rstrip()
-        for rank, failure in sorted(failures.items())
-    ]
+    parts = _told_together(failures)
     if returned:
         parts.append(f"The train loop had already returned on: {listed(returned)}.")
     if activities:
         lines = [f"  rank {rank} {doing}" for rank, doing in sorted(activities.items())]
-        if len(lines) > MOST_ACTIVITIES:
-            lines[MOST_ACTIVITIES:] = [f"  and {len(lines) - MOST_ACTIVITIES} other ranks"]
+        if len(lines) > MOST_TOLD:
+            lines[MOST_TOLD:] = [f"  and {len(lines) - MOST_TOLD} other ranks"]
         parts.append("Meanwhile:\n" + "\n".join(lines))
     return "\n\n".join(parts)
+
+
+def _told_together(failures: Mapping[int, WorkerFailure]) -> list[str]:
+    """One text for all ranks that failed at the same place, in order of the first of them."""
+    places: dict[str, dict[str, list[int]]] = {}
+    for rank, failure in sorted(failures.items()):
+        place = failure.frames or failure.summary
+        places.setdefault(place, {}).setdefault(failure.summary, []).append(rank)
+    texts = []
+    for reasons in places.values():
+        lines = [
+            f"[{listed(ranks).capitalize()}] {summary}"
+            for summary, ranks in list(reasons.items())[:MOST_TOLD]
+        ]
+        if len(reasons) > MOST_TOLD:
+            lines.append(f"and {len(reasons) - MOST_TOLD} more of these, at the same place:")
+        elif len(reasons) > 1:
+            lines.append("All of these at the same place:")
+        first = failures[min(rank for ranks in reasons.values() for rank in ranks)]
+        lines.append(first.frames if len(reasons) > 1 else first.traceback)
+        texts.append("\n".join(lines).rstrip())
+    return texts

@@ -56,11 +56,13 @@ class Ranks:
 
 
 def listed(ranks: Iterable[int], most: int = 10) -> str:
-    """Ranks for a sentence, such as ``rank 3`` or ``ranks 0, 2``; not all if they are many."""
+    """Ranks for a sentence: ``rank 3``, ``ranks 0, 1 and 2``; not all if they are many."""
     ordered = sorted(ranks)
-    shown = ", ".join(str(rank) for rank in ordered[:most])
-    if len(ordered) > most:
-        shown += f" and {len(ordered) - most} more"
+    names = [str(rank) for rank in ordered]
+    if len(names) > most:
+        names[most:] = [f"{len(names) - most} more"]
+    *first, last = names or ["none"]
+    shown = f"{', '.join(first)} and {last}" if first else last
     return f"rank {shown}" if len(ordered) == 1 else f"ranks {shown}"
 
 

@@ -133,7 +133,7 @@ class WorkerGroup:
 
     def _ask(self, size: int) -> Room:
         strategy, selectors = (
-            self._scaling.placement_strategy,
+            self._scaling.bundle_strategy,
             self._scaling.bundle_label_selectors(size),
         )
         return Room(size, self._resources, strategy, selectors, self._run)
@@ -164,7 +164,7 @@ class WorkerGroup:
             # One more only makes a larger group where the strategy allows it.
             "STRICT_PACK": f"in({','.join(nodes)})",
             "STRICT_SPREAD": f"!in({','.join(nodes)})",
-        }.get(self._scaling.placement_strategy)
+        }.get(self._scaling.bundle_strategy)
 
         def ask(number: int) -> Room:
             selectors = self._scaling.bundle_label_selectors(self.size + number + 1)

@@ -68,9 +68,10 @@ def cause_of_death(exit: ProcessExit, actor: Circumstances) -> DeathCause | None
     return DeathCause.KILLED if actor.killed else DeathCause.EXITED
 
 
-def death_of(
-    actor: Actor, cause: DeathCause, exit_code: int | None, pid: int, creation: bytes | None
-) -> Death:
+def death_of(actor: Actor, cause: DeathCause, how: ProcessExit, creation: bytes | None) -> Death:
     """What callers of an actor hear of its death."""
     node_id = actor.node.name if actor.node is not None else ""
-    return Death(cause.name, actor.class_name, exit_code, pid, node_id, "", creation)
+    detail = how.detail if cause is DeathCause.EXITED else ""
+    return Death(
+        cause.name, actor.class_name, how.code, how.pid or actor.pid, node_id, detail, creation
+    )

@@ -341,7 +341,7 @@ class ActorDirectory:
         known = Circumstances(actor.restarts_left, actor.exiting, actor.killed)
         cause = cause_of_death(how, known)
         if cause is not None:
-            self._die(actor, cause, exit_code=how.code, pid=how.pid, ended=True)
+            self._die(actor, cause, how=how, ended=True)
             return
         self._leave_place(actor)
         actor.killed = False
@@ -370,8 +370,7 @@ class ActorDirectory:
         cause: DeathCause,
         *,
         creation: bytes | None = None,
-        exit_code: int | None = None,
-        pid: int = 0,
+        how: ProcessExit | None = None,
         ended: bool = False,
     ) -> None:
         """The actor is dead for all who ask; its process may be on its way out.
@@ -380,11 +379,10 @@ class ActorDirectory:
             actor: which one.
             cause: why.
             creation: pickled error of its creation.
-            exit_code: of its process, if that ended.
-            pid: of its process.
+            how: how its process ended, if that is known.
             ended: its process ends without being asked, or never was.
         """
-        death = death_of(actor, cause, exit_code, pid or actor.pid, creation)
+        death = death_of(actor, cause, how or ProcessExit(), creation)
         if actor.node is None and actor.lease:
             self._grants.withdraw(actor.lease)
         elif not ended:

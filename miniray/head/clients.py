@@ -29,6 +29,8 @@ class ProcessExit(NamedTuple):
     planned: bool = False
     #: Its node was lost with it.
     with_node: bool = False
+    #: What else is known, as a sentence.
+    detail: str = ""
 
 
 @dataclasses.dataclass(eq=False)

@@ -238,7 +238,8 @@ class Head:
         if ended.lease:
             self.actors.process_of_lease(ended.lease, ended.process_id)
         code = ended.exit_code if ended.exit_known else None
-        self.clients.ended(ended.process_id, ProcessExit(code, ended.pid, ended.planned))
+        how = ProcessExit(code, ended.pid, ended.planned, detail=ended.detail)
+        self.clients.ended(ended.process_id, how)
 
     def driver_ended(self, process_id: bytes) -> None:
         """A process is gone; if it was a driver, its job is over."""

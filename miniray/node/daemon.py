@@ -30,6 +30,7 @@ from miniray.node.hello import actor_report, attached, hello, quarantines
 from miniray.node.holders import describe_holders
 from miniray.node.inventory import Inventory
 from miniray.node.left_copies import LeftCopies
+from miniray.node.memory_kills import MemoryKills
 from miniray.node.memory_service import MemoryService
 from miniray.node.mover_client import MoverClient
 from miniray.node.objects import NodeObjects
@@ -140,6 +141,7 @@ class NodeDaemon:
             soft_limit=max(1, int(node.scalars.get("CPU", 1))),
         )
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
+        self._memory_kills = MemoryKills()
         self._traffic.describe_ended = self._names.of_ended
         self._memory = MemoryService(
             self.node_id, self._objects, self._adopted, self._clients, self._relay, self._names
@@ -225,6 +227,7 @@ class NodeDaemon:
         return self._head.session.ended
 
     def _usage(self) -> head_pb2.Heartbeat:
+        self._memory_kills.look()
         return head_pb2.Heartbeat(
             object_store_used=self.store.used,
             object_store_capacity=self.store.capacity,
@@ -343,6 +346,7 @@ class NodeDaemon:
                 exit_known=code is not None,
                 planned=planned,
                 lease=lease,
+                detail=self._memory_kills.explain(code),
             )
         )
 

@@ -1,17 +1,16 @@
-"""The programs of ``examples/`` run as a reader would run them, and print what they should.
-
-``train_digits.py`` and ``train_jax.py`` have their tests beside those of the train layer.
-"""
+"""The programs of ``examples/`` run as a reader would run them, and print what they should."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from cluster_helpers import processes_with, wait_until
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = ROOT / "examples"
-TESTED_ELSEWHERE = {"train_digits.py", "train_jax.py"}
 
 EXPECTED = {
     "actors.py": [
@@ -51,21 +49,112 @@ EXPECTED = {
 }
 
 
+class Training(NamedTuple):
+    """How an example of training is run, and what it prints.
+
+    Attributes:
+        arguments: For the program, besides where it stores results.
+        needs: The packages that it trains with, of the extras.
+        prints: Patterns of lines, in this order; other lines may be between them.
+    """
+
+    arguments: str
+    needs: str
+    prints: list[str]
+
+
+#: At least 0.90 of what is classified is right.
+GOOD = r"(0\.9\d|1\.00)"
+
+TRAINING = {
+    "train_digits.py": Training(
+        "",
+        "torch sklearn",
+        [r"test accuracy (0\.9[5-9]|1\.00)", r"best checkpoint .*/checkpoint_\d+"],
+    ),
+    "train_vit.py": Training(
+        "--epochs 8",
+        "torch sklearn",
+        [
+            r"trained epochs 0 to 3, accuracy 0\.\d\d",
+            rf"trained epochs 4 to 7, accuracy {GOOD}",
+            "Result of a training run",
+            r"  path: .*/vit-\w{8}",
+            "    epoch: 7",
+            r"  checkpoint: checkpoint_000007 \(the latest\)",
+        ],
+    ),
+    "train_fsdp2.py": Training(
+        "--epochs 2",
+        "torch sklearn",
+        [
+            "2 workers, rank 0 holds 50% of the weights",
+            r"  epochs 0 to 1, loss (?P<loss>\d\.\d{4})",
+            r"  saved \.metadata __0_0\.distcp __1_0\.distcp",
+            "3 workers, rank 0 holds 3[34]% of the weights",
+            "  loss when loaded (?P=loss)",
+            r"  epochs 2 to 3, loss \d\.\d{4}",
+            r"  saved \.metadata __0_0\.distcp __1_0\.distcp __2_0\.distcp",
+        ],
+    ),
+    "train_elastic.py": Training(
+        "--epochs 2",
+        "torch",
+        [
+            "killing a node",
+            "two nodes join",
+            r"epochs 0 to \d+: a group of 2",
+            r"epochs \d+ to \d+: a group of 1",
+            r"epochs \d+ to \d+: a group of 3",
+            "no epoch is missing or done twice: True",
+            "each row once in every epoch: True",
+        ],
+    ),
+    "train_lightning.py": Training(
+        "--epochs 6",
+        "lightning sklearn",
+        [rf"test accuracy {GOOD}", r"best checkpoint .*/checkpoint_\d+"],
+    ),
+    "train_transformers.py": Training(
+        "--epochs 3",
+        "transformers accelerate",
+        [
+            "1 2 1 1 2 1 1 2 1: more of 1",
+            "2 2 1 2 1 2 2 1 2: more of 2",
+            rf"accuracy {GOOD}",
+            r"best checkpoint .*/checkpoint_\d+",
+        ],
+    ),
+    "train_jax.py": Training(
+        "",
+        "jax sklearn",
+        [rf"accuracy of the last batch {GOOD}"],
+    ),
+}
+#: Short enough for the first tier.
+QUICK = {"train_digits.py"}
+
+
 @pytest.fixture
-def run() -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
+def run() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """Runs an example with a folder for session files of its own; nothing may stay of it."""
     # Not tmp_path: a socket's path has at most 107 bytes.
     base = Path(tempfile.mkdtemp(prefix="mr-test-", dir="/tmp"))
-    environment = {**os.environ, "MINIRAY_TMPDIR": str(base), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "MINIRAY_TMPDIR": str(base)}
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
     environment.pop("MINIRAY_ADDRESS", None)
 
-    def run_example(name: str) -> subprocess.CompletedProcess[str]:
+    def run_example(
+        name: str, *arguments: str, timeout: float = 50
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, EXAMPLES / name],
+            [sys.executable, EXAMPLES / name, *arguments],
             env=environment,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=timeout,
             check=False,
         )
 
@@ -80,7 +169,7 @@ def run() -> Iterator[Callable[[str], subprocess.CompletedProcess[str]]]:
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_the_example_prints_what_it_should(
-    name: str, run: Callable[[str], subprocess.CompletedProcess[str]]
+    name: str, run: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:
     result = run(name)
     assert result.returncode == 0, result.stderr
@@ -88,6 +177,33 @@ def test_the_example_prints_what_it_should(
     assert result.stderr == ""
 
 
+def in_order(patterns: list[str]) -> str:
+    """A pattern of lines of which each matches one of these, with any others between them."""
+    return r"\n(.*\n)*?".join(patterns) + r"\n"
+
+
+def tiered(name: str) -> object:
+    needs = TRAINING[name].needs
+    missing = any(importlib.util.find_spec(package) is None for package in needs.split())
+    marks = [
+        pytest.mark.skipif(missing, reason=f"{name} needs {needs}: see its docstring"),
+        pytest.mark.timeout(300),
+    ]
+    return pytest.param(name, marks=marks if name in QUICK else [*marks, pytest.mark.slow])
+
+
+@pytest.mark.parametrize("name", [tiered(name) for name in sorted(TRAINING)])
+def test_the_example_of_training_proves_what_it_should(
+    name: str, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    training = TRAINING[name]
+    result = run(name, *training.arguments.split(), "--storage-path", str(tmp_path), timeout=280)
+    assert result.returncode == 0, result.stderr
+    assert re.search("^" + in_order(training.prints), result.stdout, re.MULTILINE), result.stdout
+    assert "Traceback" not in result.stderr
+    assert any(tmp_path.iterdir())
+
+
 def test_every_example_is_tested() -> None:
     there = {path.name for path in EXAMPLES.glob("*.py")}
-    assert there == EXPECTED.keys() | TESTED_ELSEWHERE
+    assert there == EXPECTED.keys() | TRAINING.keys()

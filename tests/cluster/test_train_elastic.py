@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -23,15 +24,18 @@ from miniray.train import (
     RunConfig,
     ScalingConfig,
 )
+from miniray.train.torch import TorchTrainer
 from miniray.util.state import list_placement_groups
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+pytest.importorskip("torch")
 pa = pytest.importorskip("pyarrow")
 pytestmark = pytest.mark.timeout(180)
 
-ROWS = 10
+#: So many that two ranks and three have equal shares.
+ROWS = 12
 
 
 @pytest.fixture
@@ -58,9 +62,9 @@ class Listener(train.Callback):
             file.write(json.dumps(entry) + "\n")
 
     def after_report(self, run_context: Any, metrics: Any, checkpoint: Any) -> None:
-        rows = sorted(row for each in metrics for row in each["rows"])
-        sizes = [each["size"] for each in metrics]
-        self._add("reports", [run_context.report_number, sizes, rows])
+        places = [each["place"] for each in metrics]
+        rows = [each["rows"] for each in metrics]
+        self._add("reports", [run_context.report_number, metrics[0]["epoch"], places, rows])
 
     def after_resize(self, run_context: Any, old_size: int, new_size: int) -> None:
         self._add("resizes", [old_size, new_size])
@@ -72,43 +76,74 @@ def lines(path: Path) -> list[Any]:
     return [json.loads(line) for line in text.splitlines() if line.endswith("]")]
 
 
-def loop(config: dict[str, str]) -> int:
+def epochs_until_stopped(config: dict[str, str], read: Callable[[int], list[int]]) -> int:
+    """Read the rows of one epoch after the other, from the newest checkpoint on."""
     context = train.get_context()
-    shard = train.get_dataset_shard("train")
     older = train.get_checkpoint()
     epoch = 0
     if older is not None:
         with older.as_directory() as folder:
             epoch = int(Path(folder, "epoch").read_text()) + 1
     while True:
-        rows = [row for batch in shard.iter_batches(batch_size=3) for row in batch["x"].tolist()]
+        rows = read(epoch)
         over = train.collective.broadcast_from_rank_zero(Path(config["folder"], "stop").exists())
+        metrics = {
+            "epoch": epoch,
+            "rows": rows,
+            "place": [context.get_world_rank(), context.get_world_size()],
+        }
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
             if context.get_world_rank() == 0:
                 Path(folder, "epoch").write_text(str(epoch))
                 checkpoint = train.Checkpoint.from_directory(folder)
-            train.report({"rows": rows, "size": context.get_world_size()}, checkpoint=checkpoint)
+            train.report(metrics, checkpoint=checkpoint)
         if over:
             return epoch
         epoch += 1
 
 
+def shard_loop(config: dict[str, str]) -> int:
+    shard = train.get_dataset_shard("train")
+
+    def read(epoch: int) -> list[int]:
+        return [row for batch in shard.iter_batches(batch_size=3) for row in batch["x"].tolist()]
+
+    return epochs_until_stopped(config, read)
+
+
+def loader_loop(config: dict[str, str]) -> int:
+    from torch.utils.data import DataLoader
+
+    loader = train.torch.prepare_data_loader(DataLoader(range(ROWS), batch_size=3, shuffle=True))
+
+    def read(epoch: int) -> list[int]:
+        loader.sampler.set_epoch(epoch)
+        return [row for batch in loader for row in batch.tolist()]
+
+    return epochs_until_stopped(config, read)
+
+
 class Run:
     """A run in a thread."""
 
-    def __init__(self, folder: Path, workers: tuple[int, int], **scaling: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workers: tuple[int, int],
+        kind: type[DataParallelTrainer] = DataParallelTrainer,
+        loop: Any = None,
+    ) -> None:
         self.folder = folder
         self.result: Any = None
         self.error: BaseException | None = None
-        trainer = DataParallelTrainer(
-            loop,
+        trainer = kind(
+            loop or shard_loop,
             train_loop_config={"folder": str(folder)},
             scaling_config=ScalingConfig(
                 num_workers=workers,
                 resources_per_worker={"slot": 1},
                 elastic_resize_monitor_interval_s=0,
-                **scaling,
             ),
             run_config=RunConfig(
                 name="elastic",
@@ -135,7 +170,7 @@ class Run:
         def trains() -> bool:
             assert self.error is None, self.error
             reports = lines(self.folder / "reports")
-            return len(reports) > before + 1 and len(reports[-1][1]) == size
+            return len(reports) > before + 1 and len(reports[-1][2]) == size
 
         wait_until(trains, 60, told=lambda: str(lines(self.folder / "reports")[-3:]))
 
@@ -144,6 +179,18 @@ class Run:
         self._thread.join(60)
         assert not self._thread.is_alive()
         assert self.error is None
+
+
+def check_reports(folder: Path) -> list[Any]:
+    """Every epoch is there once, every rank had its place, and all rows were read; the reports."""
+    reports = lines(folder / "reports")
+    numbers = [number for number, _, _, _ in reports]
+    assert numbers == sorted(set(numbers))
+    assert [epoch for _, epoch, _, _ in reports] == list(range(len(reports)))
+    for _, _, places, rows in reports:
+        assert places == [[rank, len(places)] for rank in range(len(places))]
+        assert sorted(itertools.chain(*rows)) == list(range(ROWS))
+    return reports
 
 
 def test_a_group_follows_the_nodes_that_come_and_go(cluster: Cluster, tmp_path: Path) -> None:
@@ -157,13 +204,28 @@ def test_a_group_follows_the_nodes_that_come_and_go(cluster: Cluster, tmp_path: 
         run.wait_for_size(2)
     run.stop()
     assert lines(tmp_path / "resizes") == [[2, 3], [3, 2], [2, 3], [3, 2]]
-    reports = lines(tmp_path / "reports")
-    numbers = [number for number, _, _ in reports]
-    assert numbers == sorted(set(numbers))
-    for _, sizes, rows in reports:
-        assert sizes == [len(sizes)] * len(sizes)
-        assert rows == list(range(ROWS))
+    check_reports(tmp_path)
     assert run.result.return_value is not None
+
+
+def test_a_loader_shares_its_rows_out_anew_for_each_group(cluster: Cluster, tmp_path: Path) -> None:
+    from torch.utils.data import DistributedSampler
+
+    first = cluster.add_node(num_cpus=1, resources={"slot": 2})
+    run = Run(tmp_path, (2, 3), TorchTrainer, loader_loop)
+    run.wait_for_size(2)
+    second = cluster.add_node(num_cpus=1, resources={"slot": 1})
+    run.wait_for_size(3)
+    cluster.remove_node(second, allow_graceful=False)
+    run.wait_for_size(2)
+    run.stop()
+    assert first.is_alive()
+    assert lines(tmp_path / "resizes") == [[2, 3], [3, 2]]
+    for _, epoch, places, rows in check_reports(tmp_path):
+        for rank, size in places:
+            sampler = DistributedSampler(range(ROWS), size, rank)
+            sampler.set_epoch(epoch)
+            assert rows[rank] == list(sampler)
 
 
 def test_a_group_waits_below_its_least_and_says_why(
@@ -184,9 +246,9 @@ def test_a_group_waits_below_its_least_and_says_why(
     cluster.add_node(num_cpus=1, resources={"slot": 1})
     run.wait_for_size(2)
     run.stop()
-    assert first.is_alive
+    assert first.is_alive()
     assert not lines(tmp_path / "resizes")
-    assert {len(sizes) for _, sizes, _ in lines(tmp_path / "reports")} == {2}
+    assert {len(places) for _, _, places, _ in lines(tmp_path / "reports")} == {2}
 
 
 def test_a_node_that_dies_before_its_worker_starts_is_not_waited_for(

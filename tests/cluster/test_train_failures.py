@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,29 @@ def fit(tmp_path: Path) -> Callable[..., Result]:
         ).fit()
 
     return run
+
+
+@pytest.fixture
+def memory_group() -> Iterator[str]:
+    """A control group that may use 64 MiB; empty where none can be made."""
+    root = Path("/sys/fs/cgroup")
+    limits = ((root / "memory", "memory.limit_in_bytes"), (root, "memory.max"))
+    for parent, limit in limits:
+        folder = parent / f"miniray-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            (folder / limit).write_text(str(64 << 20))
+        except OSError:
+            folder.rmdir()
+            continue
+        yield str(folder)
+        wait_until(lambda folder=folder: not (folder / "cgroup.procs").read_text(), timeout=10)
+        folder.rmdir()
+        return
+    yield ""
 
 
 def pids(folder: Path) -> list[int]:
@@ -227,3 +251,39 @@ def test_a_run_whose_driver_is_killed_leaves_nothing(nodes: Cluster, tmp_path: P
         timeout=30,
         told=lambda: str(list_placement_groups()),
     )
+
+
+def test_a_rank_that_is_killed_for_memory_is_told_as_that_and_the_run_goes_on(
+    fit: Any, memory_group: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def loop(config: dict[str, str]) -> str:
+        if train.get_context().get_world_rank() == 0:
+            train.collective.barrier()
+            return "done"
+        if count_up(Path(config["folder"], "runs")) == 1:
+            if not memory_group:  # nothing limits memory here, so the kernel's part is played
+                os.kill(os.getpid(), signal.SIGKILL)
+            Path(memory_group, "cgroup.procs").write_text(str(os.getpid()))
+            bytearray(b"x") * (1 << 30)
+        train.collective.barrier()
+        return "done"
+
+    assert fit(loop, workers=2, max_failures=1).return_value == "done"
+    told = capfd.readouterr().out
+    assert "Starting the workers again, since some failed:\n[Rank 1] " in told
+    assert "SIGKILL; the kernel sends it when memory runs out" in told
+    if memory_group:
+        assert "the kernel killed a process of this machine because memory ran out" in told
+
+
+def test_ranks_that_raise_the_same_are_told_with_one_traceback(fit: Any) -> None:
+    def loop() -> None:
+        train.collective.barrier()
+        raise ValueError("out of data")
+
+    with pytest.raises(WorkerGroupError) as caught:
+        fit(loop, workers=3)
+    text = str(caught.value)
+    # Some are told of another's failure before they can fail themselves.
+    assert re.search(r"\[Ranks? \d(, \d)?( and \d)?\] ValueError: out of data\nTraceback", text)
+    assert text.count("Traceback") == 1

@@ -103,6 +103,18 @@ def test_the_device_of_a_worker_with_one_gpu(tmp_path: Path) -> None:
     trainer.fit()
 
 
+def test_a_train_function_with_a_parameter_gets_an_empty_config(tmp_path: Path) -> None:
+    def train_func(config: dict[str, Any]) -> dict[str, Any]:
+        return config
+
+    trainer = ray.train.DataParallelTrainer(
+        train_func,
+        scaling_config=ScalingConfig(num_workers=1, use_gpu=True),
+        run_config=RunConfig(storage_path=tmp_path),
+    )
+    assert trainer.fit().return_value == {}
+
+
 def test_the_devices_of_a_worker_with_two_gpus(tmp_path: Path) -> None:
     def train_func() -> None:
         import torch
@@ -232,37 +244,72 @@ def make_vision_transformer(**sizes: int) -> Any:
     return VisionTransformer(**sizes)
 
 
-def get_dataloaders(batch_size: int) -> Any:
+def make_dataset(count: int, seed: int) -> Any:
     """In place of CIFAR-10: noise that is brighter in one colour, or in none."""
     import torch
-    from torch.utils.data import DataLoader, TensorDataset
 
-    def dataset(count: int, seed: int) -> Any:
-        generator = torch.Generator().manual_seed(seed)
-        labels = torch.randint(0, 4, (count,), generator=generator)
-        images = torch.randn(count, 3, 8, 8, generator=generator)
-        brighter = torch.eye(4, 3)[labels]
-        return TensorDataset(images + 2 * brighter[:, :, None, None], labels)
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 4, (count,), generator=generator)
+    images = torch.randn(count, 3, 8, 8, generator=generator)
+    brighter = torch.eye(4, 3)[labels]
+    return torch.utils.data.TensorDataset(images + 2 * brighter[:, :, None, None], labels)
 
-    train_dataloader = DataLoader(dataset(256, 0), batch_size=batch_size, shuffle=True)
-    return train_dataloader, DataLoader(dataset(64, 1), batch_size=batch_size)
+
+class Rows:
+    """The same rows as dictionaries, which the third step of the tutorial has."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        self._rows = make_dataset(count, seed)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        image, label = self._rows[index]
+        return {"image": image, "label": label}
+
+
+def get_dataloaders(batch_size: int) -> Any:
+    from torch.utils.data import DataLoader
+
+    train_dataloader = DataLoader(make_dataset(256, 0), batch_size=batch_size, shuffle=True)
+    return train_dataloader, DataLoader(make_dataset(64, 1), batch_size=batch_size)
 
 
 def train_func_per_worker(config: dict[str, Any]) -> None:
-    import torch
-    from torch import nn
-
-    ray.train.torch.enable_reproducibility(seed=0)
-    lr = config["lr"]
-    epochs = config["epochs"]
-    batch_size = config["batch_size_per_worker"]
-
-    train_dataloader, valid_dataloader = get_dataloaders(batch_size=batch_size)
+    """The second step of the tutorial: PyTorch's loaders."""
+    train_dataloader, valid_dataloader = get_dataloaders(config["batch_size_per_worker"])
 
     # [1] Prepare data loader for distributed training.
     train_dataloader = ray.train.torch.prepare_data_loader(train_dataloader)
     valid_dataloader = ray.train.torch.prepare_data_loader(valid_dataloader)
+    learn(config, train_dataloader, valid_dataloader, set_epoch=True)
 
+
+def train_func_with_shards(config: dict[str, Any]) -> None:
+    """The third step of the tutorial: datasets that the trainer was given."""
+    batch_size = config["batch_size_per_worker"]
+
+    # [1] Each worker gets its part of the datasets.
+    train_data_shard = ray.train.get_dataset_shard("train")
+    valid_data_shard = ray.train.get_dataset_shard("valid")
+    train_dataloader = train_data_shard.iter_torch_batches(batch_size=batch_size)
+    valid_dataloader = valid_data_shard.iter_torch_batches(batch_size=batch_size)
+    learn(config, train_dataloader, valid_dataloader)
+
+
+def image_and_label(batch: Any) -> tuple[Any, Any]:
+    return (batch["image"], batch["label"]) if isinstance(batch, dict) else tuple(batch)
+
+
+def learn(
+    config: dict[str, Any], train_data: Any, valid_data: Any, set_epoch: bool = False
+) -> None:
+    """What both steps have in common."""
+    import torch
+    from torch import nn
+
+    ray.train.torch.enable_reproducibility(seed=0)
     model = make_vision_transformer(
         image_size=8,
         patch_size=4,
@@ -277,28 +324,31 @@ def train_func_per_worker(config: dict[str, Any]) -> None:
     model = ray.train.torch.prepare_model(model)
 
     loss_fn = nn.CrossEntropyLoss()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"], weight_decay=1e-2)
 
-    for epoch in range(epochs):
-        if ray.train.get_context().get_world_size() > 1:
-            train_dataloader.sampler.set_epoch(epoch)
+    for epoch in range(config["epochs"]):
+        if set_epoch and ray.train.get_context().get_world_size() > 1:
+            train_data.sampler.set_epoch(epoch)
 
         model.train()
-        for X, y in train_dataloader:
+        for batch in train_data:
+            X, y = image_and_label(batch)
             loss = loss_fn(model(X), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
 
         model.eval()
-        valid_loss, num_correct, num_total = 0.0, 0, 0
+        valid_loss, num_correct, num_total, num_batches = 0.0, 0, 0, 0
         with torch.no_grad():
-            for X, y in valid_dataloader:
+            for batch in valid_data:
+                X, y = image_and_label(batch)
                 pred = model(X)
                 valid_loss += loss_fn(pred, y).item()
                 num_total += y.shape[0]
+                num_batches += 1
                 num_correct += (pred.argmax(1) == y).sum().item()
-        valid_loss /= len(train_dataloader)
+        valid_loss /= num_batches
         accuracy = num_correct / num_total
 
         # [3] Report checkpoints and attached metrics.
@@ -313,12 +363,14 @@ def train_func_per_worker(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_vision_transformer_of_the_tutorial_learns(tmp_path: Path) -> None:
+@pytest.mark.parametrize("with_datasets", [False, True])
+def test_the_vision_transformer_of_the_tutorial_learns(tmp_path: Path, with_datasets: bool) -> None:
     import torch
 
     global_batch_size, num_workers = 32, 2
     trainer = TorchTrainer(
-        train_loop_per_worker=train_func_per_worker,
+        train_loop_per_worker=train_func_with_shards if with_datasets else train_func_per_worker,
+        datasets={"train": Rows(256, 0), "valid": Rows(64, 1)} if with_datasets else None,
         train_loop_config={
             "lr": 3e-3,
             "epochs": 3,
@@ -333,7 +385,7 @@ def test_the_vision_transformer_of_the_tutorial_learns(tmp_path: Path) -> None:
     with result.checkpoint.as_directory() as folder:
         state = torch.load(Path(folder, "model.pt"))
     assert state["head.weight"].shape == (4, 16)
-    assert result.path in str(result)
+    assert result.path in f"Training result: {result}"
 
 
 @pytest.mark.parametrize(

@@ -255,5 +255,5 @@ def test_a_storage_that_the_workers_do_not_share_is_named_and_not_retried(
             failure_config=FailureConfig(max_failures=-1),
         )
     assert isinstance(caught.value.controller_failure, StorageNotSharedError)
-    assert "ranks 0, 1 on" in str(caught.value)
+    assert "ranks 0 and 1 on" in str(caught.value)
     assert time.monotonic() - start < 30

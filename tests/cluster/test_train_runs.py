@@ -218,6 +218,31 @@ def test_a_run_of_the_same_name_continues_the_older_one(fit: Any, tmp_path: Path
     assert fit(loop, config, workers=1, name="again").return_value == "checkpoint_000000"
 
 
+def test_a_run_that_failed_goes_on_from_its_checkpoint_when_it_is_started_again(
+    fit: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, Any]) -> list[int]:
+        start = 0
+        if (checkpoint := train.get_checkpoint()) is not None:
+            with checkpoint.as_directory() as folder:
+                start = int(Path(folder, "epoch").read_text()) + 1
+        for epoch in range(start, 4):
+            if epoch == config["fails_at"]:
+                raise ValueError("out of data")
+            folder = Path(config["folder"], f"{os.getpid()}-{epoch}")
+            train.report({"epoch": epoch}, checkpoint=save(folder, epoch=str(epoch)))
+        return list(range(start, 4))
+
+    config = {"folder": str(tmp_path), "fails_at": 2}
+    with pytest.raises(WorkerGroupError, match="out of data"):
+        fit(loop, config, workers=1, name="again")
+    again = fit(loop, {**config, "fails_at": None}, workers=1, name="again")
+    assert again.return_value == [2, 3]
+    assert [metrics["epoch"] for _, metrics in again.best_checkpoints] == [0, 1, 2, 3]
+    elsewhere = {"name": "again", "storage_path": tmp_path / "other"}
+    assert fit(loop, {**config, "fails_at": None}, workers=1, **elsewhere).return_value[0] == 0
+
+
 def test_a_storage_path_that_can_not_be_used_is_the_controllers_error(
     fit: Any, tmp_path: Path
 ) -> None:

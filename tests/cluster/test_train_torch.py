@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -26,8 +23,6 @@ if TYPE_CHECKING:
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.usefixtures("cluster")
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
@@ -141,22 +136,6 @@ def test_a_second_run_starts_fast(fit: Any) -> None:
     start = time.monotonic()
     fit(loop)
     assert time.monotonic() - start < 5
-
-
-def test_the_digits_example_learns(tmp_path: Path) -> None:
-    pytest.importorskip("sklearn")
-    command = [sys.executable, EXAMPLES / "train_digits.py", "--storage-path", str(tmp_path)]
-    environment = {**os.environ, "MINIRAY_TMPDIR": os.environ["MINIRAY_TMPDIR"]}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=55, env=environment, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    accuracy = re.search(r"^test accuracy (\d\.\d\d)$", done.stdout, re.MULTILINE)
-    assert accuracy is not None, done.stdout
-    assert float(accuracy[1]) >= 0.95
-    best = re.search(r"^best checkpoint (.+)$", done.stdout, re.MULTILINE)
-    assert best is not None
-    assert Path(best[1], "model.pt").exists()
 
 
 def test_a_pytorch_dataset_is_read_as_tensors_on_the_workers_device(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_STORAGE_PATH = "~/miniray_results"
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class CheckpointConfig:
     """Which checkpoints are kept.
 
@@ -80,7 +80,7 @@ class CheckpointConfig:
             )
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class FailureConfig:
     """What happens when workers or the controller fail.
 
@@ -108,6 +108,7 @@ class FailureConfig:
     """
 
     max_failures: int = 0
+    _: dataclasses.KW_ONLY
     controller_failure_limit: int = -1
     hang_timeout_s: float | None = None
     fail_fast: dataclasses.InitVar[Any] = NOT_GIVEN
@@ -150,7 +151,7 @@ class FailureConfig:
             )
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class LoggingConfig:
     """What the train layer itself logs, in the controller and on every rank.
 
@@ -184,7 +185,7 @@ def default_run_name() -> str:
     return f"train_run-{now:%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(3)}"
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class RunConfig:
     """Name, storage and rules of a run.
 
@@ -227,6 +228,7 @@ class RunConfig:
     callbacks: list[Callback] | None = None
     worker_runtime_env: Mapping[str, Any] | None = None
     logging_config: LoggingConfig | None = None
+    _: dataclasses.KW_ONLY
     failure_policy: FailurePolicy | None = None
     scaling_policy: ScalingPolicy | None = None
     detached: bool = False

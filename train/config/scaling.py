@@ -22,6 +22,8 @@ from miniray.train.config.checks import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from typing_extensions import Self
+
 PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 #: Amount of ``accelerator_type:<type>`` that a worker asks for; there is 1 per node.
@@ -47,7 +49,8 @@ class ScalingConfig:
             slice, or without a topology 1 chip.
         accelerator_type: Workers run only on nodes with this type, such as ``"A100"`` or
             ``"TPU-V6E"``.
-        placement_strategy: ``"PACK"``, ``"SPREAD"``, ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``.
+        placement_strategy: ``"PACK"``, ``"SPREAD"``, ``"STRICT_PACK"`` or ``"STRICT_SPREAD"``. The
+            workers of a TPU slice with several hosts are on a host each, whatever this says.
         label_selector: Conditions on the labels of the nodes of workers, such as
             ``{"zone": "in(a, b)"}``: one dictionary for all workers, or a list with one for each.
         trainer_resources: What the controller of the run holds. Default: nothing; it only
@@ -74,6 +77,15 @@ class ScalingConfig:
     trainer_resources: Mapping[str, float] | None = None
     elastic_resize_monitor_interval_s: float = 60.0
     placement_timeout_s: float | None = None
+
+    def __new__(cls, *given: Any, **_: Any) -> Self:
+        """Refuse arguments without names: Ray takes the first one for trainer_resources."""
+        if given:
+            raise TypeError(
+                f"ScalingConfig() takes its arguments by name, and {given[0]!r} has none. "
+                f"Write ScalingConfig(num_workers={given[0]!r}) if that is what it is."
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_flag("ScalingConfig(use_gpu", self.use_gpu)
@@ -270,10 +282,15 @@ class ScalingConfig:
             if name not in ("CPU", "GPU", "TPU")
         }
 
+    @property
+    def bundle_strategy(self) -> str:
+        """How places of workers lie to each other: of a slice with several hosts, one on each."""
+        return "STRICT_SPREAD" if self.workers_step > 1 else self.placement_strategy
+
     def bundle_label_selectors(self, num_workers: int) -> list[dict[str, str]] | None:
         """Conditions on the node of each worker of a group of this size; None for none."""
         if self.use_tpu and self.topology:
-            return [tpu.slice_labels(self) for _ in range(num_workers)]
+            return [tpu.slice_labels(self, index) for index in range(num_workers)]
         if self.label_selector is None:
             return None
         if isinstance(self.label_selector, Mapping):

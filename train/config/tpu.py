@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniray.util.tpu_nodes import POD_TYPE, SLICE_NAME
+
 if TYPE_CHECKING:
     from miniray.accelerators.tpu_topology import SliceShape
     from miniray.train.config.scaling import ScalingConfig
@@ -76,8 +78,14 @@ def default_resources(config: ScalingConfig) -> dict[str, float]:
     return {**cpus, "TPU": default_chips(config)}
 
 
-def slice_labels(config: ScalingConfig) -> dict[str, str]:
-    """Conditions on the labels of a host of the slice that is wanted."""
+def slice_labels(config: ScalingConfig, index: int) -> dict[str, str]:
+    """Conditions on the labels of the host of one worker, by its number in the group.
+
+    The hosts of a slice are those of one slice. An elastic group takes what there is.
+    """
     shape = slice_shape(config)
     assert shape is not None
-    return {"ray.io/tpu-pod-type": shape.pod_type}
+    labels = {POD_TYPE: shape.pod_type}
+    if shape.hosts > 1 and not config.elasticity_enabled:
+        labels[SLICE_NAME] = f"same({index // shape.hosts})"
+    return labels

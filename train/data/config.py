@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass
 class DataConfig:
     """How ``datasets`` of a trainer reach its workers.
 
@@ -28,6 +28,7 @@ class DataConfig:
     """
 
     datasets_to_split: Literal["all"] | Sequence[str] = "all"
+    _: dataclasses.KW_ONLY
     datasets_to_shuffle: Literal["all"] | Sequence[str] = "all"
     seed: int = 0
 

@@ -56,8 +56,9 @@ def test_a_rank_that_has_gone_ends_the_wait_of_the_others_and_later_calls():
 
     errors = meet(scenario)
     assert all(isinstance(error, CollectiveError) for error in errors)
-    assert "Rank 1 returned from its train loop, while ranks 0, 2 waited for it in barrier()" in (
-        str(errors[0])
+    assert (
+        "Rank 1 returned from its train loop, while ranks 0 and 2 waited for it in barrier()"
+        in (str(errors[0]))
     )
 
 
@@ -98,7 +99,7 @@ def test_ranks_that_do_not_come_in_time_are_named():
     error = meet(scenario, timeout=0.01)
     assert isinstance(error, CollectiveTimeoutError)
     assert isinstance(error, TimeoutError)
-    assert "rank 0 still waited for ranks 1, 2, which did not call it" in str(error)
+    assert "rank 0 still waited for ranks 1 and 2, which did not call it" in str(error)
 
 
 def test_a_caller_that_goes_away_does_not_take_the_others_with_it():
@@ -135,7 +136,7 @@ def test_the_user_is_told_for_whom_ranks_wait(monkeypatch):
     told = []
     monkeypatch.setattr("miniray.train.rendezvous.NOTE_AFTER", 0.01)
     assert meet(scenario, tell=told.append) == [None] * 3
-    assert told == ["For 0.01 s, ranks 0, 2 waited in barrier() for rank 1."]
+    assert told == ["For 0.01 s, ranks 0 and 2 waited in barrier() for rank 1."]
 
 
 def test_errors_of_collectives_can_travel():

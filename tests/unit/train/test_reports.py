@@ -60,7 +60,7 @@ def test_metrics_go_on_when_only_rank_0_reports():
         step for index in range(50) for step in board.add(0, index, Report({"i": index}), now=index)
     ]
     assert [step.metrics["i"] for step in steps] == list(range(50 - SILENT_LAG))
-    assert "missing on ranks 1, 2" in board.uneven
+    assert "missing on ranks 1 and 2" in board.uneven
 
 
 def test_metrics_of_a_step_are_told_by_rank_also_if_some_are_missing():

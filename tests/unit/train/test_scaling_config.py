@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
+import pickle
+
 import pytest
 
 from miniray.train import ScalingConfig
@@ -158,9 +161,23 @@ def test_one_tpu_worker_needs_no_topology():
     }
 
 
-def test_workers_of_a_slice_run_on_hosts_of_such_slices():
-    config = ScalingConfig(num_workers=4, use_tpu=True, topology="4x4", accelerator_type="TPU-V6E")
-    assert config.bundle_label_selectors(4) == [{"ray.io/tpu-pod-type": "v6e-16"}] * 4
+def test_the_workers_of_a_slice_run_on_the_hosts_of_one_slice_each_on_one():
+    slices = {"use_tpu": True, "topology": "4x4", "accelerator_type": "TPU-V6E"}
+    config = ScalingConfig(num_workers=8, **slices)
+    assert config.bundle_label_selectors(8) == [
+        {"ray.io/tpu-pod-type": "v6e-16", "ray.io/tpu-slice-name": f"same({number})"}
+        for number in (0, 0, 0, 0, 1, 1, 1, 1)
+    ]
+    assert config.bundle_strategy == "STRICT_SPREAD"
+    elastic = ScalingConfig(num_workers=(4, 8), **slices)
+    assert elastic.bundle_label_selectors(4) == [{"ray.io/tpu-pod-type": "v6e-16"}] * 4
+
+
+def test_other_workers_lie_as_the_strategy_says():
+    assert ScalingConfig(num_workers=2).bundle_strategy == "PACK"
+    assert ScalingConfig(placement_strategy="SPREAD").bundle_strategy == "SPREAD"
+    slices = {"use_tpu": True, "topology": "2x4", "accelerator_type": "TPU-V6E"}
+    assert ScalingConfig(num_workers=2, **slices).bundle_strategy == "PACK"
 
 
 @pytest.mark.parametrize(
@@ -192,3 +209,14 @@ def test_nonsense_about_tpus_is_refused_with_the_fix(arguments, message):
     }
     with pytest.raises(ValueError, match=message):
         ScalingConfig(**given)
+
+
+def test_a_number_without_a_name_is_refused_with_what_to_write():
+    with pytest.raises(TypeError, match=r"Write ScalingConfig\(num_workers=2\)"):
+        ScalingConfig(2)
+
+
+def test_a_scaling_config_is_copied_like_any_dataclass():
+    config = ScalingConfig(num_workers=(1, 3), use_gpu=True)
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert dataclasses.replace(config, num_workers=2).num_workers == 2

@@ -8,6 +8,7 @@ import pytest
 from miniray.train import (
     Callback,
     CheckpointConfig,
+    DataConfig,
     FailureConfig,
     FailurePolicy,
     LoggingConfig,
@@ -145,3 +146,13 @@ def test_a_storage_path_in_the_home_folder_is_expanded(monkeypatch, tmp_path):
 
 def test_a_url_is_left_as_it_is():
     assert RunConfig(storage_path="s3://bucket/runs").storage_url == "s3://bucket/runs"
+
+
+def test_arguments_without_names_are_those_of_rays_order():
+    assert CheckpointConfig(2, "accuracy", "min").checkpoint_score_order == "min"
+    assert FailureConfig(3).max_failures == 3
+    assert LoggingConfig("DEBUG").log_level == "DEBUG"
+    config = RunConfig("digits", "/mnt/runs", None, FailureConfig(3))
+    assert (config.name, config.storage_path) == ("digits", "/mnt/runs")
+    assert config.failure_config.max_failures == 3
+    assert DataConfig(["train"]).datasets_to_split == ["train"]

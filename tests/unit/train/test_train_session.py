@@ -329,7 +329,7 @@ def test_reported_checkpoints_come_with_their_metrics(session, controller):
 
 def test_who_did_not_report_is_named_when_time_runs_out(session, controller):
     controller.reported_checkpoints.answer = lambda *args: ([], [0, 3])
-    with pytest.raises(CollectiveTimeoutError, match="ranks 0, 3 did not make"):
+    with pytest.raises(CollectiveTimeoutError, match="ranks 0 and 3 did not make"):
         get_all_reported_checkpoints()
     assert get_all_reported_checkpoints(timeout_s=0.1) == []
 
