@@ -50,12 +50,28 @@ def _describe(value: object) -> str:
     return f"a value of type {type(value).__qualname__}"
 
 
+def at_fault(value: object, depth: int) -> tuple[str, object, Exception] | None:
+    """Where in a value the innermost part is that cannot be pickled, the part, and the error.
+
+    None if the value can be pickled; an empty place if none of its parts is at fault by itself.
+    """
+    error = _error_of(value)
+    if error is None:
+        return None
+    place, part = _find(value, "", depth, set()) or ("", value)
+    return place, part, _error_of(part) or error
+
+
 def _fails(value: object) -> bool:
+    return _error_of(value) is not None
+
+
+def _error_of(value: object) -> Exception | None:
     try:
         cloudpickle.dumps(value, protocol=5)
-    except Exception:  # noqa: BLE001 - any failure to pickle is what is asked for
-        return True
-    return False
+    except Exception as error:  # noqa: BLE001 - any failure to pickle is what is asked for
+        return error
+    return None
 
 
 def _find(value: object, path: str, depth: int, seen: set[int]) -> tuple[str, object] | None:

@@ -113,6 +113,11 @@ class StreamState:
         return ref
 
     @property
+    def has_item(self) -> bool:
+        """Whether there is an item to take."""
+        return bool(self._items)
+
+    @property
     def finished(self) -> bool:
         """Whether all items were taken and no more will come."""
         return (self._ended or self._closed) and not self._items

@@ -20,6 +20,7 @@ from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others
+from miniray.core.ids import call_id
 from miniray.core.object_reports import ObjectReports
 from miniray.exceptions import TaskCancelledError
 from miniray.object_ref import hooks
@@ -144,6 +145,8 @@ class Executor:
             return
         work.recursive = recursive  # first: whoever sees it cancelled looks at this too
         work.cancelled = True
+        if work.execution is not None:
+            work.execution.cancelled = True
         forget_arguments(self._runtime, work)
         self.interrupt(work, force)
 
@@ -247,8 +250,10 @@ class Executor:
     @staticmethod
     def execution_of(work: Work) -> context.Execution:
         """What the runtime context tells while a piece of work runs."""
-        task_id = work.return_ids[0] if work.return_ids else b""
+        ids = work.return_ids
+        task_id = ids[0] if ids else call_id(work.caller.process_id, work.number)
         work.execution = context.Execution(task_id, work.name, work.name)
+        work.execution.cancelled = work.cancelled  # a cancel may come between any two lines
         return work.execution
 
     def cancel_children(self, work: Work) -> None:

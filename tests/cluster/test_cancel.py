@@ -238,6 +238,38 @@ def test_a_call_of_an_actor_cannot_be_cancelled_by_force(tmp_path: Path) -> None
     miniray.get(ref)
 
 
+def test_a_call_can_be_cancelled_where_its_ref_was_passed_to(tmp_path: Path) -> None:
+    @miniray.remote(num_cpus=0)
+    def cancel_it(refs: list[Any]) -> None:
+        miniray.cancel(refs[0])
+
+    ref = run.remote(tmp_path / "started", tmp_path / "never")
+    wait_for_file(tmp_path / "started")
+    miniray.get(cancel_it.remote([ref]))
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
+    assert miniray.get(cancel_it.remote([identity.remote(1)])) is None  # it may have finished
+
+
+def test_a_method_hears_of_a_cancel_if_it_asks(tmp_path: Path) -> None:
+    @miniray.remote(max_concurrency=2)
+    class Worker:
+        def run(self, started: Path, ended: Path) -> None:
+            context = miniray.get_runtime_context()
+            assert not context.is_canceled()
+            started.touch()
+            wait_until(context.is_canceled)
+            ended.touch()
+
+    actor = Worker.remote()
+    ref = actor.run.remote(tmp_path / "started", tmp_path / "ended")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref)
+    wait_for_file(tmp_path / "ended")
+    with pytest.raises(RuntimeError, match="not a driver"):
+        miniray.get_runtime_context().is_canceled()
+
+
 def test_only_refs_can_be_cancelled() -> None:
     with pytest.raises(TypeError):
         miniray.cancel("ref")

@@ -156,6 +156,31 @@ def test_completed_tells_when_the_whole_generator_has_finished(tmp_path: Path) -
     assert miniray.get(list(stream)) == ["first", "second"]
 
 
+def test_a_generator_tells_whether_it_has_an_item_and_whether_it_is_finished(
+    tmp_path: Path,
+) -> None:
+    stream = gated.remote(tmp_path / "go")
+    wait_until(stream.next_ready)
+    assert not stream.is_finished()
+    assert miniray.get(next(stream)) == "first"
+    assert not stream.next_ready()
+    assert not stream.is_finished()
+    (tmp_path / "go").touch()
+    assert miniray.get(next(stream)) == "second"
+    wait_until(stream.is_finished)
+    assert not stream.next_ready()
+
+
+def test_a_generator_task_has_an_id_of_its_own() -> None:
+    @miniray.remote
+    def ids() -> Iterator[str | None]:
+        yield miniray.get_runtime_context().get_task_id()
+
+    found = {miniray.get(next(ids.remote())) for _ in range(2)}
+    assert len(found) == 2
+    assert all(id and len(id) == 32 for id in found)
+
+
 def test_wait_takes_generators_along_with_refs(tmp_path: Path) -> None:
     stream = gated.remote(tmp_path / "go")
     ready, _ = miniray.wait([stream], timeout=30)
