@@ -324,8 +324,9 @@ def cancel(
 ) -> None:
     """Cancel the task or call that makes a value; ``get`` then raises TaskCancelledError.
 
-    A task that runs gets a KeyboardInterrupt, an async method a CancelledError; what has
-    finished stays.
+    A task that runs gets a KeyboardInterrupt, an async method a CancelledError. Other methods
+    of actors run on; they can ask ``get_runtime_context().is_canceled()``, and what they have
+    started is cancelled. What has finished stays.
 
     Args:
         ref: What the task or call returned, here or in the process that passed it on.

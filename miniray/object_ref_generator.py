@@ -70,7 +70,11 @@ class ObjectRefGenerator(Generic[T]):
                     state.drop_waiter(wake)
 
     def completed(self) -> ObjectRef[bool]:
-        """A ref that is ready when the task or method has ended."""
+        """A ref that is ready when the task or method has ended.
+
+        Its value is True. What is raised by the generator comes with its items; the ref raises
+        what else has ended the call, such as the death of its process.
+        """
         return self._state.completed_ref()
 
     def next_ready(self) -> bool:

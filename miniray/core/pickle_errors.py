@@ -105,5 +105,7 @@ def _parts(value: object) -> list[tuple[str, object]]:
         return [
             (f".{name}", part) for name, part in vars(value).items() if not name.startswith("__")
         ]
+    if type(value).__module__.partition(".")[0] == "miniray":
+        return []  # it says itself why it cannot be pickled
     state = getattr(value, "__dict__", None)
     return [(f".{name}", part) for name, part in state.items()] if state else []

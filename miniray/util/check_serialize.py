@@ -49,11 +49,9 @@ def inspect_serializability(
     told = name or getattr(base_obj, "__qualname__", type(base_obj).__qualname__)
     found = at_fault(base_obj, depth)
     if found is None:
-        print(f"{told} can be pickled.", file=print_file)  # noqa: T201 - it is asked for
+        print(f"{told} can be pickled.", file=print_file)
         return True, set()
     place, part, error = found
     where = f": {place} is a {type(part).__qualname__}" if place else ""
-    print(  # noqa: T201
-        f"{told} cannot be pickled{where} ({type(error).__name__}: {error}).", file=print_file
-    )
+    print(f"{told} cannot be pickled{where} ({type(error).__name__}: {error}).", file=print_file)
     return False, {FailureTuple(part, place or told, base_obj)}

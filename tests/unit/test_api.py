@@ -230,7 +230,9 @@ def test_wait_checks_its_arguments(runtime: FakeRuntime) -> None:
     with pytest.raises(ValueError, match="not 0"):
         miniray.wait([ref], num_returns=0)
     for wrong in ("1", 1.0):
-        with pytest.raises(TypeError, match=f"num_returns of wait must be a whole number, not {wrong!r}"):
+        with pytest.raises(
+            TypeError, match=f"num_returns of wait must be a whole number, not {wrong!r}"
+        ):
             miniray.wait([ref], num_returns=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="timeout of wait must be at least 0"):
         miniray.wait([ref], timeout=-1)
