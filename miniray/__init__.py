@@ -7,7 +7,7 @@ programs need are loaded when they are first used.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from miniray import exceptions
 from miniray.actor import ActorClass, ActorHandle, ActorMethod, method
@@ -26,6 +26,7 @@ from miniray.api import (
     shutdown,
     wait,
 )
+from miniray.core.absent import absent
 from miniray.decorator import remote
 from miniray.object_ref import ObjectRef
 from miniray.runtime_context import get_runtime_context
@@ -67,10 +68,27 @@ __all__ = [
 
 _MODULES = frozenset({"runtime_env", "train", "util"})
 
+#: Names of Ray that are not here, and what to do instead.
+_ABSENT = {
+    "ClientBuilder": "miniray.init('HOST:PORT') attaches from any machine",
+    "LoggingConfig": "leave it out; miniray.train has one for training runs",
+    "autoscaler": "start and stop nodes with `miniray start` and `miniray stop`",
+    "client": "miniray.init('HOST:PORT') attaches from any machine",
+    "dag": "call tasks and methods with the refs of others",
+    "data": "give datasets= to a trainer, or read with PyArrow in tasks",
+    "rllib": "train in actors, or with miniray.train",
+    "serve": "start a web server in an actor",
+    "timeline": "miniray.util.state lists what there is; profile workers with py-spy",
+    "tune": "start one training run per configuration in tasks",
+    "workflow": "call tasks with the refs of others",
+}
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"miniray.{name}")
-    if name == "ObjectRefGenerator":
-        return importlib.import_module("miniray.object_ref_generator").ObjectRefGenerator
-    raise AttributeError(f"module 'miniray' has no attribute {name!r}")
+
+if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+    def __getattr__(name):
+        if name in _MODULES:
+            return importlib.import_module(f"miniray.{name}")
+        if name == "ObjectRefGenerator":
+            return importlib.import_module("miniray.object_ref_generator").ObjectRefGenerator
+        raise absent("miniray", name, _ABSENT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import operator
 import os
 import threading
@@ -240,7 +241,7 @@ def wait(
         order given.
 
     Raises:
-        TypeError: ``refs`` is not a list of refs.
+        TypeError: ``refs`` is not a list of refs, or a number is none.
         ValueError: A ref is there twice, or ``num_returns`` or ``timeout`` can't be met.
     """
     global _rest
@@ -250,10 +251,12 @@ def wait(
     if not isinstance(given, list | tuple):
         raise TypeError(f"wait takes a list of refs, not {shown(given)} ({type(given).__name__}).")
     if timeout is not None:
-        _check_timeout("wait", timeout)
+        timeout = _check_timeout("wait", timeout)
     runtime = _runtime._current or current_runtime()
     if not refs:
         return [], []
+    if num_returns.__class__ is not int:
+        num_returns = _whole(num_returns)
     if num_returns != 1 or _identity(refs) != _rest:
         _check_unique(refs)
     if not 0 < num_returns <= len(refs):
@@ -267,6 +270,16 @@ def wait(
         raise interrupt.with_traceback(None)  # noqa: B904 - as in get
     _rest = _identity(found[1])
     return found
+
+
+def _whole(num_returns: Any) -> int:
+    try:
+        return operator.index(num_returns)  # of NumPy too
+    except TypeError:
+        raise TypeError(
+            f"num_returns of wait must be a whole number, not {shown(num_returns)} "
+            f"({type(num_returns).__name__})."
+        ) from None
 
 
 def _identity(refs: Sequence[Any]) -> tuple[int, ...] | None:
@@ -311,17 +324,18 @@ def cancel(
 ) -> None:
     """Cancel the task or call that makes a value; ``get`` then raises TaskCancelledError.
 
-    A task that runs gets a KeyboardInterrupt, an async method a CancelledError; what has
-    finished stays.
+    A task that runs gets a KeyboardInterrupt, an async method a CancelledError. Other methods
+    of actors run on; they can ask ``get_runtime_context().is_canceled()``, and what they have
+    started is cancelled. What has finished stays.
 
     Args:
-        ref: What the task or call returned.
+        ref: What the task or call returned, here or in the process that passed it on.
         force: End the worker's process instead. Not for calls of actors.
         recursive: Cancel also what the task started.
 
     Raises:
         TypeError: ``ref`` is not a ref.
-        ValueError: ``force`` was given for a call of an actor.
+        ValueError: ``force`` was given for a call of an actor that this process made.
     """
     given: Any = ref
     if _is_generator(given):
@@ -399,15 +413,16 @@ def _check_refs(function: str, refs: Sequence[Any]) -> None:
             )
 
 
-def _check_timeout(function: str, timeout: Any) -> float:
+def _check_timeout(function: str, timeout: Any) -> float | None:
+    """The timeout in seconds; None, for no end, if it is infinite."""
     if not isinstance(timeout, Real):
         raise TypeError(
             f"The timeout of {function} must be a number of seconds, or None for no end, not "
             f"{shown(timeout)} ({type(timeout).__name__})."
         )
-    if timeout < 0:
+    if not timeout >= 0:  # nor is it NaN
         raise ValueError(f"The timeout of {function} must be at least 0 seconds, not {timeout}.")
-    return float(timeout)
+    return None if timeout == math.inf else float(timeout)
 
 
 _ref_id = operator.attrgetter("_id")

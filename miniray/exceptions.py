@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import enum
 import signal
+from typing import TYPE_CHECKING
 
+from miniray.core.absent import absent
 from miniray.core.task_error import MinirayError, TaskError
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "AuthenticationError",
     "DeathCause",
     "GetTimeoutError",
+    "LocalRayletDiedError",
     "MinirayError",
     "NodeDiedError",
     "NotInitializedError",
@@ -359,6 +362,25 @@ class ObjectStoreFullError(MinirayError):
 RayError = MinirayError
 RayTaskError = TaskError
 RayActorError = ActorError
+LocalRayletDiedError = NodeDiedError
 PendingCallsLimitExceeded = PendingCallsLimitExceededError
 TaskPlacementGroupRemoved = PlacementGroupRemovedError
 ActorPlacementGroupRemoved = PlacementGroupRemovedError
+
+#: Those of Ray that are not here, and what is raised instead.
+_ABSENT = {
+    "ActorHandleNotFoundError": "a handle of another cluster raises ActorDiedError",
+    "ObjectFetchTimedOutError": "a value that cannot be fetched raises ObjectLostError",
+    "ObjectFreedError": "values go with their last ref",
+    "ObjectReconstructionFailedError": "a value that cannot be made again raises ObjectLostError",
+    "OutOfDiskError": "a value that fits neither memory nor disk raises ObjectStoreFullError",
+    "OutOfMemoryError": "a worker that the kernel kills for its memory raises WorkerCrashedError, "
+    "or ActorDiedError",
+    "RaySystemError": "catch MinirayError",
+}
+
+
+if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+    def __getattr__(name):
+        raise absent(__name__, name, _ABSENT)

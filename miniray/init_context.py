@@ -20,12 +20,14 @@ class InitContext:
             ``session_dir`` and more, by name.
         python_version: Version of Python, as text.
         miniray_version: Version of miniray, as text.
+        dashboard_url: Always None: there is no dashboard; `miniray status` tells what runs.
     """
 
     def __init__(self, address_info: Mapping[str, Any]) -> None:
         self.address_info = dict(address_info)
         self.python_version = ".".join(map(str, sys.version_info[:3]))
         self.miniray_version = VERSION
+        self.dashboard_url: str | None = None
 
     def __getitem__(self, key: str) -> Any:
         return self.address_info[key]

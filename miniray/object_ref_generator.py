@@ -70,10 +70,22 @@ class ObjectRefGenerator(Generic[T]):
                     state.drop_waiter(wake)
 
     def completed(self) -> ObjectRef[bool]:
-        """A ref that is ready when the task or method has ended."""
+        """A ref that is ready when the task or method has ended.
+
+        Its value is True. What is raised by the generator comes with its items; the ref raises
+        what else has ended the call, such as the death of its process.
+        """
         return self._state.completed_ref()
 
-    def next_ready(self) -> ObjectRef[bool]:
+    def next_ready(self) -> bool:
+        """Whether the next item is there, so that ``next`` returns at once. False at the end."""
+        return self._state.has_item
+
+    def is_finished(self) -> bool:
+        """Whether the generator has ended and all items were taken: ``next`` raises then."""
+        return self._state.finished
+
+    def _next_ref(self) -> ObjectRef[bool]:
         """A ref that is ready when the next item, or the end, is there: for ``wait``."""
         return self._state.next_ref()
 

@@ -61,6 +61,20 @@ class RuntimeContext:
         """The function (or ``Class.method``) that runs; None in a driver."""
         return self._data.function_name
 
+    def is_canceled(self) -> bool:
+        """Whether the task or call that runs was cancelled, so that it can end by itself.
+
+        Methods of plain and threaded actors are not interrupted by a cancel: this is how they
+        hear of it.
+
+        Raises:
+            RuntimeError: Nothing runs here that could be cancelled: this is a driver.
+        """
+        data = self._data
+        if data.task_id is None and data.actor_id is None:
+            raise RuntimeError("Only tasks and methods of actors can be cancelled, not a driver.")
+        return data.cancelled
+
     def get_actor_id(self) -> str | None:
         """Id of the actor; None outside of actors."""
         return self._data.actor_id

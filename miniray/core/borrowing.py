@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import logging
 import pickle
 import threading
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from miniray.core.peers import Peer, PeerTable
     from miniray.object_ref import ObjectRef
 
+logger = logging.getLogger(__name__)
 
 #: What is to be registered, by owner and its node: (object id, borrower, its node).
 _Holds = dict[tuple[bytes, bytes], list[tuple[bytes, bytes, bytes]]]
@@ -36,6 +38,16 @@ _VALUES_SIZE = 1 << 20
 def error_value(error: BaseException) -> Value:
     """An exception as a value, so that `get` raises it."""
     return (p.VALUE_ERROR, pickle.dumps(error, 5), ())
+
+
+def load_error(value: Value) -> BaseException | None:
+    """The exception of an error value; None if its class cannot be loaded here."""
+    try:
+        error: BaseException = pickle.loads(value[1])
+    except Exception:
+        logger.exception("an error value cannot be unpickled")
+        return None
+    return error
 
 
 def _cannot_recover(_id: bytes, _payload: Any) -> str | None:

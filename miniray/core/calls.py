@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.config import config
 from miniray.core import protocol as p
-from miniray.core.borrowing import error_value
+from miniray.core.borrowing import error_value, load_error
 from miniray.core.lineage import Lineage
 from miniray.core.serialization import serialize_arguments
 from miniray.exceptions import ObjectLostError, TaskCancelledError
@@ -320,7 +320,7 @@ class CallTable:
         if not call.retry_exceptions or call.retries == 0 or call.cancelled:
             return False
         if isinstance(call.retry_exceptions, tuple):
-            error = _load_error(value)
+            error = load_error(value)
             cause = getattr(error, "cause", error)
             if not isinstance(cause, call.retry_exceptions):
                 return False
@@ -336,7 +336,7 @@ class CallTable:
     def fail_value(self, call: Call, value: Value) -> None:
         """End a call with an error value."""
         told = not call.cancelled or call.stream is not None
-        if not told and not isinstance(_load_error(value), TaskCancelledError):
+        if not told and not isinstance(load_error(value), TaskCancelledError):
             value = error_value(TaskCancelledError(call.name))
         for id in call.return_ids:
             self._table.set_value(id, value, None, call.name)
@@ -382,16 +382,6 @@ class CallTable:
         """A value that nobody will read: free its shared memory."""
         if value[0] == p.VALUE_SHARED:
             self._shared_memory.free(value)
-
-
-def _load_error(value: Value) -> BaseException | None:
-    """The exception of an error value; None if its class cannot be loaded here."""
-    try:
-        error: BaseException = pickle.loads(value[1])
-    except Exception:
-        logger.exception("an error value cannot be unpickled")
-        return None
-    return error
 
 
 def _take_refs(

@@ -129,6 +129,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             p.PEER_BORROW: self.borrowing.on_borrow,
             p.PEER_UNBORROW: self.borrowing.on_unborrow,
             p.PEER_ACK: self.borrowing.on_ack,
+            p.PEER_CANCEL_MAKER: self._on_cancel_asked,
         }
         #: Called for each peer that is gone, after the parts above know it.
         self.on_peer_gone: Callable[[Peer], None] | None = None

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 class Execution:
     """One running task or method call."""
 
-    __slots__ = ("attempt", "children", "function_name", "name", "task_id")
+    __slots__ = ("cancelled", "children", "function_name", "name", "task_id")
 
-    def __init__(self, task_id: bytes, name: str, function_name: str, attempt: int = 0) -> None:
-        #: Id of the first return value, as in Ray.
+    def __init__(self, task_id: bytes, name: str, function_name: str) -> None:
+        #: Id of the first result, or of the call where that has none of its own.
         self.task_id = task_id
         self.name = name
         self.function_name = function_name
-        self.attempt = attempt
+        self.cancelled = False
         #: Calls that this one has made and that have not ended, by number: for a recursive cancel.
         self.children: dict[int, Call] = {}
 

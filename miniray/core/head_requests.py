@@ -129,7 +129,7 @@ class HeadRequests(RuntimeParts):
             placement_group_id=facts.placement_group_id,
             capture_child_tasks=facts.capture_child_tasks,
             was_restarted=facts.was_restarted,
-            attempt=running.attempt if running is not None else 0,
+            cancelled=running is not None and running.cancelled,
             accelerator_ids={
                 **{resource: [] for resource in DEVICE_RESOURCES},
                 **facts.accelerator_ids,

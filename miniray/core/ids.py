@@ -22,6 +22,11 @@ def owner_of(object_id: bytes) -> bytes:
     return object_id[:PROCESS_ID_LENGTH]
 
 
+def call_id(caller: bytes, number: int) -> bytes:
+    """The id of a call that makes no object of its own; never that of an object."""
+    return caller + _NUMBER.pack(1 << 63 | number)
+
+
 class ObjectIds:
     """Numbers the objects that this process creates. Thread-safe."""
 

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING
 
 from miniray.core.interrupts import Interrupts
 from miniray.core.pace import Pace
-from miniray.core.wire import READ_SIZE
+from miniray.core.poller import READ_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.core.gates import Gate
-    from miniray.core.wire import Posted
+    from miniray.core.poller import Posted
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def _eventfd() -> int:
 
 
 class IOLoop:
-    """An epoll loop in a daemon thread; implements ``core.wire.Poller``."""
+    """An epoll loop in a daemon thread; implements ``core.poller.Poller``."""
 
     _wake_fd = -1
     _nudge_fd = -1

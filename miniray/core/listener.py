@@ -18,7 +18,7 @@ from miniray.security.errors import AuthenticationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.wire import Poller
+    from miniray.core.poller import Poller
 
 logger = logging.getLogger(__name__)
 

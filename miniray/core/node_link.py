@@ -14,9 +14,10 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
+from miniray.core.frames import too_large
 from miniray.core.gates import Gate
 from miniray.core.listener import connect
-from miniray.core.wire import Connection, too_large
+from miniray.core.wire import Connection
 from miniray.exceptions import NodeDiedError
 
 if TYPE_CHECKING:

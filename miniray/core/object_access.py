@@ -220,7 +220,7 @@ class ObjectAccess(RefTracking):
     ) -> tuple[list[Any], list[Any]]:
         """``wait`` with generators among the refs: they are ready when they have an item."""
         given = {
-            (ref.next_ready() if isinstance(ref, ObjectRefGenerator) else ref): ref for ref in refs
+            (ref._next_ref() if isinstance(ref, ObjectRefGenerator) else ref): ref for ref in refs
         }
         ready, rest = self.wait(list(given), num_returns, timeout, fetch_local)
         return [given[ref] for ref in ready], [given[ref] for ref in rest]

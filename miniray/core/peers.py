@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.descriptors import OUT_OF_DESCRIPTORS, limit
+from miniray.core.frames import MAX_MESSAGE, too_large
 from miniray.core.gates import Gate
 from miniray.core.listener import Listener, connect
 from miniray.core.relay_sender import RelaySender
-from miniray.core.wire import MAX_MESSAGE, Connection, too_large
+from miniray.core.wire import Connection
 
 if TYPE_CHECKING:
     import socket

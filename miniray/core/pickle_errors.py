@@ -50,12 +50,28 @@ def _describe(value: object) -> str:
     return f"a value of type {type(value).__qualname__}"
 
 
+def at_fault(value: object, depth: int) -> tuple[str, object, Exception] | None:
+    """Where in a value the innermost part is that cannot be pickled, the part, and the error.
+
+    None if the value can be pickled; an empty place if none of its parts is at fault by itself.
+    """
+    error = _error_of(value)
+    if error is None:
+        return None
+    place, part = _find(value, "", depth, set()) or ("", value)
+    return place, part, _error_of(part) or error
+
+
 def _fails(value: object) -> bool:
+    return _error_of(value) is not None
+
+
+def _error_of(value: object) -> Exception | None:
     try:
         cloudpickle.dumps(value, protocol=5)
-    except Exception:  # noqa: BLE001 - any failure to pickle is what is asked for
-        return True
-    return False
+    except Exception as error:  # noqa: BLE001 - any failure to pickle is what is asked for
+        return error
+    return None
 
 
 def _find(value: object, path: str, depth: int, seen: set[int]) -> tuple[str, object] | None:
@@ -89,5 +105,7 @@ def _parts(value: object) -> list[tuple[str, object]]:
         return [
             (f".{name}", part) for name, part in vars(value).items() if not name.startswith("__")
         ]
+    if type(value).__module__.partition(".")[0] == "miniray":
+        return []  # it says itself why it cannot be pickled
     state = getattr(value, "__dict__", None)
     return [(f".{name}", part) for name, part in state.items()] if state else []

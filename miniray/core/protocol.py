@@ -83,6 +83,8 @@ PEER_LEASE_END = 46
 #: borrower → owner: (kind, [(object_id, payload)]): these values are gone from shared memory,
 #: tell me others when they are there
 PEER_LOST = 47
+#: borrower → owner: (kind, object id, force, recursive): cancel the call that makes it
+PEER_CANCEL_MAKER = 48
 
 #: receiver of relayed messages → their sender: (kind, bytes taken): room for more
 PEER_CREDIT = 63

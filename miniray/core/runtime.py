@@ -147,7 +147,7 @@ class RuntimeContextData:
     placement_group_id: bytes | None = None
     capture_child_tasks: bool = False
     was_restarted: bool = False
-    attempt: int = 0
+    cancelled: bool = False
     #: Device ids per accelerator resource: ``{"GPU": ["0", "1"], "TPU": [], ...}``.
     accelerator_ids: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
     assigned_resources: Mapping[str, float] = dataclasses.field(default_factory=dict)

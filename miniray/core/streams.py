@@ -9,7 +9,9 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.borrowing import load_error
 from miniray.core.protocol import VALUE_PICKLE
+from miniray.core.task_error import TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -63,6 +65,8 @@ class StreamState:
         #: waiting drops it.
         self._next: weakref.ref[ObjectRef[Any]] | None = None
         self._completed: ObjectRef[Any] | None = None
+        #: What ended the call, if that was an error.
+        self._error: Value | None = None
 
     # --- the executor's side -----------------------------------------------------------
     def item(
@@ -95,11 +99,12 @@ class StreamState:
             if error is not None and not self._closed:
                 self._items.append(self._table.create_with_value(self._new_id(), error, None))
             self._ended = True
+            self._error = error
             waiters, self._waiters = self._waiters, {}
             completed = self._completed
         _wake(waiters)
         if completed is not None:
-            self._table.set_value(completed.binary(), TRUE)
+            self._table.set_value(completed.binary(), self._outcome())
 
     # --- the consumer's side -----------------------------------------------------------
     def take(self) -> ObjectRef[Any] | None:
@@ -113,20 +118,34 @@ class StreamState:
         return ref
 
     @property
+    def has_item(self) -> bool:
+        """Whether there is an item to take."""
+        return bool(self._items)
+
+    @property
     def finished(self) -> bool:
         """Whether all items were taken and no more will come."""
         return (self._ended or self._closed) and not self._items
 
     def completed_ref(self) -> ObjectRef[Any]:
-        """A ref that is ready when the generator has ended at its executor."""
+        """A ref that is ready when the generator has ended at its executor.
+
+        It raises what else has ended the call, such as the death of its process, as in Ray.
+        """
         with self._lock:
             if self._completed is None:
                 id = self._new_id()
                 if self._ended:
-                    self._completed = self._table.create_with_value(id, TRUE, None)
+                    self._completed = self._table.create_with_value(id, self._outcome(), None)
                 else:
                     self._completed = self._table.create(id)
             return self._completed
+
+    def _outcome(self) -> Value:
+        """What ``completed`` tells: errors of the generator itself came with its items."""
+        if self._error is None or isinstance(load_error(self._error), TaskError):
+            return TRUE
+        return self._error
 
     def next_ref(self) -> ObjectRef[Any]:
         """A ref that is ready when there is an item to take, or the end is reached."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
@@ -11,6 +12,7 @@ from miniray.core import protocol as p
 from miniray.core.actor_client import ActorClient
 from miniray.core.calls import Call
 from miniray.core.gates import Gate
+from miniray.core.ids import owner_of
 from miniray.core.ref_tracking import RefTracking
 from miniray.core.runtime import (
     ActorClassInfo,
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
     from miniray.core.peers import Peer
     from miniray.core.task_client import TaskClient
+
+logger = logging.getLogger(__name__)
 
 
 class Submission(RefTracking):
@@ -238,13 +242,13 @@ class Submission(RefTracking):
         return self.actors.create(cls, info, args, kwargs, options)
 
     def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
-        call = self.calls.find(ref.binary())
+        id = ref.binary()
+        if not self.table.is_owned(id):  # whoever made the call knows where it runs
+            maker = self.peers.get(ref._owner_node, owner_of(id))
+            maker.send((p.PEER_CANCEL_MAKER, id, force, recursive))
+            return
+        call = self.calls.find(id)
         if call is None:
-            if not self.table.is_owned(ref.binary()):
-                raise ValueError(
-                    f"{ref!r} was made by another process; only the process that made a call can "
-                    f"cancel it."
-                )
             return  # finished already
         if force and isinstance(call.channel, ActorClient):
             raise ValueError(
@@ -253,6 +257,14 @@ class Submission(RefTracking):
             )
         call.cancelled = True
         call.channel.cancel(call, force, recursive)
+
+    def _on_cancel_asked(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_CANCEL_MAKER: a process that was given a ref of a call wants that cancelled."""
+        _, id, force, recursive = message
+        try:
+            self.cancel(ObjectRef(id, b""), force, recursive)
+        except ValueError as error:
+            logger.warning("process %s asked for a cancel: %s", peer.process_id.hex(), error)
 
     @staticmethod
     def cancel_children(running: context.Execution) -> None:

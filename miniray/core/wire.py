@@ -1,71 +1,38 @@
-"""Frames over AF_UNIX sockets: how two processes of one machine talk.
+"""Connections over AF_UNIX sockets: how two processes of one machine exchange frames.
 
-A frame is a length (4 bytes, little-endian) and a marshalled tuple of plain
-data whose first item is a kind of ``core/protocol.py``. marshal is the fastest
-codec at hand and safe here: both ends run the same Python (checked when a node
-joins) and have proved that they know the cluster's secret before the first
-frame is read. This module moves frames; it does not know what they mean.
+Each end proves itself before a frame is read. This module moves frames; it does not know
+what they mean.
 """
 
 from __future__ import annotations
 
-import array
 import collections
 import contextlib
 import errno
 import itertools
 import logging
 import marshal
-import os
 import socket
-import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from miniray.core.sizes import format_bytes
+from miniray.core.frames import LENGTH, MAX_FRAME, encode
+from miniray.core.passed_descriptors import PassedDescriptors, close_all
 from miniray.security.challenge import ClientChallenge, ServerChallenge
 from miniray.security.errors import AuthenticationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
+
+    from miniray.core.poller import Poller
 
 logger = logging.getLogger(__name__)
 
-_LENGTH = struct.Struct("<I")
-#: Bytes of one message: large values do not travel in messages, so only a mistake is above this.
-MAX_MESSAGE = 1 << 30
-#: Bytes of one frame. One that is relayed holds a message and what waited beside it.
-MAX_FRAME = MAX_MESSAGE + (256 << 20)
-#: Bytes that a loop's buffer has: what one read takes at most.
-READ_SIZE = 256 * 1024
 #: Buffers handed to one sendmsg; the kernel allows 1024.
 _GATHER = 256
-_FD_SIZE = array.array("i").itemsize
-_ANCILLARY = socket.CMSG_SPACE(16 * _FD_SIZE)
 #: A write failed because the other end is gone: the loop reads what it still said, then its end.
 _HUNG_UP = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
-
-
-def encode(message: tuple[Any, ...]) -> bytes:
-    """One frame.
-
-    Raises:
-        ValueError: The message is too large.
-    """
-    body = marshal.dumps(message)
-    if len(body) > MAX_FRAME:
-        raise too_large(len(body), MAX_FRAME)
-    return _LENGTH.pack(len(body)) + body
-
-
-def too_large(size: int, limit: int, what: str = "A message to another process") -> ValueError:
-    """The error of a sender: the receiver would close the connection for it."""
-    return ValueError(
-        f"{what} takes {format_bytes(size)}; it may take {format_bytes(limit)}. Pass large values "
-        f"as arguments of calls, through miniray.put()."
-    )
-
 
 #: Frames posted within this many seconds of each other are written together ...
 _CLOSE_BY = 50e-6
@@ -74,39 +41,6 @@ _BATCH = 16
 _LARGE = 16 * 1024
 _SEND_ROOM = 1 << 20
 _now = time.perf_counter
-
-
-class Posted(Protocol):
-    """What keeps messages for a moment so that they leave together."""
-
-    def flush_posted(self) -> None:
-        """Write what is kept."""
-
-
-class Poller(Protocol):
-    """What a connection needs from the loop that watches its socket."""
-
-    #: Where connections read into, one after the other.
-    buffer: bytearray
-    buffer_view: memoryview
-
-    def add(self, fd: int, on_readable: Callable[[], None]) -> None:
-        """Call ``on_readable`` in the loop's thread whenever fd has data."""
-
-    def watch_writable(self, fd: int, callback: Callable[[], None] | None) -> None:
-        """Call ``callback`` whenever fd can be written; None ends that. Thread-safe."""
-
-    def remove(self, fd: int) -> None:
-        """Forget fd. Only in the loop's thread."""
-
-    def call_soon(self, callback: Callable[[], None]) -> None:
-        """Run a callback in the loop's thread. Thread-safe."""
-
-    def flush_soon(self, connection: Posted) -> None:
-        """Call ``flush_posted`` of a connection in the loop's next turn. Thread-safe."""
-
-    def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
-        """Run a callback in the loop's thread after ``delay`` seconds; returns a cancel."""
 
 
 class Connection:
@@ -172,7 +106,7 @@ class Connection:
         #: The beginning of a frame whose rest has not come, and how long that frame is.
         self._buffer = bytearray()
         self._expected = 0
-        self._fds: collections.deque[int] = collections.deque()
+        self._fds = PassedDescriptors()
         #: Frames that ``post`` keeps for a moment, and when it last wrote or began to keep.
         self._batch: list[bytes] = []
         self._posted = 0.0
@@ -283,7 +217,7 @@ class Connection:
         data = encode(message)
         with self._lock:
             if self._closed:
-                _close_all(fds)
+                close_all(fds)
                 return
             if self._batch:
                 self._write(self._take_batch())
@@ -326,7 +260,7 @@ class Connection:
                     out[0] = memoryview(data)[sent:]
                 else:
                     out.popleft()
-                _close_all(fds)
+                close_all(fds)
                 continue
             batch = list(itertools.takewhile(len, list(itertools.islice(out, _GATHER))))
             sent = self._sock.sendmsg(batch)
@@ -345,26 +279,13 @@ class Connection:
         Raises:
             OSError: this process had too many open files to receive it.
         """
-        fd = self._fds.popleft() if self._fds else -1
-        if fd < 0:
-            raise OSError(errno.EMFILE, "this process has too many open files to receive another")
-        return fd
+        return self._fds.take()
 
     def _receive(self) -> int:
         """Read into the loop's buffer; returns how many bytes came."""
         if not self._takes_fds:
             return self._sock.recv_into(self._poller.buffer)
-        size, ancillary, flags, _ = self._sock.recvmsg_into(
-            (self._poller.buffer,), _ANCILLARY, socket.MSG_CMSG_CLOEXEC
-        )
-        for level, kind, payload in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds = array.array("i")
-                fds.frombytes(payload[: len(payload) - len(payload) % _FD_SIZE])
-                self._fds.extend(fds)
-        if flags & socket.MSG_CTRUNC:
-            self._fds.append(-1)  # keeps the place of the one that the kernel dropped
-        return size
+        return self._fds.receive(self._sock, self._poller.buffer)
 
     def _on_readable(self) -> None:
         try:
@@ -405,7 +326,7 @@ class Connection:
         """Handle the whole frames in a buffer; returns how many bytes they were."""
         position = 0
         on_message = self.on_message
-        unpack = _LENGTH.unpack_from
+        unpack = LENGTH.unpack_from
         self._expected = 0
         while total - position >= 4 and not self._closed:
             (length,) = unpack(view, position)
@@ -542,7 +463,7 @@ class Connection:
         """What was not written never will be. Needs the lock."""
         self._out.clear()
         while self._out_fds:
-            _close_all(self._out_fds.popleft()[1])
+            close_all(self._out_fds.popleft()[1])
 
     def _finish_close(self) -> None:
         if self._cancel_deadline is not None:
@@ -550,18 +471,11 @@ class Connection:
             self._cancel_deadline = None
         self._poller.remove(self._sock.fileno())
         self._sock.close()
-        _close_all(fd for fd in self._fds if fd >= 0)
-        self._fds.clear()
+        self._fds.close()
         self.on_close(self)
 
     def abandon(self) -> None:
         """Close the descriptors without a word: for a forked child that must not use them."""
         self._closed = True
         self._sock.close()
-        _close_all(fd for fd in self._fds if fd >= 0)
-        self._fds.clear()
-
-
-def _close_all(fds: Iterable[int]) -> None:
-    for fd in fds:
-        os.close(fd)
+        self._fds.close()

@@ -6,7 +6,6 @@ the scheduler's work, and running it a daemon's.
 
 from __future__ import annotations
 
-import collections
 import marshal
 import pickle
 from typing import TYPE_CHECKING, Any
@@ -22,11 +21,11 @@ from miniray.head.actor_states import (
     DEAD,
     RESTARTING,
     Circumstances,
-    DeadActor,
     cause_of_death,
     death_of,
 )
 from miniray.head.actor_subscribers import UNKNOWN, ActorSubscribers
+from miniray.head.actor_table import ActorTable
 from miniray.head.allocations import allocation_json
 from miniray.head.clients import ProcessExit
 from miniray.head.demands import Demand
@@ -36,16 +35,13 @@ from miniray.head.reasons import ReasonKind, severity
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from miniray.head.actor_states import Death
+    from miniray.head.actor_states import DeadActor
     from miniray.head.clients import ClientDirectory
     from miniray.head.grants import GrantTable, Timers
     from miniray.head.jobs import JobDirectory
     from miniray.head.nodes import Node, NodeDirectory
     from miniray.head.reasons import Reason
     from miniray.head.resources import Allocation
-
-#: So many dead actors are remembered, so that late callers learn why.
-_REMEMBERED = 10_000
 
 
 class ActorDirectory:
@@ -79,13 +75,7 @@ class ActorDirectory:
         self._jobs = jobs
         self._epoch = epoch
         self._on_change = on_change
-        self._actors: dict[bytes, Actor] = {}
-        self._dead: collections.OrderedDict[bytes, DeadActor] = collections.OrderedDict()
-        self._names: dict[tuple[str, str], Actor] = {}
-        self._by_process: dict[bytes, Actor] = {}
-        self._by_lease: dict[int, Actor] = {}
-        #: Actors that end with the process that created them.
-        self._owned: dict[bytes, set[bytes]] = {}
+        self._table = ActorTable()
         self._subscribers = ActorSubscribers(clients, timers)
         #: After a restart of the head: actors by the node that is to report them.
         self._awaited: dict[bytes, list[Actor]] = {}
@@ -103,7 +93,7 @@ class ActorDirectory:
         Raises:
             ActorAlreadyExistsError: the name is taken.
         """
-        if id in self._actors or id in self._dead:
+        if self._table.get(id) is not None or self._table.dead(id) is not None:
             return None  # repeated after the head before this one had kept it
         client = self._clients.get(requester)
         job_id = client.job_id if client is not None else b""
@@ -116,7 +106,7 @@ class ActorDirectory:
             restarts_left=spec["max_restarts"],
         )
         if actor.name is not None:
-            holder = self._names.get(actor.name)
+            holder = self._table.named(actor.name)
             if holder is not None and get_if_exists:
                 return holder.location
             if holder is not None:
@@ -129,18 +119,14 @@ class ActorDirectory:
         return None
 
     def _enter(self, actor: Actor) -> None:
-        self._actors[actor.id] = actor
-        if actor.name is not None:
-            self._names[actor.name] = actor
+        self._table.enter(actor)
         if actor.spec["detached"]:
             self._jobs.hold(actor.job_id)
-        else:
-            self._owned.setdefault(actor.owner, set()).add(actor.id)
         self._subscribers.came(actor.id)
 
     def start(self, id: bytes, arguments: Any, refs: Any, error: tuple[Any, ...] | None) -> None:
         """The constructor's arguments have values, or one of them failed: then nothing starts."""
-        actor = self._actors.get(id)
+        actor = self._table.get(id)
         if actor is None or actor.arguments is not None:
             return
         if error is not None:
@@ -152,8 +138,8 @@ class ActorDirectory:
 
     def subscribe(self, process_id: bytes, id: bytes) -> None:
         """Tell a process of the actor's state, now and whenever it changes."""
-        actor = self._actors.get(id)
-        dead = self._dead.get(id)
+        actor = self._table.get(id)
+        dead = self._table.dead(id)
         if actor is not None:
             self._subscribers.add(process_id, id)
             if actor.state != ALIVE or actor.node is not None:  # else its node has yet to report
@@ -167,7 +153,7 @@ class ActorDirectory:
 
     def kill(self, id: bytes, no_restart: bool) -> None:
         """End an actor's process; it starts again if it may and ``no_restart`` is False."""
-        actor = self._actors.get(id)
+        actor = self._table.get(id)
         if actor is None:
             return
         if no_restart or actor.restarts_left == 0:
@@ -178,13 +164,13 @@ class ActorDirectory:
 
     def out_of_scope(self, process_id: bytes, id: bytes) -> None:
         """The owner's last handle went away."""
-        actor = self._actors.get(id)
+        actor = self._table.get(id)
         if actor is not None and actor.owner == process_id and not actor.spec["detached"]:
             self._die(actor, DeathCause.OUT_OF_SCOPE)
 
     def find(self, name: str, namespace: str) -> tuple[bytes, bytes, bool, bytes]:
         """How to make a handle of a named actor; ValueError if there is none."""
-        actor = self._names.get((namespace, name))
+        actor = self._table.named((namespace, name))
         if actor is None:
             raise ValueError(
                 f"There is no actor named {name!r} in namespace {namespace!r}: none was created "
@@ -196,7 +182,7 @@ class ActorDirectory:
         """Names and namespaces of living named actors, of one namespace or of all."""
         return [
             {"name": name, "namespace": where}
-            for where, name in self._names
+            for where, name in self._table.names()
             if namespace is None or where == namespace
         ]
 
@@ -208,8 +194,7 @@ class ActorDirectory:
             self._die_unschedulable(actor, str(error))
             return
         number = self._grants.reserve_number()
-        actor.lease = number
-        self._by_lease[number] = actor
+        self._table.leased(actor, number)
         self._grants.submit_as(number, self, actor, actor.demand, actor.near)
 
     def granted(self, token: Actor, number: int, allocation: Allocation) -> None:
@@ -275,10 +260,11 @@ class ActorDirectory:
     # --- what daemons say --------------------------------------------------------------
     def reported(self, report: head_pb2.ActorReported) -> None:
         """An actor's constructor ended, or it ends itself."""
-        actor = self._by_lease.get(report.lease)
+        actor = self._table.of_lease(report.lease)
         if actor is None or actor.id != report.actor_id:
             return  # it is dead or elsewhere already
-        self._lives_in(actor, report.process_id)
+        if report.process_id:
+            self._table.lives_in(actor, report.process_id)
         actor.pid = report.pid
         if report.exiting:
             actor.exiting = True
@@ -289,28 +275,22 @@ class ActorDirectory:
             self._on_change(actor)
             self._subscribers.tell_all(actor)
 
-    def _lives_in(self, actor: Actor, process_id: bytes) -> None:
-        if process_id:
-            self._by_process.pop(actor.process_id, None)
-            actor.process_id = process_id
-            self._by_process[process_id] = actor
-
     def process_of_lease(self, number: int, process_id: bytes) -> None:
         """A daemon says which process a lease had; it may be told nowhere else."""
-        actor = self._by_lease.get(number)
-        if actor is not None:
-            self._lives_in(actor, process_id)
+        actor = self._table.of_lease(number)
+        if actor is not None and process_id:
+            self._table.lives_in(actor, process_id)
 
     def lease_failed(self, number: int, error: bytes, tries: int) -> bool:
         """A daemon cannot start a process; False if it is no actor's.
 
         If it may be tried more than once, the place was no good, and there may be another one.
         """
-        actor = self._by_lease.get(number)
+        actor = self._table.of_lease(number)
         if actor is None:
             return False
         if tries > 1:
-            self._leave_place(actor)
+            self._table.leave_place(actor)
             self._submit(actor)
         else:
             self._die(actor, DeathCause.CREATION_FAILED, creation=error, ended=True)
@@ -318,22 +298,21 @@ class ActorDirectory:
 
     def lease_over(self, number: int) -> None:
         """A lease is over; if its actor was not heard to end, it has."""
-        actor = self._by_lease.get(number)
+        actor = self._table.of_lease(number)
         if actor is not None:
             self._ended(actor, ProcessExit(pid=actor.pid))
 
     # --- ending ------------------------------------------------------------------------
     def _process_ended(self, process_id: bytes, how: ProcessExit) -> None:
-        actor = self._by_process.get(process_id)
+        actor = self._table.of_process(process_id)
         if actor is not None:
             self._ended(actor, how)
         self._subscribers.process_ended(process_id)
         self._end_owned(process_id)
 
     def _end_owned(self, process_id: bytes) -> None:
-        for id in self._owned.pop(process_id, set()):
-            owned = self._actors.get(id)
-            if owned is not None:
+        for owned in self._table.take_owned(process_id):
+            if owned.state != DEAD:  # the end of one may have refused another
                 self._die(owned, DeathCause.OWNER_DIED)
 
     def _ended(self, actor: Actor, how: ProcessExit) -> None:
@@ -343,7 +322,7 @@ class ActorDirectory:
         if cause is not None:
             self._die(actor, cause, how=how, ended=True)
             return
-        self._leave_place(actor)
+        self._table.leave_place(actor)
         actor.killed = False
         actor.restarts += 1
         if actor.restarts_left > 0:
@@ -352,11 +331,6 @@ class ActorDirectory:
         self._on_change(actor)
         self._subscribers.tell_all(actor)
         self._submit(actor)
-
-    def _leave_place(self, actor: Actor) -> None:
-        self._by_lease.pop(actor.lease, None)
-        self._by_process.pop(actor.process_id, None)
-        actor.lease, actor.node, actor.process_id, actor.pid = 0, None, b"", 0
 
     def _end(self, actor: Actor, *, kill: bool) -> None:
         if actor.node is not None:
@@ -387,25 +361,13 @@ class ActorDirectory:
             self._grants.withdraw(actor.lease)
         elif not ended:
             self._end(actor, kill=cause is not DeathCause.OUT_OF_SCOPE)
-        self._leave_place(actor)
+        self._table.leave_place(actor)
         actor.state = DEAD
-        self._forget(actor, death)
-        self._subscribers.tell_death(actor.id, death)
-        self._on_change(actor)
-
-    def _forget(self, actor: Actor, death: Death) -> None:
-        del self._actors[actor.id]
-        if actor.name is not None:
-            del self._names[actor.name]
-        owned = self._owned.get(actor.owner)
-        if owned is not None:
-            owned.discard(actor.id)
+        self._table.died(actor, death)
         if actor.spec["detached"]:
             self._jobs.release(actor.job_id)
-        spec = actor.spec
-        self._dead[actor.id] = DeadActor(death, spec["name"] or "", spec["namespace"] or "")
-        if len(self._dead) > _REMEMBERED:
-            self._dead.popitem(last=False)
+        self._subscribers.tell_death(actor.id, death)
+        self._on_change(actor)
 
     # --- restarts of the head ------------------------------------------------------------
     def restore(self, actor: Actor, node_id: bytes) -> None:
@@ -429,9 +391,10 @@ class ActorDirectory:
                 continue
             actor.node = node
             actor.demand = demand_of(actor)
-            self._by_lease[actor.lease] = actor
+            self._table.leased(actor, actor.lease)
             self._grants.restore(actor.lease, self, actor, actor.demand)
-            self._lives_in(actor, process_id)
+            if process_id:
+                self._table.lives_in(actor, process_id)
             if actor.state == ALIVE:
                 self._subscribers.tell_all(actor)
 
@@ -443,21 +406,21 @@ class ActorDirectory:
 
     def end_orphans(self) -> None:
         """End the actors whose owner did not come back."""
-        for owner in [owner for owner in self._owned if self._clients.get(owner) is None]:
+        for owner in [owner for owner in self._table.owners() if self._clients.get(owner) is None]:
             self._end_owned(owner)
 
     def has_lease(self, number: int) -> bool:
         """Whether a lease is that of an actor which is not dead."""
-        return number in self._by_lease
+        return self._table.of_lease(number) is not None
 
     # --- listings ------------------------------------------------------------------------
     def all(self) -> list[Actor]:
         """Every actor that is not dead."""
-        return list(self._actors.values())
+        return self._table.all()
 
     def dead(self) -> list[tuple[bytes, DeadActor]]:
         """Actors that died, the latest last; so many as are remembered."""
-        return list(self._dead.items())
+        return self._table.all_dead()
 
 
 def demand_of(actor: Actor) -> Demand:

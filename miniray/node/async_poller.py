@@ -1,16 +1,16 @@
-"""``core.wire.Poller`` over the daemon's asyncio loop. Only for the loop's own thread."""
+"""``core.poller.Poller`` over the daemon's asyncio loop. Only for the loop's own thread."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.core.wire import READ_SIZE
+from miniray.core.poller import READ_SIZE
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable
 
-    from miniray.core.wire import Posted
+    from miniray.core.poller import Posted
 
 
 class AsyncPoller:

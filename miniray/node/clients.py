@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from miniray.core.wire import Poller
+    from miniray.core.poller import Poller
 
 logger = logging.getLogger(__name__)
 

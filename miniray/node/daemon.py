@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Any
 from miniray._proto import head_pb2
 from miniray.core.actor_client import DEAD
 from miniray.core.peers import socket_path
-from miniray.exceptions import RuntimeEnvSetupError
 from miniray.node.addresses import DaemonAddress
 from miniray.node.adopted_service import AdoptedService
 from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
-from miniray.node.code_cache import CodeCache
+from miniray.node.code_requests import CodeRequests
 from miniray.node.fetch_requests import FetchRequests
 from miniray.node.head_client import HeadClient
 from miniray.node.hello import actor_report, attached, hello, quarantines
@@ -47,6 +46,7 @@ from miniray.node.template_client import TemplateClient
 from miniray.node.traffic import Traffic
 from miniray.node.transfers import Transfers
 from miniray.node.worker import NodeLease, Worker
+from miniray.node.worker_notices import WorkerNotices
 from miniray.node.workers import WorkerPool, encode_error
 from miniray.runtime_env.install import EnvironmentManager
 
@@ -78,7 +78,7 @@ class NodeDaemon:
         poller = AsyncPoller(asyncio.get_running_loop())
         self._clients = ClientServer(node.socket_path, poller, node.socket_key, self)
         self._head = HeadClient(self.node_id, self._clients)
-        self._code = CodeCache(lambda key: self._head.ask("get_code", key))
+        self._code = CodeRequests(self._clients, self._head)
         self._relay = RelayHub(self.node_id, node.dial, only_dials=node.drivers_only)
         self.store = SegmentStore(
             node.object_store_capacity,
@@ -140,6 +140,7 @@ class NodeDaemon:
             logs=node.logs,
             soft_limit=max(1, int(node.scalars.get("CPU", 1))),
         )
+        self._notices = WorkerNotices(self._clients, self._pool, self._head)
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
         self._memory_kills = MemoryKills()
         self._traffic.describe_ended = self._names.of_ended
@@ -147,33 +148,9 @@ class NodeDaemon:
             self.node_id, self._objects, self._adopted, self._clients, self._relay, self._names
         )
         self._outputs = OutputRouter(self.node_id, self._clients, self._relay, self._pool)
-        self._install_handlers()
-
-    def _install_handlers(self) -> None:
-        self._clients.requests.update(
-            {
-                "get_code": self._get_code,
-                "flush_output": self._outputs.flush,
-            }
-        )
-        self._clients.quick.update(
-            {
-                "get_code": self._known_code,
-            }
-        )
-        self._clients.notices.update(
-            {
-                "put_code": self._put_code,
-                "ready": lambda client: self._pool.ready(client.process_id),
-                "blocked": self._blocked,
-                "exiting": self._exiting,
-                "awaits_calls": self._awaits_calls,
-                "finishing": lambda client: self._pool.finishing(client.process_id),
-                "leaving": lambda client: self._pool.leaving(client.process_id),
-                "actor_ready": self._actor_ready,
-                "actor_failed": self._actor_failed,
-                "shutdown": lambda _client: self.stop("the driver called shutdown()"),
-            }
+        self._clients.requests["flush_output"] = self._outputs.flush
+        self._clients.notices["shutdown"] = lambda _client: self.stop(
+            "the driver called shutdown()"
         )
 
     # --- the head ----------------------------------------------------------------
@@ -201,9 +178,7 @@ class NodeDaemon:
             self._clients.push(process_id, "head_back", ())
         for actor_id in self._adopted.actors():
             self._await_death(actor_id)
-        for worker in self._pool.workers.values():
-            if worker.awaits_calls.is_set():
-                self._tell_departure(worker)
+        self._notices.tell_departures()
         self._head.notify("ended_jobs", sorted(self._pool.jobs()))
         logger.info("the session with the head is open again")
 
@@ -361,44 +336,9 @@ class NodeDaemon:
         """Whether a process of this node has not ended."""
         return process_id in self._clients.clients or process_id in self._pool.workers
 
-    def _known_code(self, _client: Client, key: bytes) -> tuple[bytes, int] | None:
-        blob = self._code.known(key)
-        return (blob, -1) if blob is not None else None
-
-    def _put_code(self, _client: Client, key: bytes, blob: bytes) -> None:
-        if self._code.put(key, blob):
-            self._head.notify("put_code", key, blob)
-
-    async def _get_code(self, _client: Client, key: bytes) -> tuple[bytes | None, int]:
-        return await self._code.get(key), -1
-
     async def fetch_blob(self, uri: str) -> bytes:
         """A package of a runtime environment."""
-        pieces = await self._head.ask("kv_get", "packages", uri)
-        if pieces is None:
-            raise RuntimeEnvSetupError(f"The package {uri} is not known to the cluster.")
-        return b"".join(
-            [
-                await self._head.ask("kv_get", "packages", f"{uri}#{number}")
-                for number in range(int(pieces))
-            ]
-        )
-
-    def _blocked(self, client: Client, blocked: bool) -> None:
-        worker = self._pool.workers.get(client.process_id)
-        if worker is not None and worker.lease is not None:
-            self._head.tell(
-                blocked=head_pb2.LeaseBlocked(lease=worker.lease.number, blocked=blocked)
-            )
-
-    def _awaits_calls(self, client: Client, callees: list[bytes]) -> None:
-        worker = self._pool.awaits_calls(client.process_id, callees)
-        if worker is not None:
-            self._tell_departure(worker)
-
-    def _tell_departure(self, worker: Worker) -> None:
-        lease = worker.lease.number if worker.lease is not None else 0
-        self._head.notify("awaits_calls", worker.process_id, lease, worker.callees)
+        return await self._code.package(uri)
 
     async def waits_for(self, process_id: bytes, other: bytes) -> bool:
         """Whether a process that ends waits for what another one does."""
@@ -406,32 +346,6 @@ class NodeDaemon:
         return waits
 
     # --- workers -----------------------------------------------------------------
-    def _exiting(self, client: Client, why: str) -> None:
-        self._pool.exiting(client.process_id, why)
-        worker = self._pool.workers.get(client.process_id)
-        if why == "exit_actor" and worker is not None and worker.lease is not None:
-            self._report_actor(worker, exiting=True)
-
-    def _report_actor(self, worker: Worker, **facts: Any) -> None:
-        lease = worker.lease
-        if lease is not None and lease.actor_id is not None:
-            self._head.session.send(actor_report(worker, lease, **facts))
-
-    def _actor_ready(self, client: Client) -> None:
-        worker = self._pool.workers.get(client.process_id)
-        if worker is not None:
-            worker.pid = client.pid
-            if worker.lease is not None:
-                worker.lease.alive = True
-            self._report_actor(worker)
-
-    def _actor_failed(self, client: Client, error: bytes) -> None:
-        worker = self._pool.workers.get(client.process_id)
-        if worker is not None:
-            worker.failed = True
-            worker.exiting = "failed"
-            self._report_actor(worker, error=error)
-
     def lease_started(self, lease: NodeLease, worker: Worker) -> None:
         """A task lease has its worker."""
         self._head.tell(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2
 from miniray.core import protocol as p
-from miniray.core.wire import too_large
+from miniray.core.frames import too_large
 from miniray.node.head_requests import HeadRequests
 from miniray.node.head_session import HeadSession
 

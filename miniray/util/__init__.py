@@ -6,11 +6,16 @@ Names that Ray has in ``ray.util`` itself are here too, loaded on first use.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from miniray.core.absent import absent
 
 if TYPE_CHECKING:
     from miniray.api import list_named_actors
     from miniray.util.actor_pool import ActorPool
+    from miniray.util.check_serialize import inspect_serializability
+    from miniray.util.helpers import as_completed, map_unordered
+    from miniray.util.node_address import get_node_ip_address
     from miniray.util.placement_group import (
         get_current_placement_group,
         get_placement_group,
@@ -18,32 +23,63 @@ if TYPE_CHECKING:
         placement_group_table,
         remove_placement_group,
     )
+    from miniray.util.serialization import deregister_serializer, register_serializer
 
 _HOMES = {
     "ActorPool": "miniray.util.actor_pool",
+    "as_completed": "miniray.util.helpers",
+    "deregister_serializer": "miniray.util.serialization",
     "get_current_placement_group": "miniray.util.placement_group",
+    "get_node_ip_address": "miniray.util.node_address",
     "get_placement_group": "miniray.util.placement_group",
+    "inspect_serializability": "miniray.util.check_serialize",
     "list_named_actors": "miniray.api",
+    "map_unordered": "miniray.util.helpers",
     "placement_group": "miniray.util.placement_group",
     "placement_group_table": "miniray.util.placement_group",
+    "register_serializer": "miniray.util.serialization",
     "remove_placement_group": "miniray.util.placement_group",
 }
 
 __all__ = [
     "ActorPool",
+    "as_completed",
+    "deregister_serializer",
     "get_current_placement_group",
+    "get_node_ip_address",
     "get_placement_group",
+    "inspect_serializability",
     "list_named_actors",
+    "map_unordered",
     "placement_group",
     "placement_group_table",
+    "register_serializer",
     "remove_placement_group",
 ]
 
+#: Modules that are loaded when they are first used.
+_MODULES = frozenset(
+    {"accelerators", "multiprocessing", "queue", "scheduling_strategies", "state", "tpu"}
+)
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
-    return value
+#: Names of Ray that are not here, and what to do instead.
+_ABSENT = {
+    "collective": "use torch.distributed, which TorchTrainer sets up",
+    "iter": "use generators, or miniray.util.map_unordered",
+    "joblib": "use miniray.util.multiprocessing.Pool",
+    "metrics": "return figures from methods, or report them to a tracker in the program",
+    "pdb": "breakpoint() in a worker waits for `miniray debug`",
+}
+
+
+if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+    def __getattr__(name):
+        if name in _MODULES:
+            return importlib.import_module(f"{__name__}.{name}")
+        home = _HOMES.get(name)
+        if home is None:
+            raise absent(__name__, name, _ABSENT)
+        value = getattr(importlib.import_module(home), name)
+        globals()[name] = value
+        return value

@@ -327,17 +327,21 @@ class AsyncExecutor(Executor):
             return
         index = 0
         work.consumed_changed = _LoopEvent(asyncio.get_running_loop())
-        async for item in items:
-            if work.consumed == -1:
-                await items.aclose()
-                return
-            self._send_item(work, index, item)
-            index += 1
-            limit = work.stream
-            while limit is not None and 0 <= limit <= index - work.consumed:
+        try:
+            async for item in items:
                 if work.consumed == -1:
-                    break
-                await work.consumed_changed.wait()
+                    return
+                self._send_item(work, index, item)
+                index += 1
+                limit = work.stream
+                while limit is not None and 0 <= limit <= index - work.consumed:
+                    if work.consumed == -1:
+                        break
+                    await work.consumed_changed.wait()
+        finally:
+            close = getattr(items, "aclose", None)
+            if close is not None:
+                await close()
 
     def _cancel_task(self, work: Work) -> None:
         task = self._tasks.get((work.caller.process_id, work.number))

@@ -20,12 +20,15 @@ from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others
+from miniray.core.ids import call_id
 from miniray.core.object_reports import ObjectReports
 from miniray.exceptions import TaskCancelledError
 from miniray.object_ref import hooks
 from miniray.worker import stdio
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
+from miniray.worker.built_in import BUILT_IN
 from miniray.worker.exits import ActorExit, end_child
+from miniray.worker.recall import Recall
 from miniray.worker.results import Results
 from miniray.worker.work import ArgumentLostError, Work
 from miniray.worker.work_queue import WorkQueue
@@ -56,9 +59,9 @@ class Executor:
         self._functions: dict[bytes, Any] = {}
         self._running: Work | None = None
         self._interruptible = False
-        self._recall_timer = False
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
+        self._recall = Recall(runtime, self._queue, self._open, lambda: self._running)
         self.instance: Any = None
         #: Of the actor, for messages.
         self.class_name = ""
@@ -73,7 +76,7 @@ class Executor:
                 p.PEER_CANCEL: self.on_cancel,
                 p.PEER_STREAM_ACK: self.on_stream_ack,
                 p.PEER_RELEASE: lambda peer, message: self._results.release(peer, message[1]),
-                p.PEER_LEASE_END: lambda peer, message: self.hand_back(),
+                p.PEER_LEASE_END: lambda peer, message: self._recall.hand_back(),
             }
         )
         runtime.on_peer_gone = self.on_peer_gone
@@ -88,9 +91,8 @@ class Executor:
         fetch_arguments(self._runtime, work)
         self._open[(peer.process_id, number)] = work
         self._queue.put(work)
-        if not self._recall_timer and len(self._open) > 1:
-            self._recall_timer = True
-            self._runtime.loop.call_later(config().recall_after, self._recall_if_long)
+        if len(self._open) > 1:
+            self._recall.watch()
 
     def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_CALL: a method of this worker's actor."""
@@ -105,37 +107,6 @@ class Executor:
         """Queue a method call where its mode runs it."""
         self._queue.put(work)
 
-    def _recall_if_long(self) -> None:
-        """Tasks queued behind a long one go back, so that other workers can run them."""
-        self._recall_timer = False
-        running = self._running
-        if self._queue.empty():
-            return
-        if running is not None:
-            ran = time.perf_counter() - running.started
-            if ran >= config().recall_after:
-                self.hand_back()
-                return
-        self._recall_timer = True
-        self._runtime.loop.call_later(config().recall_after, self._recall_if_long)
-
-    def hand_back(self) -> None:
-        """Return the tasks that have not begun to their owner."""
-        back: dict[Peer, list[int]] = {}
-        while True:
-            try:
-                work = self._queue.take()
-            except IndexError:
-                break
-            if work is None:
-                self._queue.put(None)
-                break
-            forget_arguments(self._runtime, work)
-            if self._open.pop((work.caller.process_id, work.number), None) is not None:
-                back.setdefault(work.caller, []).append(work.number)
-        for peer, numbers in back.items():
-            peer.send((p.PEER_RECALLED, numbers))
-
     def on_cancel(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_CANCEL: stop a call, or do not begin it."""
         _, number, force, recursive = message
@@ -144,12 +115,17 @@ class Executor:
             return
         work.recursive = recursive  # first: whoever sees it cancelled looks at this too
         work.cancelled = True
+        if work.execution is not None:
+            work.execution.cancelled = True
         forget_arguments(self._runtime, work)
         self.interrupt(work, force)
 
     def interrupt(self, work: Work, force: bool) -> None:
-        """Stop work that runs."""
+        """Stop a task that runs; a method runs on, and may ask whether it was cancelled."""
         if self._running is work:
+            if not isinstance(work.target, bytes):
+                self.cancel_children(work)  # if it waits for them, its `get` raises
+                return
             if force:
                 self._runtime.link.node_notice("exiting", "cancelled")
                 self._runtime.link.flush()
@@ -247,8 +223,10 @@ class Executor:
     @staticmethod
     def execution_of(work: Work) -> context.Execution:
         """What the runtime context tells while a piece of work runs."""
-        task_id = work.return_ids[0] if work.return_ids else b""
+        ids = work.return_ids
+        task_id = ids[0] if ids else call_id(work.caller.process_id, work.number)
         work.execution = context.Execution(task_id, work.name, work.name)
+        work.execution.cancelled = work.cancelled  # a cancel may come between any two lines
         return work.execution
 
     def cancel_children(self, work: Work) -> None:
@@ -262,7 +240,7 @@ class Executor:
         running = context.execution.get()
         if running is not None and isinstance(work.target, bytes):
             running.function_name = getattr(function, "__qualname__", work.name)
-        self._interruptible = True
+        self._interruptible = isinstance(work.target, bytes)
         args, kwargs = load_arguments(self._runtime, work)
         self.set_name(work.name)
         return function(*args, **kwargs)
@@ -278,7 +256,7 @@ class Executor:
 
     def method(self, name: str) -> Callable[..., Any]:
         """A method of the actor, or one that every actor has."""
-        special = _SPECIAL.get(name)
+        special = BUILT_IN.get(name)
         if special is not None:
             return lambda *args, **kwargs: special(self.instance, *args, **kwargs)
         return getattr(self.instance, name)  # type: ignore[no-any-return]
@@ -304,6 +282,10 @@ class Executor:
     # --- answering -----------------------------------------------------------------
     def answer(self, work: Work, result: Any) -> None:
         """Send a result; what cannot be sent becomes the call's error."""
+        if work.cancelled:  # whatever it made of that
+            self.answer_error(work, TaskCancelledError(work.name))
+            self.cancel_children(work)
+            return
         count = len(work.return_ids)
         try:
             values, pin = (
@@ -397,8 +379,8 @@ class Executor:
         interruptible, self._interruptible = self._interruptible, False
         value, pin = self._results.value(item, work.caller, work.name)
         work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
-        if interruptible and work.cancelled:
-            raise KeyboardInterrupt
+        if work.cancelled:
+            raise TaskCancelledError(work.name)
         self._interruptible = interruptible
 
     def _await_reader(self, work: Work, sent: int) -> None:
@@ -424,34 +406,11 @@ class Executor:
             return wait(None if timeout is None else timeout - first)
         self._runtime.link.node_notice("blocked", True)
         if self._running is not None and isinstance(self._running.target, bytes):
-            self.hand_back()
+            self._recall.hand_back()
         try:
             return wait(None if timeout is None else timeout - first)
         finally:
             self._runtime.link.node_notice("blocked", False)
-
-
-def _ready(_instance: Any) -> bool:
-    return True
-
-
-def _terminate(_instance: Any) -> None:
-    raise ActorExit
-
-
-def _call(instance: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(instance, *args, **kwargs)
-
-
-#: Methods of every actor; Ray's names are aliases.
-_SPECIAL: dict[str, Callable[..., Any]] = {
-    "__miniray_ready__": _ready,
-    "__ray_ready__": _ready,
-    "__miniray_terminate__": _terminate,
-    "__ray_terminate__": _terminate,
-    "__miniray_call__": _call,
-    "__ray_call__": _call,
-}
 
 
 def _ignore(_name: str) -> None:

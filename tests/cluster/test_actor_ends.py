@@ -12,6 +12,7 @@ from cluster_helpers import count_up, is_alive, wait_for_file, wait_until
 import miniray
 from miniray.exceptions import (
     ActorDiedError,
+    ActorUnavailableError,
     RayActorError,
 )
 
@@ -187,7 +188,7 @@ def test_without_max_task_retries_a_lost_call_fails_though_the_actor_restarts(
 ) -> None:
     counter = Counter.options(max_restarts=1).remote()
     miniray.get(counter.add.remote())
-    with pytest.raises(RayActorError):
+    with pytest.raises(ActorUnavailableError, match=r"Counter.crash was in flight.*restarts"):
         miniray.get(counter.crash.remote())
 
     def answers() -> bool:

@@ -238,6 +238,106 @@ def test_a_call_of_an_actor_cannot_be_cancelled_by_force(tmp_path: Path) -> None
     miniray.get(ref)
 
 
+def test_a_call_can_be_cancelled_where_its_ref_was_passed_to(tmp_path: Path) -> None:
+    @miniray.remote(num_cpus=0)
+    def cancel_it(refs: list[Any]) -> None:
+        miniray.cancel(refs[0])
+
+    ref = run.remote(tmp_path / "started", tmp_path / "never")
+    wait_for_file(tmp_path / "started")
+    miniray.get(cancel_it.remote([ref]))
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
+    assert miniray.get(cancel_it.remote([identity.remote(1)])) is None  # it may have finished
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_method_hears_of_a_cancel_if_it_asks(threads: int, tmp_path: Path) -> None:
+    @miniray.remote(max_concurrency=threads)
+    class Worker:
+        def run(self, started: Path) -> str:
+            context = miniray.get_runtime_context()
+            assert not context.is_canceled()
+            started.touch()
+            wait_until(context.is_canceled)
+            self.state = "whole"
+            return self.state
+
+        def look(self) -> str:
+            return self.state
+
+    actor = Worker.remote()
+    ref = actor.run.remote(tmp_path / "started")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref)
+    with pytest.raises(TaskCancelledError, match=r"Worker\.run"):  # whatever it returns
+        miniray.get(ref, timeout=30)
+    assert miniray.get(actor.look.remote(), timeout=30) == "whole"
+    with pytest.raises(RuntimeError, match="not a driver"):
+        miniray.get_runtime_context().is_canceled()
+
+
+def test_a_running_method_of_a_plain_actor_is_not_interrupted(tmp_path: Path) -> None:
+    @miniray.remote
+    class Worker:
+        def run(self, started: Path, go: Path) -> None:
+            self.state = "half"
+            started.touch()
+            wait_for_file(go)
+            self.state = "whole"
+
+        def wait_for_a_task(self, started: Path, interrupted: Path) -> None:
+            miniray.get(run_until_interrupted.remote(started, interrupted))
+
+        def items(self, taken: Path) -> Any:
+            for number in range(1000):
+                yield number
+                wait_for_file(taken)
+
+        def look(self) -> str:
+            return self.state
+
+    actor = Worker.remote()
+    ref = actor.run.remote(tmp_path / "started", tmp_path / "go")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref)
+    assert miniray.wait([ref], timeout=0.1)[0] == []
+    (tmp_path / "go").touch()
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
+    assert miniray.get(actor.look.remote(), timeout=30) == "whole"
+    waits = actor.wait_for_a_task.remote(tmp_path / "begun", tmp_path / "interrupted")
+    wait_for_file(tmp_path / "begun")
+    miniray.cancel(waits)  # it is told of what it waits for
+    with pytest.raises(TaskCancelledError):
+        miniray.get(waits, timeout=30)
+    wait_for_file(tmp_path / "interrupted")
+    stream = actor.items.remote(tmp_path / "taken")
+    assert miniray.get(next(stream)) == 0
+    miniray.cancel(stream)
+    (tmp_path / "taken").touch()
+    *_, last = stream  # it goes on to its next item at most
+    with pytest.raises(TaskCancelledError):
+        miniray.get(last)
+
+
+def test_a_task_that_returns_after_it_was_cancelled_was_cancelled(tmp_path: Path) -> None:
+    @miniray.remote
+    def stubborn(started: Path) -> str:
+        try:
+            started.touch()
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            assert miniray.get_runtime_context().is_canceled()
+        return "done"
+
+    ref = stubborn.remote(tmp_path / "started")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
+
+
 def test_only_refs_can_be_cancelled() -> None:
     with pytest.raises(TypeError):
         miniray.cancel("ref")

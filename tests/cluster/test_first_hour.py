@@ -20,6 +20,7 @@ from watched_output import watch
 
 import miniray
 from miniray.node.machine import cpu_count, memory_limit
+from miniray.util.multiprocessing import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -139,6 +140,14 @@ def test_temp_dir_says_where_the_session_is(tmp_path: Path) -> None:
     assert session.is_relative_to(tmp_path / "deep" / "folder")
     assert miniray.get(add.remote(1)) == 2
     assert list((session / "logs").iterdir())
+
+
+@pytest.mark.parametrize("address", [None, "local"])
+def test_a_pool_starts_a_cluster_of_its_own_size(address: str | None) -> None:
+    size = cpu_count() + 2
+    with Pool(size, ray_address=address) as pool:
+        assert len(set(pool.map(lambda _: os.getpid(), range(4 * size), chunksize=1))) == size
+    assert miniray.cluster_resources()["CPU"] == size
 
 
 # --- wrong use --------------------------------------------------------------------------------

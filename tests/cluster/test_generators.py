@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from cluster_helpers import wait_for_file, wait_until
 
 import miniray
-from miniray.exceptions import RayError, TaskCancelledError
+from miniray.exceptions import RayError, TaskCancelledError, WorkerCrashedError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -154,6 +155,56 @@ def test_completed_tells_when_the_whole_generator_has_finished(tmp_path: Path) -
     (tmp_path / "go").touch()
     miniray.get(done, timeout=30)
     assert miniray.get(list(stream)) == ["first", "second"]
+
+
+def test_completed_raises_what_else_than_the_generator_has_ended_the_call() -> None:
+    @miniray.remote(max_retries=0)
+    def crashing() -> Iterator[int]:
+        yield 1
+        os._exit(1)
+
+    stream = crashing.remote()
+    with pytest.raises(WorkerCrashedError):
+        miniray.get(stream.completed(), timeout=30)
+    with pytest.raises(WorkerCrashedError):
+        miniray.get(list(stream)[-1])
+    stream = failing.remote()
+    miniray.get(stream.completed(), timeout=30)
+    with pytest.raises(ValueError, match="halfway"):
+        miniray.get(list(stream)[-1])
+
+
+def test_a_generator_that_is_passed_on_is_refused_with_what_to_do() -> None:
+    with pytest.raises(
+        TypeError, match=r"argument 1, .*ObjectRefGenerator.* Pass the refs"
+    ) as info:
+        miniray.remote(len).remote(count.remote(1))
+    assert "_state" not in str(info.value)
+
+
+def test_a_generator_tells_whether_it_has_an_item_and_whether_it_is_finished(
+    tmp_path: Path,
+) -> None:
+    stream = gated.remote(tmp_path / "go")
+    wait_until(stream.next_ready)
+    assert not stream.is_finished()
+    assert miniray.get(next(stream)) == "first"
+    assert not stream.next_ready()
+    assert not stream.is_finished()
+    (tmp_path / "go").touch()
+    assert miniray.get(next(stream)) == "second"
+    wait_until(stream.is_finished)
+    assert not stream.next_ready()
+
+
+def test_a_generator_task_has_an_id_of_its_own() -> None:
+    @miniray.remote
+    def ids() -> Iterator[str | None]:
+        yield miniray.get_runtime_context().get_task_id()
+
+    found = {miniray.get(next(ids.remote())) for _ in range(2)}
+    assert len(found) == 2
+    assert all(id and len(id) == 32 for id in found)
 
 
 def test_wait_takes_generators_along_with_refs(tmp_path: Path) -> None:

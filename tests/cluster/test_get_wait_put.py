@@ -64,6 +64,35 @@ def test_each_get_of_a_small_value_gives_a_copy_of_its_own() -> None:
     assert miniray.get(ref) == [1, 2]
 
 
+class Connection:
+    """Holds something that cannot be pickled."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.lock = threading.Lock()
+
+
+def test_a_class_can_have_a_serializer_of_ones_own(capsys: pytest.CaptureFixture[str]) -> None:
+    @miniray.remote
+    def address(connections: list[Connection]) -> str:
+        assert not connections[0].lock.locked()
+        return connections[0].address
+
+    connection = Connection("a:1")
+    assert not miniray.util.inspect_serializability(connection)[0]
+    assert "lock is a lock" in capsys.readouterr().out
+    miniray.util.register_serializer(
+        Connection, serializer=lambda each: each.address, deserializer=lambda at: Connection(at)
+    )
+    try:
+        assert miniray.get(address.remote([connection])) == "a:1"
+        assert miniray.get(miniray.put(connection)).address == "a:1"
+    finally:
+        miniray.util.deregister_serializer(Connection)
+    with pytest.raises(TypeError, match="lock"):
+        miniray.put(connection)
+
+
 def test_a_large_array_is_read_without_a_copy_and_is_read_only() -> None:
     ref = miniray.put(np.arange(MIB, dtype=np.int64))
     array = miniray.get(ref)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tiny_wheel import tiny_wheel
 
 import miniray
 
@@ -101,6 +103,32 @@ def test_the_runtime_env_is_in_the_runtime_context() -> None:
         return dict(miniray.get_runtime_context().runtime_env)
 
     assert miniray.get(seen.remote())["env_vars"]["FLAVOUR"] == "sweet"
+
+
+def test_tasks_and_actors_import_what_pip_installs_once(tmp_path: Path) -> None:
+    options = ["--no-index"]
+    pip = {"packages": [str(tiny_wheel(tmp_path, value=5))], "pip_install_options": options}
+
+    def look() -> tuple[int, str, str | None]:
+        import tiny
+
+        return tiny.VALUE, sys.prefix, os.environ.get("FLAVOUR")
+
+    @miniray.remote
+    class Looker:
+        def look(self) -> tuple[int, str, str | None]:
+            return look()
+
+    environment = {"pip": pip}
+    task = miniray.remote(look).options(runtime_env=environment)
+    actor = Looker.options(runtime_env=environment).remote()
+    seen = miniray.get([task.remote(), actor.look.remote(), task.remote()], timeout=50)
+    [(value, prefix, flavour)] = set(seen)  # one environment for all of them
+    assert value == 5
+    assert prefix != sys.prefix
+    assert flavour == "sweet"  # from the environment of the job
+    with pytest.raises(ModuleNotFoundError, match="tiny"):
+        miniray.get(miniray.remote(look).remote())
 
 
 def test_an_unknown_key_is_refused() -> None:

@@ -9,7 +9,12 @@ import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 
 import miniray
-from miniray.exceptions import GetTimeoutError, RayError
+from miniray.exceptions import (
+    ActorDiedError,
+    GetTimeoutError,
+    TaskPlacementGroupRemoved,
+    TaskUnschedulableError,
+)
 from miniray.util.placement_group import (
     PlacementGroup,
     get_current_placement_group,
@@ -153,7 +158,7 @@ def test_removing_a_group_ends_what_runs_in_it(make: Make, tmp_path: Path) -> No
     pending = worker.wait_for.remote(tmp_path / "never")
     remove_placement_group(group)
     wait_until(lambda: not is_alive(pid))
-    with pytest.raises(RayError):
+    with pytest.raises(ActorDiedError, match="placement group was removed"):
         miniray.get(pending, timeout=30)
 
 
@@ -163,7 +168,7 @@ def test_a_task_that_waits_in_a_removed_group_fails(make: Make) -> None:
     miniray.get(worker.pid.remote(), timeout=30)
     waiting = assigned.options(scheduling_strategy=in_group(group)).remote()
     remove_placement_group(group)
-    with pytest.raises(RayError):
+    with pytest.raises(TaskPlacementGroupRemoved, match=group.id.hex()):
         miniray.get(waiting, timeout=30)
 
 
@@ -280,5 +285,5 @@ def test_an_affinity_to_a_node_that_does_not_exist_fails_unless_it_is_soft() -> 
     hard = NodeAffinitySchedulingStrategy(node_id=missing, soft=False)
     soft = NodeAffinitySchedulingStrategy(node_id=missing, soft=True)
     assert miniray.get(assigned.options(scheduling_strategy=soft).remote())["CPU"] == 1
-    with pytest.raises(RayError):
+    with pytest.raises(TaskUnschedulableError, match=missing[:8]):
         miniray.get(assigned.options(scheduling_strategy=hard).remote(), timeout=30)

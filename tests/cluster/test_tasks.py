@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_helpers import count_up, is_alive, wait_until
+from cluster_helpers import count_up, is_alive, wait_for_file, wait_until
 
 import miniray
 from miniray.exceptions import RayTaskError, WorkerCrashedError
@@ -175,6 +175,24 @@ def test_a_task_whose_argument_failed_fails_with_that_error_and_does_not_run(
     with pytest.raises(ValueError, match="no luck"):
         miniray.get(late.remote(fail.remote(), tmp_path / "ran"))
     assert not (tmp_path / "ran").exists()
+
+
+def test_results_are_taken_as_they_are_ready(tmp_path: Path) -> None:
+    @miniray.remote
+    def held(number: int) -> int:
+        if number == 0:
+            wait_for_file(tmp_path / "go")
+        return number
+
+    values = miniray.util.as_completed([held.remote(n) for n in range(3)], chunk_size=1)
+    assert {next(values), next(values)} == {1, 2}
+    (tmp_path / "go").touch()
+    assert list(values) == [0]
+    (tmp_path / "go").unlink()
+    values = miniray.util.map_unordered(held, range(9), backpressure_size=3, chunk_size=1)
+    assert {next(values) for _ in range(8)} == set(range(1, 9))
+    (tmp_path / "go").touch()
+    assert list(values) == [0]
 
 
 def test_options_make_a_variant_and_leave_the_original_alone() -> None:

@@ -88,6 +88,7 @@ def test_both_nodes_are_listed_with_their_resources() -> None:
     assert len([n for n in miniray.nodes() if n["Alive"]]) == 2
     assert miniray.cluster_resources()["CPU"] == 4
     assert miniray.cluster_resources()["far"] == 4
+    assert miniray.util.get_node_ip_address() in {n["NodeManagerAddress"] for n in miniray.nodes()}
 
 
 def test_a_resource_says_where_work_runs() -> None:

@@ -106,3 +106,5 @@ miniray.get(3)  # error: call-overload
 miniray.get([3])  # error: arg-type
 miniray.wait(number)  # error: arg-type
 miniray.remote(3)  # error: call-overload
+print(miniray.nothing)  # error: attr-defined
+print(miniray.exceptions.NothingError)  # error: attr-defined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import types
@@ -193,6 +194,11 @@ def test_the_timeout_of_get_is_in_seconds(runtime: FakeRuntime) -> None:
         miniray.get(ref, timeout="1")  # type: ignore[call-overload]
     with pytest.raises(TypeError, match=r"timeout of wait must be a number .* not '1' \(str\)"):
         miniray.wait([ref], timeout="1")  # type: ignore[arg-type]
+    for ask in (miniray.get, miniray.wait):
+        with pytest.raises(ValueError, match="at least 0 seconds, not nan"):
+            ask([ref], timeout=math.nan)  # type: ignore[operator]
+    miniray.get([], timeout=math.inf)
+    assert runtime.last.options is None
 
 
 def test_put_of_a_ref_is_refused(runtime: FakeRuntime) -> None:
@@ -223,6 +229,11 @@ def test_wait_checks_its_arguments(runtime: FakeRuntime) -> None:
         miniray.wait([ref], num_returns=2)
     with pytest.raises(ValueError, match="not 0"):
         miniray.wait([ref], num_returns=0)
+    for wrong in ("1", 1.0):
+        with pytest.raises(
+            TypeError, match=f"num_returns of wait must be a whole number, not {wrong!r}"
+        ):
+            miniray.wait([ref], num_returns=wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="timeout of wait must be at least 0"):
         miniray.wait([ref], timeout=-1)
 

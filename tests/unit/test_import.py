@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import miniray
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 #: What users and workers must not pay for before they use it.
@@ -54,6 +55,30 @@ def test_the_import_is_quick_once_compiled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", miniray.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(miniray, name) is not None
+
+
+MODULES_OF_UTIL = ("accelerators", "multiprocessing", "queue", "scheduling_strategies", "state")
+
+
+def test_modules_below_util_need_no_import_of_their_own(tmp_path: Path) -> None:
+    code = "import miniray\n" + "".join(f"miniray.util.{name}\n" for name in MODULES_OF_UTIL)
+    run(code + "miniray.train.torch", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("look_up", "told"),
+    [
+        (lambda: miniray.data, "miniray has no 'data': give datasets= to a trainer"),
+        (lambda: miniray.util.metrics, "miniray has no 'metrics': return figures"),
+        (lambda: miniray.exceptions.OutOfMemoryError, "raises WorkerCrashedError"),
+        (lambda: miniray.util.nothing, "module 'miniray.util' has no attribute 'nothing'"),
+    ],
+)
+def test_a_name_that_only_ray_has_says_what_to_do_instead(
+    look_up: Callable[[], Any], told: str
+) -> None:
+    with pytest.raises(AttributeError, match=told):
+        look_up()
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -34,6 +34,8 @@ def test_a_driver_has_a_job_and_a_node_but_no_task(runtime: FakeRuntime) -> None
     assert context.get_node_labels() == {"zone": "a"}
     with pytest.raises(RuntimeError, match="driver"):
         context.get_assigned_resources()
+    with pytest.raises(RuntimeError, match="not a driver"):
+        context.is_canceled()
     with pytest.raises(RuntimeError, match="methods of an actor"):
         context.current_actor  # noqa: B018
 
@@ -54,6 +56,7 @@ def test_one_context_tells_of_each_task_anew(runtime: FakeRuntime) -> None:
 
     assert context.get()["task_id"] == "t1"
     assert context.get_task_name() == "mine"
+    assert not context.is_canceled()
     assert context.get_task_function_name() == "work"
     assert context.get_placement_group_id() == "01"
     assert context.should_capture_child_tasks_in_placement_group

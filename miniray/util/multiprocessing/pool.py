@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 import miniray
+from miniray.core.init_options import ADDRESS_VARIABLE
+from miniray.core.option_checks import whole
 from miniray.util.multiprocessing.results import AsyncResult, Collector, IMapIterator
 from miniray.util.multiprocessing.worker import PoolActor
 
@@ -32,7 +35,8 @@ class Pool:
     """A pool of processes anywhere in the cluster, with ``multiprocessing.Pool``'s interface.
 
     Args:
-        processes: How many; None is one for each CPU of the cluster.
+        processes: How many; None is one for each CPU of the cluster. A cluster that is started
+            for the pool, because none runs, has as many CPUs.
         initializer: Called in each process when it starts.
         initargs: Arguments of ``initializer``.
         maxtasksperchild: A process is replaced after this many batches; None never.
@@ -41,7 +45,8 @@ class Pool:
         ray_remote_args: Options of the actors, for example ``{"num_gpus": 0.5}``.
 
     Raises:
-        ValueError: ``processes`` is below 1 or above the cluster's CPUs.
+        TypeError: ``processes`` or ``maxtasksperchild`` is no whole number.
+        ValueError: One of them is below 1, or ``processes`` is above the cluster's CPUs.
     """
 
     def __init__(
@@ -56,10 +61,12 @@ class Pool:
     ) -> None:
         if context is not None:
             logger.warning("The argument 'context' of Pool has no effect: its processes are actors")
-        if maxtasksperchild is not None and maxtasksperchild < 1:
-            raise ValueError(f"'maxtasksperchild' must be at least 1, but is {maxtasksperchild}")
+        if maxtasksperchild is not None:
+            whole(1)("maxtasksperchild", maxtasksperchild)
+        if processes is not None:
+            whole(1)("processes", processes)
         if not miniray.is_initialized():
-            miniray.init(address=ray_address)
+            _attach(ray_address, processes)
         self._closed = False
         self._initializer = initializer
         self._initargs = tuple(initargs or ())
@@ -68,7 +75,7 @@ class Pool:
         self._actor_class = actor_class.options(**{"num_cpus": 0, **(ray_remote_args or {})})
         self._collector = Collector()
         self._ending: list[Any] = []
-        self._actors = [self._start() for _ in range(_checked(processes))]
+        self._actors = [self._start() for _ in range(_fitting(processes))]
         self._batches_of = [0] * len(self._actors)
         self._turns = itertools.cycle(range(len(self._actors)))
         miniray.get([actor.ping.remote() for actor in self._actors])
@@ -243,7 +250,7 @@ class Pool:
         return result
 
     def _batched(self, calls: Sequence[Arguments], size: int | None) -> list[Sequence[Arguments]]:
-        step = self._default_size(calls) if size is None else _checked_size(size)
+        step = self._default_size(calls) if size is None else whole(1)("chunksize", size)
         return [calls[start : start + step] for start in range(0, len(calls), step)]
 
     def _default_size(self, elements: Sized) -> int:
@@ -257,7 +264,7 @@ class Pool:
         ordered: bool,
     ) -> IMapIterator:
         self._check_running()
-        step = 1 if size is None else _checked_size(size)
+        step = 1 if size is None else whole(1)("chunksize", size)
         elements = iter(iterable)
         batches = iter(lambda: list(itertools.islice(elements, step)), [])
 
@@ -267,22 +274,23 @@ class Pool:
         return IMapIterator(batches, submit, len(self._actors), ordered)
 
 
-def _checked(processes: int | None) -> int:
+def _attach(address: str | None, processes: int | None) -> None:
+    """Attach to a cluster; one that is started for a pool is as large as that, as in Ray."""
+    from miniray.session import latest_cluster
+
+    wanted = address or os.environ.get(ADDRESS_VARIABLE)
+    starts_one = latest_cluster(None) is None if wanted is None else wanted == "local"
+    miniray.init(address, num_cpus=processes if starts_one else None)
+
+
+def _fitting(processes: int | None) -> int:
     """The number of processes of a pool on this cluster."""
     cpus = int(miniray.cluster_resources().get("CPU", 0))
     if processes is None:
         return max(1, cpus)
-    if processes < 1:
-        raise ValueError(f"'processes' must be at least 1, but is {processes}")
     if processes > cpus:
         raise ValueError(
             f"A pool of {processes} processes was asked for, but the cluster has {cpus} CPUs."
             " Ask for fewer, or start the cluster with more"
         )
     return processes
-
-
-def _checked_size(size: int) -> int:
-    if size < 1:
-        raise ValueError(f"'chunksize' must be at least 1, but is {size}")
-    return size

@@ -202,16 +202,16 @@ def test_a_generator_cannot_be_passed_on(stream: Fixture) -> None:
 def test_who_waits_for_the_next_item_again_and_again_leaves_nothing(stream: Fixture) -> None:
     before = len(stream.me.table)
     for _ in range(5):
-        ref = stream.generator.next_ready()
+        ref = stream.generator._next_ref()
     assert len(stream.state._waiters) == 1
     assert len(stream.me.table) == before + 1
     assert stream.value(ref) is None
     assert stream.item(0)
     assert stream.value(ref) is not None
-    ready = stream.generator.next_ready()
+    ready = stream.generator._next_ref()
     assert stream.value(ready) is not None
     next(stream.generator)
-    again = stream.generator.next_ready()
+    again = stream.generator._next_ref()
     assert stream.value(again) is None
     stream.state.end(None)
     assert stream.value(again) is not None

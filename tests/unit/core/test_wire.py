@@ -17,11 +17,12 @@ import pytest
 from core_doubles import eventually
 from open_files import open_files
 
+from miniray.core import frames
 from miniray.core import listener as listener_module
-from miniray.core import wire
+from miniray.core.frames import encode
 from miniray.core.listener import Listener, connect
 from miniray.core.node_link import NodeLink
-from miniray.core.wire import Connection, encode
+from miniray.core.wire import Connection
 from miniray.node.async_poller import AsyncPoller
 from miniray.security.challenge import answer_blocking
 
@@ -241,7 +242,7 @@ def test_a_frame_that_is_no_message_closes_its_connection_and_no_other(
 
 def test_a_frame_of_an_impossible_size_closes_the_connection(loop: IOLoop) -> None:
     server, sock = raw_client(loop)
-    sock.send(struct.pack("<I", wire.MAX_FRAME + 1) + b"junk")
+    sock.send(struct.pack("<I", frames.MAX_FRAME + 1) + b"junk")
     assert server.closed.wait(10)
     sock.close()
 
@@ -249,7 +250,7 @@ def test_a_frame_of_an_impossible_size_closes_the_connection(loop: IOLoop) -> No
 def test_a_message_that_is_too_large_is_refused_at_its_sender(
     loop: IOLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "MAX_FRAME", 2000)
+    monkeypatch.setattr(frames, "MAX_FRAME", 2000)
     server, client = make_pair(loop)
     for send in (client.conn.send, client.conn.post, encode):
         with pytest.raises(ValueError, match=r"takes 2 KiB; it may take 2 KiB\. Pass large"):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tiny_wheel import tiny_wheel
 
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.runtime_env import pip, variables
@@ -28,21 +29,6 @@ def package(suffix=".zip", **files):
             made.writestr(name, text)
     content = buffer.getvalue()
     return f"mrpkg://{hashlib.sha256(content).hexdigest()}{suffix}", content
-
-
-def tiny_wheel(folder, value=1, requires=""):
-    path = folder / "tiny-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w") as made:
-        made.writestr("tiny/__init__.py", f"VALUE = {value}\n")
-        info = "tiny-1.0.dist-info"
-        metadata = "Metadata-Version: 2.1\nName: tiny\nVersion: 1.0\n"
-        made.writestr(f"{info}/METADATA", metadata + requires)
-        made.writestr(
-            f"{info}/WHEEL",
-            "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-        )
-        made.writestr(f"{info}/RECORD", "")
-    return path
 
 
 class Store:

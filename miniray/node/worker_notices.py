@@ -1,0 +1,82 @@
+"""What workers tell their daemon of themselves, and what of it the head has to know."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from miniray._proto import head_pb2
+from miniray.node.hello import actor_report
+
+if TYPE_CHECKING:
+    from miniray.node.clients import Client, ClientServer
+    from miniray.node.head_client import HeadClient
+    from miniray.node.worker import Worker
+    from miniray.node.workers import WorkerPool
+
+
+class WorkerNotices:
+    """Takes the notices of workers; the pool keeps what they say."""
+
+    def __init__(self, clients: ClientServer, pool: WorkerPool, head: HeadClient) -> None:
+        self._pool = pool
+        self._head = head
+        clients.notices.update(
+            {
+                "ready": lambda client: pool.ready(client.process_id),
+                "blocked": self._blocked,
+                "exiting": self._exiting,
+                "awaits_calls": self._awaits_calls,
+                "finishing": lambda client: pool.finishing(client.process_id),
+                "leaving": lambda client: pool.leaving(client.process_id),
+                "actor_ready": self._actor_ready,
+                "actor_failed": self._actor_failed,
+            }
+        )
+
+    def _blocked(self, client: Client, blocked: bool) -> None:
+        worker = self._pool.workers.get(client.process_id)
+        if worker is not None and worker.lease is not None:
+            self._head.tell(
+                blocked=head_pb2.LeaseBlocked(lease=worker.lease.number, blocked=blocked)
+            )
+
+    def _exiting(self, client: Client, why: str) -> None:
+        self._pool.exiting(client.process_id, why)
+        worker = self._pool.workers.get(client.process_id)
+        if why == "exit_actor" and worker is not None and worker.lease is not None:
+            self._report_actor(worker, exiting=True)
+
+    def _awaits_calls(self, client: Client, callees: list[bytes]) -> None:
+        worker = self._pool.awaits_calls(client.process_id, callees)
+        if worker is not None:
+            self._tell_departure(worker)
+
+    def _tell_departure(self, worker: Worker) -> None:
+        lease = worker.lease.number if worker.lease is not None else 0
+        self._head.notify("awaits_calls", worker.process_id, lease, worker.callees)
+
+    def tell_departures(self) -> None:
+        """Tell a head that may not know which workers wait for calls before they end."""
+        for worker in self._pool.workers.values():
+            if worker.awaits_calls.is_set():
+                self._tell_departure(worker)
+
+    def _actor_ready(self, client: Client) -> None:
+        worker = self._pool.workers.get(client.process_id)
+        if worker is not None:
+            worker.pid = client.pid
+            if worker.lease is not None:
+                worker.lease.alive = True
+            self._report_actor(worker)
+
+    def _actor_failed(self, client: Client, error: bytes) -> None:
+        worker = self._pool.workers.get(client.process_id)
+        if worker is not None:
+            worker.failed = True
+            worker.exiting = "failed"
+            self._report_actor(worker, error=error)
+
+    def _report_actor(self, worker: Worker, **facts: Any) -> None:
+        lease = worker.lease
+        if lease is not None and lease.actor_id is not None:
+            self._head.session.send(actor_report(worker, lease, **facts))

@@ -1,0 +1,128 @@
+"""Loops over many refs that programs would otherwise write by hand: results as they come.
+
+They are ``wait`` and ``get`` and nothing else; nothing here knows how a runtime works.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+import miniray
+from miniray.core.option_checks import whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from miniray._typing import Remote
+    from miniray.object_ref import ObjectRef
+
+T = TypeVar("T")
+
+#: Results that are taken at once unless the caller says otherwise, as in Ray.
+CHUNK_SIZE = 10
+#: Tasks of ``map_unordered`` that are under way at the same time, as in Ray.
+BACKPRESSURE_SIZE = 100
+
+
+@overload
+def as_completed(
+    refs: Sequence[ObjectRef[T]],
+    *,
+    chunk_size: int = ...,
+    yield_obj_refs: Literal[False] = ...,
+    fetch_local: bool = ...,
+) -> Iterator[T]: ...
+@overload
+def as_completed(
+    refs: Sequence[ObjectRef[T]],
+    *,
+    chunk_size: int = ...,
+    yield_obj_refs: Literal[True],
+    fetch_local: bool = ...,
+) -> Iterator[ObjectRef[T]]: ...
+def as_completed(
+    refs: Sequence[ObjectRef[Any]],
+    *,
+    chunk_size: int = CHUNK_SIZE,
+    yield_obj_refs: bool = False,
+    fetch_local: bool = True,
+) -> Iterator[Any]:
+    """The values of refs as they become ready, in no particular order.
+
+    Args:
+        refs: Refs, each once.
+        chunk_size: How many are waited for at a time: 1 gives each as soon as it is there.
+        yield_obj_refs: Give the refs instead of the values.
+        fetch_local: Whether values count only once they are on this node.
+
+    Raises:
+        TypeError: ``refs`` holds something else than refs, or ``chunk_size`` is no whole number.
+        ValueError: ``chunk_size`` is below 1, or a ref is there twice.
+        TaskError: The task of a ref failed; those that were not taken yet are lost to the loop.
+    """
+    whole(1)("chunk_size", chunk_size)
+    return _as_completed(list(refs), chunk_size, yield_obj_refs, fetch_local)
+
+
+def _as_completed(
+    refs: list[ObjectRef[Any]], chunk_size: int, yield_obj_refs: bool, fetch_local: bool
+) -> Iterator[Any]:
+    while refs:
+        ready, refs = miniray.wait(
+            refs, num_returns=min(chunk_size, len(refs)), fetch_local=fetch_local
+        )
+        yield from ready if yield_obj_refs else miniray.get(ready)
+
+
+def map_unordered(
+    fn: Remote[ObjectRef[T]],
+    items: Iterable[Any],
+    *,
+    backpressure_size: int | None = BACKPRESSURE_SIZE,
+    chunk_size: int = CHUNK_SIZE,
+    yield_obj_refs: bool = False,
+    fetch_local: bool = True,
+) -> Iterator[Any]:
+    """Run a task for each item; the results as they become ready, in no particular order.
+
+    Items are read as far as there is room for tasks, so there may be endless many.
+
+    Args:
+        fn: A remote function, or a method of an actor, that takes one item.
+        items: What it is called with.
+        backpressure_size: How many calls are under way at the same time at most; None: any.
+        chunk_size: How many results are waited for at a time.
+        yield_obj_refs: Give the refs instead of the values.
+        fetch_local: Whether values count only once they are on this node.
+
+    Raises:
+        TypeError: ``fn`` is not remote, or a number is no whole number.
+        ValueError: A number is below 1.
+        TaskError: A call failed.
+    """
+    whole(1)("chunk_size", chunk_size)
+    if backpressure_size is not None:
+        whole(1)("backpressure_size", backpressure_size)
+    if not hasattr(fn, "remote"):
+        raise TypeError(f"fn must be a remote function or a method of an actor, not {fn!r}.")
+    return _map_unordered(fn, items, backpressure_size, chunk_size, yield_obj_refs, fetch_local)
+
+
+def _map_unordered(
+    fn: Any,
+    items: Iterable[Any],
+    most: int | None,
+    chunk_size: int,
+    yield_obj_refs: bool,
+    fetch_local: bool,
+) -> Iterator[Any]:
+    refs: list[ObjectRef[Any]] = []
+    for item in items:
+        refs.append(fn.remote(item))
+        if most is None or len(refs) < most:
+            continue
+        ready, refs = miniray.wait(
+            refs, num_returns=min(chunk_size, len(refs)), fetch_local=fetch_local
+        )
+        yield from ready if yield_obj_refs else miniray.get(ready)
+    yield from _as_completed(refs, chunk_size, yield_obj_refs, fetch_local)

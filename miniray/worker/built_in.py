@@ -1,0 +1,33 @@
+"""Methods that every actor has, whatever its class."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from miniray.worker.exits import ActorExit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _ready(_instance: Any) -> bool:
+    return True
+
+
+def _terminate(_instance: Any) -> None:
+    raise ActorExit
+
+
+def _call(instance: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(instance, *args, **kwargs)
+
+
+#: What is called with the actor's instance, by name; Ray's names are aliases.
+BUILT_IN: dict[str, Callable[..., Any]] = {
+    "__miniray_ready__": _ready,
+    "__ray_ready__": _ready,
+    "__miniray_terminate__": _terminate,
+    "__ray_terminate__": _terminate,
+    "__miniray_call__": _call,
+    "__ray_call__": _call,
+}
