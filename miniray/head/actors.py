@@ -84,7 +84,7 @@ class ActorDirectory:
         self._names: dict[tuple[str, str], Actor] = {}
         self._by_process: dict[bytes, Actor] = {}
         self._by_lease: dict[int, Actor] = {}
-        #: Actors that end with the process that created them.
+        #: Actors that end with the process that created them; empty sets are not kept.
         self._owned: dict[bytes, set[bytes]] = {}
         self._subscribers = ActorSubscribers(clients, timers)
         #: After a restart of the head: actors by the node that is to report them.
@@ -132,7 +132,8 @@ class ActorDirectory:
         self._actors[actor.id] = actor
         if actor.name is not None:
             self._names[actor.name] = actor
-        if not actor.spec["detached"]:
+        # Nobody else can tell what a detached one is given, if its arguments have no values yet.
+        if not actor.spec["detached"] or actor.arguments is None:
             self._owned.setdefault(actor.owner, set()).add(actor.id)
         self._subscribers.came(actor.id)
 
@@ -145,6 +146,8 @@ class ActorDirectory:
             self._die(actor, DeathCause.CREATION_FAILED, creation=error[1])
             return
         actor.arguments = marshal.dumps((arguments, refs))
+        if actor.spec["detached"]:
+            self._disown(actor)
         self._on_change(actor)
         self._submit(actor)
 
@@ -397,13 +400,19 @@ class ActorDirectory:
         del self._actors[actor.id]
         if actor.name is not None:
             del self._names[actor.name]
-        owned = self._owned.get(actor.owner)
-        if owned is not None:
-            owned.discard(actor.id)
+        self._disown(actor)
         spec = actor.spec
         self._dead[actor.id] = DeadActor(death, spec["name"] or "", spec["namespace"] or "")
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
+
+    def _disown(self, actor: Actor) -> None:
+        """It does not end with its creator."""
+        owned = self._owned.get(actor.owner)
+        if owned is not None:
+            owned.discard(actor.id)
+            if not owned:
+                del self._owned[actor.owner]
 
     # --- restarts of the head ------------------------------------------------------------
     def restore(self, actor: Actor, node_id: bytes) -> None:
