@@ -140,9 +140,10 @@ class _Process:
         self._sender.send(marshal.dumps(message), () if fd is None else (fd,), self._cannot_send)
 
     def _cannot_send(self, error: OSError) -> None:
-        if not self.gone:
-            logger.warning("the process that moves large values is out of reach: %s", error)
-            self._kill()  # nobody is to wait for an answer to that
+        if isinstance(error, BrokenPipeError | ConnectionResetError):
+            return  # it is gone, which reading says too
+        logger.warning("the process that moves large values is out of reach: %s", error)
+        self._kill()  # nobody is to wait for an answer to that
 
     def ask(self, *message: Any, fd: int | None = None) -> None:
         """The same, if it has to answer: one that does not, nor anything else, is ended.
