@@ -7,11 +7,14 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from miniray.node.spill_place import is_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +23,7 @@ pytestmark = pytest.mark.slow
 
 MIB = 1024 * 1024
 LIMIT = 600 * MIB
+IN_MEMORY = Path("/dev/shm")
 
 PROGRAM = """
 import json
@@ -131,9 +135,17 @@ def run_in(group: MemoryGroup, program: str, **variables: str) -> str:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("files", ["on disk", "in memory"])
 def test_nine_times_the_store_goes_through_a_limited_container(
-    group: MemoryGroup, session_root: Path
+    group: MemoryGroup, session_root: Path, files: str
 ) -> None:
-    found = json.loads(run_in(group, PROGRAM))
+    """Also where files in /tmp are in memory, and so count in the group."""
+    if files == "on disk":
+        found = json.loads(run_in(group, PROGRAM))
+    else:
+        if not is_in_memory(IN_MEMORY) or is_in_memory(Path("/var/tmp")):
+            pytest.skip(f"needs {IN_MEMORY} in memory, and /var/tmp on a disk")
+        with tempfile.TemporaryDirectory(prefix="mr-", dir=IN_MEMORY) as folder:
+            found = json.loads(run_in(group, PROGRAM, MINIRAY_TMPDIR=folder))
     assert abs(found["capacity"] - 0.3 * LIMIT) < MIB
     assert found["bytes"] > 2.5 * LIMIT
