@@ -81,7 +81,8 @@ class Config:
     # --- objects -----------------------------------------------------------------
     #: Share of the container's memory that the object store may use.
     object_store_share: float = 0.3
-    #: Where values go that do not fit into the object store; empty: a folder of the session.
+    #: Where values go that do not fit into the object store; empty: a folder of the session, or
+    #: /var/tmp if that is in memory (tmpfs).
     spill_folder: str = ""
     #: Share of the object store from which on values are written to disk ahead of need.
     spill_threshold: float = 0.8
@@ -95,7 +96,8 @@ class Config:
     record_call_sites: bool = False
     #: Size of one piece of an object on its way between daemons.
     transfer_chunk: int = 1024 * 1024
-    #: A node that passes a copy on and sends nothing for this long is left for another one.
+    #: A node that passes a copy on and sends nothing for this long is left for another one. A
+    #: process that moves values, and answers its own node nothing for this long, is ended.
     transfer_stall: float = 10.0
 
     # --- output ------------------------------------------------------------------

@@ -146,8 +146,8 @@ class ActorDiedError(ActorError):
             DeathCause.EXIT_ACTOR: "it ended itself with exit_actor() or __ray_terminate__",
             DeathCause.NODE_LOST: f"its node{f' {node_id}' if node_id else ''} was lost",
             DeathCause.CREATION_FAILED: "it could not be created",
-            DeathCause.OWNER_DIED: "the process that created it ended; "
-            'actors with lifetime="detached" outlive their creator',
+            DeathCause.OWNER_DIED: "the process that created it ended; actors with "
+            'lifetime="detached" outlive their creator once their arguments have values',
             DeathCause.OUT_OF_SCOPE: "its last handle went out of scope",
             DeathCause.GROUP_REMOVED: "its placement group was removed",
         }[cause]

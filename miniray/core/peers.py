@@ -116,9 +116,14 @@ class Peer:
     def flush(self) -> None:
         """Wait until what was sent is written, or the peer is gone (at a planned exit)."""
         if self._relay is not None:
-            self._relay.flush_posted()
+            self._relay.flush_blocking()
         if self._conn is not None:
             self._conn.flush_blocking(None)
+
+    def give_up(self) -> None:
+        """It is gone: what waits for it is dropped."""
+        if self._relay is not None:
+            self._relay.give_up()
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -321,6 +326,7 @@ class PeerTable:
             peer.lost = True
             if self._peers.get(peer.process_id) is peer:
                 del self._peers[peer.process_id]
+        peer.give_up()
         self._on_lost(peer)
 
     # --- ending ------------------------------------------------------------------

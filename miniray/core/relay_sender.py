@@ -13,8 +13,11 @@ import time
 from typing import TYPE_CHECKING
 
 from miniray.config import config
+from miniray.core.gates import Gate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniray.core.io_loop import IOLoop
     from miniray.core.node_link import NodeLink
 
@@ -27,7 +30,18 @@ _now = time.perf_counter
 class RelaySender:
     """What waits for one process of another node. Thread-safe."""
 
-    __slots__ = ("_link", "_lock", "_loop", "_node_id", "_pending", "_process_id", "_room", "_sent")
+    __slots__ = (
+        "_gone",
+        "_link",
+        "_lock",
+        "_loop",
+        "_node_id",
+        "_on_written",
+        "_pending",
+        "_process_id",
+        "_room",
+        "_sent",
+    )
 
     def __init__(self, link: NodeLink, loop: IOLoop, node_id: bytes, process_id: bytes) -> None:
         self._link = link
@@ -40,6 +54,10 @@ class RelaySender:
         #: Bytes that the receiver may still get before it has taken some.
         self._room = config().relay_window
         self._sent = 0.0
+        #: The receiver is gone.
+        self._gone = False
+        #: Called once nothing waits.
+        self._on_written: Callable[[], object] | None = None
 
     def send(self, body: bytes, *, counted: bool = True) -> None:
         """Send a message, perhaps together with those that follow it closely.
@@ -90,3 +108,27 @@ class RelaySender:
         del self._pending[: len(batch)]
         self._link.relay(self._node_id, self._process_id, batch)
         self._sent = _now()  # not before: a slow write would make the next message look alone
+        if not self._pending:
+            self._tell_written()
+
+    def flush_blocking(self) -> None:
+        """Wait until the receiver has room for all that waits, or is gone (at a planned exit)."""
+        gate = Gate(self._loop)
+        with self._lock:
+            self.flush_posted()
+            if not self._pending or self._gone:
+                return
+            self._on_written = gate.arrived
+        gate.wait(None)
+
+    def give_up(self) -> None:
+        """The receiver is gone: nothing is sent to it any more."""
+        with self._lock:
+            self._gone = True
+            self._pending.clear()
+            self._tell_written()
+
+    def _tell_written(self) -> None:
+        told, self._on_written = self._on_written, None
+        if told is not None:
+            told()

@@ -25,7 +25,7 @@ class ActorTable:
         self._names: dict[tuple[str, str], Actor] = {}
         self._by_process: dict[bytes, Actor] = {}
         self._by_lease: dict[int, Actor] = {}
-        #: Actors that end with the process that created them.
+        #: Actors that end with the process that created them; empty sets are not kept.
         self._owned: dict[bytes, set[bytes]] = {}
         self._dead: collections.OrderedDict[bytes, DeadActor] = collections.OrderedDict()
 
@@ -77,7 +77,8 @@ class ActorTable:
         self._actors[actor.id] = actor
         if actor.name is not None:
             self._names[actor.name] = actor
-        if not actor.spec["detached"]:
+        # Nobody else can tell what a detached one is given, if its arguments have no values yet.
+        if not actor.spec["detached"] or actor.arguments is None:
             self._owned.setdefault(actor.owner, set()).add(actor.id)
 
     def leased(self, actor: Actor, number: int) -> None:
@@ -102,10 +103,16 @@ class ActorTable:
         del self._actors[actor.id]
         if actor.name is not None:
             del self._names[actor.name]
-        owned = self._owned.get(actor.owner)
-        if owned is not None:
-            owned.discard(actor.id)
+        self.disown(actor)
         spec = actor.spec
         self._dead[actor.id] = DeadActor(death, spec["name"] or "", spec["namespace"] or "")
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
+
+    def disown(self, actor: Actor) -> None:
+        """An actor does not end with its creator."""
+        owned = self._owned.get(actor.owner)
+        if owned is not None:
+            owned.discard(actor.id)
+            if not owned:
+                del self._owned[actor.owner]

@@ -133,6 +133,8 @@ class ActorDirectory:
             self._die(actor, DeathCause.CREATION_FAILED, creation=error[1])
             return
         actor.arguments = marshal.dumps((arguments, refs))
+        if actor.spec["detached"]:
+            self._table.disown(actor)
         self._on_change(actor)
         self._submit(actor)
 

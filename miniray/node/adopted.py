@@ -60,10 +60,6 @@ class AdoptedObjects:
     def __len__(self) -> int:
         return len(self._objects)
 
-    def borrowers_of(self) -> dict[bytes, tuple[bytes, ...]]:
-        """Who holds each of them."""
-        return {id: tuple(adopted.borrowers) for id, adopted in self._objects.items()}
-
     def speaks_for(self, owner: bytes) -> bool:
         """Whether objects of this owner are here."""
         return owner in self._owners

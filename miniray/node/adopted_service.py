@@ -71,10 +71,6 @@ class AdoptedService:
         """Each object: id, value, who has borrowed it, and how many others here contain it."""
         return self._adopted.held()
 
-    def borrowers_of(self) -> dict[bytes, tuple[bytes, ...]]:
-        """Who holds each of the daemon's objects."""
-        return self._adopted.borrowers_of()
-
     def moved(self, old: tuple[bytes, int], new: tuple[bytes, int]) -> bool:
         """A value in shared memory is elsewhere now; whether it is one of the daemon's."""
         return self._adopted.moved(old, new)

@@ -17,6 +17,7 @@ from typing import Any
 
 from miniray.accelerators.custom import parse_declaration
 from miniray.accelerators.registry import DEVICE_RESOURCES, GPU_FAMILIES, family_named
+from miniray.node.machine import memory_limit
 from miniray.security.token import parse_token
 
 DEFAULT_HOST = "127.0.0.1"
@@ -95,6 +96,12 @@ class BootOptions:
             raise ValueError(
                 f"object_store_memory must be at least {_MIN_OBJECT_STORE} bytes (1 MiB), "
                 f"not {self.object_store_memory}."
+            )
+        if self.object_store_memory is not None and self.object_store_memory > memory_limit():
+            raise ValueError(
+                f"object_store_memory is {self.object_store_memory} bytes, and this machine, or "
+                f"its container, has {memory_limit()} of memory: the kernel would kill processes "
+                f"long before the store is full."
             )
         if self.gpu_family is not None:
             family_named(self.gpu_family, GPU_FAMILIES)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from miniray.node.transfers import Key
+    from miniray.node.arriving import Key
 
 
 class Owner(NamedTuple):

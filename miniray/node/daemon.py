@@ -27,7 +27,6 @@ from miniray.node.fetch_requests import FetchRequests
 from miniray.node.head_client import HeadClient
 from miniray.node.hello import actor_report, attached, hello, quarantines
 from miniray.node.holders import describe_holders
-from miniray.node.inventory import Inventory
 from miniray.node.left_copies import LeftCopies
 from miniray.node.memory_kills import MemoryKills
 from miniray.node.memory_service import MemoryService
@@ -125,7 +124,6 @@ class NodeDaemon:
         )
         self._turns = requests.turns
         FetchRequests(self._objects, self._clients, self._runs)
-        Inventory(self._clients, self._objects, self._transfers, self._serving, self._adopted)
         self._pool = WorkerPool(
             template=self._template,
             events=self,
@@ -145,7 +143,13 @@ class NodeDaemon:
         self._memory_kills = MemoryKills()
         self._traffic.describe_ended = self._names.of_ended
         self._memory = MemoryService(
-            self.node_id, self._objects, self._adopted, self._clients, self._relay, self._names
+            self.node_id,
+            self._objects,
+            self._adopted,
+            self._clients,
+            self._relay,
+            self._names,
+            (self._objects, self._transfers, self._serving),
         )
         self._outputs = OutputRouter(self.node_id, self._clients, self._relay, self._pool)
         self._clients.requests["flush_output"] = self._outputs.flush
@@ -425,7 +429,8 @@ class NodeDaemon:
         self._adopted.process_died(process_id)
 
     def _node_unreachable(self, node_id: bytes) -> None:
-        self._transfers.node_unreachable(node_id)
+        self._transfers.pushes.node_unreachable(node_id)
+        self._objects.node_unreachable(node_id)
         self._left.node_unreachable(node_id)
 
     def _node_died(self, node_id: bytes) -> None:

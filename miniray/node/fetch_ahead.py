@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from miniray.exceptions import ObjectLostError
 
 if TYPE_CHECKING:
+    from miniray.node.arriving import Key
     from miniray.node.copies import Copies
     from miniray.node.pulls import Pulls
     from miniray.node.segments import Segment, SegmentStore
-    from miniray.node.transfers import Key
 
 #: Part of the store that each kind of what is fetched ahead may take.
 _SHARE = 4

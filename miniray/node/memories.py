@@ -14,7 +14,7 @@ import functools
 import os
 from typing import TYPE_CHECKING
 
-from miniray.core.descriptors import RESERVE, limit
+from miniray.core.descriptors import OUT_OF_DESCRIPTORS, RESERVE, limit
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node.freeing import at_once, punch_hole
 
@@ -91,6 +91,7 @@ class Memories:
         Raises:
             ObjectStoreFullError: there is no room, or not before memory that gives way to it
                 has gone back to the kernel.
+            OSError: EMFILE, there is no descriptor for it.
         """
         memory = self._take_pooled(capacity, process)
         if memory is None:
@@ -125,20 +126,19 @@ class Memories:
         return memory
 
     def _open(self, others: int) -> int:
-        fd = os.memfd_create("miniray", os.MFD_CLOEXEC)
-        # The kernel gives the lowest free number: this one says how many are open.
-        if fd < limit() - RESERVE:
-            return fd
-        os.close(fd)
-        if self._pool:
-            while self._pool:
-                self._close(self._unpool(-1), at_once=True)
-            return self._open(others)
+        while True:
+            fd = _memfd()
+            if fd is not None:
+                return fd
+            if not self._pool:
+                break
+            # What is small is closed at once; one descriptor is all that is wanted.
+            self._close(self._unpool(0), at_once=True)
         raise OSError(
             errno.EMFILE,
-            f"Too many open files: each of the {others} values in the object store of this "
-            f"node takes one, and its limit is {limit()}. Drop refs that are no longer needed, "
-            f"or raise the limit (`ulimit -n`) before the node is started",
+            f"Too many open files: of the {others} values in the object store of this node, each "
+            f"that is looked at or written takes one, and its limit is {limit()}. Drop what is no "
+            f"longer needed, or raise the limit (`ulimit -n`) before the node is started",
         )
 
     def _make_room(self, needed: int, *, beyond: bool) -> None:
@@ -235,6 +235,21 @@ class Memories:
         self._all.clear()
         self._pool.clear()
         self._mapped_by.clear()
+
+
+def _memfd() -> int | None:
+    """New memory, of no size yet; None if the descriptor is needed for more than values."""
+    try:
+        fd = os.memfd_create("miniray", os.MFD_CLOEXEC)
+    except OSError as error:
+        if error.errno not in OUT_OF_DESCRIPTORS:
+            raise
+        return None
+    # The kernel gives the lowest free number: this one says how many are open.
+    if fd < limit() - RESERVE:
+        return fd
+    os.close(fd)
+    return None
 
 
 def _free(fd: int, mapped: int) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.node import relayed as r
 from miniray.node.memory_report import StoreReport, adopted_report, chosen, silent
@@ -19,17 +19,26 @@ from miniray.node.relayed import Relayed
 from miniray.util.memory_types import MAX_OBJECTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from miniray.node.adopted_service import AdoptedService
     from miniray.node.clients import Client, ClientServer
     from miniray.node.objects import NodeObjects
     from miniray.node.process_names import ProcessNames
     from miniray.node.relay import RelayHub
-    from miniray.util.memory_types import NodeMemory, ObjectsHeld, ProcessRow
+    from miniray.util.memory_types import NodeMemory, ObjectsHeld, OwnMemory, ProcessRow
 
 #: Segments that are looked at in one go: about a millisecond.
 _SLICE = 1000
 #: Seconds that a node's answer may take beyond what its processes may.
 _ON_THE_WAY = 1.0
+
+
+class HasTables(Protocol):
+    """A part of the daemon that keeps something for objects."""
+
+    def table_sizes(self) -> dict[str, int]:
+        """How many entries each table has; all are empty when no value is in use."""
 
 
 class MemoryService:
@@ -43,6 +52,7 @@ class MemoryService:
         clients: ClientServer,
         relay: RelayHub,
         names: ProcessNames,
+        tables: Iterable[HasTables],
     ) -> None:
         """Register what it answers.
 
@@ -53,6 +63,7 @@ class MemoryService:
             clients: The processes of this node.
             relay: The way to other nodes.
             names: What processes are called.
+            tables: The parts of this daemon that keep something for objects.
         """
         self._node_id = node_id
         self._objects = objects
@@ -60,10 +71,12 @@ class MemoryService:
         self._clients = clients
         self._relay = relay
         self._names = names
+        self._tables = tuple(tables)
         self._numbers = itertools.count(1).__next__
         self._questions: dict[int, Question] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         clients.requests["memory_report"] = self._cluster
+        clients.quick["own_memory"] = lambda _client: (self.own(), -1)
         clients.notices["objects_held"] = lambda client, number, held: self._answered(
             number, client.process_id, held
         )
@@ -148,6 +161,21 @@ class MemoryService:
             "processes": self._processes(clients, held, own),
             "segments": report.rows(),
             "objects": chosen(told, limit),
+        }
+
+    def own(self) -> OwnMemory:
+        """What this daemon keeps, without what processes know of it."""
+        report = StoreReport(self._node_id, MAX_OBJECTS, self._objects.source_of)
+        report.add(self._objects.store)
+        adopted = adopted_report(self._node_id, self._adopted.held(), MAX_OBJECTS, detail=True)
+        tables: dict[str, int] = {}
+        for part in self._tables:
+            tables.update(part.table_sizes())
+        return {
+            "pid": os.getpid(),
+            "segments": report.rows(),
+            "adopted": adopted["objects"],
+            "tables": tables,
         }
 
     async def _ask(

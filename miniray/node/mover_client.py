@@ -10,7 +10,7 @@ import logging
 import marshal
 import os
 import secrets
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from miniray.config import config
 from miniray.node.addresses import DaemonAddress
@@ -18,8 +18,9 @@ from miniray.node.control_socket import MESSAGE_LIMIT, ControlSender
 from miniray.node.template_client import TemplateGoneError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
+
+    from miniray.node.template_client import Helper
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +48,18 @@ class MoverConfig:
     identity: bytes = b""
     #: What it trusts; empty in a cluster of one machine.
     authority: bytes = b""
+
+
+class Released(Protocol):
+    """What is called when a value is offered no more."""
+
+    def __call__(self, *, clean: bool) -> object:
+        """Nothing more of it is sent.
+
+        Args:
+            clean: Whether nobody reads its memory any more. A process that was sent it may
+                not have looked at it yet.
+        """
 
 
 class Offer(NamedTuple):
@@ -102,34 +115,61 @@ class Move:
 class _Process:
     """One mover, for as long as it lives."""
 
-    def __init__(self, control: socket.socket, settings: MoverConfig, path: str) -> None:
+    def __init__(self, helper: Helper, settings: MoverConfig, path: str) -> None:
         self._settings = settings
         self._path = path
-        self._control = control
+        self._control = control = helper.control
+        self._kill = helper.kill
         self._sender = ControlSender(control)
         self._loop = asyncio.get_running_loop()
         self.gone = False
         #: Its address for others; "" if it cannot be reached.
         self.address: asyncio.Future[str] = self._loop.create_future()
         self.moves: dict[int, Move] = {}
-        #: What is called when nobody reads an offered value any more, by ticket.
-        self.offers: dict[bytes, Callable[[], object]] = {}
+        #: What is offered, by ticket.
+        self.offers: dict[bytes, Released] = {}
         #: What the mover has not confirmed yet.
         self.unconfirmed: dict[bytes, asyncio.Future[bool]] = {}
+        #: Runs while it has not said that it is there, having been asked.
+        self._patience: asyncio.TimerHandle | None = None
         self._loop.add_reader(control.fileno(), self._on_readable)
-        self.send("listen", path, settings.host, settings.identity, settings.authority)
+        self.ask("listen", path, settings.host, settings.identity, settings.authority)
 
     def send(self, *message: Any, fd: int | None = None) -> None:
         """Tell it something; a descriptor is closed here."""
-        self._sender.send(marshal.dumps(message), () if fd is None else (fd,))
+        self._sender.send(marshal.dumps(message), () if fd is None else (fd,), self._cannot_send)
+
+    def _cannot_send(self, error: OSError) -> None:
+        if isinstance(error, BrokenPipeError | ConnectionResetError):
+            return  # it is gone, which reading says too
+        logger.warning("the process that moves large values is out of reach: %s", error)
+        self._kill()  # nobody is to wait for an answer to that
+
+    def ask(self, *message: Any, fd: int | None = None) -> None:
+        """The same, if it has to answer: one that does not, nor anything else, is ended.
+
+        Then nothing writes to the memory of its transfers, and who waits for their end need not.
+        """
+        self.send(*message, fd=fd)
+        if self._patience is None and not self.gone:
+            self.send("there?")
+            limit = config().transfer_stall
+            self._patience = self._loop.call_later(limit, self._lose_patience)
+
+    def _lose_patience(self) -> None:
+        logger.warning(
+            "the process that moves large values has answered nothing for %g s, and is ended",
+            config().transfer_stall,
+        )
+        self._kill()  # then its socket ends
 
     def offer(
-        self, ticket: bytes, fd: int, size: int, job: int, released: Callable[[], object]
+        self, ticket: bytes, fd: int, size: int, job: int, released: Released
     ) -> asyncio.Future[bool]:
         """Have it offer a value; the descriptor is closed here. Gives whether it does."""
         self.offers[ticket] = released
         confirmed = self.unconfirmed[ticket] = self._loop.create_future()
-        self.send("offer", ticket, size, job, fd=fd)
+        self.ask("offer", ticket, size, job, fd=fd)
         return confirmed
 
     def _on_readable(self) -> None:
@@ -151,10 +191,18 @@ class _Process:
             elif kind == "offered":
                 self._confirm(arguments[0], offered=True)
             elif kind == "released":
-                self._confirm(arguments[0], offered=False)
-                self.offers.pop(arguments[0])()
+                ticket, clean = arguments
+                self._confirm(ticket, offered=False)
+                self.offers.pop(ticket)(clean=clean)
+            elif kind == "there":
+                self._hear()
             else:
                 self._listens(kind, arguments[0])
+
+    def _hear(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
 
     def _listens(self, kind: str, what: object) -> None:
         if kind == "failed":
@@ -182,6 +230,9 @@ class _Process:
         self._loop.remove_reader(self._control.fileno())
         self._sender.close()
         self._control.close()
+        self._hear()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
         if not self.address.done():
             self.address.set_result("")
         for move in self.moves.values():
@@ -189,9 +240,8 @@ class _Process:
         self.moves.clear()
         for ticket in list(self.unconfirmed):
             self._confirm(ticket, offered=False)
-        # What a dead process has sent may not be read yet.
         for released in self.offers.values():
-            self._loop.call_later(config().transfer_stall, released)
+            released(clean=False)
         self.offers.clear()
 
 
@@ -199,11 +249,11 @@ class MoverClient:
     """Moves large values.
 
     Args:
-        start: Starts a mover; gives the daemon's end of its control socket.
+        start: Starts a mover.
         settings: What it is told.
     """
 
-    def __init__(self, start: Callable[[], socket.socket], settings: MoverConfig) -> None:
+    def __init__(self, start: Callable[[], Helper], settings: MoverConfig) -> None:
         self._start = start
         self._settings = settings
         self._process: _Process | None = None
@@ -229,7 +279,7 @@ class MoverClient:
         fd: int,
         size: int,
         job: int,
-        released: Callable[[], object],
+        released: Released,
         unreached: str = "",
     ) -> Offer | None:
         """Let the mover of another node read a value.
@@ -238,7 +288,7 @@ class MoverClient:
             fd: Of its memory; stays the caller's.
             size: Of the value.
             job: The number of the transfer that fills it, 0 if it is whole.
-            released: Called when nobody reads it any more, and if it cannot be offered.
+            released: Called when it is offered no more, and if it cannot be.
             unreached: The address of a mover that the other node cannot reach.
 
         Returns:
@@ -256,7 +306,7 @@ class MoverClient:
             logger.warning("a large value goes through the daemon: %s", error)
         finally:
             if confirmed is None:
-                released()
+                released(clean=True)
         try:
             # The other node may be there before this node's mover has read what is offered.
             if confirmed is not None and await confirmed:
@@ -270,7 +320,7 @@ class MoverClient:
         """Offer it no longer; it is released as soon as it can be."""
         process = self._process
         if process is not None and ticket in process.offers:
-            process.send("withdraw", ticket)
+            process.ask("withdraw", ticket)
 
     def fetch(
         self,
@@ -305,7 +355,7 @@ class MoverClient:
         except (OSError, TemplateGoneError) as error:
             raise MoveError(str(error)) from None
         number = self._numbers()
-        move = process.moves[number] = Move(number, offset, came, process.send)
+        move = process.moves[number] = Move(number, offset, came, process.ask)
         process.send("fetch", number, target, ticket, offset, size, fd=copy)
         return move
 

@@ -6,7 +6,6 @@ they are copied. What is still being filled here can be sent already.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import socket
@@ -15,7 +14,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 #: Bytes that are asked of the socket at once.
 PIECE = 4 << 20
@@ -51,44 +50,67 @@ class Filling:
             self._ended = True
             self._moved.notify_all()
 
-    def beyond(self, offset: int) -> int:
+    def look(self) -> None:
+        """Who reads may have been told to go."""
+        with self._moved:
+            self._moved.notify_all()
+
+    def beyond(self, offset: int, is_over: Callable[[], bool]) -> int:
         """How much is there, once it is more than ``offset``.
 
+        Args:
+            offset: What was read.
+            is_over: Whether this reader is to go; see ``look``.
+
         Raises:
-            CutOffError: nothing more will come.
+            CutOffError: it is, or nothing more will come.
         """
         with self._moved:
-            self._moved.wait_for(lambda: self.offset > offset or self._ended)
+            self._moved.wait_for(lambda: self.offset > offset or self._ended or is_over())
+            if is_over():
+                raise CutOffError("nobody waits for it any more")
             if self.offset <= offset:
                 raise CutOffError("its transfer to the node that passes it on ended")
             return self.offset
 
 
 def send(
-    sock: socket.socket, fd: int, offset: int, size: int, filling: Filling | None = None
+    sock: socket.socket,
+    fd: int,
+    offset: int,
+    size: int,
+    filling: Filling | None = None,
+    is_over: Callable[[], bool] = bool,
 ) -> None:
     """Send memory from an offset to its end; what is being filled, as it comes.
 
     Plain sockets of one machine may still refer to the pages when this returns.
 
+    Args:
+        sock: The connection.
+        fd: Of the memory.
+        offset: Where to begin.
+        size: Where to end.
+        filling: What fills the memory, if it is not whole.
+        is_over: Whether nobody wants what is yet to come of that.
+
     Raises:
-        CutOffError: the memory is filled no further.
+        CutOffError: the memory is filled no further, or nobody wants it.
         OSError: the other end is gone.
     """
-    with _sender(sock, fd, size) as send_some:
-        while offset < size:
-            end = size if filling is None else filling.beyond(offset)
-            while offset < end:
-                offset += send_some(offset, min(PIECE, end - offset))
+    send_some = _sender(sock, fd, size)
+    while offset < size:
+        end = size if filling is None else filling.beyond(offset, is_over)
+        while offset < end:
+            offset += send_some(offset, min(PIECE, end - offset))
 
 
-@contextlib.contextmanager
-def _sender(sock: socket.socket, fd: int, size: int) -> Iterator[Callable[[int, int], int]]:
+def _sender(sock: socket.socket, fd: int, size: int) -> Callable[[int, int], int]:
     if not isinstance(sock, ssl.SSLSocket):
-        yield lambda offset, length: _send_pages(sock, fd, offset, length)
-        return
-    with _mapped(fd, size) as view:
-        yield lambda offset, length: sock.send(view[offset : offset + length])
+        return lambda offset, length: _send_pages(sock, fd, offset, length)
+    # It is unmapped when nobody refers to it: an error keeps the part that could not be sent.
+    view = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ))
+    return lambda offset, length: sock.send(view[offset : offset + length])
 
 
 def _send_pages(sock: socket.socket, fd: int, offset: int, length: int) -> int:
@@ -137,13 +159,3 @@ def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
     written = os.pwrite(fd, data, offset)
     while written < len(data):
         written += os.pwrite(fd, memoryview(data)[written:], offset + written)
-
-
-@contextlib.contextmanager
-def _mapped(fd: int, size: int) -> Iterator[memoryview]:
-    with mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ) as memory:
-        view = memoryview(memory)
-        try:
-            yield view
-        finally:
-            view.release()

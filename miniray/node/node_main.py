@@ -35,6 +35,7 @@ from miniray.node.machine import inspect_machine
 from miniray.node.mover_client import MoverConfig
 from miniray.node.node_config import NodeConfig
 from miniray.node.orphans import end_children
+from miniray.node.spill_place import spill_folder
 from miniray.security import channels
 from miniray.security.certificates import NODE_NAME
 from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
@@ -249,7 +250,7 @@ class NodeStart:
             },
             object_store_capacity=store,
             environments_folder=self.session.folder.parent / "environments",
-            spill_folder=Path(config().spill_folder or self.session.folder / "spilled"),
+            spill_folder=spill_folder(config().spill_folder, self.session.folder),
             machine=_machine(),
             mover=MoverConfig(
                 machine=_machine(),

@@ -119,8 +119,16 @@ class NodeObjects:
             self._look_after(number, owner, owner_node)
 
     def _adopt_all(self, node_id: bytes, message: Relayed) -> None:
+        if not self._relay.knows(node_id):  # the notice outlived it
+            self.free_here(message.items)
+            return
         for number in message.items:
             self.adopt(number, node_id)
+
+    def node_unreachable(self, node_id: bytes) -> None:
+        """Messages from a node were lost. If it is no node any more, nothing is its own here."""
+        if node_id in self._remote_owners and not self._relay.knows(node_id):
+            self.process_died(node_id)
 
     def left_to(self, node_id: bytes, number: int) -> None:
         """A process of this node leaves a segment of any node to this daemon."""

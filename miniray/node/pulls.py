@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from miniray.exceptions import ObjectStoreFullError
+    from miniray.node.arriving import Key
     from miniray.node.copies import Copies, Copy, Owner
     from miniray.node.segments import Segment, SegmentStore
-    from miniray.node.transfers import Key
 
 
 class Waiter:

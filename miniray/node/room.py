@@ -11,6 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from miniray.config import config
+from miniray.core.descriptors import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectStoreFullError
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Seconds in which a process unmaps what it was told to, unless user code keeps it busy.
 _RETURN_WITHIN = 2.0
+#: Values that leave memory together when there are too many for this process's descriptors.
+_AT_ONCE = 32
 #: Seconds that a timer may be early.
 _EARLY = 0.001
 
@@ -45,6 +48,14 @@ class Supply(Protocol):
 
         Args:
             target: Bytes.
+            writes: Whether values may be written to disk.
+        """
+
+    def move_out(self, count: int, *, writes: bool) -> bool:
+        """Begin to move so many values out, whatever their size; returns whether there are any.
+
+        Args:
+            count: How many.
             writes: Whether values may be written to disk.
         """
 
@@ -160,6 +171,7 @@ class Room:
 
         Raises:
             ObjectStoreFullError: there is no room, and none will come.
+            OSError: there is no descriptor, and none will come.
             ConnectionError: all processes that asked have ended.
         """
         if claim.size > self._store.capacity:
@@ -169,6 +181,9 @@ class Room:
                 return self._store.take(claim.size, claim.writer)
             except ObjectStoreFullError:
                 pass
+            except OSError as error:
+                if error.errno not in OUT_OF_DESCRIPTORS:
+                    raise
         self._enter(claim)
         try:
             return await claim.turn
@@ -257,7 +272,9 @@ class Room:
             memory = self._store.take(claim.size, claim.writer)
         except ObjectStoreFullError:
             return False
-        except OSError as error:  # too many files are open
+        except OSError as error:
+            if error.errno in OUT_OF_DESCRIPTORS and self._frees_descriptors(claim):
+                return False
             self._refuse(claim, error)
             return True
         self._remove(claim)
@@ -267,6 +284,16 @@ class Room:
             claim.turn.set_result(memory)
             self._given += 1
         return True
+
+    def _frees_descriptors(self, claim: Claim) -> bool:
+        """See to it that a claim finds a descriptor; False if none comes free.
+
+        What is on disk takes none.
+        """
+        if self._supply.leaving:
+            return True
+        writes = self._supply.failures == claim.failures
+        return self._supply.move_out(_AT_ONCE, writes=writes)
 
     def _refuse(self, claim: Claim, error: Exception) -> None:
         self._remove(claim)

@@ -236,12 +236,13 @@ class SegmentStore:
         self._by_mapper.setdefault(mapper, set()).add(number)
         return segment
 
-    def unmap(self, numbers: Iterable[int], mapper: bytes) -> None:
-        """A process has unmapped segments."""
+    def unmap(self, numbers: Iterable[int], mapper: bytes, *, left_open: bool = False) -> None:
+        """A process has unmapped segments, unless it may still look at their memory."""
         for number in numbers:
             segment = self._segments.get(number)
             if segment is None or mapper not in segment.mappers:
                 continue
+            segment.left_open = segment.left_open or left_open
             segment.mappers[mapper] -= 1
             if segment.mappers[mapper] == 0:
                 del segment.mappers[mapper]

@@ -59,7 +59,7 @@ def add_services(
     async def push(
         pieces: AsyncIterator[bytes], _context: grpc.aio.ServicerContext[Any, Any]
     ) -> node_pb2.Pushed:
-        await transfers.receive(pieces)
+        await transfers.pushes.receive(pieces)
         return node_pb2.Pushed()
 
     handlers = {

@@ -26,12 +26,13 @@ from miniray.node.spread import Spread
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 
+    from miniray.node.arriving import Arriving, Key
     from miniray.node.mover_client import MoverClient, Offer
     from miniray.node.relay import RelayHub
     from miniray.node.segments import Segment, SegmentStore
     from miniray.node.spilling import Spilling
     from miniray.node.spread import Place
-    from miniray.node.transfers import Arriving, Key, Transfers
+    from miniray.node.transfers import Transfers
 
 logger = logging.getLogger(__name__)
 
@@ -267,8 +268,8 @@ class Serving:
     ) -> Offer | None:
         """Let another node's mover read a segment, which stays mapped until that is ``over``."""
 
-        def released() -> None:
-            self._store.unmap([segment.number], node_id)
+        def released(*, clean: bool) -> None:
+            self._store.unmap([segment.number], node_id, left_open=not clean)
             if not over.done():
                 over.set_result(None)
 

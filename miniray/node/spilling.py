@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import itertools
 import logging
 import threading
 import time
@@ -22,7 +23,7 @@ from miniray.node.room import Claim, Room
 from miniray.node.spill_files import allocate, punch, read, read_piece, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from miniray.node.memories import Memory
     from miniray.node.segments import Segment, SegmentStore
@@ -139,13 +140,27 @@ class Spilling:
         """
         excess = self._store.used - self._leaving - target
         victims = []
-        for segment in self._store.idle():
+        for segment in self._removable(writes=writes):
             if excess <= 0:
                 break
-            if not (writes or segment.place is not None or self.is_copy(segment)):
-                continue
             excess -= segment.capacity
             victims.append(segment)
+        self._remove(victims)
+        return excess
+
+    def move_out(self, count: int, *, writes: bool) -> bool:
+        """Begin to move so many values out, whatever their size; returns whether there are any."""
+        victims = list(itertools.islice(self._removable(writes=writes), count))
+        self._remove(victims)
+        return bool(victims)
+
+    def _removable(self, *, writes: bool) -> Iterator[Segment]:
+        """What may leave memory, the least recently used first."""
+        for segment in self._store.idle():
+            if writes or segment.place is not None or self.is_copy(segment):
+                yield segment
+
+    def _remove(self, victims: Iterable[Segment]) -> None:
         for segment in victims:
             if self.is_copy(segment):
                 self.evict(segment)
@@ -155,7 +170,6 @@ class Spilling:
                 self._leaving += segment.capacity
                 self._store.begin_move(segment)
                 self._run(self._spill(segment))
-        return excess
 
     async def _spill(self, segment: Segment) -> None:
         place = None

@@ -1,6 +1,6 @@
 """How one segment spreads from its node to others: as a tree, and who copies from whom.
 
-Pure: the node of the segment decides with it, ``transfers.py`` carries it out. Every node serves
+Pure: the node of the segment decides with it, ``serving.py`` carries it out. Every node serves
 at most two others at a time; those that have a copy, or are still getting one, serve too.
 """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from miniray.core.descriptors import OUT_OF_DESCRIPTORS
 from miniray.core.warm_memory import ON_DISK
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node.room import Claim
@@ -95,6 +96,10 @@ class StoreRequests:
             return self._room_for(client, size, form, owner, owner_node)
         except ObjectStoreFullError:
             return None
+        except OSError as error:
+            if error.errno in OUT_OF_DESCRIPTORS:  # values have to leave memory
+                return None
+            raise
         finally:
             self._spilling.spill_ahead()
 

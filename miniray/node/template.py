@@ -60,7 +60,8 @@ class Template:
         #: Living workers: pid to the id they carry in their environment.
         self._workers: dict[int, str] = {}
         #: Templates with more modules, and other processes of the node's own, forked from this one.
-        self._helpers: set[int] = set()
+        #: Each with the number under which the daemon knows it.
+        self._helpers: dict[int, int] = {}
         #: Ended workers whose children are not all gone yet: pid to (wait status, id).
         self._ended: dict[int, tuple[int, str]] = {}
         #: Children of ended workers that were killed and are not gone: pid to the workers whose
@@ -107,11 +108,15 @@ class Template:
         if message[0] == "fork":
             return self._fork(message[1], fds)
         if message[0] in ("template", "helper"):
-            return self._fork_helper(message[0] == "template", message[1], fds)
+            return self._fork_helper(message[0] == "template", *message[1:], fds)
         if message[0] == "kill":
             _, pid, number = message
             if pid in self._workers:
                 _kill(pid, number)
+        elif message[0] == "kill_helper":
+            for pid, number in self._helpers.items():
+                if number == message[1]:
+                    _kill(pid, signal.SIGKILL)
         elif message[0] == "fence":
             _, token, template = message
             self._fences[token] = template
@@ -142,7 +147,7 @@ class Template:
         return None
 
     def _fork_helper(
-        self, template: bool, what: Any, fds: list[int]
+        self, template: bool, what: Any, number: int, fds: list[int]
     ) -> Callable[[], NoReturn] | None:
         """Fork a template that imports more modules, or another process of the node's own.
 
@@ -158,7 +163,7 @@ class Template:
             for fd in fds:
                 os.close(fd)  # if it was not started, the daemon sees that its socket ends
             if pid > 0:
-                self._helpers.add(pid)
+                self._helpers[pid] = number
             return None
         self._control.close()
         os.close(self._wake_read)
@@ -224,8 +229,7 @@ class Template:
             worker = self._workers.pop(pid, None)
             if worker is not None:
                 self._ended[pid] = (status, worker)
-            elif pid in self._helpers:
-                self._helpers.discard(pid)
+            elif self._helpers.pop(pid, None) is not None:
                 self._kill_strays()  # its workers
         if self._ended or self._fences:
             self._kill_strays()
@@ -285,7 +289,7 @@ class Template:
                 while ended:
                     ended, _ = os.waitpid(-1, os.WNOHANG)
                     self._workers.pop(ended, None)
-                    self._helpers.discard(ended)
+                    self._helpers.pop(ended, None)
                 signal.sigtimedwait({signal.SIGCHLD}, _KILL_AGAIN)
         if self._clean_up is not None:
             self._clean_up()

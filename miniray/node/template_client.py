@@ -10,7 +10,7 @@ import logging
 import marshal
 import os
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.node.control_socket import MESSAGE_LIMIT, ControlSender, close_all, control_pair
 
@@ -23,6 +23,15 @@ logger = logging.getLogger(__name__)
 
 class TemplateGoneError(RuntimeError):
     """The template process ended; its workers did too."""
+
+
+class Helper(NamedTuple):
+    """A process of the node's own."""
+
+    #: The daemon's end of its control socket, which ends with the process.
+    control: socket.socket
+    #: Ends it at once, if it is there yet, also if it is stopped.
+    kill: Callable[[], None]
 
 
 class TemplateClient:
@@ -88,25 +97,28 @@ class TemplateClient:
         Raises:
             TemplateGoneError: this template is gone.
         """
-        return self._start(("template", preload))
+        return self._start("template", preload, self._numbers())
 
-    def fork_helper(self, module: str) -> socket.socket:
+    def fork_helper(self, module: str) -> Helper:
         """Start a process of the node's own: ``serve(control)`` of a module.
-
-        Returns:
-            The daemon's end of its control socket, which ends with the process.
 
         Raises:
             TemplateGoneError: this template is gone.
         """
-        return self._start(("helper", module))
+        number = self._numbers()
+        control = self._start("helper", module, number)
+        return Helper(control, functools.partial(self._kill_helper, number))
 
-    def _start(self, message: tuple[Any, ...]) -> socket.socket:
+    def _start(self, *message: Any) -> socket.socket:
         if self._gone:
             raise TemplateGoneError("the template process is gone")
         ours, theirs = control_pair()
         self._sender.send(marshal.dumps(message), [theirs.detach()])
         return ours
+
+    def _kill_helper(self, number: int) -> None:
+        if not self._gone:
+            self._sender.send(marshal.dumps(("kill_helper", number)))
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
         """Send a signal to a worker, if it still runs."""

@@ -2,15 +2,14 @@
 
 The node that wants an object fetches it from the node that has it, or from one that it is sent
 to instead, which has a copy or is getting one (``serving.py``). A node that cannot be dialled,
-because it only dials out, is asked over the relay to push. What breaks on the way goes on where
-it was.
+because it only dials out, is asked over the relay to push (``pushes.py``). What breaks on the way
+goes on where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from typing import TYPE_CHECKING
 
 import grpc
@@ -19,110 +18,32 @@ from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.exceptions import ObjectLostError
 from miniray.node import relayed as r
+from miniray.node.arriving import Arriving, BrokenTransferError
 from miniray.node.copies import Owner
 from miniray.node.mover_client import Move, MoveError, MoverDiedError
 from miniray.node.moving import write_all
+from miniray.node.pushes import Pushes
 from miniray.node.relayed import Relayed
 from miniray.node.services import fetch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
+    from miniray.node.arriving import Key
     from miniray.node.mover_client import MoverClient
     from miniray.node.relay import RelayHub
     from miniray.node.room import Claim
     from miniray.node.segments import Segment, SegmentStore
     from miniray.node.spilling import Spilling
 
-#: A segment of any node: the node, and its number there.
-Key = tuple[bytes, int]
-
 #: Times that a transfer is resumed without having moved on, before it is given up.
 _RESUMES = 5
 #: Seconds for which large values come through the daemon after a mover was out of reach.
 _WITHOUT_MOVER = 60.0
-#: Pieces that a pushing node may be ahead of what is written.
-_AHEAD = 2
-
-
-class _BrokenError(Exception):
-    """A transfer ended before its time and may be resumed."""
 
 
 class _NotServedError(Exception):
     """A node that the origin named has not served; the origin has to name another."""
-
-
-class Arriving:
-    """A copy that is on its way to this node; what has come can be passed on already."""
-
-    def __init__(self, feeder: bytes) -> None:
-        #: The node that it comes from at present.
-        self.feeder = feeder
-        #: Who owns it, once the first word of it came.
-        self.owner = Owner(b"", b"")
-        #: None until there is room for it; nothing is asked of its node before.
-        self.segment: Segment | None = None
-        #: Bytes that are here.
-        self.offset = 0
-        #: Nodes that the origin named, and that did not serve.
-        self.tried: list[bytes] = []
-        #: The number of the mover's work, while it comes that way.
-        self.job = 0
-        self._begun = False
-        self._ended = False
-        self._moved = asyncio.Event()
-
-    def begin(self, owner: Owner) -> None:
-        """The first word of it came."""
-        self._begun = True
-        self.owner = owner
-        self._tell()
-
-    def came(self, size: int) -> None:
-        """So many more bytes are here."""
-        self.offset += size
-        self._tell()
-
-    def end(self) -> None:
-        """It is whole, or nothing more will come."""
-        self._ended = True
-        self._tell()
-
-    def _tell(self) -> None:
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
-
-    async def room(self) -> Segment | None:
-        """Where it is written, once something comes; None if there is no room, or it ended.
-
-        Nodes that were sent here while there is no room are better served elsewhere.
-        """
-        while self.segment is not None and not self._begun and not self._ended:
-            await self._moved.wait()
-        return self.segment if self._begun else None
-
-    async def beyond(self, offset: int) -> int:
-        """How much is here, once it is more than ``offset``, or no more will come."""
-        while self.offset <= offset and not self._ended:
-            await self._moved.wait()
-        return self.offset
-
-
-class _Expected:
-    """A push that was asked for: what has come of it, and the call that brings it."""
-
-    def __init__(self, node_id: bytes) -> None:
-        self.node_id = node_id
-        #: Pieces; None at the end; what went wrong instead of more.
-        self.pieces: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(_AHEAD)
-        self.call: asyncio.Task[None] | None = None
-
-    def fail(self, error: Exception) -> None:
-        """Nothing more will come."""
-        while not self.pieces.empty():
-            self.pieces.get_nowait()  # the next try begins behind what was taken
-        self.pieces.put_nowait(error)
 
 
 class Transfers:
@@ -145,22 +66,16 @@ class Transfers:
         self._unreached: dict[bytes, tuple[str, float]] = {}
         #: What is on its way.
         self.arriving: dict[Key, Arriving] = {}
-        self._expected: dict[int, _Expected] = {}
-        relay.notices[r.REFUSED] = self._refused
+        #: What comes from nodes that this one cannot dial.
+        self.pushes = Pushes(relay)
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has; all are empty when nothing moves."""
-        return {"arriving": len(self.arriving), "expected": len(self._expected)}
+        return {"arriving": len(self.arriving), "expected": len(self.pushes)}
 
     def node_died(self, node_id: bytes) -> None:
         """A node is gone."""
         self._unreached.pop(node_id, None)
-
-    def node_unreachable(self, node_id: bytes) -> None:
-        """Messages to or from a node were lost: what was asked of it there is asked again."""
-        for expected in self._expected.values():
-            if expected.node_id == node_id:
-                expected.fail(_BrokenError("the node could not be reached"))
 
     async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner]:
         """Read a segment of another node into one of this node, which is not sealed yet.
@@ -208,7 +123,7 @@ class Transfers:
                 await self._from_origin(segment, key, arriving)
             except _NotServedError:
                 continue  # there are only so many nodes, and none is named twice
-            except _BrokenError as error:
+            except BrokenTransferError as error:
                 # While the head has not given the node up, only the connection broke.
                 resumes = resumes + 1 if arriving.offset == before else 0
                 if resumes > _RESUMES:
@@ -232,7 +147,7 @@ class Transfers:
             arriving.feeder = head.ask
             try:
                 await self._from_holder(head.ask, segment, key, arriving)
-            except (_BrokenError, ObjectLostError) as error:
+            except (BrokenTransferError, ObjectLostError) as error:
                 arriving.tried.append(head.ask)
                 raise _NotServedError from error
 
@@ -242,7 +157,7 @@ class Transfers:
         """Copy from a node that is not the segment's own."""
         channel = self._relay.channel(holder)
         if channel is None:
-            raise _BrokenError("it cannot be dialled")
+            raise BrokenTransferError("it cannot be dialled")
         fetched = self._fetched(channel, holder, key, arriving, patient=False)
         async with contextlib.aclosing(fetched), contextlib.aclosing(_lively(fetched)) as pieces:
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
@@ -266,18 +181,22 @@ class Transfers:
             arriving: How much is there.
         """
         size = segment.size
+        if not head.size:
+            raise BrokenTransferError("no answer came")
         if head.size != size:
-            raise _BrokenError("no answer came")
+            raise BrokenTransferError(f"it has {head.size} bytes there, and not {size}")
         segment.form = head.form
         if head.move:
             await self._take_from_mover(head, call, segment, arriving)
             return
         arriving.begin(Owner(head.owner, head.owner_node))
         async for piece in pieces:
+            if arriving.offset + len(piece) > size:  # nobody made room for that
+                raise BrokenTransferError(f"more than its {size} bytes came")
             write_all(segment.fd, piece, arriving.offset)
             arriving.came(len(piece))
         if arriving.offset < size:  # how a stream looks whose other end was cut off
-            raise _BrokenError(f"{arriving.offset} of {size} bytes came")
+            raise BrokenTransferError(f"{arriving.offset} of {size} bytes came")
 
     async def _take_from_mover(
         self,
@@ -294,7 +213,7 @@ class Transfers:
             )
         except MoveError as error:
             self._without_mover(arriving.feeder, head.mover)
-            raise _BrokenError(str(error)) from None
+            raise BrokenTransferError(str(error)) from None
         # Who waits for the first word may pass on what comes.
         arriving.job = move.number
         arriving.begin(Owner(head.owner, head.owner_node))
@@ -304,7 +223,7 @@ class Transfers:
         except MoveError as error:
             if arriving.offset == before and not isinstance(error, MoverDiedError):
                 self._without_mover(arriving.feeder, head.mover)
-            raise _BrokenError(str(error)) from None
+            raise BrokenTransferError(str(error)) from None
         finally:
             arriving.job = 0
             watching.cancel()
@@ -335,7 +254,7 @@ class Transfers:
         channel = self._relay.channel(key[0])
         if channel is not None:
             return self._fetched(channel, key[0], key, arriving, patient=True)
-        return self._pushed(key, arriving)
+        return self.pushes.ask(key, arriving)
 
     async def _fetched(
         self,
@@ -360,7 +279,7 @@ class Transfers:
                 yield piece
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise _BrokenError(error.details()) from None
+                raise BrokenTransferError(error.details()) from None
             raise ObjectLostError(
                 f"segment {key[1]}",
                 f"its transfer from node {node_id.hex()} failed: {error.details()}",
@@ -375,62 +294,6 @@ class Transfers:
             del self._unreached[node_id]
             return ""
         return address
-
-    async def _pushed(self, key: Key, arriving: Arriving) -> AsyncGenerator[bytes, None]:
-        node_id, number = key
-        # Random: a push that comes late may be for a daemon that was here before.
-        ticket = int.from_bytes(os.urandom(8), "big")
-        expected = self._expected[ticket] = _Expected(node_id)
-        try:
-            items = (ticket, number, arriving.offset, *arriving.tried)
-            if not self._relay.send(node_id, Relayed(notice=r.WANTED, items=items)):
-                raise ObjectLostError(f"segment {number}", f"node {node_id.hex()} is gone")
-            while True:
-                piece = await expected.pieces.get()
-                if piece is None:
-                    return
-                if isinstance(piece, Exception):
-                    raise piece
-                yield piece
-        finally:
-            del self._expected[ticket]
-            if expected.call is not None:
-                expected.call.cancel()  # it may wait for room
-
-    # --- what is pushed ----------------------------------------------------------------
-    async def receive(self, pieces: AsyncIterator[bytes]) -> None:
-        """The Push RPC: a segment that this node asked for."""
-        first = await anext(aiter(pieces), b"")
-        ticket = node_pb2.ObjectHead.FromString(first).ticket
-        expected = self._expected.get(ticket)
-        if expected is None:
-            return  # nobody waits any more
-        expected.call = asyncio.ensure_future(self._collect(first, pieces, expected))
-        try:
-            await expected.call
-        except asyncio.CancelledError:
-            # The reader left, or gRPC cancels this call because the other end is gone.
-            if ticket in self._expected:
-                expected.fail(_BrokenError("the connection broke"))
-                raise
-
-    @staticmethod
-    async def _collect(first: bytes, pieces: AsyncIterator[bytes], expected: _Expected) -> None:
-        try:
-            await expected.pieces.put(first)
-            async for piece in pieces:
-                await expected.pieces.put(piece)
-        except Exception as error:  # noqa: BLE001 - whatever gRPC raises when a stream breaks
-            expected.fail(_BrokenError(str(error)))
-        else:
-            await expected.pieces.put(None)
-
-    def _refused(self, _node_id: bytes, message: Relayed) -> None:
-        ticket, reason, may_work = message.items
-        expected = self._expected.get(ticket)
-        if expected is not None:
-            error = _BrokenError(reason) if may_work else ObjectLostError("segment", reason)
-            expected.fail(error)
 
 
 async def _consume(pieces: AsyncIterator[bytes]) -> None:
@@ -455,7 +318,7 @@ async def _lively(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, 
         try:
             piece = await asyncio.wait_for(anext(pieces, None), limit)
         except asyncio.TimeoutError:
-            raise _BrokenError(f"nothing came for {limit} s") from None
+            raise BrokenTransferError(f"nothing came for {limit} s") from None
         if piece is None:
             return
         yield piece

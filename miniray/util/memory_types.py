@@ -159,3 +159,15 @@ class NodeMemory(TypedDict):
     #: The largest of each.
     segments: list[SegmentRow]
     objects: list[ObjectRow]
+
+
+class OwnMemory(TypedDict):
+    """What a node's daemon keeps by itself."""
+
+    pid: int
+    #: The largest of each: all of them, unless there are more than ``MAX_OBJECTS``.
+    segments: list[SegmentRow]
+    #: Those whose owners ended by rule.
+    adopted: list[ObjectRow]
+    #: How many entries each other table has.
+    tables: dict[str, int]

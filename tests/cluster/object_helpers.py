@@ -9,8 +9,8 @@ from miniray.object_ref import hooks
 
 
 def inventory() -> dict[str, Any]:
-    """What the daemon of this process's node keeps: see ``miniray/node/inventory.py``."""
-    found, _ = current_runtime().link.node_request("inventory", ())  # type: ignore[attr-defined]
+    """What the daemon of this process's node keeps: ``OwnMemory`` in ``memory_types.py``."""
+    found, _ = current_runtime().link.node_request("own_memory", ())  # type: ignore[attr-defined]
     return dict(found)
 
 

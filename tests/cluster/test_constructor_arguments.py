@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from object_helpers import inventory
 
 import miniray
 from miniray.cluster_utils import Cluster
-from miniray.exceptions import ActorAlreadyExistsError
+from miniray.exceptions import ActorAlreadyExistsError, ActorDiedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,6 +121,26 @@ def test_large_arguments_outlive_a_creator_that_is_killed() -> None:
     restart(actor)
     assert miniray.get(actor.sum.remote()) == SIZE
     miniray.kill(actor)
+
+
+def test_a_detached_actor_ends_with_a_creator_that_never_had_its_arguments() -> None:
+    @miniray.remote(num_cpus=0)
+    def never() -> None:
+        threading.Event().wait()
+
+    @miniray.remote(num_cpus=0)
+    class Creator:
+        def make(self) -> int:
+            self.ref = never.remote()
+            Holder.options(name="stuck", lifetime="detached").remote(self.ref)
+            return os.getpid()
+
+    creator = Creator.remote()
+    pid = miniray.get(creator.make.remote())
+    call = miniray.get_actor("stuck").sum.remote()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(ActorDiedError, match="created it ended"):
+        miniray.get(call, timeout=30)
 
 
 def test_refs_in_the_value_of_an_argument_are_counted_by_a_detached_actor() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from cluster_helpers import wait_for_file, wait_until
+from object_helpers import inventory
 
 import miniray
 from miniray.exceptions import RayError, TaskCancelledError, WorkerCrashedError
@@ -146,6 +147,29 @@ def test_backpressure_holds_the_generator_until_values_are_taken(tmp_path: Path)
     assert len(list(tmp_path.iterdir())) <= 4
     assert miniray.get(list(stream)) == list(range(1, 10))
     assert len(list(tmp_path.iterdir())) == 10
+
+
+@pytest.mark.parametrize("allowed", [1, 3])
+def test_no_more_large_values_of_a_stream_are_in_memory_than_are_allowed(allowed: int) -> None:
+    size, count = 2_000_000, 12
+
+    @miniray.remote(_generator_backpressure_num_objects=allowed)
+    def arrays() -> Iterator[Any]:
+        for number in range(count):
+            yield np.full(size // 8, number)
+
+    def stored() -> int:
+        return sum(each["size"] >= size for each in inventory()["segments"])
+
+    wait_until(lambda: not stored())
+    stream = arrays.remote()
+    for number in range(count):
+        # Nothing is taken meanwhile: one too many would still be there the next time.
+        wait_until(lambda left=count - number: stored() == min(allowed, left))
+        ref = next(stream)
+        assert (miniray.get(ref) == number).all()
+        del ref
+    wait_until(lambda: not stored())
 
 
 def test_completed_tells_when_the_whole_generator_has_finished(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 import pytest
 from cluster_helpers import wait_until
 from object_helpers import inventory, node_tables
@@ -93,7 +94,7 @@ class Reader:
 
     def whole_bytes(self) -> int:
         """Bytes of the values of this node; of what is on its way only its room is there."""
-        return sum(each["size"] for each in inventory()["segments"] if each["complete"])
+        return sum(each["size"] for each in inventory()["segments"] if each["state"] != "WRITING")
 
     def wait_for(self, path: str) -> None:
         while not os.path.exists(path):
@@ -311,3 +312,23 @@ def test_several_values_of_one_get_move_together(nodes: Cluster) -> None:
     arrays = miniray.get(refs, timeout=30)
     assert [int(array.sum()) for array in arrays] == [MIB] * 4
     wait_until(lambda: used_bytes()[here.node_id] >= 4 * MIB)
+
+
+def movers_of(node: Node) -> list[psutil.Process]:
+    """The processes of a node that carry its large values: others run before them."""
+    template = psutil.Process(node.pids["template"])
+    return [process for process in template.children() if process.nice() > template.nice()]
+
+
+@pytest.mark.parametrize("sends", [True, False], ids=["sends", "receives"])
+def test_a_value_arrives_though_the_mover_of_a_node_is_stopped(nodes: Cluster, sends: bool) -> None:
+    reader = FarReader.remote()
+    assert miniray.get(reader.sum.remote(np.ones(2 * MIB, dtype=np.uint8))) == 2 * MIB
+    here = nodes.head_node
+    assert here is not None
+    [mover] = movers_of(here if sends else far(nodes))
+    mover.suspend()
+    total = reader.sum.remote(np.ones(64 * MIB, dtype=np.uint8))
+    assert miniray.get(total, timeout=50) == 64 * MIB
+    wait_until(lambda: not mover.is_running())
+    assert miniray.get(reader.sum.remote(np.ones(2 * MIB, dtype=np.uint8))) == 2 * MIB

@@ -390,7 +390,7 @@ class Programs(RuleBasedStateMachine):
         found = []
         for name, ids in actual.items():
             found += difference(name, model.owned(must, name), ids, model.owned(may, name))
-        adopted = {id for kept in inventories for id in kept["adopted"]}
+        adopted = {row["id"] for kept in inventories for row in kept["adopted"]}
         found += difference("adopted", model.owned(must, DAEMON), adopted, model.owned(may, DAEMON))
         return found + self._differences_in_memory(inventories, must, may)
 
@@ -402,7 +402,7 @@ class Programs(RuleBasedStateMachine):
         for node, kept in zip(self._nodes(), inventories, strict=True):
             for segment in kept["segments"]:
                 label = (segment["size"] - LARGE) // STEP
-                if segment["freed"]:
+                if segment["state"] == "FREED":
                     freed.add(label)
                 elif segment["writer"] == node:
                     copies.add(label)

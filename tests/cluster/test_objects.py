@@ -372,7 +372,7 @@ def test_a_reader_killed_while_it_maps_leaves_nothing(mapped: bool) -> None:
     ref = miniray.put(np.full(4 * MIB, 5, dtype=np.uint8))
     with pytest.raises(RayActorError):
         miniray.get(Keeper.remote().die_while_mapping.remote([ref], mapped))
-    wait_until(lambda: not any(one["mapped_by"] for one in inventory()["segments"]))
+    wait_until(lambda: not any(one["mappers"] for one in inventory()["segments"]))
     assert (miniray.get(ref) == 5).all()
     del ref
     wait_until(lambda: not inventory()["segments"])

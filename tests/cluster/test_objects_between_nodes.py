@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from cluster_helpers import count_up, wait_until
+from cluster_helpers import count_up, is_alive, wait_until
 from object_helpers import inventory, known_objects
 
 import miniray
 from miniray.cluster_utils import Cluster
+from miniray.config import config
 from miniray.core.runtime import current_runtime
 from miniray.exceptions import ObjectLostError, OwnerDiedError, RayActorError, TaskCancelledError
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -458,7 +459,7 @@ def test_a_source_killed_half_way_through_a_transfer_leaves_nothing(third: Node)
 
     reader = threading.Thread(target=read)
     reader.start()
-    wait_until(lambda: any(not segment["complete"] for segment in inventory()["segments"]))
+    wait_until(lambda: any(segment["state"] == "WRITING" for segment in inventory()["segments"]))
     kill(third)
     reader.join(30)
     assert third.node_id in str(errors[0])
@@ -555,10 +556,14 @@ def test_what_cannot_be_made_again_says_why(third: Node, reader: str) -> None:
     assert miniray.get(holder.pid.remote())
     kill(third)
     for reason, ref in lost.items():
-        with pytest.raises(ObjectLostError, match=reason):
-            miniray.get(ref if reader == "owner" else holder.sum_of.remote([ref]), timeout=30)
-        with pytest.raises(ObjectLostError, match=reason):
-            miniray.get(holder.sum.remote(ref), timeout=30)
+        for read in (
+            ref if reader == "owner" else holder.sum_of.remote([ref]),
+            holder.sum.remote(ref),
+        ):
+            with pytest.raises(ObjectLostError, match=reason) as info:
+                miniray.get(read, timeout=30)
+            assert third.node_id in str(info.value)
+            assert ("ones" in str(info.value)) == (reason == "max_retries")
 
 
 def test_a_put_value_of_a_dead_node_is_lost_with_its_owner(third: Node) -> None:
@@ -720,6 +725,42 @@ def test_an_actor_that_dies_while_others_read_from_it_leaves_nothing() -> None:
     with pytest.raises(RayActorError):
         miniray.get(source.pid.remote())
     wait_until(stores_are_empty)
+
+
+def test_calls_that_a_stopped_actor_elsewhere_has_no_room_for_outlive_their_caller(
+    nodes: Cluster,
+) -> None:
+    """Those of a worker that ends by rule: they wait in it for credits."""
+
+    @miniray.remote(num_cpus=0, resources={"far": 1})
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def pid(self) -> int:
+            return os.getpid()
+
+        def add(self, _data: bytes) -> None:
+            self.count += 1
+
+        def get(self) -> int:
+            return self.count
+
+    @miniray.remote(num_cpus=0, max_calls=1)
+    def call_often(counter: Any, count: int) -> int:
+        for _ in range(count):
+            counter.add.remote(bytes(90_000))
+        return os.getpid()
+
+    counter = Counter.remote()
+    pid = miniray.get(counter.pid.remote())
+    os.kill(pid, signal.SIGSTOP)
+    count = 2 * config().relay_window // 90_000
+    caller = miniray.get(call_often.remote(counter, count), timeout=30)
+    assert psutil.pid_exists(caller)
+    os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: miniray.get(counter.get.remote(), timeout=30) == count)
+    wait_until(lambda: not is_alive(caller))
 
 
 def movers_of(node: Node) -> list[psutil.Process]:

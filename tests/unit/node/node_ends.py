@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,10 @@ from miniray.node.services import add_services
 from miniray.node.serving import Serving
 from miniray.node.spill_files import SpillFiles
 from miniray.node.spilling import Spilling
-from miniray.node.template_client import TemplateGoneError
+from miniray.node.template_client import Helper, TemplateGoneError
 from miniray.node.transfers import Transfers
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
@@ -73,14 +73,14 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-def mover_in_thread() -> socket.socket:
+def mover_in_thread() -> Helper:
     """A mover in a thread of this process; ends when the socket is closed."""
     ours, theirs = control_pair()
     threading.Thread(target=Mover(theirs).run, daemon=True).start()
-    return ours
+    return Helper(ours, lambda: theirs.shutdown(socket.SHUT_RDWR))
 
 
-def no_mover() -> socket.socket:
+def no_mover() -> Helper:
     """Everything goes through the daemons."""
     raise TemplateGoneError("none is to be started")
 

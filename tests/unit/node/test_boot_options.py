@@ -35,6 +35,7 @@ def joining(**changes: Any) -> BootOptions:
         ({"num_gpus": 0.5}, "num_gpus must be a whole number, not 0.5"),
         ({"gpu_family": "voodoo"}, "nvidia, amd, intel"),
         ({"object_store_memory": 10}, r"at least 1048576 bytes \(1 MiB\), not 10"),
+        ({"object_store_memory": 1 << 60}, r"this machine, or its container, has \d+ of memory"),
         ({"memory": 1.5}, "memory must be a whole number"),
         ({"resources": {"a": -1}}, r"resources\['a'\] must be at least 0, not -1"),
         ({"resources": {"a": "many"}}, r"resources\['a'\] must be a number, not 'many'"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.transfers import Key
+    from miniray.node.arriving import Key
 
 SIZE = 12_000_001  # twelve pieces
 OWNER = b"owner000"

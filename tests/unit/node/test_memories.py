@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from open_files import open_memory
 
+from miniray.core.descriptors import RESERVE
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node import memories as memories_module
 from miniray.node.memories import Memories, Memory
@@ -117,6 +118,18 @@ def test_room_for_large_values_is_made_from_the_pool(memories: Memories, told: T
     memories.give_back(memory)
     memories.take(CAPACITY, A, 0)
     assert told == [(A, (memory.number,))]
+
+
+def test_a_lack_of_descriptors_costs_the_pool_one_piece(
+    memories: Memories, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = [memories.take(pages * PAGE, A, 0) for pages in (32, 4, 1, 2)]
+    for memory in taken[1:]:
+        memories.give_back(memory)
+    most = max(memory.fd for memory in taken) + 1
+    monkeypatch.setattr(memories_module, "limit", lambda: most + RESERVE)
+    assert memories.take(9 * PAGE, A, 0).fd < most
+    assert memories.pooled == 6 * PAGE  # the smallest went: that takes the least time
 
 
 class Later:

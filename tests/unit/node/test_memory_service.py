@@ -33,6 +33,7 @@ class Clients:
     def __init__(self) -> None:
         self.requests: dict[str, Any] = {}
         self.notices: dict[str, Any] = {}
+        self.quick: dict[str, Any] = {}
         self.clients: dict[bytes, Client] = {}
         self.asked: list[tuple[bytes, tuple[Any, ...]]] = []
 
@@ -96,6 +97,7 @@ class Parts:
             self.clients,  # type: ignore[arg-type]
             self.relay,  # type: ignore[arg-type]
             Names(),  # type: ignore[arg-type]
+            (),
         )
 
     async def cluster(self, seconds: float) -> dict[bytes, NodeMemory]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import marshal
 import os
 import socket
 import struct
@@ -13,10 +15,13 @@ import pytest
 from node_ends import End, mover_in_thread, no_mover, two_ends, until
 
 from miniray.config import config
+from miniray.node import mover_sends
 from miniray.node import transfers as transfers_module
 from miniray.node.addresses import DaemonAddress
+from miniray.node.control_socket import control_pair
 from miniray.node.mover_client import Move, MoveError, MoverClient, MoverConfig, Offer
 from miniray.node.room import Claim
+from miniray.node.template_client import Helper
 from miniray.security.certificates import Authority, make_node_key
 
 if TYPE_CHECKING:
@@ -76,8 +81,11 @@ def movers(tmp_path: Path) -> Iterator[Movers]:
     made.close()
 
 
-async def offered(client: MoverClient, fd: int, size: int, over: list[int], job: int = 0) -> Offer:
-    offer = await client.offer(fd, size, job, lambda: over.append(1))
+async def offered(client: MoverClient, fd: int, size: int, over: list[bool], job: int = 0) -> Offer:
+    def released(*, clean: bool) -> None:
+        over.append(clean)
+
+    offer = await client.offer(fd, size, job, released)
     assert offer is not None
     return offer
 
@@ -126,7 +134,7 @@ def test_a_value_arrives_whole_and_is_released(movers: Movers) -> None:
 def test_a_ticket_is_good_for_one_transfer(movers: Movers) -> None:
     async def test() -> None:
         a, b = movers.add(), movers.add()
-        over: list[int] = []
+        over: list[bool] = []
         offer = await offered(a, movers.memory(), SIZE, over)
         await fetch(b, offer, movers.memory(), SIZE)
         with pytest.raises(MoveError):
@@ -140,7 +148,7 @@ def test_a_ticket_is_good_for_one_transfer(movers: Movers) -> None:
 def test_what_is_withdrawn_before_anybody_came_is_released_at_once(movers: Movers) -> None:
     async def test() -> None:
         a, b = movers.add(), movers.add()
-        over: list[int] = []
+        over: list[bool] = []
         offer = await offered(a, movers.memory(), SIZE, over)
         a.withdraw(offer.ticket)
         await until(lambda: over)
@@ -155,7 +163,7 @@ def test_memory_that_a_reader_has_not_read_yet_is_not_released(movers: Movers) -
 
     async def test() -> None:
         a = movers.add()
-        over: list[int] = []
+        over: list[bool] = []
         offer = await offered(a, movers.memory(), SIZE, over)
         with connected(offer) as reader:
             assert await asyncio.to_thread(reader.recv, 1000)
@@ -237,6 +245,76 @@ def test_what_still_comes_is_passed_on_and_ends_when_it_ends(movers: Movers) -> 
     movers.run(test())
 
 
+def test_a_reader_that_leaves_does_not_end_what_others_are_passed_on(movers: Movers) -> None:
+    size = 8 * MIB
+    data = os.urandom(size)
+
+    async def test() -> None:
+        b, c, d = movers.add(), movers.add(), movers.add()
+        path = str(movers.folder / "source.sock")
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path)
+            listener.listen()
+            middle, left, last = (movers.memory(size=size) for _ in range(3))
+            came: list[int] = []
+            address = str(DaemonAddress("here", path))
+            move = b.fetch(address, bytes(16), middle, 0, size, came.append)
+            first = asyncio.ensure_future(finish(move, came))
+            source, _ = await asyncio.to_thread(listener.accept)
+            with source:
+                await asyncio.to_thread(source.sendall, data[: 4 * MIB])
+                gone: list[bool] = []
+                over: list[bool] = []
+                offers = [await offered(b, middle, size, o, job=move.number) for o in (gone, over)]
+                leaves = asyncio.ensure_future(fetch(c, offers[0], left, size))
+                stays = asyncio.ensure_future(fetch(d, offers[1], last, size))
+                half = 4 * MIB - 1
+                for fd in (left, last):
+                    await until(lambda fd=fd: os.pread(fd, 1, half) == data[half : half + 1])
+                b.withdraw(offers[0].ticket)
+                await until(lambda: gone)
+                with pytest.raises(MoveError):
+                    await leaves
+                await asyncio.to_thread(source.sendall, data[4 * MIB :])
+                assert await first == await stays == size
+                assert os.pread(last, size, 0) == data
+
+    movers.run(test())
+
+
+def test_memory_that_a_reader_never_reads_is_given_back_as_one_that_is_looked_at(
+    movers: Movers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mover_sends, "_READ_WITHIN", QUIET)
+
+    async def test() -> None:
+        a = movers.add()
+        over: list[bool] = []
+        offer = await offered(a, movers.memory(), SIZE, over)
+        with connected(offer) as reader:
+            assert await asyncio.to_thread(reader.recv, 1000)
+            a.withdraw(offer.ticket)
+            await until(lambda: over)
+        assert over == [False]
+
+    movers.run(test())
+
+
+def test_what_a_mover_that_died_has_sent_may_still_be_looked_at(movers: Movers) -> None:
+    async def test() -> None:
+        a = movers.add()
+        over: list[bool] = []
+        offer = await offered(a, movers.memory(), SIZE, over)
+        with connected(offer) as reader:
+            assert await asyncio.to_thread(reader.recv, 1000)
+            a._running()._control.shutdown(socket.SHUT_RDWR)
+            await until(lambda: over)
+        assert over == [False]
+        assert not os.path.exists(DaemonAddress.parse(offer.address).socket_path)
+
+    movers.run(test())
+
+
 def test_transfers_end_when_their_mover_dies_and_the_next_has_a_new_one(movers: Movers) -> None:
     async def test() -> None:
         a, b = movers.add(), movers.add()
@@ -254,9 +332,43 @@ def test_transfers_end_when_their_mover_dies_and_the_next_has_a_new_one(movers: 
                 b._running()._control.shutdown(socket.SHUT_RDWR)
                 with pytest.raises(MoveError, match="has died"):
                     await fetching
-        over: list[int] = []
+        over: list[bool] = []
         offer = await offered(a, movers.memory(), SIZE, over)
         assert await fetch(b, offer, movers.memory(), SIZE) == SIZE
+
+    movers.run(test())
+
+
+def network(authority: Authority) -> dict[str, Any]:
+    """What a mover is told that others of its cluster reach over the network."""
+    private, public = make_node_key()
+    return {
+        "host": "127.0.0.1",
+        "advertised_host": "127.0.0.1",
+        "identity": authority.sign_node(public, "00") + private,
+        "authority": authority.certificate,
+    }
+
+
+def test_what_came_before_a_transfer_was_stopped_is_right_through_tls(movers: Movers) -> None:
+    """It goes on from there: what came must not end with bytes that were not decrypted."""
+    data = os.urandom(SIZE)
+
+    async def test() -> None:
+        authority = Authority.create()
+        a = movers.add("one", **network(authority))
+        b = movers.add("two", **network(authority))
+        for _ in range(8):
+            over: list[bool] = []
+            came: list[int] = []
+            target = movers.memory()
+            offer = await offered(a, movers.memory(data), SIZE, over)
+            move = b.fetch(offer.address, offer.ticket, target, 0, SIZE, came.append)
+            await until(lambda came=came: came)
+            await move.stop()
+            count = sum(came)
+            assert os.pread(target, count, 0) == data[:count]
+            await until(lambda over=over: over)
 
     movers.run(test())
 
@@ -264,23 +376,14 @@ def test_transfers_end_when_their_mover_dies_and_the_next_has_a_new_one(movers: 
 def test_movers_of_two_machines_trust_only_their_cluster(movers: Movers) -> None:
     data = os.urandom(SIZE)
 
-    def settings(authority: Authority) -> dict[str, Any]:
-        private, public = make_node_key()
-        return {
-            "host": "127.0.0.1",
-            "advertised_host": "127.0.0.1",
-            "identity": authority.sign_node(public, "00") + private,
-            "authority": authority.certificate,
-        }
-
     async def test() -> None:
         ours, other = Authority.create(), Authority.create()
-        a = movers.add("one", **settings(ours))
-        b = movers.add("two", **settings(ours))
-        stranger = movers.add("three", **settings(other))
+        a = movers.add("one", **network(ours))
+        b = movers.add("two", **network(ours))
+        stranger = movers.add("three", **network(other))
         target = movers.memory()
         for _ in range(2):  # the second one over the connection of the first
-            over: list[int] = []
+            over: list[bool] = []
             offer = await offered(a, movers.memory(data), SIZE, over)
             assert await fetch(b, offer, target, SIZE) == SIZE
             assert os.pread(target, SIZE, 0) == data
@@ -478,5 +581,101 @@ def test_who_stops_waiting_gives_the_memory_back_when_nothing_writes_there(tmp_p
         assert not b.mover.table_sizes()["moving here"]
         a.store.free(number)
         await until(lambda: not a.store.used)
+
+    with_ends(tmp_path, test)
+
+
+class StoppedMovers:
+    """Starts movers, of which the first one does nothing but to tell that it listens."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.killed = 0
+
+    def start(self) -> Helper:
+        self.started += 1
+        if self.started > 1:
+            return mover_in_thread()
+        ours, theirs = control_pair()
+        theirs.send(marshal.dumps(("listening", 0)))
+
+        def kill() -> None:
+            self.killed += 1
+            theirs.close()
+
+        return Helper(ours, kill)
+
+
+@pytest.mark.parametrize("what", ["sends", "receives"])
+def test_a_mover_that_is_stopped_is_ended_and_the_value_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    data = os.urandom(3 * MIB)
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+    movers = StoppedMovers()
+
+    async def test(a: End, b: End) -> None:
+        (a if what == "sends" else b).mover._start = movers.start
+        number = written(a, data)
+        copy, _ = await b.transfers.copy(a.id, number, Claim(len(data)))
+        assert content(copy) == data
+        assert movers.killed == 1
+        a.store.free(number)
+        await until(lambda: not a.store.used)
+        assert not any({**a.mover.table_sizes(), **b.mover.table_sizes()}.values())
+
+    try:
+        with_ends(tmp_path, test)
+    finally:
+        config.cache_clear()
+
+
+def test_who_stops_waiting_for_a_mover_that_is_stopped_waits_until_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+    movers = StoppedMovers()
+
+    async def test(a: End, b: End) -> None:
+        b.mover._start = movers.start
+        number = written(a, bytes(3 * MIB))
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(3 * MIB)))
+        await until(lambda: b.mover.table_sizes()["moving here"])
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert movers.killed == 1
+        assert not b.store.used
+
+    try:
+        with_ends(tmp_path, test)
+    finally:
+        config.cache_clear()
+
+
+@pytest.mark.parametrize("message", ["offer", "fetch"])
+def test_nobody_waits_for_the_answer_to_what_a_mover_could_not_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    """The kernel may refuse to pass another descriptor."""
+    data = os.urandom(3 * MIB)
+    refused: list[str] = []
+    send = socket.send_fds
+
+    def send_or_refuse(control: socket.socket, buffers: list[bytes], fds: list[int]) -> int:
+        kind = marshal.loads(buffers[0])[0]
+        if kind == message and not refused:
+            refused.append(kind)
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        return send(control, buffers, fds)
+
+    monkeypatch.setattr(socket, "send_fds", send_or_refuse)
+
+    async def test(a: End, b: End) -> None:
+        copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        assert content(copy) == data
+        assert refused
 
     with_ends(tmp_path, test)

@@ -6,19 +6,19 @@ import asyncio
 import types
 from typing import TYPE_CHECKING, Any
 
+from miniray.node.arriving import Arriving
 from miniray.node.copies import Copies, Owner
 from miniray.node.left_copies import LeftCopies
 from miniray.node.objects import NodeObjects
 from miniray.node.segments import SegmentStore
-from miniray.node.transfers import Arriving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from miniray.node.arriving import Key
     from miniray.node.relayed import Relayed
     from miniray.node.room import Claim
     from miniray.node.segments import Segment
-    from miniray.node.transfers import Key
 
 HERE, ORIGIN, FEEDER, FAR = b"node-own", b"node-one", b"node-two", b"node-far"
 OWNER, READER = b"owner000", b"reader00"

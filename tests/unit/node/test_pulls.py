@@ -17,8 +17,8 @@ from miniray.node.segments import SegmentStore
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from miniray.node.arriving import Key
     from miniray.node.segments import Segment
-    from miniray.node.transfers import Key
 
 SIZE = 100_000
 KEY = (b"node", 7)

@@ -34,6 +34,9 @@ class Disk:
         self.targets.append((target, writes))
         return 0
 
+    def move_out(self, _count: int, *, writes: bool) -> bool:
+        return False
+
     def trouble(self) -> str:
         return "The disk is on fire."
 

@@ -353,3 +353,13 @@ def test_memory_that_a_process_had_mapped_when_it_left_is_not_written_again(
     store.process_died(READER)
     assert store.used == 0
     assert os.fstat(written(store, PAGE).fd).st_ino != inode
+
+
+def test_memory_that_may_still_be_looked_at_is_not_written_again(store: SegmentStore) -> None:
+    segment = written(store, PAGE)
+    inode = os.fstat(segment.fd).st_ino
+    store.map(segment.number, READER)
+    store.free(segment.number)
+    store.unmap([segment.number], READER, left_open=True)
+    assert store.used == 0
+    assert os.fstat(written(store, PAGE).fd).st_ino != inode

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from miniray.config import config
+from miniray.core.descriptors import RESERVE
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node import memories as memories_module
 from miniray.node import spill_files
@@ -450,6 +451,33 @@ def test_a_lack_of_descriptors_is_no_failure_of_the_disk(
         values = [await node.create() for _ in range(2 * ROOM)]  # still written to disk
         assert node.spilling.failures == 0
         assert not all(value.in_memory for value in values)
+
+    run(steps)
+
+
+def test_values_for_which_there_are_no_descriptors_leave_memory(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def steps(node: Node) -> None:
+        spare = os.open(os.devnull, os.O_RDONLY)
+        os.close(spare)
+        monkeypatch.setattr(memories_module, "limit", lambda: spare + 5 + RESERVE)
+        values = [await node.create(patient=False) for _ in range(ROOM)]
+        assert sum(value.in_memory for value in values) <= 5
+        for value in values:  # and they come back in the place of others
+            assert await node.read(value) == content(value)
+            node.store.unmap([value.number], READER)
+        looked_at = [node.store.map(value.number, READER) for value in values if value.in_memory]
+        assert looked_at
+
+        async def create_and_look_at_it() -> None:
+            for _ in range(ROOM):
+                node.store.map((await node.create()).number, READER)
+
+        with pytest.raises(OSError, match="Too many open files"):
+            await create_and_look_at_it()
+        node.store.process_died(READER)
+        assert await node.read(values[0]) == content(values[0])
 
     run(steps)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import marshal
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 from open_files import open_files
 
@@ -337,6 +339,21 @@ async def test_closing_fails_what_waits_and_closes_its_descriptors(node: Node) -
 
 
 @with_node
+async def test_a_process_of_the_nodes_own_can_be_ended_though_it_is_stopped(node: Node) -> None:
+    helper = node.client.fork_helper("miniray.node.mover")
+    with helper.control as control:
+        control.setblocking(False)
+        loop = asyncio.get_running_loop()
+        await loop.sock_sendall(control, marshal.dumps(("there?",)))
+        assert marshal.loads(await loop.sock_recv(control, 1000)) == ("there",)
+        [mover] = psutil.Process(node.process.pid).children()
+        mover.suspend()
+        helper.kill()
+        assert await asyncio.wait_for(loop.sock_recv(control, 1000), 10) == b""
+    helper.kill()  # it is gone
+
+
+@with_node
 async def test_a_template_can_have_another_with_more_modules(node: Node) -> None:
     exits: dict[int, int] = {}
     gone: list[int] = []
@@ -506,7 +523,7 @@ def test_a_child_that_may_not_be_killed_is_waited_for(kernel: Kernel) -> None:
 def test_the_end_of_a_templates_workers_is_told_when_their_children_are_gone(
     kernel: Kernel,
 ) -> None:
-    kernel.template._helpers.add(4)
+    kernel.template._helpers[4] = 1
     kernel.children[4] = (4, "")
     kernel.template._fences[1] = 4
     kernel.template._tell_settled()

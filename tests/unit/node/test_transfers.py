@@ -66,7 +66,7 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
         a.store.free(number)
         await until(lambda: not a.store.used)  # nobody maps it any more
         assert a.serving.forget(number) == {b.id}
-        assert not b.transfers._expected
+        assert not len(b.transfers.pushes)
 
     run(tmp_path, dialable, test)
 
@@ -123,7 +123,7 @@ def test_who_stops_waiting_stops_the_transfer(
         a.store.free(number)
         await until(lambda: not a.store.used)
         assert not b.store.used
-        assert not b.transfers._expected
+        assert not len(b.transfers.pushes)
 
     run(tmp_path, dialable, test)
 
@@ -196,3 +196,29 @@ def test_a_copy_whose_node_refuses_it_gives_its_room_back(tmp_path: Path) -> Non
         assert not b.transfers.arriving
 
     run(tmp_path, True, test)
+
+
+@both_ways
+@pytest.mark.parametrize("what", ["another size", "more bytes"])
+def test_a_node_that_sends_what_nobody_made_room_for_is_not_believed(
+    tmp_path: Path, dialable: bool, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if it does so again and again."""
+
+    async def read_more(_self: object, _segment: object, _offset: int, _end: int) -> bytes:
+        return bytes(1 << 20)  # also behind the last whole piece
+
+    async def test(a: End, b: End) -> None:
+        number = written(a, bytes(SIZE))
+        if what == "more bytes":
+            monkeypatch.setattr(serving_module.Serving, "_read", read_more)
+            claim = Claim(SIZE)
+        else:
+            claim = Claim(SIZE - 1)
+        with pytest.raises(ObjectLostError, match=f"{SIZE}.* bytes"):
+            await b.transfers.copy(a.id, number, claim)
+        assert not b.store.used
+        a.store.free(number)
+        await until(lambda: not a.store.used)
+
+    run(tmp_path, dialable, test)

@@ -1,0 +1,113 @@
+"""The sockets of movers: Unix sockets within a machine, TLS between machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import struct
+from typing import Any
+
+#: Milliseconds after which a machine that answers nothing is taken for gone.
+_GONE_AFTER = 20_000
+#: Bytes that a sender may be ahead of its reader on one machine.
+_IN_FLIGHT = 4 << 20
+_SO_SNDBUFFORCE = 32
+
+
+def exactly(sock: socket.socket, size: int) -> bytes:
+    """So many bytes, or none if the other end hung up."""
+    data = b""
+    while len(data) < size:
+        more = sock.recv(size - len(data))
+        if not more:
+            return b""
+        data += more
+    return data
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Send no more, and on a plain socket hear yet when the other end has read what was sent."""
+    _shut(sock, socket.SHUT_RDWR if isinstance(sock, ssl.SSLSocket) else socket.SHUT_WR)
+
+
+def hear_no_more(sock: socket.socket) -> None:
+    """End what is being received; a plain socket's other end is told when this one is closed.
+
+    Until then what has come is still read, out of memory that the other end keeps for it.
+    """
+    if not isinstance(sock, ssl.SSLSocket):
+        _shut(sock, socket.SHUT_RD)
+        return
+    # Closed with a reset: the other end may wait for this one to make room for more.
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    _shut(sock, socket.SHUT_RDWR)
+
+
+def cut(sock: socket.socket) -> None:
+    """End a connection both ways."""
+    _shut(sock, socket.SHUT_RDWR)
+
+
+def _shut(sock: socket.socket, how: int) -> None:
+    # Not the method of an SSLSocket: another thread, which is about to use it, would find it plain
+    # from there on, take cipher text for the value, or send the value as it is.
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, how)
+
+
+def widen(sock: socket.socket) -> None:
+    """Let the sender be further ahead: the two wake each other less often."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _IN_FLIGHT)
+    except PermissionError:  # then as much as the machine allows everybody
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _IN_FLIGHT)
+
+
+def same_user(sock: socket.socket) -> bool:
+    """Whether the other end of a Unix socket is a process of this user."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, uid, _ = struct.unpack("3i", credentials)
+    return bool(uid == os.geteuid())
+
+
+def watch_network(sock: socket.socket) -> None:
+    """Notice a machine that vanished."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _GONE_AFTER // 2000)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 2)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE_AFTER)
+
+
+def address_of(target: str) -> tuple[int, Any]:
+    """The family and the address of ``unix:PATH`` or ``HOST:PORT``."""
+    if target.startswith("unix:"):
+        return socket.AF_UNIX, target.removeprefix("unix:")
+    host, _, port = target.rpartition(":")
+    found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    return found[0][0], found[0][4]
+
+
+def server_context(identity: bytes) -> ssl.SSLContext:
+    """What a mover shows to others: certificate and key, PEM."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # OpenSSL reads keys from files only; this one has no name.
+    fd = os.memfd_create("miniray-identity", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, identity)
+        context.load_cert_chain(f"/proc/self/fd/{fd}")
+    finally:
+        os.close(fd)
+    return context
+
+
+def client_context(authority: bytes) -> ssl.SSLContext:
+    """Whom a mover trusts: who has a certificate of this authority, PEM."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=authority.decode("ascii"))
+    return context
