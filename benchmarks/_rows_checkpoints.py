@@ -94,9 +94,7 @@ def run_and_read(engine: Engine, folder: str, loop: Any, **options: Any) -> Any:
     file = Path(folder, "found")
     config = {"package": engine.name, "size": sizes(), "file": str(file), "folder": folder}
     keep_one = engine.module("train").CheckpointConfig(num_to_keep=1)
-    trainer(
-        engine, f"{folder}/runs", loop, config, checkpoint_config=keep_one, **options
-    ).fit()
+    trainer(engine, f"{folder}/runs", loop, config, checkpoint_config=keep_one, **options).fit()
     return json.loads(file.read_text())
 
 
@@ -214,9 +212,7 @@ def recovery(engine: Engine) -> tuple[float, float]:
         file = Path(folder, "times")
         config = {"package": engine.name, "size": sizes(), "file": str(file)}
         retries = engine.module("train").FailureConfig(max_failures=-1)
-        trainer(
-            engine, f"{folder}/runs", deaths_loop, config, failure_config=retries
-        ).fit()
+        trainer(engine, f"{folder}/runs", deaths_loop, config, failure_config=retries).fit()
         found = times_to_recover([json.loads(line) for line in file.read_text().splitlines()])
     return statistics.median(found), max(found)
 

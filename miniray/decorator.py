@@ -45,11 +45,12 @@ def remote(*args: Any, **options: Any) -> Any:
         *args: The function or class, when used without options.
         **options: For both: ``num_cpus`` (units), ``num_gpus`` (units, a fraction up to one
             or a whole number), ``memory`` (bytes), ``resources`` (units by name),
-            ``accelerator_type``, ``label_selector``, ``scheduling_strategy``,
-            ``runtime_env``, ``name``. For functions: ``num_returns``, ``max_retries``,
-            ``retry_exceptions``, ``max_calls``. For classes: ``namespace``,
-            ``get_if_exists``, ``lifetime``, ``max_restarts``, ``max_task_retries``,
-            ``max_concurrency``, ``concurrency_groups``, ``max_pending_calls``.
+            ``accelerator_type``, ``label_selector``, ``fallback_strategy``,
+            ``scheduling_strategy``, ``runtime_env``, ``name``. For functions:
+            ``num_returns``, ``max_retries``, ``retry_exceptions``, ``max_calls``.
+            For classes: ``namespace``, ``get_if_exists``, ``lifetime``,
+            ``max_restarts``, ``max_task_retries``, ``max_concurrency``,
+            ``concurrency_groups``, ``max_pending_calls``.
 
     Raises:
         TypeError: It is neither a function nor a class, or a value is of a wrong type.

@@ -104,6 +104,7 @@ _COMMON: Checks = {
     "name": check.text,
     "runtime_env": check.runtime_env,
     "label_selector": check.label_selector,
+    "fallback_strategy": check.fallbacks,
     "scheduling_strategy": _strategy,
     "placement_group": _group,
     "placement_group_bundle_index": check.whole(-1, "-1 is any bundle"),
@@ -151,7 +152,6 @@ METHOD_OPTIONS: Checks = {
 
 #: Options of Ray that mean something which miniray does not have.
 _UNSUPPORTED = {
-    "fallback_strategy": "start with the strictest options and choose others in the program",
     "enable_tensor_transport": "pass tensors as values; they are read without a copy",
     "tensor_transport": "pass tensors as values; they are read without a copy",
     "_num_objects_per_yield": "yield tuples",
@@ -222,7 +222,7 @@ def task_options(options: Mapping[str, Any], *, is_generator: bool = False) -> T
     resources = _demand(options)
     if "num_cpus" not in options:
         resources["CPU"] = 1
-    placement, selector = _placement(options, resources)
+    placement, selectors = _placement(options, resources)
     return TaskOptions(
         resources=resources,
         num_returns=_returns(options, is_generator),
@@ -233,7 +233,8 @@ def task_options(options: Mapping[str, Any], *, is_generator: bool = False) -> T
         name=options.get("name", ""),
         placement=placement,
         runtime_env=options.get("runtime_env"),
-        label_selector=selector,
+        label_selector=selectors[0],
+        fallback_selectors=selectors[1:],
         generator_backpressure=options.get("_generator_backpressure_num_objects", -1),
     )
 
@@ -253,7 +254,7 @@ def actor_options(options: Mapping[str, Any]) -> ActorOptions:
     to_place = dict(resources)
     if "num_cpus" not in options:
         to_place["CPU"] = 1
-    placement, selector = _placement(options, to_place)
+    placement, selectors = _placement(options, to_place)
     return ActorOptions(
         resources=resources,
         placement_resources=to_place,
@@ -268,7 +269,8 @@ def actor_options(options: Mapping[str, Any]) -> ActorOptions:
         max_pending_calls=options.get("max_pending_calls", -1),
         placement=placement,
         runtime_env=options.get("runtime_env"),
-        label_selector=selector,
+        label_selector=selectors[0],
+        fallback_selectors=selectors[1:],
         preload=options.get("_preload", ()),
     )
 
@@ -320,9 +322,12 @@ def _demand(options: Mapping[str, Any]) -> dict[str, float]:
 
 def _placement(
     options: Mapping[str, Any], resources: Mapping[str, float]
-) -> tuple[Placement, dict[str, str] | None]:
-    """The placement, and the labels that a node must have."""
-    selector: dict[str, str] | None = options.get("label_selector")
+) -> tuple[Placement, tuple[dict[str, str], ...]]:
+    """The placement, and which labels a node must have, the best choice first."""
+    selectors: tuple[dict[str, str], ...] = (
+        options.get("label_selector", {}),
+        *options.get("fallback_strategy", ()),
+    )
     strategy = options.get("scheduling_strategy")
     group = options.get("placement_group")
     if group not in (None, "default"):
@@ -339,13 +344,28 @@ def _placement(
     elif options.get("placement_group_bundle_index", -1) != -1:
         raise ValueError("placement_group_bundle_index needs the option placement_group.")
     if isinstance(strategy, PlacementGroupSchedulingStrategy):
-        return _bundle(strategy, resources), selector
+        return _bundle(strategy, resources), selectors
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
-        return NodeAffinity(strategy.node_id, strategy.soft), selector
+        return NodeAffinity(strategy.node_id, strategy.soft), selectors
     if isinstance(strategy, NodeLabelSchedulingStrategy):
-        return Anywhere(), {**(selector or {}), **strategy.hard} or None
+        return Anywhere(), _by_labels(strategy, selectors)
     named: dict[Any, Placement] = {"SPREAD": Spread(), "DEFAULT": Anywhere()}
-    return named.get(strategy), selector
+    return named.get(strategy), selectors
+
+
+def _by_labels(
+    strategy: NodeLabelSchedulingStrategy, selectors: tuple[dict[str, str], ...]
+) -> tuple[dict[str, str], ...]:
+    """Each selector with what the strategy asks for: first with its wishes, then without them."""
+    found = []
+    for selector in selectors:
+        must = {**selector, **strategy.hard}
+        wished = must | {
+            key: f"{must[key]}&{wish}" if key in must else wish
+            for key, wish in strategy.soft.items()
+        }
+        found += [wished, must] if strategy.soft else [must]
+    return tuple(found)
 
 
 def _bundle(

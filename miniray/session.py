@@ -7,8 +7,8 @@ uid that nobody else may enter. What processes do with these files is not decide
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.process_state import may_hang_readers, variable_of
 from miniray.security.token import write_private
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ _SOCKET_PREFIX = "mr-"
 _SESSION_PREFIX = "session_"
 #: Logs of this many ended sessions are kept.
 _KEPT_SESSIONS = 10
+#: How often a process is looked at that waits in the kernel, maybe for a disk, and how long after.
+_LOOKS, _BETWEEN_LOOKS = 5, 0.02
 
 
-def _machine() -> tuple[str, str, str]:
+def machine_identity() -> tuple[str, str, str]:
     """(host name, boot id, pid namespace): pids are comparable only if all are equal."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return os.uname().nodename, boot, str(Path("/proc/self/ns/pid").readlink())
@@ -109,8 +112,8 @@ class ClusterRecord:
     miniray: str
     #: Seconds since the epoch.
     started: float = dataclasses.field(default_factory=time.time)
-    #: Where the pids mean something: see `_machine`.
-    machine: tuple[str, str, str] = dataclasses.field(default_factory=_machine)
+    #: Where the pids mean something: see `machine_identity`.
+    machine: tuple[str, str, str] = dataclasses.field(default_factory=machine_identity)
 
     @property
     def ready(self) -> bool:
@@ -190,7 +193,7 @@ def find_clusters() -> list[ClusterRecord]:
     """
     living = []
     for record in _read_records():
-        machine = _machine()
+        machine = machine_identity()
         if record.machine == machine:
             if record.living():
                 living.append(record)
@@ -238,21 +241,31 @@ def remove_session(session: Session, *, keep_logs: bool = True) -> None:
 
 
 def session_processes(session_id: str) -> list[ProcessId]:
-    """All running processes of this user that were started inside a session."""
-    wanted = f"{SESSION_VARIABLE}={session_id}".encode()
+    """All running processes of this user that were started inside a session.
+
+    One that hangs in the kernel is left out: who reads its environment might hang with it.
+    """
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
-            if entry.stat().st_uid != os.geteuid():
-                continue
-            process = ProcessId.of(int(entry.name))
-            environment = (entry / "environ").read_bytes().split(b"\0")
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue  # it has ended meanwhile, or hides its environment as set-uid ones do
-        if wanted in environment and process.alive():
-            found.append(process)
+    unread = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    for _ in range(_LOOKS):
+        waiting = []
+        for pid in unread:
+            try:
+                if Path(f"/proc/{pid}").stat().st_uid != os.geteuid():
+                    continue
+                if may_hang_readers(pid):
+                    waiting.append(pid)
+                    continue
+                process = ProcessId.of(pid)
+                session = variable_of(pid, SESSION_VARIABLE)
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it has ended meanwhile, or hides its environment as set-uid ones do
+            if session == session_id and process.alive():
+                found.append(process)
+        if not waiting:
+            break
+        unread = waiting
+        time.sleep(_BETWEEN_LOOKS)
     return found
 
 
@@ -374,9 +387,12 @@ def _creator(folder: Path) -> int:
 
 def _remove_tree(path: Path) -> None:
     while os.path.lexists(path):
-        # What is not found, another process that removes it too was quicker with.
-        with contextlib.suppress(FileNotFoundError):
+        try:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
+        except OSError as error:  # noqa: PERF203 - rarely more than one round
+            # Another process that removes it too was quicker, or one that ends has written again.
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise

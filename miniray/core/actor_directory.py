@@ -104,6 +104,7 @@ class ActorDirectory:
             "placement": placement_data(effective_placement(options.placement, runtime)),
             "runtime_env": runtime.runtime_env_for(options.runtime_env),
             "labels": dict(options.label_selector) if options.label_selector else None,
+            "fallback_labels": [dict(each) for each in options.fallback_selectors],
             "owner_node": runtime.node_id,
             "preload": list(options.preload),
         }

@@ -219,6 +219,23 @@ def label_selector(name: str, value: Any, *, of_bundle: bool = False) -> dict[st
     return dict(value)
 
 
+def fallbacks(name: str, value: Any) -> tuple[dict[str, str], ...]:
+    """Selectors for when no node meets ``label_selector``: ``[{"label_selector": {...}}, ...]``."""
+    if not isinstance(value, list | tuple):
+        raise wrong_type(name, value, "a list of dicts")
+    found = []
+    for index, given in enumerate(value):
+        where = f"{name}[{index}]"
+        if not isinstance(given, Mapping):
+            raise wrong_type(where, given, 'a dict with "label_selector"')
+        if set(given) != {"label_selector"}:
+            raise ValueError(
+                f'{where} must have "label_selector" and nothing else, not {shown(given)}.'
+            )
+        found.append(label_selector(f"{where}['label_selector']", given["label_selector"]))
+    return tuple(found)
+
+
 def _label_key(name: str, key: Any) -> None:
     if not isinstance(key, str):
         raise wrong_type(f"A label in {name}", key, "a string")

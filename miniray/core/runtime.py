@@ -68,6 +68,8 @@ class TaskOptions:
     placement: Placement = None
     runtime_env: Mapping[str, Any] | None = None
     label_selector: Mapping[str, str] | None = None
+    #: Conditions that will do too where no node that meets those has room, the best first.
+    fallback_selectors: tuple[Mapping[str, str], ...] = ()
     #: For generators: how many yielded values may wait unread; -1 is no limit.
     generator_backpressure: int = -1
 
@@ -92,6 +94,8 @@ class ActorOptions:
     placement: Placement = None
     runtime_env: Mapping[str, Any] | None = None
     label_selector: Mapping[str, str] | None = None
+    #: Conditions that will do too where no node that meets those has room, the best first.
+    fallback_selectors: tuple[Mapping[str, str], ...] = ()
     #: Modules that the process has imported when it starts: forked from where they are loaded.
     preload: tuple[str, ...] = ()
 

@@ -35,6 +35,7 @@ def shape_of(options: TaskOptions, function: Exported) -> Any:
         if options.runtime_env
         else None,
         tuple(sorted(options.label_selector.items())) if options.label_selector else None,
+        tuple(tuple(sorted(each.items())) for each in options.fallback_selectors),
         _max_calls(options),
         limited,
     )
@@ -95,6 +96,7 @@ def task_spec(options: TaskOptions, function: Exported, runtime: RuntimeParts) -
         "placement": placement_data(effective_placement(options.placement, runtime)),
         "runtime_env": runtime.runtime_env_for(options.runtime_env),
         "labels": dict(options.label_selector) if options.label_selector else None,
+        "fallback_labels": [dict(each) for each in options.fallback_selectors],
         "max_calls": _max_calls(options),
         "name": options.name or function.name,
     }

@@ -433,5 +433,6 @@ def demand_of(actor: Actor) -> Demand:
         spec["placement_resources"],
         placement_from_data(spec["placement"]),
         spec["labels"],
+        spec.get("fallback_labels", ()),
         lasting=True,
     )

@@ -1,7 +1,6 @@
-"""Placement groups: which node each bundle of a group goes to, down to the device.
+"""Placement groups as plain data: what was asked for, and what each bundle has reserved.
 
-Responsible for planning all bundles or none, and for a group's state as plain
-data; not for when a group is planned or for who draws on its bundles.
+Responsible for the checks of what is asked for; planning is in ``planning.py``.
 """
 
 from __future__ import annotations
@@ -11,19 +10,14 @@ import dataclasses
 import enum
 from typing import TYPE_CHECKING, NamedTuple
 
-from miniray.head.amounts import UNIT, Needs, parse_needs
-from miniray.head.label_sets import candidates, match, set_name, shared_label
+from miniray.head.amounts import Needs, parse_needs
+from miniray.head.label_sets import set_name, shared_label
 from miniray.head.labels import LabelSelector, matches, parse_selector
-from miniray.head.packing import Patience
-from miniray.head.policies import avoid_accelerators, least_used, pack_then_spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from miniray.head.resources import Allocation, ResourcePool
-
-#: Steps that the search for a node on which all bundles fit may take, over all nodes.
-_STEPS = 20_000
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
@@ -37,6 +31,10 @@ class BundleSpec(NamedTuple):
     def fits(self, pool: ResourcePool, owner: object) -> bool:
         """Whether this bundle, for this owner, can be placed on the pool now."""
         return pool.admits(owner, self.needs) and matches(self.selector, pool.labels)
+
+    def copies(self, pool: ResourcePool, owner: object) -> int:
+        """How many such bundles, for this owner, the pool may have room for at most now."""
+        return pool.copies(self.needs, owner) if matches(self.selector, pool.labels) else 0
 
     def could_fit(self, pool: ResourcePool) -> bool:
         """Whether this bundle could be placed on the pool if nothing were held there."""
@@ -107,6 +105,17 @@ class PlacementGroupState:
         shared_label([spec.selector for spec in specs])
         return cls(group_id, strategy, tuple(specs))
 
+    def choose_nodes(self, selectors: Sequence[Mapping[str, str]]) -> None:
+        """From now on, bundles that are to be placed go to nodes with these labels.
+
+        Args:
+            selectors: conditions for each bundle; those that are placed meet them.
+        """
+        self.bundles = tuple(
+            spec._replace(selector=parse_selector(selector, of_bundle=True))
+            for spec, selector in zip(self.bundles, selectors, strict=True)
+        )
+
     @property
     def missing(self) -> dict[int, BundleSpec]:
         """Bundles that have no node and do not wait for one to report."""
@@ -143,265 +152,9 @@ class PlacementGroupState:
         return placed | set(self.awaited.values())
 
 
-class Trial:
-    """Allocations made bundle by bundle that can be undone together."""
-
-    def __init__(self, owner: object) -> None:
-        self._owner = owner
-        self.made: dict[int, tuple[ResourcePool, Allocation]] = {}
-
-    def place(self, index: int, spec: BundleSpec, pool: ResourcePool) -> bool:
-        """Place a bundle on a pool if it fits."""
-        if not spec.fits(pool, self._owner):
-            return False
-        self.made[index] = (pool, pool.allocate(spec.needs, self._owner))
-        return True
-
-    def place_all(
-        self, specs: Mapping[int, BundleSpec], pool: ResourcePool, patience: Patience
-    ) -> bool:
-        """Place all of these on a pool, or none, whatever way that takes."""
-        if not all(matches(spec.selector, pool.labels) for spec in specs.values()):
-            return False
-        indices = list(specs)
-        made = pool.allocate_together([specs[i].needs for i in indices], self._owner, patience)
-        if made is None:
-            return False
-        self.made.update((index, (pool, held)) for index, held in zip(indices, made, strict=True))
-        return True
-
-    def undo(self) -> None:
-        """Give everything back."""
-        for pool, allocation in self.made.values():
-            pool.release(allocation)
-        self.made = {}
-
-
-def plan(
-    group: PlacementGroupState,
-    pools: Iterable[ResourcePool],
-    owner: object,
-    threshold: float = 0.5,
-) -> dict[int, tuple[ResourcePool, Allocation]] | None:
-    """Place every missing bundle of a group, or none.
-
-    Args:
-        group: bundles that already have a node keep it, and the others are placed with regard
-            to them.
-        pools: the nodes.
-        owner: whose reservations may be used.
-        threshold: use up to which nodes are filled in their stable order.
-
-    Returns:
-        For each missing bundle its pool and what was allocated there; None, with nothing
-        allocated, if there is no place for all.
-    """
-    every = list(pools)
-    nodes = [pool for pool in every if not pool.closed]
-    label = shared_label([spec.selector for spec in group.bundles])
-    if label is None:
-        planner = _Planner(_largest_first(group.missing), nodes, group.nodes, owner, threshold)
-        return planner.place(group.strategy)
-    values = {pool.node_id: pool.labels.get(label, "") for pool in every}
-    by_value = collections.defaultdict(list)
-    for node in nodes:
-        by_value[values[node.node_id]].append(node)
-
-    def place(name: str, value: str) -> dict[int, tuple[ResourcePool, Allocation]] | None:
-        there = by_value[value]
-        taken = set(group.places(name).values())
-        specs = _largest_first(group.missing_sets[name])
-        return _Planner(specs, there, taken, owner, threshold).place(group.strategy)
-
-    def has_room(name: str, value: str) -> bool:
-        made = place(name, value)
-        for pool, allocation in (made or {}).values():
-            pool.release(allocation)
-        return made is not None
-
-    chosen = match(candidates(group, values, has_room))
-    if chosen is None:
-        return None
-    made: dict[int, tuple[ResourcePool, Allocation]] = {}
-    for name, value in chosen.items():
-        # Sets are on different nodes, so each has the room that it had alone.
-        made |= place(name, value) or {}
-    return made
-
-
 def total_needs(specs: Iterable[BundleSpec]) -> Needs:
     """The sum of what bundles reserve."""
     totals: collections.Counter[str] = collections.Counter()
     for spec in specs:
         totals.update(dict(spec.needs))
     return tuple(sorted(totals.items()))
-
-
-class _Planner:
-    """One attempt to place some bundles; each strategy answers whether all were placed."""
-
-    def __init__(
-        self,
-        specs: dict[int, BundleSpec],
-        nodes: list[ResourcePool],
-        taken: set[str],
-        owner: object,
-        threshold: float,
-    ) -> None:
-        self.specs = specs
-        self.nodes = nodes
-        #: Nodes that hold other bundles of the group already.
-        self.taken = taken
-        self.trial = Trial(owner)
-        self._owner = owner
-        self._threshold = threshold
-        self._names = {name for spec in specs.values() for name, _ in spec.needs}
-        device_names = {name for node in nodes for name in node.devices}
-        self._without_devices = not self._names & device_names
-        self._shares = any(
-            units < UNIT and name in device_names
-            for spec in specs.values()
-            for name, units in spec.needs
-        )
-        self._patience = Patience(_STEPS)
-
-    def place(self, strategy: str) -> dict[int, tuple[ResourcePool, Allocation]] | None:
-        """For each bundle its pool and what was allocated there; None if they don't all fit."""
-        placed = {
-            "PACK": self.pack,
-            "SPREAD": self.spread,
-            "STRICT_PACK": self.strict_pack,
-            "STRICT_SPREAD": self.strict_spread,
-        }[strategy]()
-        if placed:
-            return self.trial.made
-        self.trial.undo()
-        return None
-
-    def strict_pack(self) -> bool:
-        """All on one node: the one that holds the group's other bundles, if there are such."""
-        allowed = self._used_nodes() if self.taken else self.nodes
-        return self._all_on_one(allowed)
-
-    def pack(self) -> bool:
-        """All on one node if there is one, else on few: the roomiest first."""
-        if self._all_on_one(self._used_nodes() if self.taken else self.nodes):
-            return True
-        use = least_used(self._names)
-        roomiest = sorted(
-            self.nodes,
-            key=lambda node: (
-                node.node_id not in self.taken,
-                self._avoid(node),
-                use(node),
-                node.order,
-            ),
-        )
-        left = dict(self.specs)
-        for node in roomiest:
-            for index in [i for i, spec in left.items() if self.trial.place(i, spec, node)]:
-                del left[index]
-            if not left:
-                return True
-        self.trial.undo()
-        return False
-
-    def spread(self) -> bool:
-        """On as many nodes as there are; several on one where that can't be helped."""
-        ranked = self._by_use()
-        held = collections.Counter(self.taken)
-        for index, spec in self.specs.items():
-            for node in sorted(ranked, key=lambda node: held[node.node_id]):
-                if self.trial.place(index, spec, node):
-                    held[node.node_id] += 1
-                    break
-            else:
-                self.trial.undo()
-                return self.pack()
-        return True
-
-    def strict_spread(self) -> bool:
-        """One bundle a node: a bipartite matching, found by augmenting paths."""
-        ranked = [node for node in self._by_use() if node.node_id not in self.taken]
-        if len(ranked) < len(self.specs):
-            return False
-        bundle_at: dict[int, int] = {}  # position in ranked -> bundle
-        position_of: dict[int, int] = {}  # bundle -> position in ranked
-        for start in self.specs:
-            if not self._augment(start, ranked, bundle_at, position_of):
-                return False
-        return all(
-            self.trial.place(index, self.specs[index], ranked[position])
-            for index, position in position_of.items()
-        )
-
-    def _augment(
-        self,
-        start: int,
-        ranked: list[ResourcePool],
-        bundle_at: dict[int, int],
-        position_of: dict[int, int],
-    ) -> bool:
-        """Give one more bundle a node, moving others if that frees one for it."""
-        reached: dict[int, int] = {}  # position -> bundle that it was reached from
-        frontier = collections.deque([start])
-        while frontier:
-            bundle = frontier.popleft()
-            for position, node in enumerate(ranked):
-                if position in reached or not self.specs[bundle].fits(node, self._owner):
-                    continue
-                reached[position] = bundle
-                if position in bundle_at:
-                    frontier.append(bundle_at[position])
-                    continue
-                at: int | None = position
-                while at is not None:
-                    mover = reached[at]
-                    left = position_of.get(mover)
-                    bundle_at[at], position_of[mover] = mover, at
-                    at = left
-                return True
-        return False
-
-    def _all_on_one(self, nodes: list[ResourcePool]) -> bool:
-        totals = total_needs(self.specs.values())
-        rank = pack_then_spread(self._names, self._threshold)
-        roomy = [node for node in nodes if _may_hold(node, totals)]
-        for node in sorted(roomy, key=lambda node: (self._avoid(node), rank(node), node.order)):
-            if all(self.trial.place(index, spec, node) for index, spec in self.specs.items()):
-                return True
-            self.trial.undo()
-            # One after the other they may leave gaps in which the last ones find no room.
-            if self._shares and self.trial.place_all(self.specs, node, self._patience):
-                return True
-        return False
-
-    def _used_nodes(self) -> list[ResourcePool]:
-        return [node for node in self.nodes if node.node_id in self.taken]
-
-    def _avoid(self, node: ResourcePool) -> float:
-        return avoid_accelerators(node) if self._without_devices else 0.0
-
-    def _by_use(self) -> list[ResourcePool]:
-        use = least_used(self._names)
-        return sorted(self.nodes, key=lambda node: (self._avoid(node), use(node), node.order))
-
-
-def _may_hold(node: ResourcePool, totals: Needs) -> bool:
-    """A quick test that refuses no node which could hold the sum of all bundles."""
-    for name, units in totals:
-        devices = node.devices.get(name)
-        free = node.free.get(name, 0) if devices is None else devices.available()
-        if free < units:
-            return False
-    return True
-
-
-def _largest_first(specs: dict[int, BundleSpec]) -> dict[int, BundleSpec]:
-    """Bundles that are hard to place first: many devices, then much of the rest."""
-
-    def size(item: tuple[int, BundleSpec]) -> tuple[bool, int, int]:
-        index, spec = item
-        return not spec.selector, -sum(min(units, 1000 * UNIT) for _, units in spec.needs), index
-
-    return dict(sorted(specs.items(), key=size))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
-from miniray.head.labels import matches
 from miniray.head.policies import rankers_for, shared_device
 
 if TYPE_CHECKING:
@@ -139,9 +138,7 @@ class CandidateIndex:
 
     def _entry(self, pool: ResourcePool) -> Entry | None:
         demand = self._demand
-        if not pool.admits(self._owner, demand.placing) or not matches(
-            demand.selector, pool.labels
-        ):
+        if not pool.admits(self._owner, demand.placing) or not demand.accepts(pool.labels):
             return None
         return self._rank(pool), pool.order, pool.version, pool
 

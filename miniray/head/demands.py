@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.core.runtime import BundleAffinity
 from miniray.head.amounts import Needs, parse_needs
-from miniray.head.labels import LabelSelector, parse_selector
+from miniray.head.labels import LabelSelector, matches, parse_selector
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from miniray.core.runtime import Placement
     from miniray.head.reasons import Reason
@@ -30,15 +30,23 @@ class Demand:
     placing: Needs
     placement: Placement = None
     selector: LabelSelector = ()
+    #: Nodes that will do too if none that meets the selector has room, the best first.
+    fallbacks: tuple[LabelSelector, ...] = ()
     #: An actor's: it may be held for ever.
     lasting: bool = False
 
     def __post_init__(self) -> None:
-        parts = (self.needs, self.placing, self.placement, self.selector, self.lasting)
-        object.__setattr__(self, "_hash", hash(parts))
+        parts = (self.needs, self.placing, self.placement, self.selector, self.fallbacks)
+        object.__setattr__(self, "_hash", hash((*parts, self.lasting)))
 
     def __hash__(self) -> int:
         return self._hash  # type: ignore[attr-defined, no-any-return]
+
+    def accepts(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels will do."""
+        return matches(self.selector, labels) or any(
+            matches(each, labels) for each in self.fallbacks
+        )
 
     @property
     def load(self) -> int:
@@ -52,6 +60,7 @@ class Demand:
         placement_resources: Mapping[str, float] | None = None,
         placement: Placement = None,
         label_selector: Mapping[str, str] | None = None,
+        fallback_selectors: Sequence[Mapping[str, str]] = (),
         *,
         lasting: bool = False,
     ) -> Demand:
@@ -62,6 +71,7 @@ class Demand:
             placement_resources: what must be free to place it; None: the same.
             placement: the strategy; None is the default policy.
             label_selector: conditions on the node's labels.
+            fallback_selectors: others, for when no node that meets the former has room.
             lasting: whether it is an actor's, which may hold it for ever.
 
         Raises:
@@ -71,7 +81,8 @@ class Demand:
         placing = needs if placement_resources is None else parse_needs(placement_resources)
         if isinstance(placement, BundleAffinity) and placement.capture_child_tasks:
             placement = dataclasses.replace(placement, capture_child_tasks=False)
-        return cls(needs, placing, placement, parse_selector(label_selector), lasting)
+        fallbacks = tuple(parse_selector(each) for each in fallback_selectors)
+        return cls(needs, placing, placement, parse_selector(label_selector), fallbacks, lasting)
 
 
 class LeaseRequest(NamedTuple):

@@ -14,7 +14,7 @@ from miniray.head.devices import Devices
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from miniray.head.devices import DeviceShares
+    from miniray.head.devices import Aside, DeviceShares
 
 #: Positions of devices, in their order.
 Block = tuple[int, ...]
@@ -76,6 +76,10 @@ class DeviceGrid(Devices):
             if size * UNIT <= units and any(_is_whole(amounts, block) for block in blocks)
         ]
         return max(whole, default=0) * UNIT
+
+    def outline(self, aside: Aside | None = None) -> tuple[int, ...]:
+        """What is free of each device: which of them are neighbours matters."""
+        return tuple(self._beyond(aside))
 
     def soonest(self, units: int, later: Devices) -> DeviceShares:
         """The block to wait for: of those that will be whole, the freest now."""

@@ -93,6 +93,17 @@ class Devices:
         pairs = zip(self.ids, self.capacity, strict=True)
         return [0 if id in self.out else capacity for id, capacity in pairs]
 
+    def copies(self, units: int, aside: Aside | None = None) -> int:
+        """How many such amounts could be taken at most; there may be fewer."""
+        free = self._beyond(aside)
+        if units < UNIT:
+            return sum(have // units for have in free if have > 0)
+        return free.count(UNIT) // (units // UNIT)
+
+    def outline(self, aside: Aside | None = None) -> tuple[int, ...]:
+        """What is free, so that what fits is told by the amounts in their order."""
+        return tuple(sorted(self._beyond(aside), reverse=True))
+
     def tightest(self, units: int) -> int:
         """Free amount of the fullest device that still has this much; UNIT + 1 if none has."""
         return min([free for free in self.free if free >= units], default=UNIT + 1)
@@ -137,13 +148,12 @@ class Devices:
             return None
         free = list(self._beyond(aside))
         found: list[DeviceShares] = [()] * len(amounts)
-        for at, units in enumerate(amounts):
+        for at, units in sorted(enumerate(amounts), key=lambda item: -item[1]):
             if units < UNIT:
-                continue
-            whole = [position for position, have in enumerate(free) if have == UNIT]
-            if len(whole) * UNIT < units:
+                break
+            if self.most_of(free, units) < units:
                 return None
-            taken = whole[: units // UNIT]
+            taken = self._whole(free, units // UNIT)
             for position in taken:
                 free[position] = 0
             found[at] = tuple((self.ids[position], UNIT) for position in taken)

@@ -11,15 +11,17 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from miniray.head.amounts import UNIT
-from miniray.head.bundles import GroupStatus, plan, total_needs
+from miniray.head.bundles import GroupStatus, total_needs
 from miniray.head.fit_index import FitIndex
 from miniray.head.label_sets import shared_label
+from miniray.head.planning import plan
+from miniray.head.prospects import Prospects
 from miniray.head.queues import Domain
 from miniray.head.reasons import Reason, ReasonKind, explain, first_quarantined
 from miniray.head.resources import bundle_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Mapping
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
     from miniray.head.amounts import Needs
     from miniray.head.bundles import PlacementGroupState
@@ -40,12 +42,24 @@ class Group:
     domain: Domain
     #: What it lacks, while it is to be placed; groups with an equal one wait in line.
     like: Hashable = None
+    #: What there was for it when it could not be placed; None: it was not tried as it is now.
+    prospects: Prospects | None = None
     #: Nodes on which room is set aside for it.
     reserved: list[ResourcePool] = dataclasses.field(default_factory=list)
 
-    def can_use(self, node: ResourcePool) -> bool:
-        """Whether some missing bundle fits on a node now."""
-        return any(spec.fits(node, self) for spec in set(self.state.missing.values()))
+    def may_be_placed_by(self, node: ResourcePool) -> bool:
+        """Whether it might have a place now that a node has more room; to be asked then."""
+        if not any(spec.fits(node, self) for spec in set(self.state.missing.values())):
+            return False
+        return self.prospects is None or self.prospects.improved_by(node)
+
+    @property
+    def is_for_one_node(self) -> bool:
+        """Whether all its bundles are to be on one node, and none is on one yet."""
+        state = self.state
+        if state.strategy != "STRICT_PACK" or state.nodes:
+            return False
+        return shared_label([spec.selector for spec in state.bundles]) is None
 
     def could_hold(self, needs: Needs, bundle_index: int) -> bool:
         """Whether the bundle (-1: some bundle) is large enough for this; False if there is none."""
@@ -128,17 +142,46 @@ class GroupTable:
         return group
 
     def place(
-        self, group: Group, nodes: Mapping[str, ResourcePool]
+        self, group: Group, nodes: Mapping[str, ResourcePool], grown: ResourcePool | None = None
     ) -> dict[int, ResourcePool] | None:
-        """Place the missing bundles of a group: their new pools, or None if there is no room."""
-        made = plan(group.state, nodes.values(), group, self._threshold)
+        """Place the missing bundles of a group.
+
+        Args:
+            group: the first of those that lack the same.
+            nodes: of the cluster.
+            grown: the only one that has got room since the last attempt; None: any may have.
+
+        Returns:
+            Their new pools; None if there is no room.
+        """
+        prospects = group.prospects
+        alone = grown if prospects is not None and group.is_for_one_node else None
+        made = plan(
+            group.state, nodes.values() if alone is None else [alone], group, self._threshold
+        )
         if made is None:
+            if alone is None or prospects is None or not prospects.failed_on(alone):
+                self._failed(group, nodes.values())
             return None
         self._dequeue(group)
         return {
             index: self.install(group, index, node, allocation)
             for index, (node, allocation) in sorted(made.items())
         }
+
+    def _failed(self, group: Group, nodes: Collection[ResourcePool]) -> None:
+        """A group that is the first of its like waits until what it lacks may be there."""
+        missing = group.state.missing.values()
+        group.prospects = Prospects(missing, nodes, group)
+        scarce = group.prospects.scarce
+        self._watch(group, {spec.needs for spec in missing} if scarce is None else {scarce})
+
+    def _watch(self, group: Group, needs: Iterable[Needs]) -> None:
+        """Have a group come up when a node has room for one of these."""
+        for number, _ in enumerate(group.state.bundles):
+            self._by_need.discard((group, number))
+        for number, need in enumerate(sorted(needs)):
+            self._by_need.add((group, number), need, group.number)
 
     def install(
         self, group: Group, index: int, node: ResourcePool, allocation: Allocation
@@ -236,7 +279,7 @@ class GroupTable:
         return sorted(firsts, key=lambda group: group.number)
 
     def first_that_may_use(self, node: ResourcePool) -> list[Group]:
-        """Those of ``first_unplaced`` of which some missing bundle fits on a node now."""
+        """Those of ``first_unplaced`` that might have a place now that a node has more room."""
         if node.closed or not self._by_need:
             return []
         reservation = node.reservation
@@ -246,8 +289,10 @@ class GroupTable:
             found[owner] = None
         for _, (group, _) in self._by_need.oldest_first((*node.free, *node.devices), node.most):
             found[group] = None
-        able = [group for group in found if group.can_use(node)]
-        return sorted(able, key=lambda group: group.number)
+        return sorted(
+            [group for group in found if group.may_be_placed_by(node)],
+            key=lambda group: group.number,
+        )
 
     def next_alike(self, group: Group) -> Group | None:
         """The group to try after one that lacked the same was placed."""
@@ -258,6 +303,7 @@ class GroupTable:
         if not state.missing:
             return
         group.like = (state.strategy, tuple(state.missing.items()), frozenset(state.nodes))
+        group.prospects = None
         self.unplaced[state.group_id] = group
         alike = self._alike.setdefault(group.like, {})
         alike[state.group_id] = group
@@ -280,9 +326,7 @@ class GroupTable:
 
     def _is_first(self, group: Group) -> None:
         """A group is the oldest of those that lack the same."""
-        needs = dict.fromkeys(spec.needs for spec in group.state.missing.values())
-        for number, need in enumerate(needs):
-            self._by_need.add((group, number), need, group.number)
+        self._watch(group, {spec.needs for spec in group.state.missing.values()})
         self.on_first(group)
 
 

@@ -75,7 +75,7 @@ class Head:
             pending_warning=tunables.pending_warning,
         )
         self.leases = TaskLeases(
-            self.grants, self.nodes, self.clients, self.jobs, epoch=epoch, now=timers.time
+            self.grants, self.nodes, self.clients, self.jobs, timers, epoch=epoch
         )
         self.actors = ActorDirectory(
             self.grants,

@@ -2,7 +2,8 @@
 
 Responsible for parsing and matching; not for where selectors come from. The
 operators and their meaning are Ray's: ``"v"``, ``"!v"``, ``"in(a,b)"``, ``"!in(a,b)"``,
-``"exists()"`` and ``"!exists()"``. ``"same(s)"``, for bundles only, is our own.
+``"exists()"`` and ``"!exists()"``. Our own are ``"same(s)"``, for bundles only, and ``&`` between
+conditions of one label, which users can't write.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _VALUE = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")
 _KEY_PREFIX = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]{0,251}[a-zA-Z0-9])?")
@@ -74,7 +75,9 @@ def parse_selector(selector: Mapping[str, str] | None, *, of_bundle: bool = Fals
     """
     if not selector:
         return ()
-    found = tuple(_parse_condition(key, selector[key]) for key in sorted(selector))
+    found = tuple(
+        _parse_condition(key, text) for key in sorted(selector) for text in selector[key].split("&")
+    )
     if not of_bundle and any(constraint.same for constraint in found):
         raise ValueError(f"the condition same(...) is for bundles only: {describe(found)}")
     return found
@@ -85,9 +88,19 @@ def matches(selector: LabelSelector, labels: Mapping[str, str]) -> bool:
     return all(constraint.matches(labels) for constraint in selector)
 
 
+def first_match(selectors: Sequence[LabelSelector], labels: Mapping[str, str]) -> int | None:
+    """Which of several selectors, the best first, a node with these labels meets; None: none."""
+    return next((at for at, each in enumerate(selectors) if matches(each, labels)), None)
+
+
 def describe(selector: LabelSelector) -> str:
     """The selector on one line, for messages: ``zone=in(a,b), tier=!spot``."""
     return ", ".join(str(constraint) for constraint in selector)
+
+
+def describe_all(selectors: Sequence[LabelSelector]) -> str:
+    """Several selectors, of which one must be met, on one line."""
+    return " or ".join(describe(each) for each in selectors)
 
 
 def _parse_condition(key: str, text: str) -> LabelConstraint:

@@ -7,6 +7,7 @@ queue of tasks costs nothing here.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import pickle
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.head.clients import Client, ClientDirectory
-    from miniray.head.grants import GrantTable
+    from miniray.head.grants import GrantTable, Timers
     from miniray.head.jobs import JobDirectory
     from miniray.head.nodes import NodeDirectory
     from miniray.head.reasons import Reason, Told
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Group of the leases that a restarted head learns of.
 _ADOPTED = -1
+#: Seconds between attempts to start a worker, after the second failure in a row and at most.
+_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -58,7 +61,12 @@ class LeaseGroup:
     leases: dict[int, TaskLease] = dataclasses.field(default_factory=dict)
     #: It heard why it waits, and nothing was granted since.
     told: Told = 0
-    start_failures: int = 0
+    #: How many workers in a row could not be started, by how many such failures are final.
+    start_failures: collections.Counter[int] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    #: Asks for no lease until a pause after such a failure is over.
+    pausing: bool = False
 
     def max_calls(self, allocation: Allocation) -> int:
         """After how many tasks the worker of a lease ends; 0: no limit.
@@ -98,16 +106,16 @@ class TaskLeases:
         nodes: NodeDirectory,
         clients: ClientDirectory,
         jobs: JobDirectory,
+        timers: Timers,
         *,
         epoch: int,
-        now: Callable[[], float],
     ) -> None:
         self._grants = grants
         self._nodes = nodes
         self._clients = clients
         self._jobs = jobs
+        self._timers = timers
         self._epoch = epoch
-        self._now = now
         self._groups: dict[bytes, dict[int, LeaseGroup]] = {}
         self.leases: dict[int, TaskLease] = {}
         #: Leases of before a restart of the head that clients said they have.
@@ -170,17 +178,19 @@ class TaskLeases:
                 spec["resources"],
                 placement=placement_from_data(placement),
                 label_selector=spec["labels"],
+                fallback_selectors=spec.get("fallback_labels", ()),
             ),
             spec=told,
         )
 
     def _balance(self, group: LeaseGroup) -> None:
         """Let as many requests wait as are wanted, up to the limit."""
-        while len(group.waiting) < min(group.may_wait, group.total - len(group.leases)):
+        may_wait = 0 if group.pausing else group.may_wait
+        while len(group.waiting) < min(may_wait, group.total - len(group.leases)):
             number = self._grants.reserve_number()
             group.waiting[number] = None
             self._grants.submit_as(number, self, group, group.demand, group.near)
-        while len(group.waiting) > max(0, min(group.may_wait, group.total - len(group.leases))):
+        while len(group.waiting) > max(0, min(may_wait, group.total - len(group.leases))):
             number, _ = group.waiting.popitem()
             self._grants.withdraw(number)
 
@@ -224,7 +234,7 @@ class TaskLeases:
         node = self._nodes.get(bytes.fromhex(allocation.node_id))
         assert node is not None  # the scheduler has living nodes only
         limit = token.max_calls(allocation)
-        lease = TaskLease(number, token, node.id, self._now(), limit)
+        lease = TaskLease(number, token, node.id, self._timers.time(), limit)
         self.leases[number] = token.leases[number] = lease
         node.send(
             start_lease=head_pb2.StartLease(
@@ -283,7 +293,7 @@ class TaskLeases:
         if lease is None or lease.returned or lease.ended or lease.process_id:
             return
         lease.process_id = process_id
-        lease.group.start_failures = 0
+        lease.group.start_failures.clear()
         self._clients.push(
             lease.group.client_id,
             "lease_granted",
@@ -299,7 +309,7 @@ class TaskLeases:
     def failed(self, number: int, error: bytes, tries: int) -> None:
         """A lease cannot have a worker; its daemon has forgotten it.
 
-        Another one is tried until ``tries`` of the group have failed in a row.
+        Another one is tried until ``tries`` of the group have failed so in a row.
         """
         lease = self.leases.pop(number, None)
         if lease is not None and not lease.returned:
@@ -310,11 +320,23 @@ class TaskLeases:
         lease.ended = lease.returned = True
         group = lease.group
         group.leases.pop(lease.number, None)
-        group.start_failures += 1
-        if group.start_failures < tries:
-            self._balance(group)
+        group.start_failures[tries] += 1
+        if group.start_failures[tries] < tries:
+            self._pause(group, group.start_failures.total())
         else:
             self._give_up(group, error)
+
+    def _pause(self, group: LeaseGroup, failures: int) -> None:
+        """Go on after a while, a longer one after each failure in a row but the first."""
+        if failures > 1 and not group.pausing:
+            group.pausing = True
+            delay = min(_PAUSE * 2 ** (failures - 2), _LONGEST_PAUSE)
+            self._timers.call_later(delay, lambda: self._go_on(group))
+        self._balance(group)
+
+    def _go_on(self, group: LeaseGroup) -> None:
+        group.pausing = False
+        self._balance(group)
 
     def over(self, number: int) -> None:
         """A lease's worker is gone or idle: what it held is free."""
@@ -341,7 +363,7 @@ class TaskLeases:
         group = groups.get(_ADOPTED)
         if group is None:
             group = groups[_ADOPTED] = LeaseGroup(owner, _ADOPTED, "", b"", "", Demand.of({}), {})
-        lease = TaskLease(number, group, node_id, self._now(), process_id=process_id)
+        lease = TaskLease(number, group, node_id, self._timers.time(), process_id=process_id)
         # The client knows its group under another number, so it cannot be asked for it.
         lease.revoked = True
         self.leases[number] = group.leases[number] = lease
@@ -380,7 +402,7 @@ class TaskLeases:
     def _give_up(self, group: LeaseGroup, error: BaseException | bytes) -> None:
         """The group's queued tasks fail; it keeps the leases that it has."""
         group.total = len(group.leases)
-        group.start_failures = 0
+        group.start_failures.clear()
         self._balance(group)
         self._fail(group.client_id, group.id, error)
 

@@ -157,6 +157,35 @@ class PlacementGroups:
             )
         self._names[key] = group
 
+    def pin(self, id: bytes, label: str) -> list[str]:
+        """Keep a group on nodes with the values of a label that its nodes have now.
+
+        Should a node of it be lost, the bundles of that one wait for another node with its value.
+
+        Returns:
+            The value for each bundle; none if not all bundles are placed, and nothing is changed.
+
+        Raises:
+            ValueError: a node of it has no such label.
+        """
+        group = self._groups.get(id)
+        if group is None or group.state is None or group.status != GroupStatus.CREATED.value:
+            return []
+        nodes = self._grants.scheduler.nodes
+        placed = [group.state.allocations[index] for index in range(len(group.bundles))]
+        values = [nodes[held.node_id].labels.get(label, "") for held in placed]
+        if not all(values):
+            raise ValueError(
+                f"A node of the placement group {id.hex()[:8]} has no label {label!r}."
+            )
+        selectors = group.selectors or [{} for _ in values]
+        group.selectors = [
+            {**selector, label: value} for selector, value in zip(selectors, values, strict=True)
+        ]
+        group.state.choose_nodes(group.selectors)
+        self._on_change(group)
+        return values
+
     def wait(self, waiter: Waiter, id: bytes) -> None:
         """Answer a request when the group is created, or can't be."""
         group = self._groups.get(id) or self._removed.get(id)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from miniray.core.runtime import BundleAffinity, Spread
 from miniray.head.amounts import ACCELERATORS, UNIT
+from miniray.head.labels import first_match
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from miniray.head.demands import Demand
+    from miniray.head.labels import LabelSelector
     from miniray.head.resources import ResourcePool
 
     Ranker = Callable[[ResourcePool], float]
@@ -65,6 +67,16 @@ def fullest_device(resource: str, units: int) -> Ranker:
     return rank
 
 
+def preferred_labels(selectors: Sequence[LabelSelector]) -> Ranker:
+    """Pools by the first of these selectors that their node meets."""
+
+    def rank(pool: ResourcePool) -> float:
+        at = first_match(selectors, pool.labels)
+        return len(selectors) if at is None else at
+
+    return rank
+
+
 def shared_device(demand: Demand, device_names: Collection[str]) -> tuple[str, int] | None:
     """The device resource of which the demand takes a part of one device, if it does."""
     for name, units in demand.placing:
@@ -83,6 +95,15 @@ def rankers_for(
         device_names: device resources of the pools to choose from.
         threshold: use up to which the default policy packs, 0 to 1.
     """
+    wishes: tuple[Ranker, ...] = ()
+    if demand.fallbacks:
+        wishes = (preferred_labels((demand.selector, *demand.fallbacks)),)
+    return (*wishes, *_rankers_by_use(demand, device_names, threshold))
+
+
+def _rankers_by_use(
+    demand: Demand, device_names: Collection[str], threshold: float
+) -> tuple[Ranker, ...]:
     shared = shared_device(demand, device_names)
     best_fit = () if shared is None else (fullest_device(*shared),)
     if isinstance(demand.placement, BundleAffinity):

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from miniray.core.runtime import BundleAffinity, NodeAffinity
 from miniray.head.candidates import CandidateIndex, PoolSet
 from miniray.head.fit_index import FitIndex
-from miniray.head.labels import matches
 from miniray.head.reasons import Reason, explain
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class ShapeQueue:
         return target is None or target is pool
 
     def _could_use(self, pool: ResourcePool) -> bool:
-        return matches(self.demand.selector, pool.labels)
+        return self.demand.accepts(pool.labels)
 
     def _target(self) -> ResourcePool | None:
         """The pool that must be waited for; None if any will do."""
@@ -127,7 +126,8 @@ class ShapeQueue:
 
     def explain(self) -> Reason:
         """Why the head of the queue is not placed."""
-        return explain(self.demand.placing, self.demand.selector, self.reach(), self)
+        demand = self.demand
+        return explain(demand.placing, demand.selector, self.reach(), self, demand.fallbacks)
 
     @property
     def was_infeasible(self) -> bool:
@@ -139,7 +139,7 @@ class ShapeQueue:
         if self._topology != self.domain.pools.topology:
             self._topology = self.domain.pools.topology
             able = any(
-                pool.could_fit(self.demand.placing) and matches(self.demand.selector, pool.labels)
+                pool.could_fit(self.demand.placing) and self._could_use(pool)
                 for pool in self.reach()
             )
             self._why = None if able else self.explain()

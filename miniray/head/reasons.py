@@ -10,10 +10,10 @@ import enum
 from typing import TYPE_CHECKING
 
 from miniray.head.amounts import GRIDS, UNIT, from_units
-from miniray.head.labels import LabelSelector, describe, matches
+from miniray.head.labels import LabelSelector, describe_all, first_match
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from miniray.head.amounts import Needs
     from miniray.head.resources import ResourcePool
@@ -166,7 +166,11 @@ def severity(reason: Reason) -> Told:
 
 
 def explain(
-    needs: Needs, selector: LabelSelector, pools: Collection[ResourcePool], owner: object
+    needs: Needs,
+    selector: LabelSelector,
+    pools: Collection[ResourcePool],
+    owner: object,
+    fallbacks: Sequence[LabelSelector] = (),
 ) -> Reason:
     """Say why nothing of these pools serves a demand now.
 
@@ -175,12 +179,14 @@ def explain(
         selector: labels that the node must have.
         pools: the nodes or bundles that may be used.
         owner: whose reservations may be used.
+        fallbacks: labels that will do too.
     """
     if not pools:
         return Reason(ReasonKind.NO_NODES)
-    labelled = [pool for pool in pools if matches(selector, pool.labels)]
+    selectors = (selector, *fallbacks)
+    labelled = [pool for pool in pools if first_match(selectors, pool.labels) is not None]
     if not labelled:
-        return Reason(ReasonKind.NO_LABELS, detail=describe(selector))
+        return Reason(ReasonKind.NO_LABELS, detail=describe_all(selectors))
     able = [pool for pool in labelled if pool.could_fit(needs)]
     if not able:
         return _explain_quarantined(needs, labelled) or _explain_infeasible(needs, labelled)

@@ -53,6 +53,7 @@ class Requests:
             "remove_placement_group": lambda _, *args: groups.remove(*args),
             "placement_group_table": lambda _, *args: groups.table(*args),
             "find_placement_group": lambda _, *args: groups.find(*args),
+            "pin_placement_group": lambda _, *args: groups.pin(*args),
             "put_code": lambda _, key, blob: kv.put(CODE, key, blob, False),
             "get_code": lambda _, key: kv.get(CODE, key),
             "kv_put": lambda _, *args: kv.put(*args),

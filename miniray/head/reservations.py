@@ -10,8 +10,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
-from miniray.head.bundles import plan
-from miniray.head.labels import matches
+from miniray.head.planning import plan
 from miniray.head.policies import least_used
 from miniray.head.reasons import by_gap
 from miniray.head.resources import Reservation
@@ -37,9 +36,7 @@ def reserve_for_queue(queue: ShapeQueue, later: Later) -> bool:
     """
     demand = queue.demand
     open_pools = [
-        pool
-        for pool in queue.reach()
-        if pool.reservation is None and matches(demand.selector, pool.labels)
+        pool for pool in queue.reach() if pool.reservation is None and demand.accepts(pool.labels)
     ]
     for pool in by_gap(demand.placing, open_pools):
         then = later(pool)

@@ -169,6 +169,49 @@ class ResourcePool:
                 return False
         return True
 
+    def copies(self, needs: Needs, owner: object) -> int:
+        """How many of this could be taken for an owner at most; there may be room for fewer."""
+        if self.closed:
+            return 0
+        reservation = self._reserved_for_others(owner)
+        found = []
+        for name, units in needs:
+            devices = self.devices.get(name)
+            if devices is not None:
+                aside = None if reservation is None else reservation.devices.get(name)
+                found.append(devices.copies(units, aside))
+            else:
+                free = self.free.get(name, 0)
+                if reservation is not None:
+                    free -= reservation.scalars.get(name, 0)
+                found.append(max(free, 0) // units)
+        return min(found, default=0)
+
+    def outline(self, most: Needs, owner: object) -> tuple[int, ...]:
+        """What an owner could take, so that what fits is told by the amounts in their order.
+
+        Args:
+            most: of which resources, and how much of each matters at most.
+            owner: whose reservation may be used.
+        """
+        if self.closed:
+            return ()
+        reservation = self._reserved_for_others(owner)
+        found: list[int] = []
+        for name, units in most:
+            devices = self.devices.get(name)
+            if devices is not None:
+                aside = None if reservation is None else reservation.devices.get(name)
+                found.extend(devices.outline(aside))
+            else:
+                aside_of_it = 0 if reservation is None else reservation.scalars.get(name, 0)
+                found.append(min(self.free.get(name, 0) - aside_of_it, units))
+        return tuple(found)
+
+    def _reserved_for_others(self, owner: object) -> Reservation | None:
+        reservation = self.reservation
+        return None if reservation is None or reservation.owner is owner else reservation
+
     def most(self, name: str) -> int:
         """The most of a resource that one demand can have now, beside what is set aside."""
         reservation = self.reservation

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from miniray.core.runtime import BundleAffinity, NodeAffinity
 from miniray.head.amounts import sum_amounts
 from miniray.head.demands import Decisions, Unschedulable, Waiting
-from miniray.head.labels import describe, matches
+from miniray.head.labels import describe_all
 from miniray.head.reasons import Reason, ReasonKind, too_small
 from miniray.head.revocation import choose_revocations, fits_after
 from miniray.head.table import Lease, ResourceTable
@@ -367,8 +367,8 @@ class ClusterScheduler:
                 return Reason(ReasonKind.NODE_GONE, node_id=placement.node_id)
             if node is not None and not node.could_ever_fit(demand.placing):
                 return too_small(demand.placing, node)
-            if node is not None and not matches(demand.selector, node.labels):
-                labels = describe(demand.selector)
+            if node is not None and not demand.accepts(node.labels):
+                labels = describe_all((demand.selector, *demand.fallbacks))
                 return Reason(ReasonKind.NODE_LABELS, node_id=node.node_id, detail=labels)
         if isinstance(placement, BundleAffinity):
             name = placement.placement_group_id.hex()[:8]

@@ -181,9 +181,9 @@ class ResourceTable:
                 out.infeasible.extend(Waiting(lease_id, reason) for lease_id in queue.waiting)
 
     # --- groups --------------------------------------------------------------------
-    def place_group(self, group: Group, out: Decisions) -> bool:
-        """Place the missing bundles of a group if there is room for all."""
-        bundles = self.groups.place(group, self.nodes)
+    def place_group(self, group: Group, out: Decisions, grown: ResourcePool | None = None) -> bool:
+        """Place the missing bundles of a group if there is room; as ``GroupTable.place``."""
+        bundles = self.groups.place(group, self.nodes, grown)
         if bundles is None:
             return False
         self.lift(group)
@@ -208,8 +208,10 @@ class ResourceTable:
             firsts = self.groups.first_that_may_use(node)
         for first in firsts:
             group: Group | None = first
-            while group is not None and (node is None or group.can_use(node)):
-                group = self.groups.next_alike(group) if self.place_group(group, out) else None
+            while group is not None and self.place_group(group, out, node):
+                group = self.groups.next_alike(group)
+                if group is not None and node is not None and not group.may_be_placed_by(node):
+                    break
 
     def free_bundle(self, pool: ResourcePool) -> None:
         """Give a removed group's bundle back to its node if nothing holds it any more."""

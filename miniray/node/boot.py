@@ -37,6 +37,12 @@ logger = logging.getLogger(__name__)
 #: Seconds, on a busy machine, until a new interpreter has imported what it needs and its own
 #: timeouts begin: what they say is better than that there was no answer.
 _UNTIL_STARTED = 20.0
+#: Characters of a line of its log that are told.
+_LONGEST_LINE = 500
+
+
+class _UnexplainedError(BootError):
+    """The node did not say why it could not start; its log may."""
 
 
 class StartedNode:
@@ -76,13 +82,26 @@ def launch(options: BootOptions, env_vars: Mapping[str, str] | None = None) -> S
         if "error" in answer:
             process.wait()
             raise pickle.loads(bytes.fromhex(answer["error"]))
-    except BaseException:
+    except BaseException as error:
         if process is not None:
             process.kill()
             process.wait()
-        remove_session(session)
+        last_line = _last_line(session)
+        remove_session(session, keep_logs=False)
+        if isinstance(error, _UnexplainedError):
+            why = f" The last line of its log: {last_line}" if last_line else ""
+            raise BootError(f"{error}{why}") from None
         raise
     return StartedNode(process, BootResult(**answer))
+
+
+def _last_line(session: Session) -> str:
+    """What the node wrote last; empty if it wrote nothing."""
+    try:
+        text = (session.logs / "node.log").read_text(errors="replace")
+    except OSError:
+        return ""
+    return text.rstrip().rpartition("\n")[2][:_LONGEST_LINE]
 
 
 def _spawn(
@@ -128,7 +147,7 @@ def _read_answer(fd: int, timeout: float, process: subprocess.Popen[bytes]) -> d
         while True:
             ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise BootError(f"The node was not ready within {timeout:g} s.")
+                raise _UnexplainedError(f"The node was not ready within {timeout:g} s.")
             piece = os.read(fd, 1 << 16)
             if not piece:
                 break
@@ -137,7 +156,7 @@ def _read_answer(fd: int, timeout: float, process: subprocess.Popen[bytes]) -> d
         os.close(fd)
     if not data:
         code = process.wait()
-        raise BootError(f"The node ended while it started (exit code {code}); see its log.")
+        raise _UnexplainedError(f"The node ended while it started (exit code {code}).")
     answer: dict[str, Any] = json.loads(data)
     return answer
 

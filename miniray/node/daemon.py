@@ -23,6 +23,7 @@ from miniray.node.adopted_service import AdoptedService
 from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
 from miniray.node.code_requests import CodeRequests
+from miniray.node.device_ledger import DeviceLedger
 from miniray.node.fetch_requests import FetchRequests
 from miniray.node.head_client import HeadClient
 from miniray.node.hello import actor_report, attached, hello, quarantines
@@ -124,6 +125,7 @@ class NodeDaemon:
         )
         self._turns = requests.turns
         FetchRequests(self._objects, self._clients, self._runs)
+        self.ledger = DeviceLedger(node.devices_folder, node.accelerators, template_pid)
         self._pool = WorkerPool(
             template=self._template,
             events=self,
@@ -135,6 +137,7 @@ class NodeDaemon:
                 "key": node.socket_key,
                 "machine": node.machine,
             },
+            ledger=self.ledger,
             logs=node.logs,
             soft_limit=max(1, int(node.scalars.get("CPU", 1))),
         )

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import platform
+import signal
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,12 +35,12 @@ from miniray.node.lifetime import stop_on_signals, when_exits
 from miniray.node.machine import inspect_machine
 from miniray.node.mover_client import MoverConfig
 from miniray.node.node_config import NodeConfig
-from miniray.node.orphans import end_children
+from miniray.node.orphans import end_children, reap
 from miniray.node.spill_place import spill_folder
 from miniray.security import channels
 from miniray.security.certificates import NODE_NAME
 from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
-from miniray.session import ClusterRecord, ProcessId, Session, write_record
+from miniray.session import ClusterRecord, ProcessId, Session, user_root, write_record
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
@@ -250,6 +251,7 @@ class NodeStart:
             },
             object_store_capacity=store,
             environments_folder=self.session.folder.parent / "environments",
+            devices_folder=user_root() / "devices",
             spill_folder=spill_folder(config().spill_folder, self.session.folder),
             machine=_machine(),
             mover=MoverConfig(
@@ -326,14 +328,17 @@ class NodeStart:
         await daemon.close()
         grace = 0.1 if self.options.embedded else config().stop_grace
         await asyncio.to_thread(self._end_children, grace)
+        daemon.ledger.prune()
         await server.stop(None)
         from miniray.session import remove_session
 
         remove_session(self.session)
 
     def _end_children(self, grace: float) -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(self._template_pid, 0)
+        # It ends with the last process that it has started, and one that hangs may never end.
+        if not reap(self._template_pid, config().quarantine_after):
+            os.kill(self._template_pid, signal.SIGKILL)
+            reap(self._template_pid, config().stop_grace)
         # What a template that was killed has left falls to this process.
         end_children({self._head.pid} if self._head is not None else (), config().stop_grace)
         if self._head is not None:

@@ -30,7 +30,7 @@ def end_children(spare: Collection[int], timeout: float) -> None:
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        left |= {pid for pid in found if not _reap(pid, timeout)}
+        left |= {pid for pid in found if not reap(pid, timeout)}
 
 
 def _children() -> set[int]:
@@ -44,8 +44,12 @@ def _children() -> set[int]:
     return pids
 
 
-def _reap(pid: int, timeout: float) -> bool:
-    fd = os.pidfd_open(pid)
+def reap(pid: int, timeout: float) -> bool:
+    """Wait for the end of a child; False, and it is logged, if it takes longer, in seconds."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
     try:
         ended, _, _ = select.select([fd], [], [], timeout)
     finally:

@@ -24,6 +24,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from miniray.core.process_state import may_hang_readers, variable_of
 from miniray.node import control_socket
 from miniray.node.python_command import python_command
 
@@ -67,6 +68,8 @@ class Template:
         #: Children of ended workers that were killed and are not gone: pid to the workers whose
         #: end is not told before. One that a driver holds in the kernel may stay for long.
         self._strays: dict[int, set[int]] = {}
+        #: The same of those of which it cannot be told now whose they are: they are not killed yet.
+        self._unsure: dict[int, set[int]] = {}
         #: Ended workers of which the daemon knows that these children are left.
         self._told: dict[int, list[int]] = {}
         #: Ended templates, of which the daemon asked to hear when all their workers are gone.
@@ -89,7 +92,10 @@ class Template:
         poller.register(self._wake_read, select.POLLIN)
         self._send(("ready", os.getpid()))
         while True:
-            for fd, _ in poller.poll():
+            ready = poller.poll(_KILL_AGAIN * 1000 if self._unsure else None)
+            if not ready:
+                self._look_for_strays()
+            for fd, _ in ready:
                 if fd == self._wake_read:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake_read, 4096)
@@ -108,7 +114,7 @@ class Template:
         if message[0] == "fork":
             return self._fork(message[1], fds)
         if message[0] in ("template", "helper"):
-            return self._fork_helper(message[0] == "template", *message[1:], fds)
+            return self._fork_helper(message[0] == "template", message[1], message[2], fds)
         if message[0] == "kill":
             _, pid, number = message
             if pid in self._workers:
@@ -226,12 +232,17 @@ class Template:
             if pid == 0:
                 break
             self._strays.pop(pid, None)
+            self._unsure.pop(pid, None)
             worker = self._workers.pop(pid, None)
             if worker is not None:
                 self._ended[pid] = (status, worker)
             elif self._helpers.pop(pid, None) is not None:
                 self._kill_strays()  # its workers
-        if self._ended or self._fences:
+        self._look_for_strays()
+
+    def _look_for_strays(self) -> None:
+        """Kill what ended workers have left, and tell which of them are over with that."""
+        if self._ended or self._fences or self._unsure:
             self._kill_strays()
             self._tell_ends()
             self._tell_settled()
@@ -239,7 +250,7 @@ class Template:
     def _tell_ends(self) -> None:
         """Tell which workers are gone with their children, and what is left of others."""
         left: dict[int, list[int]] = {}
-        for stray, workers in self._strays.items():
+        for stray, workers in (*self._strays.items(), *self._unsure.items()):
             for worker in workers:
                 left.setdefault(worker, []).append(stray)
         for pid in list(self._ended):
@@ -254,7 +265,7 @@ class Template:
     def _tell_settled(self) -> None:
         """Answer who waits until nothing is left of a template that was forked from this one."""
         for token, template in list(self._fences.items()):
-            if template not in self._helpers and not self._strays:
+            if template not in self._helpers and not self._strays and not self._unsure:
                 del self._fences[token]
                 self._send(("settled", token))
 
@@ -265,10 +276,17 @@ class Template:
             if pid in self._workers or pid in self._helpers:
                 continue
             if pid not in self._strays:
-                session, worker = _session_of(pid), _worker_of(pid)
+                session = _session_of(pid)
+                known = session in self._workers or session in self._ended
+                worker = "" if known else _worker_of(pid)
                 if session in self._workers or worker in living:
+                    self._unsure.pop(pid, None)
                     continue
-                self._strays[pid] = self._left_by(session, worker)
+                if worker is None and living:  # it may be a living one's: ask again soon
+                    self._unsure.setdefault(pid, set(self._ended))
+                    continue
+                self._unsure.pop(pid, None)
+                self._strays[pid] = self._left_by(session, worker or "")
             _kill(pid, signal.SIGKILL)
 
     def _left_by(self, session: int, worker: str) -> set[int]:
@@ -326,18 +344,14 @@ def _session_of(pid: int) -> int:
         return 0
 
 
-def _worker_of(pid: int) -> str:
-    """The id of the worker that a process descends from, or "" if it hides it."""
+def _worker_of(pid: int) -> str | None:
+    """The id of the worker that a process descends from, or "" if it hides it; None: not now."""
     try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            variables = file.read().split(b"\0")
+        if may_hang_readers(pid):
+            return None
+        return variable_of(pid, WORKER_VARIABLE) or ""
     except OSError:
         return ""
-    prefix = f"{WORKER_VARIABLE}=".encode()
-    for variable in variables:
-        if variable.startswith(prefix):
-            return variable[len(prefix) :].decode("ascii", "replace")
-    return ""
 
 
 def _fresh_random_state() -> None:

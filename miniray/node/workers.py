@@ -25,6 +25,7 @@ from miniray.exceptions import (
     TaskUnschedulableError,
     WorkerCrashedError,
 )
+from miniray.node.dying import DyingWatch
 from miniray.node.idle_workers import IdleWorkers
 from miniray.node.outputs import OutputPipe
 from miniray.node.quarantine import Quarantine, names_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from miniray.accelerators import NodeAccelerators
+    from miniray.node.device_ledger import DeviceLedger
     from miniray.node.template_client import TemplateClient
     from miniray.node.worker import NodeLease
     from miniray.node.worker_events import WorkerEvents
@@ -74,6 +76,7 @@ class WorkerPool:
         environments: EnvironmentManager,
         accelerators: NodeAccelerators,
         base_spec: dict[str, Any],
+        ledger: DeviceLedger,
         logs: Path,
         soft_limit: int,
     ) -> None:
@@ -93,6 +96,10 @@ class WorkerPool:
             template, self._by_pid.values, self.on_exited, self.on_lingers, self._ends.killed
         )
         self._idle = IdleWorkers(lambda: len(self.workers) - soft_limit, self._ends.ask)
+        self._ledger = ledger
+        #: Devices that processes of earlier nodes of this machine keep.
+        self._left = ledger.left(events.quarantines_changed)
+        self._dying = DyingWatch(self._by_pid.values, self._ends.kill)
         self._tasks: set[asyncio.Task[None]] = set()
         #: What the template told of a process before the fork's answer was handled: its wait
         #: status, and what it had started and is not gone.
@@ -169,6 +176,7 @@ class WorkerPool:
             self._start_failed(lease, worker, error, 1)
             return
         self._by_pid[worker.pid] = worker
+        self._ledger.enter(worker)
         status = self._early_exits.pop(worker.pid, None)
         left = self._early_left.pop(worker.pid, None)
         if status is not None:
@@ -285,6 +293,7 @@ class WorkerPool:
             self._early_exits[pid] = status
             return
         self._ends.gone(worker)
+        self._ledger.remove(worker)
         worker.gone.set()
         code = os.waitstatus_to_exitcode(status)
         if worker.quarantine is None:
@@ -326,9 +335,10 @@ class WorkerPool:
         self._events.quarantines_changed()
 
     def quarantines(self) -> list[Quarantine]:
-        """The workers that are given up and not gone."""
+        """The workers that are given up and not gone, and those of earlier nodes."""
         found = (worker.quarantine for worker in self._by_pid.values())
-        return [quarantine for quarantine in found if quarantine is not None]
+        left = [each.quarantine for each in self._left if not each.gone]
+        return left + [quarantine for quarantine in found if quarantine is not None]
 
     def _over(self, worker: Worker, code: int | None) -> None:
         """A worker is gone, or given up (its exit code is not known then): its lease ends."""
@@ -356,6 +366,9 @@ class WorkerPool:
 
     def close(self) -> None:
         """Hang up on all templates: they end their workers."""
+        self._dying.close()
+        for left in self._left:
+            left.close()
         self._templates.close()
 
     def template_gone(self) -> None:

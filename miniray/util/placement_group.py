@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 #: one node. STRICT_SPREAD: each on a node of its own.
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
+#: The label that each node has a value of its own of, under its two names.
+_NODE_LABELS = ("ray.io/node-id", "miniray.io/node-id")
+#: On one value of the label: all bundles are in one set.
+_TOGETHER = "same(all)"
+
 _EXAMPLE = '[{"CPU": 1}, {"GPU": 0.5}]'
 
 
@@ -107,6 +112,7 @@ def placement_group(
     lifetime: str | None = None,
     *,
     bundle_label_selector: list[dict[str, str]] | None = None,
+    topology_strategy: dict[str, str] | None = None,
 ) -> PlacementGroup:
     """Ask for a placement group, and return at once.
 
@@ -119,6 +125,9 @@ def placement_group(
             those of ``label_selector`` there is ``"same(a)"``: all bundles with it are on nodes
             with one value of the label, whichever has room, and those with ``"same(b)"`` on nodes
             with another one. Every bundle of the group has it then, on the same label.
+        topology_strategy: Instead of ``strategy``, a strategy for each label: any under
+            ``ray.io/node-id``, and "STRICT_PACK" under at most one other label, on one value of
+            which all bundles are then: ``{"ray.io/gpu-domain": "STRICT_PACK"}``.
 
     Raises:
         ValueError: The bundles, the strategy or the lifetime are not valid.
@@ -134,7 +143,13 @@ def placement_group(
         raise check.wrong_type("name", name, "a string")
     if lifetime not in (None, "detached"):
         raise ValueError(f'lifetime must be None or "detached", not {lifetime!r}.')
-    selectors = _check_selectors(bundle_label_selector, len(wanted))
+    strategy, selectors = _apply_topology(
+        topology_strategy,
+        strategy,
+        _check_selectors(bundle_label_selector, len(wanted)),
+        len(wanted),
+    )
+    _check_sets(selectors)
     id = current_runtime().create_placement_group(
         wanted, strategy or "PACK", name, lifetime, selectors
     )
@@ -223,19 +238,60 @@ def _check_selectors(given: Any, count: int) -> list[dict[str, str]] | None:
             f"bundle_label_selector must be a list of {count} dicts, one per bundle, "
             f"not {check.shown(given)}."
         )
-    selectors = [
+    return [
         check.label_selector(f"bundle_label_selector[{index}]", selector, of_bundle=True)
         for index, selector in enumerate(given)
     ]
-    if any("same(" in text for selector in selectors for text in selector.values()):
+
+
+def _check_sets(selectors: list[dict[str, str]] | None) -> None:
+    """Refuse bundles that could not be divided into sets with one value of a label each."""
+    if any("same(" in text for selector in selectors or () for text in selector.values()):
         from miniray.head.label_sets import shared_label
         from miniray.head.labels import parse_selector
 
         try:
-            shared_label([parse_selector(each, of_bundle=True) for each in selectors])
+            shared_label([parse_selector(each, of_bundle=True) for each in selectors or ()])
         except ValueError as error:
             raise ValueError(f"bundle_label_selector can't be met: {error}.") from None
-    return selectors
+
+
+def _apply_topology(
+    given: Any, strategy: str | None, selectors: list[dict[str, str]] | None, count: int
+) -> tuple[str | None, list[dict[str, str]] | None]:
+    """The strategy over nodes, and the selectors, that a topology strategy amounts to."""
+    if given is None:
+        return strategy, selectors
+    if strategy is not None:
+        raise ValueError(
+            f"strategy and topology_strategy can't be given together: write the strategy over "
+            f"nodes as topology_strategy[{_NODE_LABELS[0]!r}]."
+        )
+    if not isinstance(given, dict):
+        raise ValueError(  # noqa: TRY004 -- as in Ray
+            f"topology_strategy must be a dict of label to strategy, not {check.shown(given)}."
+        )
+    over_nodes: str | None = None
+    labels = []
+    for key, value in given.items():
+        name = f"topology_strategy[{key!r}]"
+        if value not in STRATEGIES:
+            raise ValueError(f"{name} must be one of {', '.join(STRATEGIES)}, not {value!r}.")
+        if key in _NODE_LABELS:
+            over_nodes = value
+        elif value != "STRICT_PACK":
+            raise ValueError(f'{name} must be "STRICT_PACK", the only one for such labels.')
+        else:
+            labels.append(key)
+    if len(labels) > 1:
+        raise ValueError(f"topology_strategy can have one label beside the node's, not {labels}.")
+    for key in labels:
+        check.label_selector("topology_strategy", {key: "exists()"})
+        selectors = [
+            {**each, key: f"{each[key]}&{_TOGETHER}" if key in each else _TOGETHER}
+            for each in selectors or [{}] * count
+        ]
+    return over_nodes, selectors
 
 
 def check_fits(group: PlacementGroup, index: int, demand: Mapping[str, float]) -> None:

@@ -120,7 +120,8 @@ class NodeLabelSchedulingStrategy:
 
     Args:
         hard: Conditions that must hold: ``{"region": In("us"), "gpu": Exists()}``.
-        soft: Conditions that are a wish; miniray accepts them and places by ``hard`` alone.
+        soft: Conditions that are a wish: nodes that meet them too are used before others, as long
+            as they have room.
 
     Raises:
         ValueError: Both are empty, or a condition is not one of the operators.

@@ -6,7 +6,9 @@ topologies there are is in ``accelerators/tpu_topology.py``.
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from typing import TYPE_CHECKING, Any
 
 from miniray.accelerators import slice_shape, this_host
@@ -42,10 +44,13 @@ __all__ = [
     "get_tpu_version_from_type",
     "get_tpu_worker_resources",
     "infer_tpu_pod_type_from_topology",
+    "init_jax_profiler",
     "reserve_tpu_slice",
     "run_on_slice",
     "slice_placement_group",
 ]
+
+logger = logging.getLogger(__name__)
 
 #: Where the coordinator of several slices listens unless it is told otherwise.
 DEFAULT_MEGASCALE_PORT = "8081"
@@ -75,6 +80,29 @@ def get_num_tpu_chips_on_node() -> int:
     if found or runtime_or_none() is None:
         return found
     return int(_own_node().get("Resources", {}).get("TPU", 0))
+
+
+def init_jax_profiler(port: int | None = None) -> None:
+    """Let tools such as xprof take profiles of what JAX does in this process.
+
+    Starts JAX's profiler server, of which a process has one. What keeps it from starting is logged,
+    as in Ray: a program goes on without it.
+
+    Args:
+        port: Where it listens. Default: the variable ``JAX_PROFILER_PORT``, or 9999.
+    """
+    try:
+        from jax import profiler
+    except ImportError:
+        logger.warning("JAX is not installed: there is nothing to profile.")
+        return
+    where: int | str = os.environ.get("JAX_PROFILER_PORT", "9999") if port is None else port
+    try:
+        profiler.start_server(int(where))
+    except Exception as error:  # noqa: BLE001 - whatever JAX raises
+        logger.error("JAX's profiler cannot listen on port %s: %s", where, error)  # noqa: TRY400
+    else:
+        logger.info("JAX's profiler listens on port %s", where)
 
 
 def _facts() -> Mapping[str, str]:

@@ -6,6 +6,7 @@ Groups of bundles on whole slices are in ``tpu_slices.py``.
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING
 
 from miniray.accelerators import slice_shape
@@ -99,7 +100,8 @@ def reserve_tpu_slice(
 ) -> tuple[str, PlacementGroup]:
     """Reserve a slice against others who reserve slices, by the head resource of its host 0.
 
-    A slice that is whole and idle is preferred to one of which hosts are missing or in use.
+    A slice that is whole and idle is preferred to one of which hosts are missing or in use. Should
+    its host 0 be lost, the reservation waits for that one to come back, and takes no other slice.
 
     Args:
         topology: Chips along each axis.
@@ -124,16 +126,21 @@ def reserve_tpu_slice(
     elif useless:
         selector[SLICE_NAME] = f"!in({','.join(useless)})"
     head = placement_group([{head_resource(shape.pod_type): 1}], bundle_label_selector=[selector])
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    names: list[str] = []
     with removed_on_error([head]):
-        if not wait_for([head], timeout_s):
-            raise TimeoutError(shortage(shape, 1, timeout_s))
-        name = fetch_tpu_slice_name_from_pg(head)
-        if name is None:
-            raise RuntimeError(
-                f"The host with {head_resource(shape.pod_type)} does not know its slice's name: "
-                "set TPU_NAME where its node starts."
-            )
-    return name, head
+        while not names:  # once more if the host was lost before the group was kept to its slice
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not wait_for([head], left):
+                raise TimeoutError(shortage(shape, 1, timeout_s))
+            try:
+                names = current_runtime().head_call("pin_placement_group", head.id, SLICE_NAME)
+            except ValueError:
+                raise RuntimeError(
+                    f"The host with {head_resource(shape.pod_type)} does not know its slice's "
+                    "name: set TPU_NAME where its node starts."
+                ) from None
+    return names[0], head
 
 
 def fetch_tpu_slice_name_from_pg(pg: PlacementGroup) -> str | None:

@@ -151,6 +151,10 @@ class CommandLine:
             elif path.name not in ("logs", "environments"):
                 yield from self._lasting(path)
 
+    def sessions(self) -> list[Path]:
+        """Folders of sessions, which stay for their logs when a node has ended."""
+        return sorted(self.root.glob("miniray-*/session_*"))
+
     def leaves_nothing(self, timeout: float = 20.0) -> None:
         """Wait until no process and no file is left; fail with what is."""
 

@@ -424,9 +424,11 @@ def test_a_start_that_is_interrupted_leaves_nothing(command: CommandLine) -> Non
     wait_until(lambda: len(command.pids()) > 1)
     os.killpg(start.pid, signal.SIGINT)
     start.communicate(timeout=30)
-    if start.returncode == 0:  # it was ready just before
+    interrupted = start.returncode != 0
+    if not interrupted:  # it was ready just before
         command.run("stop")
     command.leaves_nothing()
+    assert len(command.sessions()) == (0 if interrupted else 1)
 
 
 # --- failures ----------------------------------------------------------------------------
@@ -445,6 +447,7 @@ def test_a_port_that_is_taken_is_named(command: CommandLine) -> None:
     assert f"127.0.0.1:{port}" in line
     assert "another process uses this port" in line
     command.leaves_nothing()
+    assert command.sessions() == []
 
 
 def test_a_port_with_a_head_of_ones_own_names_it(shared: CommandLine, head: Started) -> None:
@@ -461,6 +464,7 @@ def test_joining_where_nothing_listens_fails_at_once(command: CommandLine) -> No
         line = one_line(command.run("start", "--address", address, "--token", token))
     assert line.startswith(f"Error: Nothing listens at {address}.")
     command.leaves_nothing()
+    assert command.sessions() == []
 
 
 def test_joining_what_is_no_head_fails(command: CommandLine) -> None:
@@ -474,6 +478,7 @@ def test_joining_what_is_no_head_fails(command: CommandLine) -> None:
         )
     assert address in line
     command.leaves_nothing()
+    assert command.sessions() == []
 
 
 def test_the_token_of_another_cluster_is_refused(shared: CommandLine, head: Started) -> None:

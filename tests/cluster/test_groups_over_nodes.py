@@ -136,6 +136,26 @@ def test_a_group_whose_label_no_node_has_waits_for_one_that_joins(
     nodes.wait_for_nodes()
 
 
+def test_a_topology_strategy_keeps_all_bundles_on_one_value_of_a_label(
+    make: Make, nodes: Cluster
+) -> None:
+    more = nodes.add_node(num_cpus=2, labels={"zone": "b"})
+    wait_until(lambda: miniray.cluster_resources()["CPU"] == 6)
+    spread = make([{"CPU": 1}] * 3, topology_strategy={"zone": "STRICT_PACK"})
+    assert spread.wait(30)
+    zones = {node["NodeID"]: node["Labels"].get("zone") for node in miniray.nodes()}
+    placed = placement_group_table(spread)["bundles_to_node_id"].values()
+    assert {zones[node_id] for node_id in placed} == {"b"}
+    strict = {"zone": "STRICT_PACK", "ray.io/node-id": "STRICT_SPREAD"}
+    too_many = make([{"CPU": 0.1}] * 3, topology_strategy=strict)
+    wait_until(lambda: len(list_pending_demands()) == 1)
+    assert "one value of zone" in list_pending_demands()[0].reason
+    remove_placement_group(too_many)
+    remove_placement_group(spread)
+    nodes.remove_node(more)
+    wait_until(lambda: miniray.cluster_resources()["CPU"] == 4)
+
+
 def test_bundles_that_must_be_together_and_cannot_be_are_told(make: Make) -> None:
     selectors = [{"zone": "a"}, {"zone": "b"}]
     group = make([{"CPU": 1}] * 2, strategy="STRICT_PACK", bundle_label_selector=selectors)

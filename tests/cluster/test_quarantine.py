@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,16 @@ class Holder:
 
     def wait(self) -> None:
         time.sleep(1000)
+
+    def start_thread(self) -> int:
+        """Id by which the kernel knows it."""
+        thread = threading.Thread(target=time.sleep, args=(1000,), daemon=True)
+        thread.start()
+        assert thread.native_id is not None
+        return thread.native_id
+
+    def crash(self) -> None:
+        os._exit(1)
 
     def start_child(self) -> int:
         code = f"{ALLOW_TRACING}; import time; print('ready', flush=True); time.sleep(1000)"
@@ -122,6 +133,20 @@ def test_a_child_that_cannot_be_killed_keeps_the_device_of_its_worker() -> None:
         assert not is_alive(pid)
         wait_until(lambda: any(f"pid {child} (python" in reason for reason in reasons()))
     assert miniray.get(both.devices.remote(), timeout=30) == "0,1"
+
+
+def test_a_process_that_ends_by_itself_and_hangs_on_its_way_is_noticed() -> None:
+    """One thread stays in the kernel, and keeps the files of the process open."""
+    holder = Holder.remote()
+    pid, thread = miniray.get([holder.pid.remote(), holder.start_thread.remote()])
+    with Unkillable(thread):
+        with pytest.raises(RayActorError):
+            miniray.get(holder.crash.remote(), timeout=30)
+        [found] = quarantined()
+        assert (found["pids"], found["devices"]) == ([pid], {"GPU": ["0"]})
+        other = Holder.remote()
+        assert miniray.get(other.devices.remote(), timeout=30) == "1"
+    wait_until(lambda: not quarantined())
 
 
 def test_an_actor_restarts_on_another_device() -> None:

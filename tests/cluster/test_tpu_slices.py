@@ -232,6 +232,20 @@ def test_a_slice_can_be_chosen_by_its_name() -> None:
     chosen.shutdown()
 
 
+def test_a_reservation_stays_with_its_slice_when_host_0_is_lost(nodes: Cluster) -> None:
+    name, head = tpu.reserve_tpu_slice("2x2x2", "v4", 30)
+    [host] = [node for node in nodes.worker_nodes if [node.node_id] == hosts_of(head)]
+    nodes.remove_node(host, allow_graceful=False)
+    wait_until(lambda: ray.util.placement_group_table(head)["state"] == "RESCHEDULING")
+    assert ray.available_resources()["TPU-v4-16-head"] == 1  # that of the other slice
+    nodes.add_node(
+        num_cpus=8, resources={"TPU": 4}, env_vars=host_variables(name, "v4-16", "2x2x2", 0)
+    )
+    wait_until(lambda: ray.util.placement_group_table(head)["state"] == "CREATED")
+    assert slices_of(head) == [name]
+    remove_placement_group(head)
+
+
 def test_a_function_runs_on_every_host() -> None:
     own = SlicePlacementGroup("2x2x2", "v4", pg_per_slice=True)
     found = ray.get(tpu.run_on_slice(about_host, tpu_slice=own, slice_index=0), timeout=30)

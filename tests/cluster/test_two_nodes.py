@@ -52,6 +52,12 @@ def node() -> str:
     return miniray.get_runtime_context().get_node_id()
 
 
+@miniray.remote
+class Holder:
+    def node(self) -> str:
+        return miniray.get_runtime_context().get_node_id()
+
+
 @miniray.remote(resources={"far": 1})
 class Far:
     def node(self) -> str:
@@ -209,6 +215,21 @@ def test_a_label_selector_says_where_work_runs() -> None:
     assert miniray.get(east.remote()) == there()
     other = node.options(label_selector={"zone": "!east"})
     assert miniray.get(other.remote()) == here()
+
+
+def test_a_wish_for_labels_is_met_while_there_is_room() -> None:
+    wish = NodeLabelSchedulingStrategy(None, soft={"zone": In("east")})
+    strict = {"label_selector": {"zone": "east"}}
+    falls_back = {**strict, "fallback_strategy": [{"label_selector": {"zone": "!east"}}]}
+    for options in ({"scheduling_strategy": wish}, falls_back):
+        assert miniray.get(node.options(**options).remote()) == there()
+        # The lease of the task stays for a moment.
+        wait_until(lambda: miniray.available_resources() == miniray.cluster_resources())
+        actors = [Holder.options(num_cpus=1, **options).remote() for _ in range(3)]
+        found = miniray.get([actor.node.remote() for actor in actors], timeout=30)
+        assert found == [there(), there(), here()]
+        del actors
+        wait_until(lambda: miniray.available_resources() == miniray.cluster_resources())
 
 
 def test_an_accelerator_type_says_where_work_runs() -> None:

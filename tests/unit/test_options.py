@@ -76,7 +76,14 @@ def method(**given: Any) -> Any:
         ({"runtime_env": 3}, TypeError, "runtime_env"),
         ({"runtime_env": {"conda": "x"}}, ValueError, "conda"),
         ({"object_store_memory": 3}, ValueError, "an option of actors"),
-        ({"fallback_strategy": []}, ValueError, "not supported by miniray"),
+        ({"tensor_transport": "nccl"}, ValueError, "not supported by miniray"),
+        ({"fallback_strategy": {"label_selector": {}}}, TypeError, "a list of dicts"),
+        ({"fallback_strategy": [{"zone": "a"}]}, ValueError, "fallback_strategy[0] must"),
+        (
+            {"fallback_strategy": [{"label_selector": {"a": "in("}}]},
+            ValueError,
+            "[0]['label_selector']['a']",
+        ),
         ({"_generator_backpressure_num_objects": 0}, ValueError, "must be positive"),
     ],
 )
@@ -247,6 +254,20 @@ def test_conditions_on_labels_are_written_as_a_selector() -> None:
         "d": "!exists()",
         "e": "!v",
     }
+
+
+def test_wishes_and_fallbacks_are_further_selectors_the_best_first() -> None:
+    strategy = NodeLabelSchedulingStrategy({"a": In("x", "y")}, soft={"a": In("x"), "b": Exists()})
+    found = task(scheduling_strategy=strategy)
+    assert found.label_selector == {"a": "in(x,y)&in(x)", "b": "exists()"}
+    assert found.fallback_selectors == ({"a": "in(x,y)"},)
+
+    only_soft = NodeLabelSchedulingStrategy(None, soft={"a": In("x")})
+    assert actor(scheduling_strategy=only_soft).fallback_selectors == ({},)
+
+    falls_back = task(label_selector={"a": "x"}, fallback_strategy=[{"label_selector": {"a": "y"}}])
+    assert falls_back.label_selector == {"a": "x"}
+    assert falls_back.fallback_selectors == ({"a": "y"},)
 
 
 @pytest.mark.parametrize(

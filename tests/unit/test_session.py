@@ -263,14 +263,14 @@ def test_there_is_no_identity_of_a_process_that_does_not_exist() -> None:
 
 
 def test_a_record_of_another_container_is_neither_used_nor_removed() -> None:
-    host, boot, _ = sessions._machine()
+    host, boot, _ = sessions.machine_identity()
     path = write_record(record(create_session(), machine=(host, boot, "pid:[1]")))
     assert find_clusters() == []
     assert path.exists()
 
 
 def test_a_record_from_before_a_restart_of_the_machine_is_removed() -> None:
-    host, _, namespace = sessions._machine()
+    host, _, namespace = sessions.machine_identity()
     path = write_record(record(create_session(), machine=(host, "earlier", namespace)))
     assert find_clusters() == []
     assert not path.exists()

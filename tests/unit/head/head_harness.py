@@ -60,6 +60,7 @@ class FakeDaemon:
         devices: dict[str, list[str]] | None = None,
         node_id: bytes | None = None,
         leases: list[head_pb2.RunningLease] | None = None,
+        labels: dict[str, str] | None = None,
         **hello: Any,
     ) -> None:
         self.cluster = cluster
@@ -67,7 +68,7 @@ class FakeDaemon:
         self.got: list[head_pb2.ToNode] = []
         self.closed = False
         self._requests = itertools.count(1)
-        told = {"scalars": scalars, "devices": devices or {}, "labels": {}}
+        told = {"scalars": scalars, "devices": devices or {}, "labels": labels or {}}
         self.node: Node | None = cluster.head.join(
             head_pb2.NodeHello(
                 **{

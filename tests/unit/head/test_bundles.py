@@ -5,8 +5,9 @@ import itertools
 import pytest
 
 from miniray.core.runtime import BundleAffinity
-from miniray.head.bundles import GroupStatus, PlacementGroupState, plan
+from miniray.head.bundles import GroupStatus, PlacementGroupState
 from miniray.head.demands import Decisions, Demand, LeaseRequest
+from miniray.head.planning import plan
 from miniray.head.reasons import ReasonKind
 from miniray.head.resources import ResourcePool, node_pool
 from miniray.head.scheduler import ClusterScheduler

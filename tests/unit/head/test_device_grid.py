@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miniray.head.amounts import UNIT, parse_needs
-from miniray.head.bundles import PlacementGroupState, plan
+from miniray.head.bundles import PlacementGroupState
 from miniray.head.device_grid import DeviceGrid, aligned_blocks
 from miniray.head.labels import parse_selector
+from miniray.head.planning import plan
 from miniray.head.reasons import ReasonKind, explain
 from miniray.head.resources import ResourcePool, node_pool
 

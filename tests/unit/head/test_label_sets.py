@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miniray.head.bundles import GroupStatus, PlacementGroupState, plan
+from miniray.head.bundles import GroupStatus, PlacementGroupState
 from miniray.head.demands import Demand
 from miniray.head.label_sets import match
 from miniray.head.labels import describe, parse_selector
+from miniray.head.planning import plan
 from miniray.head.reasons import ReasonKind
 from miniray.head.resources import ResourcePool, node_pool
 from miniray.head.scheduler import ClusterScheduler

@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from miniray.head.amounts import UNIT
-from miniray.head.bundles import PlacementGroupState, plan
+from miniray.head.bundles import PlacementGroupState
 from miniray.head.packing import Patience, pack_shares
+from miniray.head.planning import plan
 from miniray.head.resources import Allocation, Reservation, node_pool
 
 PLENTY = 20_000

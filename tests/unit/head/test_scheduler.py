@@ -156,6 +156,56 @@ def test_labels_decide_which_nodes_are_used() -> None:
     assert granted(join(scheduler, 2, {"CPU": 1}, labels={"zone": "c"})) == [lease]
 
 
+ZONES = [{"zone": "b"}, {"zone": "c"}]
+
+
+def zones(*cpus: float) -> ClusterScheduler:
+    scheduler = ClusterScheduler()
+    for number, (zone, amount) in enumerate(zip("abc", cpus, strict=True)):
+        join(scheduler, number, {"CPU": amount}, labels={"zone": zone})
+    return scheduler
+
+
+def test_nodes_of_a_fallback_are_used_where_better_ones_have_no_room() -> None:
+    demand = Demand.of({"CPU": 1}, label_selector=ZONES[0], fallback_selectors=ZONES[1:])
+
+    assert places(zones(4, 2, 2), demand, 5) == [1, 1, 2, 2, -1]
+
+
+def test_what_waits_takes_the_node_of_any_of_its_selectors_that_has_room_first() -> None:
+    scheduler = zones(4, 1, 1)
+    demand = Demand.of({"CPU": 1}, label_selector=ZONES[0], fallback_selectors=ZONES[1:])
+    (_, second), (waiting, _) = [ask(scheduler, demand) for _ in range(3)][1:]
+    [grant] = second.grants
+
+    assert granted(scheduler.release(grant.lease_id, 1.0)) == [waiting]
+
+
+def test_with_a_fallback_to_anything_labels_are_a_wish() -> None:
+    demand = Demand.of({"CPU": 1}, label_selector={"zone": "b"}, fallback_selectors=[{}])
+    spread = Demand.of({"CPU": 1}, None, Spread(), {"zone": "b"}, [{}])
+
+    assert places(zones(4, 2, 2), demand, 4) == [1, 1, 0, 0]
+    assert places(zones(4, 2, 2), spread, 3) == [1, 1, 0]
+
+
+def test_labels_that_no_node_has_are_told_with_all_that_would_do() -> None:
+    scheduler = zones(1, 1, 1)
+    lease, out = ask(
+        scheduler,
+        Demand.of({"CPU": 1}, label_selector={"zone": "d"}, fallback_selectors=[{"zone": "e"}]),
+    )
+
+    assert out.infeasible[0].reason.sentence() == "no node matches the labels zone=d or zone=e"
+    assert granted(join(scheduler, 4, {"CPU": 1}, labels={"zone": "e"})) == [lease]
+
+
+def test_two_conditions_on_one_label_hold_together() -> None:
+    demand = Demand.of({"CPU": 1}, label_selector={"zone": "in(a,b)&!a"})
+
+    assert places(zones(4, 1, 4), demand, 2) == [1, -1]
+
+
 @pytest.mark.parametrize("soft", [False, True])
 def test_affinity_waits_for_its_node(soft: bool) -> None:
     scheduler = cluster({"CPU": 1}, {"CPU": 1})

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from miniray.core.runtime import BundleAffinity, NodeAffinity, Placement, Spread
 from miniray.head.amounts import UNIT, parse_needs
-from miniray.head.bundles import PlacementGroupState, plan
+from miniray.head.bundles import PlacementGroupState
 from miniray.head.demands import Decisions, Demand, LeaseRequest
+from miniray.head.planning import plan
 from miniray.head.resources import Allocation, ResourcePool, node_pool
 from miniray.head.scheduler import ClusterScheduler
 

@@ -233,3 +233,27 @@ def test_the_driver_hears_why_a_group_waits(cluster: FakeCluster, daemon: FakeDa
         ("placement group second", busy, False),
         (f"placement group {never.hex()[:8]}", too_large, True),
     ]
+
+
+def test_a_pinned_group_waits_for_a_node_with_the_value_that_it_had(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    hosts = [cluster.node({"head": 1}, labels={"slice": name}) for name in "ab"]
+    driver = daemon.driver()
+    id = create(daemon, driver, [{"head": 1}])
+    assert daemon.ask(driver, "pin_placement_group", id, "slice") == ["a"]
+    assert hosts[0].node is not None
+    cluster.head.lose(hosts[0].node, "gone")
+    assert daemon.ask(driver, "placement_group_table", id)["state"] == "RESCHEDULING"
+    assert daemon.ask(driver, "pin_placement_group", id, "slice") == []
+
+    back = cluster.node({"head": 1}, labels={"slice": "a"})
+    table = daemon.ask(driver, "placement_group_table", id)
+    assert (table["state"], table["bundles_to_node_id"]) == ("CREATED", {0: back.node_id.hex()})
+
+
+def test_a_group_can_be_pinned_by_a_label_that_its_nodes_have(daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+    id = create(daemon, driver, [{"CPU": 1}])
+    with pytest.raises(ValueError, match="no label 'slice'"):
+        daemon.ask(driver, "pin_placement_group", id, "slice")

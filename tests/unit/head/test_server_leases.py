@@ -182,13 +182,67 @@ def test_an_environment_that_cannot_be_made_fails_the_group(daemon: FakeDaemon) 
     assert daemon.take("start_lease") == []
 
 
-def test_a_worker_that_may_start_elsewhere_is_tried_again(daemon: FakeDaemon) -> None:
+def fail(daemon: FakeDaemon, error: bytes, tries: int) -> None:
+    """The start of the worker that the daemon was asked for last fails."""
+    begun = daemon.one("start_lease")
+    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=begun.lease, error=error, tries=tries))
+
+
+def test_a_worker_that_may_start_elsewhere_is_tried_again(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
     client = daemon.driver()
     want(daemon, client, 1)
     for _ in range(3):
-        begun = daemon.one("start_lease")
-        daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=begun.lease, error=b"fork", tries=3))
+        fail(daemon, b"fork", 3)
+        cluster.timers.pass_time(1)
     assert daemon.pushes(client, "lease_failed") == [(GROUP, b"fork")]
+    assert daemon.take("start_lease") == []
+
+
+def test_workers_that_exit_and_those_that_are_killed_are_counted_apart(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    client = daemon.driver()
+    want(daemon, client, 1)
+    for _ in range(2):
+        fail(daemon, b"exited", 3)
+        cluster.timers.pass_time(10)
+        for _ in range(4):
+            fail(daemon, b"killed", 20)
+            cluster.timers.pass_time(10)
+    assert daemon.pushes(client, "lease_failed") == []
+    fail(daemon, b"exited", 3)
+    assert daemon.pushes(client, "lease_failed") == [(GROUP, b"exited")]
+
+
+def test_the_pause_before_another_worker_is_started_grows(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    client = daemon.driver()
+    want(daemon, client, 1)
+    fail(daemon, b"killed", 20)
+    for pause in (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0):
+        fail(daemon, b"killed", 20)
+        cluster.timers.pass_time(pause - 0.01)
+        assert daemon.take("start_lease") == []
+        cluster.timers.pass_time(0.02)
+    start(daemon, [daemon.one("start_lease")])
+    want(daemon, client, 2)
+    fail(daemon, b"killed", 20)
+    assert daemon.take("start_lease")
+
+
+def test_a_client_that_ends_in_such_a_pause_gets_no_worker(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    client = daemon.driver()
+    want(daemon, client, 1)
+    for _ in range(2):
+        fail(daemon, b"killed", 20)
+    daemon.end_process(client)
+    cluster.timers.pass_time(10)
+    assert daemon.take("start_lease") == []
 
 
 def test_a_blocked_task_lends_its_cpu(daemon: FakeDaemon) -> None:

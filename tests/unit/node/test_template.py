@@ -413,8 +413,8 @@ class Kernel:
         ours, theirs = control_pair()
         self.template = Template(theirs, [], None)
         self._ends = (ours, theirs)
-        #: pid: (session, id of the worker in its environment)
-        self.children: dict[int, tuple[int, str]] = {}
+        #: pid: (session, id of the worker in its environment; None: it can't be read now)
+        self.children: dict[int, tuple[int, str | None]] = {}
         self.dead: list[int] = []
         self.told: list[int] = []
         #: What was told of ended workers that have left something: those pids.
@@ -546,3 +546,27 @@ def test_children_of_living_workers_are_left_alone(kernel: Kernel) -> None:
     kernel.children |= {7: (2, ""), 8: (99, "two")}
     assert kernel.reap(1) == [1]
     assert kernel.killed == []
+
+
+def test_a_child_that_may_hang_its_reader_is_left_alone_until_it_can_be_told_whose_it_is(
+    kernel: Kernel,
+) -> None:
+    for pid, id in ((1, "one"), (2, "two"), (3, "three")):
+        kernel.worker(pid, id)
+    kernel.children |= {7: (99, None), 8: (98, None)}
+    assert kernel.reap(1) == []
+    assert kernel.reap(2) == [2]  # who ends later does not wait for them
+    assert kernel.killed == []
+    kernel.children |= {7: (99, "three"), 8: (98, "one")}
+    kernel.template._look_for_strays()
+    assert kernel.killed == [8]
+    assert kernel.left[1] == [8]
+    assert kernel.reap(8) == [1]
+
+
+def test_without_living_workers_it_is_nobody_elses(kernel: Kernel) -> None:
+    kernel.worker(1, "one")
+    kernel.children[7] = (99, None)
+    assert kernel.reap(1) == []
+    assert kernel.killed == [7]
+    assert kernel.reap(7) == [1]

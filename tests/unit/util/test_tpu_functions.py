@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -202,3 +204,35 @@ def test_a_broken_driver_counts_as_no_chips_and_is_logged(
     machine.folder("/sys/kernel/iommu_groups/7/devices/0000:00:04.0/vendor")  # unreadable
     assert tpu.get_num_tpu_chips_on_node() == 0
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("port", "variable", "expected"), [(7, "8", 7), (None, "8", 8)])
+def test_the_profiler_of_jax_listens_where_it_is_told_to(
+    monkeypatch: pytest.MonkeyPatch, port: int | None, variable: str, expected: int
+) -> None:
+    started: list[int] = []
+    jax = types.ModuleType("jax")
+    jax.profiler = types.SimpleNamespace(start_server=started.append)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setenv("JAX_PROFILER_PORT", variable)
+    tpu.init_jax_profiler(port)
+    assert started == [expected]
+
+
+def test_a_profiler_that_cannot_be_started_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_port: int) -> None:
+        raise RuntimeError("address in use")
+
+    jax = types.ModuleType("jax")
+    jax.profiler = types.SimpleNamespace(start_server=fail)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    tpu.init_jax_profiler(9)
+    monkeypatch.setitem(sys.modules, "jax", None)
+    tpu.init_jax_profiler()
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "JAX's profiler cannot listen on port 9: address in use",
+        "JAX is not installed: there is nothing to profile.",
+    ]

@@ -1,0 +1,79 @@
+"""What is read of processes below /proc."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from miniray.core import process_state
+from miniray.core.process_state import is_dying, may_hang_readers, variable_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: A line of /proc/<pid>/stat (Linux 6.1) of a process whose name has a parenthesis and a space.
+STAT = (
+    "4242 (a) b) {state} 1 4242 4242 0 -1 {flags} 103 0 0 0 0 0 0 0 20 0 1 0 12345 2400256 200 "
+    "18446744073709551615 1 1 0 0 0 {pending} 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    environment = {**os.environ, "MINIRAY_TEST_MARK": "a=b"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, env=environment) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("state", "flags", "pending", "dying"),
+    [
+        ("S", 0x400000, 0, False),
+        ("D", 0x400000, 0, False),
+        ("D", 0x400004, 0, True),  # PF_EXITING
+        ("D", 0x400000, 1 << (signal.SIGKILL - 1), True),
+        ("D", 0x400000, 1 << (signal.SIGTERM - 1), False),
+        ("Z", 0x400004, 0, True),
+    ],
+)
+def test_a_process_is_dying_from_its_first_step_on_or_once_it_was_killed(
+    monkeypatch: pytest.MonkeyPatch, state: str, flags: int, pending: int, dying: bool
+) -> None:
+    line = STAT.format(state=state, flags=flags, pending=pending)
+    fields = line.rpartition(")")[2].split()
+    monkeypatch.setattr(process_state, "_stat", lambda path: fields)
+    assert is_dying(4242) is dying
+
+
+def test_a_living_process_is_not_dying_and_one_that_is_gone_is_not_either(
+    child: subprocess.Popen[bytes],
+) -> None:
+    assert not is_dying(child.pid)
+    child.kill()
+    child.wait()
+    assert not is_dying(child.pid)
+    assert not may_hang_readers(child.pid)
+
+
+def test_a_process_whose_thread_waits_in_the_kernel_may_hang_its_readers(
+    monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
+) -> None:
+    states = iter("SD")
+    monkeypatch.setattr(os, "listdir", lambda path: ["1", "2"])
+    monkeypatch.setattr(process_state, "_stat", lambda path: [next(states)])
+    assert may_hang_readers(child.pid)
+
+
+def test_a_variable_of_another_process_is_read(child: subprocess.Popen[bytes]) -> None:
+    assert variable_of(child.pid, "MINIRAY_TEST_MARK") == "a=b"
+    assert variable_of(child.pid, "MINIRAY_TEST") is None
+    child.kill()
+    child.wait()
+    with pytest.raises(FileNotFoundError):
+        variable_of(child.pid, "MINIRAY_TEST_MARK")

@@ -1,0 +1,244 @@
+"""Bundles put on several nodes, beside a search through every way, and what a search may cost."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from miniray.core.runtime import NodeAffinity
+from miniray.head import groups
+from miniray.head.amounts import UNIT, parse_needs
+from miniray.head.assignment import assign
+from miniray.head.bundles import BundleSpec, PlacementGroupState
+from miniray.head.demands import Demand, LeaseRequest
+from miniray.head.labels import parse_selector
+from miniray.head.packing import Patience
+from miniray.head.planning import plan
+from miniray.head.resources import ResourcePool, node_pool
+from miniray.head.scheduler import ClusterScheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PLENTY = 20_000
+
+AMOUNTS = st.one_of(
+    st.fixed_dictionaries({"CPU": st.integers(1, 3)}),
+    st.sampled_from([{"GPU": 0.3}, {"GPU": 0.5, "CPU": 1}, {"GPU": 0.6}, {"GPU": 1}]),
+    st.just({"GPU": 2, "CPU": 1}),
+)
+SIZES = st.tuples(st.integers(1, 4), st.integers(0, 2))
+
+
+def make(number: int, size: tuple[int, int], **labels: str) -> ResourcePool:
+    cpus, gpus = size
+    devices = {"GPU": [str(device) for device in range(gpus)]} if gpus else {}
+    pool = node_pool(f"{number:032x}", {"CPU": cpus}, devices, labels)
+    pool.order = number
+    return pool
+
+
+def fits_on(node: ResourcePool, wanted: Sequence[dict[str, float]]) -> bool:
+    """Whether any way to put these on the devices of a node works."""
+    if sum(each.get("CPU", 0) for each in wanted) > node.total["CPU"] / UNIT:
+        return False
+    gpus = sorted(each["GPU"] for each in wanted if each.get("GPU"))
+    count = len(node.devices["GPU"].ids) if "GPU" in node.devices else 0
+    whole = sum(int(gpu) for gpu in gpus if gpu >= 1)
+    shares = [gpu for gpu in gpus if gpu < 1]
+    if not gpus:
+        return True
+    return whole <= count and any(
+        all(
+            sum(share for share, at in zip(shares, places, strict=True) if at == device) <= 1
+            for device in range(count - whole)
+        )
+        for places in itertools.product(range(count - whole), repeat=len(shares))
+    )
+
+
+def fits_somehow(nodes: list[ResourcePool], bundles: list[dict[str, float]]) -> bool:
+    return any(
+        all(
+            fits_on(node, [b for b, at in zip(bundles, places, strict=True) if at == number])
+            for number, node in enumerate(nodes)
+        )
+        for places in itertools.product(range(len(nodes)), repeat=len(bundles))
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(SIZES, min_size=1, max_size=3),
+    st.lists(AMOUNTS, min_size=1, max_size=5),
+    st.sampled_from(["PACK", "SPREAD"]),
+)
+def test_bundles_are_placed_if_there_is_a_way(
+    sizes: list[tuple[int, int]], bundles: list[dict[str, float]], strategy: str
+) -> None:
+    nodes = [make(number, size) for number, size in enumerate(sizes)]
+    before = [(dict(node.free), [d.free for d in node.copy().devices.values()]) for node in nodes]
+    made = plan(PlacementGroupState.of(b"group", bundles, strategy), nodes, None)
+    assert (made is not None) == fits_somehow(nodes, bundles)
+    for node, allocation in (made or {}).values():
+        node.release(allocation)
+    after = [(dict(node.free), [d.free for d in node.copy().devices.values()]) for node in nodes]
+    assert after == before
+
+
+@pytest.mark.parametrize("strategy", ["PACK", "SPREAD"])
+def test_a_way_is_found_that_one_after_the_other_misses(strategy: str) -> None:
+    # Only 4 + 3 and 3 + 2 + 2 fill both nodes.
+    nodes = [make(0, (7, 0)), make(1, (7, 0))]
+    bundles = [{"CPU": cpus} for cpus in (4, 3, 3, 2, 2)]
+    made = plan(PlacementGroupState.of(b"group", bundles, strategy), nodes, None)
+    assert made is not None
+    assert [node.free["CPU"] for node in nodes] == [0, 0]
+
+
+def test_labels_are_heeded() -> None:
+    nodes = [make(0, (4, 0), zone="a"), make(1, (4, 0), zone="b")]
+    one = BundleSpec(parse_needs({"CPU": 2}), parse_selector({"zone": "b"}))
+    specs = {0: BundleSpec(parse_needs({"CPU": 4})), 1: one, 2: one}
+    made = assign(specs, nodes, None, Patience(PLENTY), spread=True)
+    assert made is not None
+    assert {index: node.order for index, (node, _) in made.items()} == {0: 0, 1: 1, 2: 1}
+    assert assign(dict.fromkeys(range(3), one), nodes, None, Patience(PLENTY), spread=True) is None
+
+
+def test_spread_begins_with_nodes_that_have_none() -> None:
+    nodes = [make(number, (4, 0)) for number in range(3)]
+    specs = {index: BundleSpec(parse_needs({"CPU": 1})) for index in range(3)}
+    spread = assign(specs, nodes, None, Patience(PLENTY), spread=True)
+    assert spread is not None
+    assert len({node.order for node, _ in spread.values()}) == 3
+    for node, allocation in spread.values():
+        node.release(allocation)
+    packed = assign(specs, nodes, None, Patience(PLENTY), spread=False)
+    assert packed is not None
+    assert len({node.order for node, _ in packed.values()}) == 1
+
+
+def test_a_search_without_an_end_in_sight_ends_and_leaves_nothing() -> None:
+    # Each node has room for two of three sizes that sum up to no more than there is.
+    nodes = [make(number, (100, 0)) for number in range(12)]
+    sizes = [34 + number % 5 for number in range(33)]
+    specs = {index: BundleSpec(parse_needs({"CPU": size})) for index, size in enumerate(sizes)}
+    patience = Patience(2000)
+    assert assign(specs, nodes, None, patience, spread=False) is None
+    assert patience.steps <= 0
+    assert all(node.free["CPU"] == 100 * UNIT for node in nodes)
+
+
+def test_many_equal_bundles_take_few_steps() -> None:
+    nodes = [make(number, (8, 0)) for number in range(50)]
+    specs = {index: BundleSpec(parse_needs({"CPU": 3})) for index in range(101)}
+    patience = Patience(PLENTY)
+    assert assign(specs, nodes, None, patience, spread=False) is None
+    assert patience.steps > PLENTY - 100
+
+
+# --- when it is planned again ------------------------------------------------------------------
+
+
+class Plans:
+    """Counts plans of groups."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = 0
+
+        def counted(*arguments: object) -> object:
+            self.made += 1
+            return plan(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(groups, "plan", counted)
+
+
+def scheduler_of(*sizes: tuple[int, int]) -> ClusterScheduler:
+    scheduler = ClusterScheduler()
+    for number, size in enumerate(sizes):
+        scheduler.add_node(make(number, size), 0.0)
+    return scheduler
+
+
+def hold(scheduler: ClusterScheduler, id: bytes, at: int | None = None, **resources: float) -> None:
+    placement = None if at is None else NodeAffinity(f"{at:032x}")
+    demand = Demand.of(resources, placement=placement, lasting=True)
+    assert scheduler.submit(LeaseRequest(id, demand), 0.0).grants
+
+
+def test_a_group_that_lacks_one_kind_is_planned_again_when_there_is_enough_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = scheduler_of((4, 2), (4, 2))
+    for number in range(4):
+        hold(scheduler, b"gpu%d" % number, GPU=1)
+    for number in range(8):
+        hold(scheduler, b"cpu%d" % number, CPU=1)
+    state = PlacementGroupState.of(b"group", [{"CPU": 1}, {"GPU": 2}, {"GPU": 2}], "SPREAD")
+    scheduler.create_group(state, 0.0)
+    plans = Plans(monkeypatch)
+    for number in range(8):
+        assert not scheduler.release(b"cpu%d" % number, 1.0).placed
+    for number in range(3):
+        assert not scheduler.release(b"gpu%d" % number, 1.0).placed
+    assert plans.made == 0
+    assert scheduler.release(b"gpu3", 1.0).placed
+    assert plans.made == 1
+
+
+def test_a_group_whose_bundles_fit_alone_is_planned_again_when_a_node_has_more_than_it_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = scheduler_of((5, 0), (5, 0))
+    for number in range(2):
+        hold(scheduler, b"hold%d" % number, number, CPU=1)
+    state = PlacementGroupState.of(b"group", [{"CPU": 3}, {"CPU": 3}, {"CPU": 2}], "PACK")
+    assert not scheduler.create_group(state, 0.0).placed
+    plans = Plans(monkeypatch)
+    for number in range(20):  # what comes and goes changes nothing
+        hold(scheduler, b"task%d" % number, CPU=1)
+        assert not scheduler.release(b"task%d" % number, 1.0).placed
+    assert plans.made == 0
+    assert scheduler.release(b"hold1", 1.0).placed
+    assert plans.made == 1
+
+
+def test_a_node_that_is_used_again_counts_as_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler = scheduler_of((4, 0), (4, 0))
+    scheduler.drain_node(f"{1:032x}", 0.0)
+    state = PlacementGroupState.of(b"group", [{"CPU": 2}, {"CPU": 3}], "PACK")
+    assert not scheduler.create_group(state, 0.0).placed
+    plans = Plans(monkeypatch)
+    assert scheduler.drain_node(f"{1:032x}", 1.0, False).placed
+    assert plans.made == 1
+
+
+def test_a_group_for_one_node_is_planned_on_the_node_that_has_got_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler = scheduler_of(*[(4, 1)] * 20)
+    for number in range(20):
+        hold(scheduler, b"most%d" % number, number, GPU=0.5)
+        hold(scheduler, b"cpus%d" % number, number, CPU=3)
+    bundles = [{"CPU": 2}, {"GPU": 0.4}, {"GPU": 0.4}]
+    state = PlacementGroupState.of(b"group", bundles, "STRICT_PACK")
+    assert not scheduler.create_group(state, 0.0).placed
+    looked_at: list[int] = []
+
+    def counted(group: object, pools: Sequence[ResourcePool], *rest: object) -> object:
+        looked_at.append(len(pools))
+        return plan(group, pools, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(groups, "plan", counted)
+    for number in range(5):
+        assert not scheduler.release(b"cpus%d" % number, 1.0).placed
+    for number in range(10, 15):
+        assert not scheduler.release(b"most%d" % number, 1.0).placed
+    assert len(looked_at) <= 10
+    assert set(looked_at[1:]) <= {1}
+    assert scheduler.release(b"most3", 1.0).placed
