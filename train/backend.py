@@ -7,7 +7,7 @@ and what runs in them, is decided elsewhere.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from miniray.train.ranks import Ranks
 
@@ -64,8 +64,17 @@ class LocalPlace:
 class Backend:
     """Base of backends; by itself it connects nothing."""
 
-    #: Modules that the process of a rank needs, so that it can begin with them loaded.
-    preload: ClassVar[tuple[str, ...]] = ()
+    def preload(self, resources: Mapping[str, float]) -> tuple[str, ...]:
+        """Modules that the process of a rank needs, so that it begins with them loaded.
+
+        Loaded once per node, in a process of which those of the ranks are forked; so they may
+        start no thread, and nothing that a fork does not survive. Called in the controller.
+
+        Args:
+            resources: What each worker holds, by resource name.
+        """
+        del resources
+        return ()
 
     def environments(
         self,

@@ -183,6 +183,7 @@ class WorkerGroup:
         """
         assert self._room is not None
         placement = self._room.placement
+        preload = self._backend.preload(self._resources)
         actor_class = miniray.remote(TrainWorker)
         self._workers = [
             actor_class.options(
@@ -191,7 +192,7 @@ class WorkerGroup:
                     placement,
                     bundle,
                     self._runtime_env,
-                    self._backend.preload,
+                    preload,
                 )
             ).remote(self._backend, self._logging)
             for bundle in range(self.size)

@@ -83,6 +83,7 @@ class Template:
         signal.signal(signal.SIGCHLD, _ignore_signal)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # the daemon decides when it ends
+        gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
         for module in self._preload:
             importlib.import_module(module)
         gc.collect()

@@ -26,6 +26,8 @@ _READ_AT_LOAD = (
     "GLIBC_TUNABLES",
     "LC_",
     "TORCH_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
     "PYTORCH_",
 )
 _READ_AT_START = frozenset({"LANG", "TZ"})

@@ -9,17 +9,23 @@ import contextlib
 import datetime
 import logging
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
+from miniray.head.amounts import ACCELERATORS
 from miniray.train.backend import Backend
 from miniray.train.torch import environment
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from miniray.train.backend import LocalPlace, Member
     from miniray.train.config import ScalingConfig
     from miniray.train.torch.config import TorchConfig
 
 logger = logging.getLogger(__name__)
+
+#: What every rank needs.
+_PRELOAD = ("torch", "torch.distributed", "psutil")
 
 #: Where rank 0 tells the others which backend the group uses.
 _BACKEND_KEY = "miniray/backend"
@@ -28,12 +34,20 @@ _BACKEND_KEY = "miniray/backend"
 class TorchBackend(Backend):
     """Makes the process group before the train loop and ends it afterwards."""
 
-    preload: ClassVar[tuple[str, ...]] = ("torch", "torch.distributed", "psutil")
-
     def __init__(self, config: TorchConfig) -> None:
         self._config = config
         self._store: Any = None
         self._leave: contextlib.ExitStack | None = None
+
+    def preload(self, resources: Mapping[str, float]) -> tuple[str, ...]:
+        """PyTorch, and on CPUs the compiler's front end.
+
+        The latter is loaded by the first DistributedDataParallel or optimizer step of a process
+        anyway, and takes almost as long as PyTorch itself. With accelerators it brings kernels'
+        compilers along, of which it is not known whether they leave the devices alone until
+        they are used.
+        """
+        return _PRELOAD if ACCELERATORS & resources.keys() else (*_PRELOAD, "torch._dynamo")
 
     def prepare(self) -> None:
         """Load PyTorch."""
