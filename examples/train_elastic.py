@@ -15,6 +15,7 @@ import itertools
 import tempfile
 import threading
 import time
+import uuid
 from pathlib import Path
 
 import torch
@@ -90,14 +91,19 @@ class GroupSizes(train.Callback):
         self.queue.put(len(metrics))
 
 
+def wait_for(sizes: Queue, workers: int) -> None:
+    """Return after three reports of a group of so many workers."""
+    reports = 0
+    while reports < 3:
+        reports += sizes.get() == workers
+
+
 def disturb(cluster: Cluster, node: Node, sizes: Queue) -> None:
-    """Kill a node once two workers train, and add two once one worker has gone on."""
-    while sizes.get() != 2:
-        pass
+    """Kill a node while two workers train, and add two when one worker has gone on."""
+    wait_for(sizes, workers=2)
     print("killing a node", flush=True)
     cluster.remove_node(node, allow_graceful=False)  # SIGKILL
-    while sizes.get() != 1:
-        pass
+    wait_for(sizes, workers=1)
     print("two nodes join", flush=True)
     for _ in range(2):
         cluster.add_node(num_cpus=1, resources={"slot": 1})
@@ -127,6 +133,7 @@ def main() -> None:
             elastic_resize_monitor_interval_s=0,  # grow at the first checkpoint that finds room
         ),
         run_config=train.RunConfig(
+            name=f"elastic-{uuid.uuid4().hex[:8]}",
             storage_path=arguments.storage_path,
             failure_config=train.FailureConfig(max_failures=3),
             callbacks=[GroupSizes(sizes)],

@@ -32,7 +32,7 @@ from miniray.train.torch import TorchTrainer
 class DigitClassifier(pl.LightningModule):
     """Two layers; nothing in it knows of workers."""
 
-    def __init__(self, lr: float = 2e-3) -> None:
+    def __init__(self, lr: float = 1e-2) -> None:
         super().__init__()
         self.lr = lr
         self.network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -59,7 +59,8 @@ def load_splits() -> dict[str, TensorDataset]:
     digits = load_digits()
     images = torch.tensor(digits.data / 16, dtype=torch.float32)
     labels = torch.tensor(digits.target)
-    parts = {"train": slice(0, 1200), "validation": slice(1200, 1500), "test": slice(1500, None)}
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    parts = {"train": order[:1200], "validation": order[1200:1500], "test": order[1500:]}
     return {name: TensorDataset(images[rows], labels[rows]) for name, rows in parts.items()}
 
 

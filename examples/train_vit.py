@@ -160,7 +160,7 @@ def main() -> None:
         trainer = TorchTrainer(
             train_func_per_worker,
             train_loop_config={
-                "lr": 1e-3,
+                "lr": 3e-3,
                 "epochs": epochs,
                 "batch_size_per_worker": global_batch_size // arguments.workers,
             },

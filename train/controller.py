@@ -84,7 +84,8 @@ def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
     """The worker group that a run starts when its scaling policy decides so."""
     from miniray.train.worker_group import WorkerGroup
 
-    return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)
+    named = dataclasses.replace(spec.run_config, name=spec.name)
+    return WorkerGroup(decision, spec.scaling_config, spec.backend, named)
 
 
 class TrainController(RankCalls):
@@ -294,7 +295,8 @@ class TrainController(RankCalls):
         try:
             result = await outcome
         except MinirayError as error:
-            self._attempt.fail(rank, WorkerFailure.of(error))
+            # The frames in which it was awaited here say nothing.
+            self._attempt.fail(rank, WorkerFailure.of(error.with_traceback(None)))
             return
         if result.failure is not None:
             self._attempt.fail(rank, result.failure)
@@ -304,7 +306,7 @@ class TrainController(RankCalls):
     async def _restart(self) -> RunState:
         assert self._attempt is not None
         if self._state is RunState.RESIZING:
-            self._feed.note(f"There is room for more than {self._size} workers.")
+            self._feed.note(f"There is room for more workers than {self._size}.")
         await self._stop_group(graceful=False)
         self._unsafe_names |= self._attempt.unfinished_uploads()
         await self._blocking(self._recorder.clear_incomplete, self._attempt.next_number)

@@ -13,7 +13,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.exceptions import MinirayError
+from miniray.exceptions import MinirayError, TaskUnschedulableError
+from miniray.train.ranks import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,18 +110,25 @@ async def keep(storage: RunStorage, folder: str, infos: Sequence[WorkerInfo]) ->
         by_node.setdefault(info.node_id, {})[rank] = info.output
     try:
         await _flush()
-        copies = [
-            asyncio.to_thread(copy_output, storage, folder, outputs)
-            if node == own_node
-            else _copy_elsewhere(node, storage, folder, outputs)
-            for node, outputs in by_node.items()
-        ]
-        results = await asyncio.gather(*copies, return_exceptions=True)
     except MinirayError as error:
-        results = [error]
-    for result in results:
+        logger.warning("The end of what ranks printed may be missing in %s: %s", folder, error)
+    copies = [
+        asyncio.to_thread(copy_output, storage, folder, outputs)
+        if node == own_node
+        else _copy_elsewhere(node, storage, folder, outputs)
+        for node, outputs in by_node.items()
+    ]
+    results = await asyncio.gather(*copies, return_exceptions=True)
+    for outputs, result in zip(by_node.values(), results, strict=True):
         if isinstance(result, BaseException):
-            logger.warning("The output of some ranks is not in %s: %r", storage.path, result)
+            gone = isinstance(result, TaskUnschedulableError)
+            logger.warning(
+                "What %s printed is not in %s/%s: %s",
+                listed(outputs),
+                storage.path,
+                folder,
+                "the node is gone" if gone else result,
+            )
 
 
 async def _copy_elsewhere(

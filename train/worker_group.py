@@ -171,7 +171,7 @@ class WorkerGroup:
             selector = selectors[-1] if selectors else {}
             if beside is not None:
                 selector = {**selector, NODE_LABEL: beside}
-            return Room(1, self._resources, "PACK", [selector], f"{self._run}-more")
+            return Room(1, self._resources, "PACK", [selector], f"{self._run}-room-to-grow")
 
         return MoreRoom(ask)
 
@@ -300,7 +300,7 @@ async def gather_workers(refs: Sequence[Any]) -> list[Any]:
     for position, call in enumerate(calls):
         error = call.exception() if call.done() and not call.cancelled() else None
         if isinstance(error, MinirayError):
-            failures[position] = WorkerFailure.of(error)
+            failures[position] = WorkerFailure.of(error.with_traceback(None))
         elif error is not None:
             raise error
     if failures:

@@ -208,6 +208,7 @@ def test_a_group_follows_the_nodes_that_come_and_go(cluster: Cluster, tmp_path: 
     assert run.result.return_value is not None
 
 
+@pytest.mark.slow
 def test_a_loader_shares_its_rows_out_anew_for_each_group(cluster: Cluster, tmp_path: Path) -> None:
     from torch.utils.data import DistributedSampler
 
