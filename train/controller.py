@@ -146,7 +146,7 @@ class TrainController(RankCalls):
                 need modules that only the ranks should load.
         """
         recording = asyncio.create_task(self._record_steps())
-        self._machine = asyncio.create_task(self._go_through_states(carrier, loop[0]))
+        self._machine = asyncio.create_task(self._go_through_states(carrier, loop))
         if self._stop_asked:
             self._machine.cancel()
         watching = asyncio.create_task(watch_hooks(self._callbacks, self._spec.name))
@@ -184,7 +184,7 @@ class TrainController(RankCalls):
 
     # --- the states ---------------------------------------------------------------------
 
-    async def _go_through_states(self, carrier: Carrier, loop: Any) -> None:
+    async def _go_through_states(self, carrier: Carrier, loop: list[Any]) -> None:
         while not self._state.terminal:
             if self._state is RunState.INITIALIZING:
                 following = await self._initialize()
@@ -250,7 +250,7 @@ class TrainController(RankCalls):
         if old not in (0, size) and self._callbacks:
             await self._blocking(self._callbacks.tell, "after_resize", old, size)
 
-    async def _supervise(self, carrier: Carrier, loop: Any) -> RunState:
+    async def _supervise(self, carrier: Carrier, loop: list[Any]) -> RunState:
         assert self._group is not None
         assert self._attempt is not None
         setup = SessionSetup(
@@ -263,7 +263,7 @@ class TrainController(RankCalls):
         )
         self._attempt.begin()
         self._growth.begin(self._group)
-        outcomes = self._group.run(loop, setup, carrier)
+        outcomes = self._group.run(loop[0], setup, carrier)
         watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
         over = asyncio.ensure_future(self._attempt.over.wait())
         hang = asyncio.ensure_future(self._watch_for_hang(self._attempt))
