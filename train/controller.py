@@ -55,6 +55,10 @@ T = TypeVar("T")
 #: died often fails before the death is known, and the error should name both.
 FAILURE_GRACE = 0.5
 
+#: After a rank has failed, seconds that the uploads get by which checkpoints become complete that
+#: every rank has reported: what they hold need not be computed again.
+UPLOAD_GRACE = 30.0
+
 #: The longest pause, in seconds, before workers are started again whose start was lost.
 MOST_PAUSE = 10.0
 
@@ -275,6 +279,7 @@ class TrainController(RankCalls):
                     watching.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:
                 await _wait_at_most(self._attempt.all_ended.wait(), FAILURE_GRACE)
+                await _wait_at_most(self._attempt.settle(), UPLOAD_GRACE)
         finally:
             await _end(over, watches, hang)
         self._attempt.close()
@@ -294,7 +299,7 @@ class TrainController(RankCalls):
         try:
             result = await outcome
         except MinirayError as error:
-            self._attempt.fail(rank, WorkerFailure.of(error))
+            self._attempt.lose(rank, WorkerFailure.of(error))
             return
         if result.failure is not None:
             self._attempt.fail(rank, result.failure)
@@ -404,7 +409,7 @@ class TrainController(RankCalls):
                     self._failure = WorkerFailure.of(error)
                     self._message = self._failure.summary
                 self._state = RunState.ERRORED
-        self._io.shutdown(wait=False)
+        self._io.shutdown()  # idle: its work was waited for
         return self._outcome()
 
     def _outcome(self) -> RunOutcome:
