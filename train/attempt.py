@@ -85,6 +85,10 @@ class Attempt:
         self._tell = tell
         self._rendezvous = Rendezvous(world_size, collective_timeout, tell)
         self._uploading: dict[tuple[int, int], _Uploading] = {}
+        #: Uploads in the background, by rank and index, until they have ended.
+        self._announced: set[tuple[int, int]] = set()
+        #: Ranks whose processes are gone.
+        self._lost: set[int] = set()
         self._last_report = [0.0] * world_size
         self.last_progress = time.monotonic()
         self.stacks = StackBoard()
@@ -126,6 +130,10 @@ class Attempt:
         if self._draining and index not in {begun for _, begun in self._uploading}:
             await self._given_up.wait()
 
+    def announce_upload(self, rank: int, index: int) -> None:
+        """Enter that a rank will upload the checkpoint of a report in the background."""
+        self._announced.add((rank, index))
+
     def begin_upload(self, rank: int, index: int, name: str) -> UploadPlace:
         """Enter that a rank is about to upload the checkpoint of a report under this name."""
         if self._closed:
@@ -141,8 +149,11 @@ class Attempt:
         """Enter that an upload has ended in vain; with a failure, the rank has failed by it."""
         self.last_progress = time.monotonic()
         self._end_upload(rank, index)
-        if failure is not None and not self._closed:
-            self.fail(rank, failure)
+        if failure is not None:
+            # Those behind it are not begun.
+            self._announced = {upload for upload in self._announced if upload[0] != rank}
+            if not self._closed:
+                self.fail(rank, failure)
 
     async def join(self, rank: int, number: int, call: str, value: bytes) -> CollectiveOutcome:
         """Wait in a collective call for the other ranks."""
@@ -178,6 +189,11 @@ class Attempt:
         self.over.set()
         self._check_ended()
 
+    def lose(self, rank: int, failure: WorkerFailure) -> None:
+        """Enter that the process of a rank is gone, or could not begin its train loop."""
+        self._lost.add(rank)
+        self.fail(rank, failure)
+
     def end(self) -> None:
         """End it although its ranks run."""
         self.over.set()
@@ -189,8 +205,20 @@ class Attempt:
             self._uploads_ended.clear()
             await self._uploads_ended.wait()
 
+    async def settle(self) -> None:
+        """After a failure, wait for uploads that make a step complete which every rank has made."""
+        while not self._closed and self._board.completes_with(self._coming()):
+            self._uploads_ended.clear()
+            await self._uploads_ended.wait()
+
+    def _coming(self) -> set[tuple[int, int]]:
+        """Reports that come as soon as an upload has ended, by rank and index."""
+        begun = self._announced | self._uploading.keys()
+        return {(rank, index) for rank, index in begun if rank not in self._lost}
+
     def _end_upload(self, rank: int, index: int) -> None:
         self._uploading.pop((rank, index), None)
+        self._announced.discard((rank, index))
         self._uploads_ended.set()
 
     # --- what has become of it --------------------------------------------------------------
@@ -220,8 +248,8 @@ class Attempt:
         return self.first_number + self._highest + 1
 
     def unfinished_uploads(self) -> set[str]:
-        """Names of checkpoints that ranks of which no end is known may be writing."""
-        ended = self.returned | self.failures.keys()
+        """Names of checkpoints that ranks whose processes may live may be writing."""
+        ended = self.returned | self._lost
         return {upload.folder for (rank, _), upload in self._uploading.items() if rank not in ended}
 
     def recorded(self, index: int) -> None:

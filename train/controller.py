@@ -55,6 +55,10 @@ T = TypeVar("T")
 #: died often fails before the death is known, and the error should name both.
 FAILURE_GRACE = 0.5
 
+#: After a rank has failed, seconds that the uploads get by which checkpoints become complete that
+#: every rank has reported: what they hold need not be computed again.
+UPLOAD_GRACE = 30.0
+
 #: The longest pause, in seconds, before workers are started again whose start was lost.
 MOST_PAUSE = 10.0
 
@@ -147,7 +151,7 @@ class TrainController(RankCalls):
                 need modules that only the ranks should load.
         """
         recording = asyncio.create_task(self._record_steps())
-        self._machine = asyncio.create_task(self._go_through_states(carrier, loop[0]))
+        self._machine = asyncio.create_task(self._go_through_states(carrier, loop))
         if self._stop_asked:
             self._machine.cancel()
         watching = asyncio.create_task(watch_hooks(self._callbacks, self._spec.name))
@@ -185,7 +189,7 @@ class TrainController(RankCalls):
 
     # --- the states ---------------------------------------------------------------------
 
-    async def _go_through_states(self, carrier: Carrier, loop: Any) -> None:
+    async def _go_through_states(self, carrier: Carrier, loop: list[Any]) -> None:
         while not self._state.terminal:
             if self._state is RunState.INITIALIZING:
                 following = await self._initialize()
@@ -251,7 +255,7 @@ class TrainController(RankCalls):
         if old not in (0, size) and self._callbacks:
             await self._blocking(self._callbacks.tell, "after_resize", old, size)
 
-    async def _supervise(self, carrier: Carrier, loop: Any) -> RunState:
+    async def _supervise(self, carrier: Carrier, loop: list[Any]) -> RunState:
         assert self._group is not None
         assert self._attempt is not None
         setup = SessionSetup(
@@ -264,7 +268,7 @@ class TrainController(RankCalls):
         )
         self._attempt.begin()
         self._growth.begin(self._group)
-        outcomes = self._group.run(loop, setup, carrier)
+        outcomes = self._group.run(loop[0], setup, carrier)
         watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
         over = asyncio.ensure_future(self._attempt.over.wait())
         hang = asyncio.ensure_future(self._watch_for_hang(self._attempt))
@@ -276,6 +280,7 @@ class TrainController(RankCalls):
                     watching.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:
                 await _wait_at_most(self._attempt.all_ended.wait(), FAILURE_GRACE)
+                await _wait_at_most(self._attempt.settle(), UPLOAD_GRACE)
         finally:
             await _end(over, watches, hang)
         self._attempt.close()
@@ -296,7 +301,7 @@ class TrainController(RankCalls):
             result = await outcome
         except MinirayError as error:
             # The frames in which it was awaited here say nothing.
-            self._attempt.fail(rank, WorkerFailure.of(error.with_traceback(None)))
+            self._attempt.lose(rank, WorkerFailure.of(error.with_traceback(None)))
             return
         if result.failure is not None:
             self._attempt.fail(rank, result.failure)
@@ -406,7 +411,7 @@ class TrainController(RankCalls):
                     self._failure = WorkerFailure.of(error)
                     self._message = self._failure.summary
                 self._state = RunState.ERRORED
-        self._io.shutdown(wait=False)
+        self._io.shutdown()  # idle: its work was waited for
         return self._outcome()
 
     def _outcome(self) -> RunOutcome:

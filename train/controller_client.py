@@ -68,6 +68,10 @@ class ControllerClient:
         """Send a report; what is returned waits until the controller has it."""
         return self._begin("report", index, report)
 
+    def announce_upload(self, index: int) -> None:
+        """Tell that the checkpoint of a report will be uploaded in the background."""
+        self._begin("announce_upload", index)
+
     def begin_upload(self, index: int, name: str) -> UploadPlace:
         """Ask where to upload the checkpoint of a report."""
         place: UploadPlace = self._begin("begin_upload", index, name)()

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.train.controller import TrainController, pause_after
 from miniray.train.controller_client import ActorCarrier
@@ -59,7 +59,9 @@ class DetachedController(TrainController):
 
     def __init__(self, spec: RunSpec, loop: PackedLoop) -> None:
         super().__init__(spec)
-        self._loop: PackedLoop | None = loop
+        self._packed: PackedLoop | None = loop
+        #: The ref of the train loop, once it is in the store.
+        self._loop: list[Any] = []
         self._opened = asyncio.Event()
         self._ended = asyncio.Event()
         self._end: RunOutcome | None = None
@@ -122,15 +124,10 @@ class DetachedController(TrainController):
         await own.leave.remote()
 
     async def _run_to_end(self, carrier: ActorCarrier) -> RunOutcome:
-        import miniray
-
         earlier = await self._blocking(self._ended_before)
         if earlier is not None:
             return earlier
-        loop, self._loop = self._loop, None
-        assert loop is not None
-        packed = await self._blocking(loop.published, miniray.put)
-        return await self.run(carrier, [await self._blocking(miniray.put, packed)])
+        return await self.run(carrier, self._loop)
 
     def _ended_before(self) -> RunOutcome | None:
         """How the run ended, if this controller was killed just after it had stored that."""
@@ -146,6 +143,7 @@ class DetachedController(TrainController):
     async def _initialize(self) -> RunState:
         following = await super()._initialize()
         self._opened.set()
+        self._loop.append(await self._blocking(self._put_loop))
         if self._start_failures:
             self._feed.note(
                 "The controller was lost and was started again. The run goes on from its newest "
@@ -154,6 +152,14 @@ class DetachedController(TrainController):
             # Whatever ends controllers at their start is given time to go by.
             await asyncio.sleep(pause_after(self._start_failures))
         return following
+
+    def _put_loop(self) -> Any:
+        """Put the train loop into the store: this process owns it, and not the driver."""
+        import miniray
+
+        packed, self._packed = self._packed, None
+        assert packed is not None
+        return miniray.put(packed.published(miniray.put))
 
     def _keep_outcome(self, outcome: RunOutcome) -> None:
         write_outcome(self._spec.storage, self._spec.run_id, outcome)

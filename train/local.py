@@ -13,6 +13,7 @@ import dataclasses
 import queue
 from typing import TYPE_CHECKING, Any, cast
 
+from miniray.train import context
 from miniray.train.controller_thread import ControllerThread
 from miniray.train.exceptions import ControllerLostError
 from miniray.train.failures import WorkerFailure, describe
@@ -96,6 +97,7 @@ class _LocalWorker(TrainWorker):
         self.error = error
         # The process goes on, and a later attempt may use the name that is being uploaded.
         session.close(wait=not isinstance(error, KeyboardInterrupt))
+        context.set_session(None)
         return super()._give_up(session, error)
 
 

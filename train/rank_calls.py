@@ -49,6 +49,11 @@ class RankCalls:
         if current is not None:
             self._take(current.report(rank, index, report))
 
+    async def announce_upload(self, attempt: int, rank: int, index: int) -> None:
+        """Take note that a rank will upload a checkpoint in the background."""
+        if (current := self._current(attempt)) is not None:
+            current.announce_upload(rank, index)
+
     async def begin_upload(self, attempt: int, rank: int, index: int, name: str) -> UploadPlace:
         """Tell a rank where to upload the checkpoint of a report."""
         current = self._current(attempt)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.train.ranks import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
 #: Metrics alone wait at least this long, in seconds, for a rank whose train loop still runs.
 PATIENCE = 5.0
@@ -138,6 +138,12 @@ class ReportBoard:
         """Enter that the train loop of a rank has returned; return the steps complete by that."""
         self._returned.add(rank)
         return self._release(0.0)
+
+    def completes_with(self, coming: Collection[tuple[int, int]]) -> bool:
+        """Whether the next step becomes complete when these reports come, as (rank, index)."""
+        entry = self._waiting.get(self._next, {})
+        absent = [rank for rank in range(self._world_size) if rank not in entry]
+        return all((rank, self._next) in coming for rank in absent)
 
     def count(self, rank: int) -> int:
         """How many times a rank has reported."""

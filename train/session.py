@@ -139,6 +139,7 @@ class Session:
         if given is None:
             self._send(index, Report(plain))
         elif given.mode is CheckpointUploadMode.ASYNC:
+            self._controller.announce_upload(index)
             self._uploads.submit(functools.partial(self._upload_later, index, plain, given))
         else:
             try:
@@ -157,13 +158,14 @@ class Session:
             while self._unconfirmed:
                 self._unconfirmed.popleft()()
 
-    def close(self, *, wait: bool = False) -> None:
-        """Begin no more uploads: the train loop has failed.
+    def close(self, *, wait: bool = False, upload_rest: bool = False) -> None:
+        """Take no more uploads: the train loop has failed.
 
         Args:
-            wait: Wait for the one that is under way.
+            wait: Wait for those that are to end.
+            upload_rest: Upload what has been reported. Else only the upload that runs goes on.
         """
-        self._uploads.close(wait=wait)
+        self._uploads.close(wait=wait, cancel=not upload_rest)
 
     def reported_checkpoints(self, timeout: float | None) -> list[ReportedCheckpoint]:
         """The complete checkpoints, after all reports of this rank so far are in the storage.

@@ -42,10 +42,15 @@ class BackgroundUploads:
             self._last.result()
         self.raise_failure()
 
-    def close(self, *, wait: bool = False) -> None:
-        """Begin no more of them; the one that runs goes on, and is waited for if so wished."""
+    def close(self, *, wait: bool = False, cancel: bool = True) -> None:
+        """Take no more of them; those that go on are waited for if so wished.
+
+        Args:
+            wait: Return when they have ended.
+            cancel: Only the one that runs goes on.
+        """
         if self._thread is not None:
-            self._thread.shutdown(wait=wait, cancel_futures=True)
+            self._thread.shutdown(wait=wait, cancel_futures=cancel)
 
     def _run(self, upload: Callable[[], None]) -> None:
         try:

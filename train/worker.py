@@ -126,14 +126,17 @@ class TrainWorker:
             session.finish()
             self._backend.on_shutdown()
             wanted = value is not None and self._ranks.world_rank == 0
-            return WorkerOutcome(value=cloudpickle.dumps(value) if wanted else b"")
+            outcome = WorkerOutcome(value=cloudpickle.dumps(value) if wanted else b"")
         except BaseException as error:  # noqa: BLE001 - also sys.exit() in a train loop is a failure
             return self._give_up(session, error)
         finally:
-            context.set_session(None)
             set_shards(None)
+        context.set_session(None)
+        return outcome
 
     def _give_up(self, session: Session, error: BaseException) -> WorkerOutcome:
         """End the session of a train loop that has raised this."""
-        session.close()
+        # What it has reported may complete checkpoints, so it is uploaded until this process ends
+        # with its group; uploads of the user ask the session for the storage.
+        session.close(upload_rest=True)
         return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))

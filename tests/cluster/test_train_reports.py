@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -103,6 +104,36 @@ def test_finishing_waits_for_the_uploads_in_the_background(fit: Any, tmp_path: P
     result = fit(loop, {"folder": str(tmp_path)})
     names = [Path(checkpoint.path).name for checkpoint, _ in result.best_checkpoints]
     assert names == [f"epoch={epoch}" for epoch in range(5)]
+
+
+def test_uploads_that_wait_in_the_background_are_recorded_when_the_loop_fails(
+    fit: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, str]) -> None:
+        rank = train.get_context().get_world_rank()
+
+        def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+            time.sleep(0.5)  # a slow storage
+            target = Path(train.get_context().get_storage().path, name)
+            shutil.copytree(checkpoint.path, target)
+            return Checkpoint.from_directory(target)
+
+        for epoch in range(3):
+            saved = save(my_folder(config, epoch), "x") if rank == 0 else None
+            train.report(
+                {"epoch": epoch},
+                saved,
+                checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+                checkpoint_upload_fn=upload,
+            )
+        if rank == 0:
+            raise ValueError("after its reports")
+        signal.pause()
+
+    with pytest.raises(WorkerGroupError, match="after its reports"):
+        fit(loop, {"folder": str(tmp_path)}, name="failing")
+    result = Result.from_path(tmp_path / "results" / "failing")
+    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [0, 1, 2]
 
 
 def test_an_upload_in_the_background_that_fails_ends_the_run_with_its_cause(

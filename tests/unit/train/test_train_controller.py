@@ -8,6 +8,7 @@ import logging
 import pickle
 import re
 import threading
+import time
 
 import pytest
 
@@ -1070,3 +1071,39 @@ def test_a_run_that_is_stopped_before_it_has_begun_is_aborted(start):
         return await controller.run(controller, [None])
 
     assert asyncio.run(scenario()).state is RunState.ABORTED
+
+
+def test_uploads_that_all_ranks_have_reported_are_recorded_after_a_failure(start, monkeypatch):
+    async def loop(rank):
+        controller, attempt = rank.controller, rank.setup.attempt
+        if rank.rank == 0:
+            await rank.report({}, {"model": "x"})
+            await rank.report({}, {"model": "x"})
+            raise ValueError("out of data")
+        for index in range(3):  # of which rank 0 has made two
+            await controller.announce_upload(attempt, 1, index)
+        for _ in range(2):
+            await asyncio.sleep(0.05)  # an upload that takes longer than rank 0 does
+            await rank.report({}, {"model": "x"})
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("miniray.train.controller.FAILURE_GRACE", 0)
+    began = time.monotonic()
+    outcome = run(start(), loop)
+    assert outcome.state is RunState.ERRORED
+    assert [record.number for record in outcome.checkpoints] == [0, 1]
+    assert time.monotonic() - began < 20  # the third is not waited for
+
+
+def test_uploads_of_a_rank_that_is_lost_are_not_waited_for(start):
+    async def loop(rank):
+        await rank.controller.announce_upload(rank.setup.attempt, rank.rank, 0)
+        if rank.rank == 1:
+            raise ActorDiedError(DeathCause.EXITED, exit_code=-9)
+        failure = WorkerFailure.of(OSError("disk is full"))
+        await rank.controller.upload_failed(rank.setup.attempt, 0, 0, failure)
+
+    began = time.monotonic()
+    outcome = run(start(), loop)
+    assert sorted(outcome.worker_failures) == [0, 1]
+    assert time.monotonic() - began < 20

@@ -48,6 +48,7 @@ class FakeController:
 
     def __init__(self):
         self.report = FakeMethod(lambda *args: None)
+        self.announce_upload = FakeMethod(lambda *args: None)
         self.begin_upload = FakeMethod(lambda attempt, rank, index, name: UploadPlace(name))
         self.upload_failed = FakeMethod(lambda *args: None)
         self.join = FakeMethod(lambda *args: CollectiveOutcome(pickle.dumps("from rank 0")))
