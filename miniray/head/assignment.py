@@ -160,11 +160,6 @@ class _Search:
 
     def run(self) -> bool:
         """Whether all are placed; else nothing is."""
-        if any(
-            sum(spec.copies(node, self._owner) for node in self._places[spec]) < count
-            for spec, count in self._kinds.items()
-        ):
-            return False
         levels: list[_Level] = []
         while len(self._placed) < len(self._order):
             if len(levels) == len(self._placed):

@@ -88,8 +88,20 @@ class Group:
                 out = next(reason for reason in map(first_quarantined, nodes) if reason is not None)
                 return dataclasses.replace(out, resource="", needed=0)
             detail = f"the {len(self.state.bundles)} bundles of {self._rule()}"
-            return Reason(ReasonKind.NEVER_TOGETHER, detail=detail, total=len(nodes))
+            never = Reason(ReasonKind.NEVER_TOGETHER, detail=detail, total=len(nodes))
+            return self._not_enough(nodes) or never
         return reasons[0] if reasons else Reason(ReasonKind.TOGETHER, detail=self._rule())
+
+    def _not_enough(self, nodes: Collection[ResourcePool]) -> Reason | None:
+        """Which resource all nodes together have too little of; None if there is none."""
+        missing = self.state.missing
+        totals = [node.totals() for node in nodes]
+        for name, units in total_needs(missing.values()):
+            total = sum(each.get(name, 0) for each in totals)
+            if total < units:
+                detail = f"the {len(missing)} bundles"
+                return Reason(ReasonKind.NOT_ENOUGH, name, units, total=total, detail=detail)
+        return None
 
     def _rule(self) -> str:
         """What the bundles have to be to each other, in words."""

@@ -154,6 +154,8 @@ class _Planner:
 
     def place(self, strategy: str) -> dict[int, tuple[ResourcePool, Allocation]] | None:
         """For each bundle its pool and what was allocated there; None if they don't all fit."""
+        if not self._may_have_room():
+            return None
         placed = {
             "PACK": self.pack,
             "SPREAD": self.spread,
@@ -164,6 +166,26 @@ class _Planner:
             return self.trial.made
         self.trial.undo()
         return None
+
+    def _may_have_room(self) -> bool:
+        """A quick test: whether there is as much as all need, and room for each kind alone."""
+        for name, units in total_needs(self.specs.values()):
+            missing = units
+            for node in self.nodes:
+                missing -= _free(node, name)
+                if missing <= 0:
+                    break
+            else:
+                return False
+        for spec, count in collections.Counter(self.specs.values()).items():
+            left = count
+            for node in self.nodes:
+                left -= spec.copies(node, self._owner)
+                if left <= 0:
+                    break
+            else:
+                return False
+        return True
 
     def strict_pack(self) -> bool:
         """All on one node: the one that holds the group's other bundles, if there are such."""
@@ -290,12 +312,12 @@ class _Planner:
 
 def _may_hold(node: ResourcePool, totals: Needs) -> bool:
     """A quick test that refuses no node which could hold the sum of all bundles."""
-    for name, units in totals:
-        devices = node.devices.get(name)
-        free = node.free.get(name, 0) if devices is None else devices.available()
-        if free < units:
-            return False
-    return True
+    return all(_free(node, name) >= units for name, units in totals)
+
+
+def _free(node: ResourcePool, name: str) -> int:
+    devices = node.devices.get(name)
+    return max(node.free.get(name, 0), 0) if devices is None else devices.available()
 
 
 def _largest_first(specs: dict[int, BundleSpec]) -> dict[int, BundleSpec]:

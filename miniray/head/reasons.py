@@ -39,6 +39,7 @@ class ReasonKind(str, enum.Enum):
     GROUP_PENDING = "group_pending"  # its placement group is not placed
     TOGETHER = "together"  # each bundle fits, but not all at once
     NEVER_TOGETHER = "never_together"  # not even if all nodes were idle
+    NOT_ENOUGH = "not_enough"  # all nodes together have less than all bundles need
     NODE_AWAITED = "node_awaited"  # the node has not reported since the head restarted
     NODE_GONE = "node_gone"  # hard affinity to a node that is not there
     NODE_TOO_SMALL = "node_too_small"  # hard affinity to a node that can't serve it
@@ -59,6 +60,7 @@ INFEASIBLE = frozenset(
         ReasonKind.NOT_WHOLE,
         ReasonKind.COMBINATION,
         ReasonKind.NEVER_TOGETHER,
+        ReasonKind.NOT_ENOUGH,
     }
 )
 
@@ -113,6 +115,8 @@ class Reason:
             ReasonKind.TOGETHER: f"each bundle fits alone, but not all at once for {self.detail}",
             ReasonKind.NEVER_TOGETHER: f"{self.detail} do not fit on the "
             f"{_count(self.total, 'node')} of the cluster, even if all were idle",
+            ReasonKind.NOT_ENOUGH: f"{self.detail} need {wanted} in all; the nodes of the cluster "
+            f"have {self._total()}",
             ReasonKind.NODE_AWAITED: f"{node} has not reported since the head restarted",
             ReasonKind.NODE_GONE: f"{node} is not in the cluster, and the affinity to it is hard",
             ReasonKind.NODE_TOO_SMALL: f"needs {wanted}; {node} has {self._total()} in all, and "

@@ -27,16 +27,19 @@ if TYPE_CHECKING:
     Later = Callable[[ResourcePool], ResourcePool]
 
 
-def reserve_for_queue(queue: ShapeQueue, later: Later) -> bool:
+def reserve_for_queue(queue: ShapeQueue, later: Later, only: ResourcePool | None = None) -> bool:
     """Set aside, for the head of a queue, the pool where it lacks least; False if there is none.
 
     Args:
         queue: the demands that wait.
         later: what will be free on a pool.
+        only: the pool to use, if it serves; None: any.
     """
     demand = queue.demand
     open_pools = [
-        pool for pool in queue.reach() if pool.reservation is None and demand.accepts(pool.labels)
+        pool
+        for pool in queue.reach()
+        if pool.reservation is None and demand.accepts(pool.labels) and only in (None, pool)
     ]
     for pool in by_gap(demand.placing, open_pools):
         then = later(pool)

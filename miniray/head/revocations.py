@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 #: How long a client has a lease for itself, in seconds.
 QUANTUM = 0.010
+#: A demand that needs several leases of others waits so long, in seconds, before they are asked
+#: for: what the first of them frees stands idle until the last one is back.
+GATHER_AFTER = 1.0
 #: Waiting requests that are looked at in one round, in order of arrival.
 _MAX_SCANNED = 512
 #: Shapes for which nothing is found before a round ends.
@@ -66,10 +69,11 @@ class Revocations:
             leases: what can be given back.
             clients: who is asked.
             timers: the event loop.
-            reserve_after: seconds after which room is set aside. Several leases are asked back
-                for one demand only then, as others would take what the first of them frees.
+            reserve_after: seconds after which room is set aside in any case.
         """
-        self._reserve_after = reserve_after
+        self._gather_after = min(GATHER_AFTER, reserve_after)
+        #: Requests that are looked at again when they have waited so long.
+        self._too_early: set[int] = set()
         self._grants = grants
         self._leases = leases
         self._clients = clients
@@ -179,16 +183,39 @@ class Revocations:
         for _ in range(min(wanted, _MAX_ASKS)):
             offers, young = self._offers(group, shares)
             found = self._grants.scheduler.revocation_candidates(lease_id(request.number), offers)
-            if not found or (len(found) > 1 and not self._waited_long(request)):
+            if len(found) > 1:
+                found = self._gather(request, offers, found)
+            if not found:
                 break
             asked = True
+            several = len(found) > 1
             self._ask(waiter, [lease_number(id) for id in found], shares)
+            if several:
+                break  # room is set aside for one request of a shape at a time
         if asked and group is not None:
             self._leases.let_wait(group, len(self._asked[group]))
         return asked, young
 
-    def _waited_long(self, request: Request) -> bool:
-        return self._timers.time() - request.since >= self._reserve_after
+    def _gather(self, request: Request, offers: list[bytes], found: list[bytes]) -> list[bytes]:
+        """Several leases for one request; none before it has waited for a while.
+
+        What the first of them frees is set aside, as others would take it.
+        """
+        scheduler = self._grants.scheduler
+        early = request.since + self._gather_after - self._timers.time()
+        if early > 0:
+            if request.number not in self._too_early:
+                self._too_early.add(request.number)
+                self._timers.call_later(early, lambda: self._look_again(request.number))
+            return []
+        if not scheduler.set_aside(lease_id(request.number), found[0]):
+            return []
+        return scheduler.revocation_candidates(lease_id(request.number), offers)
+
+    def _look_again(self, number: int) -> None:
+        self._too_early.discard(number)
+        if number in self._grants.waiting:
+            self.arm()
 
     def _make_room(self, pool: ResourcePool, shares: collections.Counter[LeaseGroup]) -> None:
         """Ask back what stands in the way of a placement group on a node set aside for it."""

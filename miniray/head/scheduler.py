@@ -348,8 +348,23 @@ class ClusterScheduler:
         held = ((id, self._table.leases[id]) for id in idle if id in self._table.leases)
         return choose_revocations(
             queue,
-            [(id, lease.pool, lease.allocation) for id, lease in held if not lease.cpu_released],
+            [
+                (id, lease.pool, lease.allocation)
+                for id, lease in held
+                if not lease.cpu_released and queue.reserved in (None, lease.pool)
+            ],
         )
+
+    def set_aside(self, lease_id: bytes, ending: bytes) -> bool:
+        """Set room aside for a waiting request now, where a lease is that is to end for it.
+
+        Returns:
+            Whether room is set aside for it: only if it has waited longest of its shape.
+        """
+        queue = self._table.queue_of.get(lease_id)
+        if queue is None or queue.head.request.lease_id != lease_id:
+            return False
+        return self._table.set_aside(queue, self._table.leases[ending].pool)
 
     def fits_after(self, lease_id: bytes, ending: Iterable[bytes]) -> bool:
         """Whether a request has room, or would have once these leases have ended."""

@@ -7,6 +7,7 @@ requests that change the table are in ``scheduler.py``.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 from miniray.core.runtime import BundleAffinity
@@ -324,15 +325,13 @@ class ResourceTable:
             found[owner] = None
         return list(found)
 
+    def set_aside(self, queue: ShapeQueue, pool: ResourcePool) -> bool:
+        """Set room aside for the head of a queue, however long it has waited; whether there is."""
+        return queue.reserved is not None or reserve_for_queue(queue, self._without_tasks, pool)
+
     def _reserve(self) -> None:
         """Set room aside for the oldest demands and groups that have waited long enough."""
-        twins: dict[ResourcePool, ResourcePool] = {}
-
-        def later(pool: ResourcePool) -> ResourcePool:
-            if pool not in twins:
-                twins[pool] = self._without_tasks(pool)
-            return twins[pool]
-
+        later = functools.cache(self._without_tasks)
         owners = self._due()
         failed = []
         for owner in owners:

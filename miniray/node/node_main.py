@@ -336,7 +336,8 @@ class NodeStart:
 
     def _end_children(self, grace: float) -> None:
         # It ends with the last process that it has started, and one that hangs may never end.
-        if not reap(self._template_pid, config().quarantine_after):
+        limit = min(config().stop_grace, config().quarantine_after)
+        if not reap(self._template_pid, limit):
             os.kill(self._template_pid, signal.SIGKILL)
             reap(self._template_pid, config().stop_grace)
         # What a template that was killed has left falls to this process.

@@ -202,7 +202,7 @@ def test_a_group_that_does_not_fit_says_what_is_short_and_fails_in_time(fit: Any
     text = str(caught.value)
     assert "not placed in 0.5 s" in text
     assert "GPU is short by 2: 4 are needed, 2 of the cluster's 2 are free." in text
-    assert "4 bundles of PACK do not fit on the 1 node of the cluster" in text
+    assert "the 4 bundles need GPU 4 in all; the nodes of the cluster have 2" in text
 
 
 def test_workers_run_only_where_the_labels_are(fit: Any) -> None:

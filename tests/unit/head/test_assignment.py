@@ -136,10 +136,11 @@ def test_a_search_without_an_end_in_sight_ends_and_leaves_nothing() -> None:
 
 def test_many_equal_bundles_take_few_steps() -> None:
     nodes = [make(number, (8, 0)) for number in range(50)]
-    specs = {index: BundleSpec(parse_needs({"CPU": 3})) for index in range(101)}
+    sizes = [3] * 100 + [2] * 50  # fill all nodes, if each has two of the large ones
+    specs = {index: BundleSpec(parse_needs({"CPU": size})) for index, size in enumerate(sizes)}
     patience = Patience(PLENTY)
-    assert assign(specs, nodes, None, patience, spread=False) is None
-    assert patience.steps > PLENTY - 100
+    assert assign(specs, nodes, None, patience, spread=True) is not None
+    assert patience.steps > PLENTY - 2000
 
 
 # --- when it is planned again ------------------------------------------------------------------

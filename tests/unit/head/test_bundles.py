@@ -386,8 +386,13 @@ NEVER = "the 3 bundles of {} do not fit on the 2 nodes of the cluster, even if a
         ),
         (
             "PACK",
-            [{"CPU": 3}] * 3,
+            [{"CPU": 3}, {"CPU": 3}, {"CPU": 2}],
             NEVER.format("PACK"),
+        ),
+        (
+            "SPREAD",
+            [{"CPU": 3}] * 3,
+            "the 3 bundles need CPU 9 in all; the nodes of the cluster have 8",
         ),
         (
             "STRICT_PACK",
