@@ -101,9 +101,7 @@ def run_and_read(engine: Engine, folder: str, loop: Any, **options: Any) -> Any:
     file = Path(folder, "found")
     config = {"package": engine.name, "size": sizes(), "file": str(file), "folder": folder}
     keep_one = engine.module("train").CheckpointConfig(num_to_keep=1)
-    trainer(
-        engine, f"{folder}/runs", loop, config, checkpoint_config=keep_one, **options
-    ).fit()
+    trainer(engine, f"{folder}/runs", loop, config, checkpoint_config=keep_one, **options).fit()
     return json.loads(file.read_text())
 
 
@@ -141,10 +139,9 @@ def uploads_loop(config: dict[str, Any]) -> None:
             "others": time.process_time() - time.thread_time() - processor,
         }
 
-    rounds = []
     kinds = [NONE, COPIED, MOVED]
-    for number in range(size.uploads + 1):
-        rounds.append({kind: block(kind) for kind in kinds[:: 1 if number % 2 else -1]})
+    orders = [kinds[:: 1 if number % 2 else -1] for number in range(size.uploads + 1)]
+    rounds = [{kind: block(kind) for kind in order} for order in orders]
     if is_first:
         Path(config["file"]).write_text(json.dumps(rounds[1:]))
 
@@ -221,9 +218,7 @@ def recovery(engine: Engine) -> tuple[float, float]:
         file = Path(folder, "times")
         config = {"package": engine.name, "size": sizes(), "file": str(file)}
         retries = engine.module("train").FailureConfig(max_failures=-1)
-        trainer(
-            engine, f"{folder}/runs", deaths_loop, config, failure_config=retries
-        ).fit()
+        trainer(engine, f"{folder}/runs", deaths_loop, config, failure_config=retries).fit()
         found = times_to_recover([json.loads(line) for line in file.read_text().splitlines()])
     return statistics.median(found), max(found)
 

@@ -53,7 +53,9 @@ class Account:
     def take(self) -> tuple[float, Times]:
         """Processor seconds since the last look: of the process, and by label of its threads."""
         threads, process = thread_times(), time.process_time()
-        used = {label: seconds - self._threads.get(label, 0.0) for label, seconds in threads.items()}
+        used = {
+            label: seconds - self._threads.get(label, 0.0) for label, seconds in threads.items()
+        }
         whole = process - self._process
         self._threads, self._process = threads, process
         return whole, used
