@@ -210,7 +210,7 @@ def deaths_loop(config: dict[str, Any]) -> None:
     "recovery",
     Figure("rank killed until all ranks have done a step again", "s", 3.0),
     Figure("the slowest of these", "s", 3.0),
-    limit=600,
+    limit=900,
 )
 def recovery(engine: Engine) -> tuple[float, float]:
     engine.start()
