@@ -1,4 +1,4 @@
-"""Rows about training steps: what a step costs beside torchrun, and how long until the first one."""
+"""Rows about training steps: what one costs beside torchrun, and how long until the first."""
 
 from __future__ import annotations
 

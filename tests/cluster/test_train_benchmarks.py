@@ -1,4 +1,4 @@
-"""``benchmarks/train_step.py`` runs: every row gives all its figures, in sizes that mean nothing."""
+"""``benchmarks/train_step.py`` runs: each row gives its figures, in sizes that mean nothing."""
 
 from __future__ import annotations
 

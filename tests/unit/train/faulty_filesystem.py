@@ -6,6 +6,7 @@ machine's own, where every call of the system is such a moment.
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 

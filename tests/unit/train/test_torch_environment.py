@@ -113,6 +113,15 @@ def test_a_worker_has_a_thread_for_each_cpu_it_holds_or_its_share_of_the_cores()
     assert thread_count(0.5, 16, 4) == 4
 
 
+def test_ranks_on_cpus_begin_with_what_an_optimizer_step_loads_and_those_with_devices_do_not():
+    backend = TorchConfig().make_backend()
+    assert {"torch", "torch._dynamo"} <= set(backend.preload({"CPU": 1, "disk": 1}))
+    for name in ("GPU", "NPU", "HPU", "TPU", "neuron_cores"):
+        modules = backend.preload({"CPU": 1, name: 1})
+        assert "torch" in modules
+        assert "torch._dynamo" not in modules
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

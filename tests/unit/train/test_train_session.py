@@ -153,9 +153,9 @@ def test_an_upload_in_the_background_does_not_hold_the_loop(session, controller,
     hold = threading.Event()
     upload = session.storage.upload
 
-    def slow(*args):
+    def slow(*args, **options):
         assert hold.wait(30)
-        return upload(*args)
+        return upload(*args, **options)
 
     session.storage.upload = slow
     report({"epoch": 0}, checkpoint, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
@@ -185,7 +185,7 @@ def test_uploads_in_the_background_keep_their_order(session, controller, make_ch
 def test_a_failed_upload_in_the_background_reaches_the_user_with_its_cause(
     session, controller, make_checkpoint
 ):
-    def broken(*args):
+    def broken(*args, **options):
         raise OSError("the disk is full")
 
     session.storage.upload = broken
