@@ -187,7 +187,7 @@ def tiered(name: str) -> object:
     missing = any(importlib.util.find_spec(package) is None for package in needs.split())
     marks = [
         pytest.mark.skipif(missing, reason=f"{name} needs {needs}: see its docstring"),
-        pytest.mark.timeout(300),
+        pytest.mark.timeout(600),
     ]
     return pytest.param(name, marks=marks if name in QUICK else [*marks, pytest.mark.slow])
 
@@ -197,7 +197,7 @@ def test_the_example_of_training_proves_what_it_should(
     name: str, run: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     training = TRAINING[name]
-    result = run(name, *training.arguments.split(), "--storage-path", str(tmp_path), timeout=280)
+    result = run(name, *training.arguments.split(), "--storage-path", str(tmp_path), timeout=560)
     assert result.returncode == 0, result.stderr
     assert re.search("^" + in_order(training.prints), result.stdout, re.MULTILINE), result.stdout
     assert "Traceback" not in result.stderr

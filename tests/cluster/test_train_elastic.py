@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -30,9 +31,8 @@ from miniray.util.state import list_placement_groups
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-pytest.importorskip("torch")
 pa = pytest.importorskip("pyarrow")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)  # a machine that does much else starts nodes slowly
 
 #: So many that two ranks and three have equal shares.
 ROWS = 12
@@ -172,7 +172,7 @@ class Run:
             reports = lines(self.folder / "reports")
             return len(reports) > before + 1 and len(reports[-1][2]) == size
 
-        wait_until(trains, 60, told=lambda: str(lines(self.folder / "reports")[-3:]))
+        wait_until(trains, 150, told=lambda: str(lines(self.folder / "reports")[-3:]))
 
     def stop(self) -> None:
         (self.folder / "stop").touch()
@@ -209,6 +209,9 @@ def test_a_group_follows_the_nodes_that_come_and_go(cluster: Cluster, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="PyTorch comes with the extra 'train'"
+)
 def test_a_loader_shares_its_rows_out_anew_for_each_group(cluster: Cluster, tmp_path: Path) -> None:
     from torch.utils.data import DistributedSampler
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # A node for each host, of which twelve are started.
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("slices"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("slices"), pytest.mark.timeout(600)]
 
 #: Kind and name of each slice; all of them have four hosts with four chips each.
 SLICES = (("v6e-16", "first"), ("v6e-16", "second"), ("v4-32", "cube"))

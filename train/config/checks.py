@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
 
 _MISSPELLED = {
     "cpu": "CPU",
@@ -120,3 +123,29 @@ def refuse_given(kind: str, arguments: Mapping[str, tuple[Any, str]]) -> None:
     for name, (value, instead) in arguments.items():
         if value is not NOT_GIVEN:
             raise ValueError(f"{kind}({name}={value!r}) is not supported. {instead}")
+
+
+def by_name_only(likely: str) -> Callable[[type[T]], type[T]]:
+    """Make a dataclass refuse arguments without names, and say what to write.
+
+    Args:
+        likely: The argument that is probably meant.
+    """
+
+    def decorate(cls: type[T]) -> type[T]:
+        kind: Any = cls
+        init = kind.__init__
+
+        @functools.wraps(init)
+        def checked(self: T, *given: Any, **named: Any) -> None:
+            if given:
+                raise TypeError(
+                    f"{cls.__name__}() takes its arguments by name, and {given[0]!r} has none. "
+                    f"Write {cls.__name__}({likely}={given[0]!r}) if that is what it is."
+                )
+            init(self, **named)
+
+        kind.__init__ = checked
+        return cls
+
+    return decorate

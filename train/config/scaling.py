@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.train.config import tpu
 from miniray.train.config.checks import (
+    by_name_only,
     check_flag,
     check_resources,
     check_text,
@@ -22,14 +23,14 @@ from miniray.train.config.checks import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from typing_extensions import Self
-
 PLACEMENT_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 #: Amount of ``accelerator_type:<type>`` that a worker asks for; there is 1 per node.
 ACCELERATOR_TYPE_SHARE = 0.001
 
 
+# Ray takes the first one for trainer_resources, which nobody means.
+@by_name_only("num_workers")
 @dataclasses.dataclass(kw_only=True)
 class ScalingConfig:
     """How many workers train, and what each of them holds.
@@ -77,15 +78,6 @@ class ScalingConfig:
     trainer_resources: Mapping[str, float] | None = None
     elastic_resize_monitor_interval_s: float = 60.0
     placement_timeout_s: float | None = None
-
-    def __new__(cls, *given: Any, **_: Any) -> Self:
-        """Refuse arguments without names: Ray takes the first one for trainer_resources."""
-        if given:
-            raise TypeError(
-                f"ScalingConfig() takes its arguments by name, and {given[0]!r} has none. "
-                f"Write ScalingConfig(num_workers={given[0]!r}) if that is what it is."
-            )
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_flag("ScalingConfig(use_gpu", self.use_gpu)

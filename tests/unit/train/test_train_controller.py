@@ -286,7 +286,7 @@ def test_an_error_tells_what_the_other_ranks_did(start):
 
     reported = None
     message = asyncio.run(scenario()).message
-    assert "[Rank 2] ValueError: out of data" in message
+    assert "[Ranks 0 and 2] ValueError: out of data" in message
     assert "rank 1 uploaded the checkpoint 'epoch_0'" in message
 
 
