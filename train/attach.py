@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Seconds after which a controller that does not answer is killed, when its run is to be stopped.
+ANSWER_TIMEOUT = 10.0
+
 
 def run_detached(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     """Start a run that outlives this process, or follow the one of its name; wait for its end.
@@ -59,7 +62,7 @@ def stop_run(
     """Stop a detached run as Ctrl-C in its driver does, and wait until it has ended.
 
     Uploads of checkpoints that have begun end before. A run that has not ended after ten seconds
-    more is killed.
+    more is killed, and so is one whose controller waits for resources.
 
     Args:
         name: Name of the run.
@@ -219,12 +222,17 @@ def _await_end(controller: Any) -> None:
 
 
 def _stop(controller: Any, run: Any) -> None:
-    """Stop a run, at once if the user does not want to wait."""
+    """Stop a run; at once if the user does not want to wait, or its controller does not run."""
     import miniray
 
     ended = False
     try:
-        ended = abort(controller, run)
+        # One that waits for resources or for a node has no workers, and nothing to end first.
+        lives, _ = miniray.wait(
+            [controller.run_id.options(**AGAIN).remote()], timeout=ANSWER_TIMEOUT
+        )
+        if lives:
+            ended = abort(controller, run)
     finally:
         if not ended:
             miniray.kill(controller)

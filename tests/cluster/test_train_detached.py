@@ -285,6 +285,17 @@ def test_a_detached_run_is_stopped_by_its_name(run: Run) -> None:
         miniray.train.stop_run("run", run.folder / "results")
 
 
+@pytest.mark.slow
+def test_a_run_whose_controller_waits_for_resources_is_stopped(run: Run) -> None:
+    source = DRIVER.replace("ScalingConfig(", 'ScalingConfig(trainer_resources={"nowhere": 1}, ')
+    driver = run.drive(source)
+    wait_until(controllers, PATIENCE)
+    miniray.train.stop_run("run", run.folder / "results")
+    output = end_of(driver)
+    assert "ControllerError" in output
+    assert "killed" in output
+
+
 def test_what_a_run_needs_outlives_its_driver(run: Run) -> None:
     package = run.folder / "package"
     package.mkdir()
