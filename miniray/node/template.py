@@ -108,7 +108,7 @@ class Template:
         if message[0] == "fork":
             return self._fork(message[1], fds)
         if message[0] in ("template", "helper"):
-            return self._fork_helper(message[0] == "template", *message[1:], fds)
+            return self._fork_helper(message[0] == "template", message[1], message[2], fds)
         if message[0] == "kill":
             _, pid, number = message
             if pid in self._workers:
