@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
+from miniray.core.call_site import describe
 from miniray.core.calls import Call
 from miniray.core.lost_values import LostValues
 from miniray.exceptions import ObjectLostError
@@ -79,7 +80,8 @@ class Recovery:
                 return None
             if self.values.wait(entry, value):
                 return None
-            return self._make(id, value)
+            reason = self._make(id, value)
+            return reason and f"it was on node {value[1][0].hex()}; {reason}"
 
     def _make(self, id: bytes, value: Value) -> str | None:
         """Run what made a value; returns why that cannot be done."""
@@ -114,7 +116,7 @@ class Recovery:
             needed = pending.pop()
             origin = self._lineage.find(needed)
             if origin is None:
-                return [], _NO_ORIGIN
+                return [], self._without_origin(needed)
             if origin.number in plan:
                 continue
             if origin.retries == 0:
@@ -130,6 +132,15 @@ class Recovery:
                     )
                 pending.append(source)
         return list(plan.values()), None
+
+    def _without_origin(self, id: bytes) -> str:
+        """Why a value cannot be made again, and where it came from."""
+        entry = self._table.entry(id)
+        made = None if entry is None else getattr(entry, "made", None)
+        if made is None:
+            return _NO_ORIGIN
+        what = f"a result of {made}" if isinstance(made, str) else f"put at {describe(made)}"
+        return f"it was {what}, and {_NO_ORIGIN}"
 
     def _carry_out(self, plan: list[Origin]) -> None:
         pins = [self._pins(origin) for origin in plan]  # all of them before anything runs

@@ -6,17 +6,18 @@ import asyncio
 import types
 from typing import TYPE_CHECKING, Any
 
+from miniray.node import relayed as r
 from miniray.node.arriving import Arriving
 from miniray.node.copies import Copies, Owner
 from miniray.node.left_copies import LeftCopies
 from miniray.node.objects import NodeObjects
+from miniray.node.relayed import Relayed
 from miniray.node.segments import SegmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from miniray.node.arriving import Key
-    from miniray.node.relayed import Relayed
     from miniray.node.room import Claim
     from miniray.node.segments import Segment
 
@@ -161,5 +162,27 @@ def test_a_value_that_is_here_is_not_fetched_again_for_whoever_asks_next() -> No
         await node.objects.ahead.fetch(READER, 3, (ORIGIN, 7), SIZE)
         assert not len(node.objects.pulls)
         assert not len(node.objects.ahead)
+
+    run(test)
+
+
+def test_what_a_node_that_is_gone_says_late_of_its_adoptions_is_not_believed() -> None:
+    async def test(node: Node) -> None:
+        for comes_back in (False, True):
+            node.relay.living = {ORIGIN, FEEDER, FAR}
+            own = node.objects.create(SIZE, 0, b"process0", ORIGIN, b"writer00")
+            node.store.seal(own.number)
+            node.store.map(own.number, READER)
+            node.dies(ORIGIN)
+            if comes_back:  # it has opened a stream, and the head has given it up
+                node.relay.living.add(ORIGIN)
+            node.relay.notices[r.ADOPTED](ORIGIN, Relayed(notice=r.ADOPTED, items=(own.number,)))
+            if comes_back:
+                node.relay.living.discard(ORIGIN)
+                node.objects.node_unreachable(ORIGIN)
+            assert own.freed
+            assert not node.objects._remote_owners
+            node.store.unmap([own.number], READER)
+            assert not len(node.store)
 
     run(test)

@@ -1,0 +1,105 @@
+"""Messages for a process of another node: what it has room for, and what waits here."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from core_doubles import eventually
+
+from miniray.config import config
+from miniray.core.relay_sender import RelaySender
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NODE, PROCESS = b"node0000", b"process0"
+
+
+class Link:
+    """A daemon that takes everything."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    def relay(self, _node: bytes, _process: bytes, bodies: list[bytes]) -> None:
+        self.bodies += bodies
+
+
+class Loop:
+    """Sockets that another thread serves."""
+
+    def __init__(self) -> None:
+        self.due: list[Any] = []
+
+    def flush_soon(self, sender: Any) -> None:
+        self.due.append(sender)
+
+    def serve(self, *_args: object, **_kwargs: object) -> bool:
+        return False
+
+    def nudge(self) -> None:
+        """Nobody serves."""
+
+
+@pytest.fixture
+def link() -> Link:
+    return Link()
+
+
+@pytest.fixture
+def sender(link: Link) -> RelaySender:
+    return RelaySender(link, Loop(), NODE, PROCESS)  # type: ignore[arg-type]
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def overflow(sender: RelaySender) -> list[bytes]:
+    """Send as much as there is room for, and as much again; returns what was sent."""
+    size = config().relay_window // 8
+    bodies = [bytes([number]) * size for number in range(16)]
+    for body in bodies:
+        sender.send(body)
+    return bodies
+
+
+def test_what_a_receiver_has_no_room_for_waits_for_its_credits(
+    sender: RelaySender, link: Link
+) -> None:
+    bodies = overflow(sender)
+    sender.flush_posted()
+    assert link.bodies == bodies[:8]
+    sender.credit(3 * len(bodies[0]))
+    assert link.bodies == bodies[:11]
+    sender.credit(config().relay_window)
+    assert link.bodies == bodies
+
+
+def test_a_flush_waits_until_there_is_room_for_everything(sender: RelaySender, link: Link) -> None:
+    bodies = overflow(sender)
+    flushing = in_thread(sender.flush_blocking)
+    eventually(lambda: sender._on_written)
+    sender.credit(3 * len(bodies[0]))
+    assert flushing.is_alive()
+    sender.credit(config().relay_window)
+    flushing.join(10)
+    assert not flushing.is_alive()
+    assert link.bodies == bodies
+    sender.flush_blocking()  # nothing waits
+
+
+def test_a_flush_does_not_wait_for_a_receiver_that_is_gone(sender: RelaySender, link: Link) -> None:
+    overflow(sender)
+    flushing = in_thread(sender.flush_blocking)
+    eventually(lambda: sender._on_written)
+    sender.give_up()
+    flushing.join(10)
+    assert not flushing.is_alive()
+    sender.send(bytes(10))
+    sender.flush_blocking()
+    assert len(link.bodies) == 8
