@@ -59,9 +59,10 @@ def timeout_of(function: str, timeout: Any) -> float | None:
             f"The timeout of {function} must be a number of seconds, or None for no end, not "
             f"{shown(timeout)} ({type(timeout).__name__})."
         )
-    if not timeout >= 0:
+    seconds = float(timeout)
+    if not seconds >= 0:
         raise ValueError(f"The timeout of {function} must be at least 0 seconds, not {timeout}.")
-    return None if timeout == math.inf else float(timeout)
+    return None if seconds == math.inf else seconds
 
 
 def number_of_returns(given: Any) -> int:
