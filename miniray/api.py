@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
-import operator
 import os
 import threading
 from collections.abc import Iterable
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray.actor import ActorHandle
 from miniray.core import runtime as _runtime
 from miniray.core.init_options import check_init
 from miniray.core.option_checks import shown
+from miniray.core.ref_checks import (
+    is_generator,
+    number_of_returns,
+    refs_only,
+    timeout_of,
+    unique_refs,
+)
 from miniray.core.runtime import current_runtime, runtime_or_none, set_runtime
 from miniray.exceptions import MinirayError
 from miniray.init_context import InitContext
@@ -186,16 +190,16 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     runtime = _runtime._current or current_runtime()
     if timeout is not None:
         # -1 is Ray's other way to say: without end.
-        timeout = None if timeout == -1 else _check_timeout("get", timeout)
+        timeout = None if timeout == -1 else timeout_of("get", timeout)
     try:
         if isinstance(refs, ObjectRef):
             return runtime.get((refs,), timeout)[0]
         if isinstance(refs, list | tuple):
-            _check_refs("get", refs)
+            refs_only("get", refs)
             return runtime.get(refs, timeout)
     except (KeyboardInterrupt, MinirayError) as error:
         raise error.with_traceback(None)  # noqa: B904 - where it waited tells nobody anything
-    if _is_generator(refs):
+    if is_generator(refs):
         return refs  # its refs are read one by one
     hint = " Call it with .remote(...), and get what that returns." * hasattr(refs, "remote")
     if isinstance(refs, Iterable) and not isinstance(refs, str | bytes):
@@ -251,14 +255,14 @@ def wait(
     if not isinstance(given, list | tuple):
         raise TypeError(f"wait takes a list of refs, not {shown(given)} ({type(given).__name__}).")
     if timeout is not None:
-        timeout = _check_timeout("wait", timeout)
+        timeout = timeout_of("wait", timeout)
     runtime = _runtime._current or current_runtime()
     if not refs:
         return [], []
     if num_returns.__class__ is not int:
-        num_returns = _whole(num_returns)
+        num_returns = number_of_returns(num_returns)
     if num_returns != 1 or _identity(refs) != _rest:
-        _check_unique(refs)
+        unique_refs(refs)
     if not 0 < num_returns <= len(refs):
         raise ValueError(
             f"num_returns of wait must be from 1 to {len(refs)}, the number of refs, "
@@ -272,16 +276,6 @@ def wait(
     return found
 
 
-def _whole(num_returns: Any) -> int:
-    try:
-        return operator.index(num_returns)  # of NumPy too
-    except TypeError:
-        raise TypeError(
-            f"num_returns of wait must be a whole number, not {shown(num_returns)} "
-            f"({type(num_returns).__name__})."
-        ) from None
-
-
 def _identity(refs: Sequence[Any]) -> tuple[int, ...] | None:
     return (id(refs), len(refs), id(refs[0]), id(refs[-1])) if refs else None
 
@@ -289,16 +283,6 @@ def _identity(refs: Sequence[Any]) -> tuple[int, ...] | None:
 #: Which list ``wait`` returned last. A loop that takes one ref at a time from thousands passes
 #: that list again: looking at all of them each time would be quadratic.
 _rest: tuple[int, ...] | None = None
-
-
-def _check_unique(refs: Sequence[ObjectRef[Any]]) -> None:
-    try:
-        distinct = len(set(map(_ref_id, refs)))  # in C: there may be many
-    except AttributeError:
-        _check_refs("wait", refs)  # raises, unless what has no id is a generator
-        distinct = len(set(refs))
-    if distinct != len(refs):
-        raise ValueError("wait takes a list of unique refs, but this one holds a ref twice.")
 
 
 def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
@@ -338,7 +322,7 @@ def cancel(
         ValueError: ``force`` was given for a call of an actor that this process made.
     """
     given: Any = ref
-    if _is_generator(given):
+    if is_generator(given):
         given = ObjectRef(given._state.id, b"")  # not counted: it only names the call
     if not isinstance(given, ObjectRef):
         raise TypeError(
@@ -401,34 +385,3 @@ def get_gpu_ids() -> list[int] | list[str]:
     """Ids of the GPUs that this worker may use; strings where they are not numbers."""
     ids = current_runtime().context().accelerator_ids.get("GPU", [])
     return [int(id) for id in ids] if all(id.isdecimal() for id in ids) else list(ids)
-
-
-def _check_refs(function: str, refs: Sequence[Any]) -> None:
-    for index, ref in enumerate(refs):
-        if not isinstance(ref, ObjectRef) and not (function == "wait" and _is_generator(ref)):
-            nested = isinstance(ref, list | tuple)
-            raise TypeError(
-                f"{function} takes a list of refs, but item {index} is {shown(ref)} "
-                f"({type(ref).__name__}).{' Put them all into one flat list.' * nested}"
-            )
-
-
-def _check_timeout(function: str, timeout: Any) -> float | None:
-    """The timeout in seconds; None, for no end, if it is infinite."""
-    if not isinstance(timeout, Real):
-        raise TypeError(
-            f"The timeout of {function} must be a number of seconds, or None for no end, not "
-            f"{shown(timeout)} ({type(timeout).__name__})."
-        )
-    if not timeout >= 0:  # nor is it NaN
-        raise ValueError(f"The timeout of {function} must be at least 0 seconds, not {timeout}.")
-    return None if timeout == math.inf else float(timeout)
-
-
-_ref_id = operator.attrgetter("_id")
-
-
-def _is_generator(value: Any) -> bool:
-    from miniray.object_ref_generator import ObjectRefGenerator
-
-    return isinstance(value, ObjectRefGenerator)

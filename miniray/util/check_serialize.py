@@ -46,7 +46,7 @@ def inspect_serializability(
     Returns:
         Whether it can be pickled, and the innermost part at fault, if not.
     """
-    told = name or getattr(base_obj, "__qualname__", type(base_obj).__qualname__)
+    told = name or str(getattr(base_obj, "__qualname__", type(base_obj).__qualname__))
     found = at_fault(base_obj, depth)
     if found is None:
         print(f"{told} can be pickled.", file=print_file)

@@ -385,7 +385,7 @@ def test_many_clusters_one_after_another_leak_nothing() -> None:
 
     use_a_cluster()
     before, threads = open_files(), set(threading.enumerate())
-    for _ in range(20):
+    for _ in range(6):
         use_a_cluster()
     assert set(threading.enumerate()) == threads
     assert not open_files() - before

@@ -295,17 +295,22 @@ def short(number):
 def nested(count):
     return sum(miniray.get([short.remote(number) for number in range(count)]))
 
+def head():
+    records = [json.load(open(path)) for path in
+               glob.glob(os.environ["MINIRAY_TMPDIR"] + "/miniray-*/clusters/*.json")]
+    return next((r["processes"]["head"]["pid"] for r in records if r["is_head"]), None)
+
 def kill_heads():
     for _ in range(2):
-        time.sleep(1)
-        records = [json.load(open(path)) for path in
-                   glob.glob(os.environ["MINIRAY_TMPDIR"] + "/miniray-*/clusters/*.json")]
-        [pid] = [record["processes"]["head"]["pid"] for record in records if record["is_head"]]
+        pid, begun = head(), turn
+        while turn < begun + 1:  # there is work before, and between the two
+            time.sleep(0.01)
         os.kill(pid, signal.SIGKILL)
-        time.sleep(1.5)  # the record names the new one then
-killer = threading.Thread(target=kill_heads)
-killer.start()
+        while head() in (pid, None):
+            time.sleep(0.05)
+killer = threading.Thread(target=kill_heads, daemon=True)
 turn = 0
+killer.start()
 while killer.is_alive():
     counter = Counter.options(name=f"counter {turn}").remote()
     group = placement_group([{"CPU": 1}])

@@ -105,6 +105,8 @@ def test_the_runtime_env_is_in_the_runtime_context() -> None:
     assert miniray.get(seen.remote())["env_vars"]["FLAVOUR"] == "sweet"
 
 
+@pytest.mark.slow  # a virtual environment is made, which is what takes long
+@pytest.mark.timeout(300)
 def test_tasks_and_actors_import_what_pip_installs_once(tmp_path: Path) -> None:
     options = ["--no-index"]
     pip = {"packages": [str(tiny_wheel(tmp_path, value=5))], "pip_install_options": options}
@@ -122,7 +124,7 @@ def test_tasks_and_actors_import_what_pip_installs_once(tmp_path: Path) -> None:
     environment = {"pip": pip}
     task = miniray.remote(look).options(runtime_env=environment)
     actor = Looker.options(runtime_env=environment).remote()
-    seen = miniray.get([task.remote(), actor.look.remote(), task.remote()], timeout=50)
+    seen = miniray.get([task.remote(), actor.look.remote(), task.remote()])
     [(value, prefix, flavour)] = set(seen)  # one environment for all of them
     assert value == 5
     assert prefix != sys.prefix

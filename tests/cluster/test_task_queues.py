@@ -213,8 +213,16 @@ def test_an_idle_lease_goes_back_before_one_that_is_in_use(tmp_path: Path) -> No
     """Seven of eight leases run a task without end; it is the eighth that others wait for."""
     wait_until(lambda: miniray.available_resources().get("CPU") == CPUS)
     code = f"""{HOARD}
-refs = [work.remote(1000) for _ in range({CPUS - 1})]
-time.sleep(0.5)
+
+@miniray.remote
+def hold(path):
+    Path(path).touch()
+    time.sleep(1000)
+
+folder = Path({str(tmp_path)!r})
+refs = [hold.remote(folder / str(number)) for number in range({CPUS - 1})]
+while len(list(folder.iterdir())) < {CPUS - 1}:
+    time.sleep(0.01)
 say("in use")
 sys.stdin.readline()
 """
