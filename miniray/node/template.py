@@ -21,11 +21,12 @@ import select
 import signal
 import socket
 import sys
+import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from miniray.core.process_state import may_hang_readers, variable_of
 from miniray.node import control_socket
+from miniray.node.origins import Unsure, read_apart, worker_of
 from miniray.node.python_command import python_command
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ _PR_SET_CHILD_SUBREAPER = 36
 _WORKER_FDS = 3
 #: Seconds after which what does not end is looked for, and killed, once more.
 _KILL_AGAIN = 0.2
-#: Workers and their children carry this variable, so that strays can be told apart.
-WORKER_VARIABLE = "MINIRAY_WORKER_ID"
 #: So many of the processes that keep a worker from being over are named.
 _MAX_NAMED = 16
 
@@ -68,8 +67,10 @@ class Template:
         #: Children of ended workers that were killed and are not gone: pid to the workers whose
         #: end is not told before. One that a driver holds in the kernel may stay for long.
         self._strays: dict[int, set[int]] = {}
-        #: The same of those of which it cannot be told now whose they are: they are not killed yet.
-        self._unsure: dict[int, set[int]] = {}
+        #: Those of which it cannot be told now whose they are: they are not killed yet.
+        self._unsure: dict[int, Unsure] = {}
+        #: Children of this process that read of such, and may hang in it.
+        self._readers: set[int] = set()
         #: Ended workers of which the daemon knows that these children are left.
         self._told: dict[int, list[int]] = {}
         #: Ended templates, of which the daemon asked to hear when all their workers are gone.
@@ -93,7 +94,7 @@ class Template:
         poller.register(self._wake_read, select.POLLIN)
         self._send(("ready", os.getpid()))
         while True:
-            ready = poller.poll(_KILL_AGAIN * 1000 if self._unsure else None)
+            ready = poller.poll(self._until_next_look())
             if not ready:
                 self._look_for_strays()
             for fd, _ in ready:
@@ -234,6 +235,7 @@ class Template:
                 break
             self._strays.pop(pid, None)
             self._unsure.pop(pid, None)
+            self._readers.discard(pid)
             worker = self._workers.pop(pid, None)
             if worker is not None:
                 self._ended[pid] = (status, worker)
@@ -251,7 +253,8 @@ class Template:
     def _tell_ends(self) -> None:
         """Tell which workers are gone with their children, and what is left of others."""
         left: dict[int, list[int]] = {}
-        for stray, workers in (*self._strays.items(), *self._unsure.items()):
+        unsure = ((pid, each.workers) for pid, each in self._unsure.items())
+        for stray, workers in (*self._strays.items(), *unsure):
             for worker in workers:
                 left.setdefault(worker, []).append(stray)
         for pid in list(self._ended):
@@ -274,21 +277,48 @@ class Template:
         """Kill children of ended workers."""
         living = set(self._workers.values())
         for pid in _children():
-            if pid in self._workers or pid in self._helpers:
+            if pid in self._workers or pid in self._helpers or pid in self._readers:
                 continue
-            if pid not in self._strays:
-                session = _session_of(pid)
-                known = session in self._workers or session in self._ended
-                worker = "" if known else _worker_of(pid)
-                if session in self._workers or worker in living:
-                    self._unsure.pop(pid, None)
-                    continue
-                if worker is None and living:  # it may be a living one's: ask again soon
-                    self._unsure.setdefault(pid, set(self._ended))
-                    continue
-                self._unsure.pop(pid, None)
-                self._strays[pid] = self._left_by(session, worker or "")
-            _kill(pid, signal.SIGKILL)
+            if pid in self._strays or self._is_stray(pid, living):
+                _kill(pid, signal.SIGKILL)
+
+    def _is_stray(self, pid: int, living: set[str]) -> bool:
+        """Whether a child is of an ended worker; it is noted then."""
+        session = _session_of(pid)
+        known = session in self._workers or session in self._ended
+        worker = "" if known else worker_of(pid)
+        if worker is None and living:  # it may be a living one's
+            worker = self._read_apart(pid)
+            if worker is None:
+                return False
+        unsure = self._unsure.pop(pid, None)
+        if session in self._workers or worker in living:
+            return False
+        if unsure is not None and not worker and not known:
+            self._strays[pid] = unsure.workers
+        else:
+            self._strays[pid] = self._left_by(session, worker or "")
+        return True
+
+    def _read_apart(self, pid: int) -> str | None:
+        """Whose a process is that may hang its reader; None if it cannot be told now."""
+        unsure = self._unsure.get(pid)
+        if unsure is None:
+            unsure = self._unsure[pid] = Unsure(set(self._ended))
+        if not unsure.is_due(time.monotonic()):
+            return None
+        worker, reader = read_apart(pid)
+        if reader:
+            self._readers.add(reader)
+            _kill(reader, signal.SIGKILL)
+        return worker
+
+    def _until_next_look(self) -> float | None:
+        """Milliseconds until it is tried again to tell whose a process is; None: there is none."""
+        if not self._unsure:
+            return None
+        first = min(unsure.again for unsure in self._unsure.values())
+        return max(_KILL_AGAIN, first - time.monotonic()) * 1000
 
     def _left_by(self, session: int, worker: str) -> set[int]:
         """Which of the ended workers has left a child; any of them, if that cannot be told."""
@@ -343,16 +373,6 @@ def _session_of(pid: int) -> int:
         return os.getsid(pid)
     except ProcessLookupError:
         return 0
-
-
-def _worker_of(pid: int) -> str | None:
-    """The id of the worker that a process descends from, or "" if it hides it; None: not now."""
-    try:
-        if may_hang_readers(pid):
-            return None
-        return variable_of(pid, WORKER_VARIABLE) or ""
-    except OSError:
-        return ""
 
 
 def _fresh_random_state() -> None:

@@ -22,7 +22,8 @@ from open_files import open_files
 
 from miniray.node import template as template_module
 from miniray.node.control_socket import control_pair
-from miniray.node.template import WORKER_VARIABLE, Template
+from miniray.node.origins import WORKER_VARIABLE
+from miniray.node.template import Template
 from miniray.node.template_client import TemplateClient, TemplateGoneError
 
 if TYPE_CHECKING:
@@ -267,6 +268,35 @@ async def test_orphans_of_a_living_worker_outlive_the_end_of_another(node: Node)
     assert not any(alive(orphan) for orphan in orphans)
 
 
+#: Waits in the kernel: the parent of a vfork does until its child has ended, and can be killed.
+STUCK = "import ctypes, os, time; print(os.getpid(), flush=True)\n"
+STUCK += "ctypes.CDLL(None).vfork() or time.sleep(600)"
+#: A worker that leaves such a process, in a session of its own, to the template.
+WITH_STUCK = f"""
+import subprocess, sys, time
+start = ["sh", "-c", 'setsid "$0" -c "$1" &', sys.executable, {STUCK!r}]
+child = subprocess.Popen(start, stdout=subprocess.PIPE, text=True)
+print(child.stdout.readline().strip(), flush=True)
+"""
+
+
+def waits_in_the_kernel(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
+
+
+@with_node
+async def test_an_orphan_that_waits_in_the_kernel_ends_with_its_own_worker(node: Node) -> None:
+    pid, read = await node.fork(f"{WITH_STUCK}time.sleep(600)")
+    stuck = int(await node.line(read))
+    await until(lambda: waits_in_the_kernel(stuck))
+    assert await node.run("print('short')") == (0, "short\n")
+    assert alive(stuck)
+    await node.fork(SLEEP)  # another one lives on
+    node.client.kill(pid)
+    await until(lambda: pid in node.exits)
+    assert not alive(stuck)
+
+
 @with_node
 async def test_nothing_is_left_when_the_daemon_is_gone(node: Node) -> None:
     code = (
@@ -426,17 +456,21 @@ class Kernel:
         self.killed: list[int] = []
         monkeypatch.setattr(template_module, "_children", lambda: list(self.children))
         monkeypatch.setattr(template_module, "_session_of", lambda pid: self.children[pid][0])
-        monkeypatch.setattr(template_module, "_worker_of", lambda pid: self.children[pid][1])
+        monkeypatch.setattr(template_module, "worker_of", lambda pid: self.children[pid][1])
         monkeypatch.setattr(
             os, "waitpid", lambda *_: (self.dead.pop(0), 0) if self.dead else (0, 0)
         )
         monkeypatch.setattr(os, "kill", self._kill)
         monkeypatch.setattr(self.template, "_send", self._hear)
+        monkeypatch.setattr(os, "fork", self._no_reader)
 
     def _kill(self, pid: int, _number: int) -> None:
         if pid in self.forbidden:
             raise PermissionError
         self.killed.append(pid)
+
+    def _no_reader(self) -> int:
+        raise BlockingIOError
 
     def _hear(self, message: tuple[Any, ...]) -> None:
         if message[0] == "exited":
