@@ -5,14 +5,17 @@ The run itself is in ``detached.py``.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
-import json
 import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.driver import AGAIN, abort, controller_options, follow
+from miniray.train.driver import (
+    AGAIN,
+    abort,
+    controller_options,
+    follow,
+    with_uploaded_environment,
+)
 from miniray.train.exceptions import ControllerError, StorageNotSharedError
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ def run_detached(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     from miniray.train.packed import PackedLoop
 
     packed = PackedLoop.of(loop)
-    spec = _with_uploaded_environment(spec)
+    spec = with_uploaded_environment(spec)
     while True:
         controller = find_controller(spec.storage)
         started = controller is None
@@ -86,7 +89,7 @@ def stop_run(
             f"No detached run named {name!r} with its folder in {storage.storage_fs_path} runs in "
             f"this cluster. `miniray status` lists the controllers of those that run."
         )
-    _stop(controller, controller.outcome.options(**AGAIN).remote())
+    _stop(controller)
     _await_end(controller)
 
 
@@ -161,9 +164,9 @@ def _attend(spec: RunSpec, controller: Any, *, started: bool) -> RunOutcome | No
     import miniray
     from miniray.exceptions import ActorError, MinirayError, TaskCancelledError
 
-    run = controller.outcome.options(**AGAIN).remote()
     run_id = spec.run_id if started else None
     try:
+        run = controller.outcome.options(**AGAIN).remote()
         opened = miniray.get(controller.opened.options(**AGAIN).remote())
         if opened.over and not started:
             _await_end(controller)
@@ -175,7 +178,7 @@ def _attend(spec: RunSpec, controller: Any, *, started: bool) -> RunOutcome | No
         outcome: RunOutcome = miniray.get(run)
         return outcome
     except KeyboardInterrupt:
-        _stop(controller, run)
+        _stop(controller)
         raise
     except (ActorError, TaskCancelledError) as error:
         if run_id is None:
@@ -221,7 +224,7 @@ def _await_end(controller: Any) -> None:
             logger.debug("The controller is on its way out: %s", ending)
 
 
-def _stop(controller: Any, run: Any) -> None:
+def _stop(controller: Any) -> None:
     """Stop a run; at once if the user does not want to wait, or its controller does not run."""
     import miniray
 
@@ -232,7 +235,7 @@ def _stop(controller: Any, run: Any) -> None:
             [controller.run_id.options(**AGAIN).remote()], timeout=ANSWER_TIMEOUT
         )
         if lives:
-            ended = abort(controller, run)
+            ended = abort(controller, controller.outcome.options(**AGAIN).remote())
     finally:
         if not ended:
             miniray.kill(controller)
@@ -246,17 +249,3 @@ def _outcome_of_gone(storage: RunStorage, run_id: str, error: Exception) -> RunO
     if outcome is None:
         raise ControllerError(error) from error
     return outcome
-
-
-def _with_uploaded_environment(spec: RunSpec) -> RunSpec:
-    """The run with packages in place of local paths: those may be gone when workers start anew."""
-    from miniray.core.cluster_runtime import ClusterRuntime
-    from miniray.core.runtime import current_runtime
-
-    own, runtime = spec.run_config.worker_runtime_env, current_runtime()
-    if not own or not isinstance(runtime, ClusterRuntime):
-        return spec
-    uploaded = json.loads(runtime.runtime_env_for(own))
-    config = copy.copy(spec.run_config)
-    config.worker_runtime_env = uploaded
-    return dataclasses.replace(spec, run_config=config)

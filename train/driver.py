@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,7 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     from miniray.train.controller import TrainController
     from miniray.train.controller_client import ActorCarrier
 
+    spec = with_uploaded_environment(spec)
     loop = dataclasses.replace(loop, datasets=loop.datasets.published(miniray.put))
     loop_ref = miniray.put(loop)
     actor_class = miniray.remote(TrainController)
@@ -51,6 +54,22 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
         raise ControllerError(error) from error
     finally:
         miniray.kill(controller)
+
+
+def with_uploaded_environment(spec: RunSpec) -> RunSpec:
+    """The run with packages in place of the local paths of its workers' environment.
+
+    The controller may run on another machine, and start workers when the paths are gone.
+    """
+    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.core.runtime import current_runtime
+
+    own, runtime = spec.run_config.worker_runtime_env, current_runtime()
+    if not own or not isinstance(runtime, ClusterRuntime):
+        return spec
+    config = copy.copy(spec.run_config)
+    config.worker_runtime_env = json.loads(runtime.runtime_env_for(own))
+    return dataclasses.replace(spec, run_config=config)
 
 
 def controller_options(spec: RunSpec) -> dict[str, Any]:

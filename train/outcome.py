@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: What the error of a run says that the user has stopped.
+STOPPED = "The run was stopped before it had finished."
+
 #: Name of the file in the run's folder.
 OUTCOME_FILE = "outcome.json"
 
@@ -56,7 +59,7 @@ def make_error(outcome: RunOutcome) -> TrainingFailedError | None:
         failures = {rank: failure.exception() for rank, failure in outcome.worker_failures.items()}
         return WorkerGroupError(outcome.message, failures)
     if outcome.state is RunState.ABORTED:
-        return TrainingFailedError("The run was stopped before it had finished.")
+        return TrainingFailedError(STOPPED)
     return None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.train.checkpoint_book import lookup, score
 from miniray.train.exceptions import TrainingFailedError
 from miniray.train.metrics_log import flatten, read_rows
-from miniray.train.outcome import make_error, read_outcome
+from miniray.train.outcome import STOPPED, make_error, read_outcome
 from miniray.train.progress import format_value
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
@@ -172,6 +172,8 @@ def _error(facts: Mapping[str, Any], outcome: RunOutcome | None) -> TrainingFail
         return make_error(outcome)
     if facts.get("state") == RunState.ERRORED.value:
         return TrainingFailedError(facts.get("error"))
+    if facts.get("state") == RunState.ABORTED.value:
+        return TrainingFailedError(STOPPED)
     return None
 
 

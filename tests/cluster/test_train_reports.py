@@ -126,6 +126,7 @@ def test_uploads_that_wait_in_the_background_are_recorded_when_the_loop_fails(
                 checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
                 checkpoint_upload_fn=upload,
             )
+        train.collective.barrier()  # every rank has reported
         if rank == 0:
             raise ValueError("after its reports")
         signal.pause()

@@ -144,3 +144,9 @@ def test_a_row_after_half_a_line_is_kept(run_folder):
     storage = RunStorage(run_folder.parent, "run")
     MetricsLog(storage).append([{"number": 4, "metrics": {"loss": 1}}])
     assert [row["number"] for row in read_rows(storage)] == [0, 1, 2, 4]
+
+
+def test_a_run_that_was_stopped_has_an_error_that_says_so(run_folder):
+    storage = RunStorage(run_folder.parent, "run")
+    storage.write_run_facts({"token": "t", "state": "ABORTED"})
+    assert "was stopped before it had finished" in str(Result.from_path(run_folder).error)
