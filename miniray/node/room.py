@@ -293,7 +293,9 @@ class Room:
         if self._supply.leaving:
             return True
         writes = self._supply.failures == claim.failures
-        return self._supply.move_out(_AT_ONCE, writes=writes)
+        if self._supply.move_out(_AT_ONCE, writes=writes):
+            return True
+        return self._returns(asked=self._store.ask_keepers(1))
 
     def _refuse(self, claim: Claim, error: Exception) -> None:
         self._remove(claim)

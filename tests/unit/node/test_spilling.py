@@ -482,6 +482,24 @@ def test_values_for_which_there_are_no_descriptors_leave_memory(
     run(steps)
 
 
+def test_a_process_is_asked_for_what_it_keeps_mapped_when_there_are_no_descriptors(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def steps(node: Node) -> None:
+        value = await node.create()
+        monkeypatch.setattr(memories_module, "limit", lambda: value.fd + 1 + RESERVE)
+        node.store.map(value.number, READER)
+        node.store.keep(value.number, READER)
+        creating = asyncio.ensure_future(node.create())
+        await until(lambda: node.told)
+        assert node.told == [(READER, (value.number,))]
+        node.store.unmap([value.number], READER)
+        assert (await creating).in_memory
+        assert not value.in_memory
+
+    run(steps)
+
+
 def test_large_memory_goes_back_while_the_loop_goes_on(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
