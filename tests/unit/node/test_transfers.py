@@ -153,14 +153,17 @@ def test_a_push_that_fails_in_an_unknown_way_is_refused(
 def test_nothing_is_kept_for_a_node_that_dies_before_it_is_reached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begun: list[bool] = []
+
     async def never(*_: Any) -> None:
+        begun.append(True)
         await asyncio.Event().wait()
 
     async def test(a: End, b: End) -> None:
         monkeypatch.setattr(serving_module, "push", never)
         number = written(a, bytes(SIZE))
         copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE)))
-        await until(lambda: a.serving._pushes.get(b.id))
+        await until(lambda: begun)  # from then on what is sent is held
         copying.cancel()
         a.store.free(number)
         assert a.store.used
