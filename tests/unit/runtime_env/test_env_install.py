@@ -89,7 +89,8 @@ def locked_files(root):
 
 
 @pytest.mark.parametrize(
-    "name", ["OMP_NUM_THREADS", "LD_PRELOAD", "PYTHONPATH", "MALLOC_ARENA_MAX", "TORCHDYNAMO_DISABLE"]
+    "name",
+    ["OMP_NUM_THREADS", "LD_PRELOAD", "PYTHONPATH", "MALLOC_ARENA_MAX", "TORCHDYNAMO_DISABLE"],
 )
 def test_a_variable_that_is_read_at_load_needs_a_fresh_interpreter(name):
     assert variables.needs_fresh_interpreter({"A": "1", name: "1"})
