@@ -74,16 +74,23 @@ def refuse_memory(filesystem: Any, path: str) -> None:
         filesystem: An fsspec filesystem. If it wraps others, those are looked into.
         path: What the user gave, for the message.
     """
+    if in_memory(filesystem):
+        raise ValueError(
+            f"RunConfig(storage_path={path!r}) is in the memory of one process, and the "
+            f"workers of a run are other processes. Use a folder or the URL of a store that "
+            f"all of them reach, such as s3://bucket/runs; memory is for local mode "
+            f"(num_workers=0) in a single process."
+        )
+
+
+def in_memory(filesystem: Any) -> bool:
+    """Whether a filesystem, or one that it wraps, is in the memory of this process."""
     inner = filesystem
     while inner is not None:
         if protocols(inner) & {"memory", "mock"}:
-            raise ValueError(
-                f"RunConfig(storage_path={path!r}) is in the memory of one process, and the "
-                f"workers of a run are other processes. Use a folder or the URL of a store that "
-                f"all of them reach, such as s3://bucket/runs; memory is for local mode "
-                f"(num_workers=0) in a single process."
-            )
+            return True
         inner = getattr(inner, "fs", None) or getattr(inner, "base_fs", None)
+    return False
 
 
 def files_below(filesystem: Any, folder: str) -> dict[str, int]:

@@ -29,6 +29,7 @@ from miniray.train.ranks import listed
 from miniray.train.report_options import CheckpointUploadMode, ReportedCheckpoint
 from miniray.train.reports import Report
 from miniray.train.storage import default_checkpoint_name
+from miniray.train.upload_process import UploadProcess
 from miniray.train.uploads import BackgroundUploads
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ class Session:
         self._reported = 0
         self._newest = (-1, setup.checkpoint)  # index of the report and the checkpoint
         self._uploads = BackgroundUploads()
+        self._upload_process = UploadProcess(setup.storage)
         self._sending = threading.Lock()
         self._unconfirmed: collections.deque[Callable[[], None]] = collections.deque()
         self._collective_lock = threading.Lock()
@@ -154,6 +156,7 @@ class Session:
         """Wait until all uploads have ended and the controller has every report."""
         self._uploads.wait()
         self._uploads.close(wait=True)
+        self._upload_process.close()
         with self._sending:
             while self._unconfirmed:
                 self._unconfirmed.popleft()()
@@ -209,7 +212,10 @@ class Session:
                 )
             upload = self.storage.adopt(uploaded)
         else:
-            upload = self.storage.upload(given.checkpoint, place.folder, spare=given.delete_local)
+            # A copy on the machine's own disks is work of the kernel alone.
+            apart = given.mode is CheckpointUploadMode.ASYNC and not self.storage.files.is_local
+            where = self._upload_process if apart else self.storage
+            upload = where.upload(given.checkpoint, place.folder, spare=given.delete_local)
         stored = self.storage.checkpoint(upload.name)
         with self._sending:
             if index > self._newest[0]:
