@@ -120,8 +120,9 @@ class TaskLeases:
         self.leases: dict[int, TaskLease] = {}
         #: Leases of before a restart of the head that clients said they have.
         self._held: dict[bytes, set[int]] = {}
-        #: Called when a lease is over.
+        #: Called when a lease is over, or its worker runs, so that it can be asked for.
         self.on_over: Callable[[], None] = _ignore
+        self.on_started: Callable[[], None] = _ignore
         #: Called with a lease that was asked back and the one that comes in its place.
         self.on_swap: Callable[[int, int], None] = _ignore
         clients.on_ended.append(self._client_ended)
@@ -305,6 +306,7 @@ class TaskLeases:
         )
         if lease.revoked:  # while its worker started
             self._ask_for(lease)
+        self.on_started()
 
     def failed(self, number: int, error: bytes, tries: int) -> None:
         """A lease cannot have a worker; its daemon has forgotten it.

@@ -82,7 +82,7 @@ class Revocations:
         #: For each waiter the sets of leases that were asked back and are not over.
         self._asked: dict[Waiter, list[set[int]]] = {}
         grants.on_contention.append(self.arm)
-        leases.on_over = self._over
+        leases.on_over = leases.on_started = self._changed
         leases.on_swap = self._swapped
 
     def arm(self) -> None:
@@ -91,8 +91,8 @@ class Revocations:
             self._armed = True
             self._timers.call_later(QUANTUM, self._look)
 
-    def _over(self) -> None:
-        """A lease is over: one that was asked back serves its waiter, or another is needed."""
+    def _changed(self) -> None:
+        """A lease is over, so that its waiter is served or needs another one; or it is held now."""
         if self._asked or self._grants.waiting:
             self.arm()
 

@@ -13,6 +13,7 @@ from accelerator_helpers import FakeMachine, add_nvidia
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu_check.py"
 
 
+@pytest.mark.slow  # PyTorch is imported in a process of its own
 @pytest.mark.usefixtures("session_root")
 def test_detection_is_checked_and_the_rest_is_skipped_with_the_reason(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path)

@@ -373,6 +373,21 @@ def test_an_actor_that_needs_several_leases_gets_what_tasks_give_back(
     assert daemon.one("start_actor").actor_id == id
 
 
+def test_leases_whose_workers_start_late_are_gathered_too(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    client, other = daemon.driver(), daemon.driver()
+    want(daemon, client, 100)
+    *first, last = daemon.take("start_lease")
+    start(daemon, first)
+    want(daemon, other, 1, resources={"CPU": 4})
+    cluster.timers.pass_time(3)
+    assert revoked(daemon, client) == []
+    start(daemon, [last])
+    cluster.timers.pass_time(0.1)
+    assert len(revoked(daemon, client)) == 4
+
+
 def test_a_waiting_placement_group_gets_what_tasks_give_back(
     cluster: FakeCluster, daemon: FakeDaemon
 ) -> None:
