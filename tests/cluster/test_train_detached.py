@@ -296,6 +296,7 @@ def test_a_run_whose_controller_waits_for_resources_is_stopped(run: Run) -> None
     assert "killed" in output
 
 
+@pytest.mark.slow
 def test_what_a_run_needs_outlives_its_driver(run: Run) -> None:
     package = run.folder / "package"
     package.mkdir()
@@ -309,7 +310,7 @@ from miniray import train
 from miniray.train import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 
 given = json.loads(sys.argv[1])
-weights = np.arange(1_000_000)
+weights = np.arange(100_000)
 
 def loop(config):
     folder = Path(config["folder"])
@@ -317,7 +318,8 @@ def loop(config):
     while not (folder / "go0").exists():
         time.sleep(0.01)
     from of_the_run import WORD
-    rows = sum(len(batch["x"]) for batch in train.get_dataset_shard("table").iter_batches())
+    batches = train.get_dataset_shard("table").iter_batches(batch_size=10_000)
+    rows = sum(len(batch["x"]) for batch in batches)
     return [WORD, rows, int(weights.sum())]
 
 if __name__ == "__main__":
@@ -325,7 +327,7 @@ if __name__ == "__main__":
     DataParallelTrainer(
         loop,
         train_loop_config={"folder": given["folder"]},
-        datasets={"table": pa.table({"x": np.arange(1_000_000)})},
+        datasets={"table": pa.table({"x": np.arange(50_000)})},
         scaling_config=ScalingConfig(num_workers=2),
         run_config=RunConfig(
             name="run",
@@ -346,7 +348,7 @@ if __name__ == "__main__":
     run.let(0)
     wait_until(lambda: run.state() in ("FINISHED", "ERRORED"), PATIENCE, told=run.describe)
     result = Result.from_path(run.path)
-    assert result.return_value == ["packed", 500_000, 499_999_500_000], result
+    assert result.return_value == ["packed", 25_000, 4_999_950_000], result
 
 
 # --- controllers are killed ---------------------------------------------------------------
