@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from open_files import open_memory
 
-from miniray.core.descriptors import RESERVE
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node import memories as memories_module
 from miniray.node.memories import Memories, Memory
@@ -126,9 +125,11 @@ def test_a_lack_of_descriptors_costs_the_pool_one_piece(
     taken = [memories.take(pages * PAGE, A, 0) for pages in (32, 4, 1, 2)]
     for memory in taken[1:]:
         memories.give_back(memory)
-    most = max(memory.fd for memory in taken) + 1
-    monkeypatch.setattr(memories_module, "limit", lambda: most + RESERVE)
-    assert memories.take(9 * PAGE, A, 0).fd < most
+    memfd, opened = memories_module._memfd, memories._all
+    monkeypatch.setattr(
+        memories_module, "_memfd", lambda: memfd() if len(opened) < len(taken) else None
+    )
+    assert memories.take(9 * PAGE, A, 0).capacity == 9 * PAGE
     assert memories.pooled == 6 * PAGE  # the smallest went: that takes the least time
 
 
