@@ -69,6 +69,7 @@ def train_loop(config: dict) -> None:
                 report_to=[],
                 use_cpu=not config["use_gpu"],
                 disable_tqdm=True,
+                ddp_find_unused_parameters=False,
             ),
             train_dataset=make_sequences(config["sequences"], seed=0),
             eval_dataset=make_sequences(200, seed=1),
