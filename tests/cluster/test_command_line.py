@@ -411,7 +411,9 @@ def test_a_blocking_start_ends_its_node_when_it_is_asked_to(
 
 def test_a_blocking_start_fails_when_its_node_ends_by_itself(command: CommandLine) -> None:
     start = command.popen("miniray", "start", "--head", "--port", "0", "--block")
-    wait_until(lambda: any(record["address"] for record in command.records()))
+    assert start.stdout is not None
+    while "Its logs are in" not in start.stdout.readline():  # until then it ends while it starts
+        assert start.poll() is None
     daemons(command)[0].kill()
     output, _ = start.communicate(timeout=30)
     assert start.returncode == 1
