@@ -10,6 +10,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+from miniray.core.uncut import cuttable
+
 if TYPE_CHECKING:
     from miniray.core.io_loop import IOLoop
 
@@ -50,6 +52,7 @@ class Gate:
         """Whether it is open by now."""
         return self.opened
 
+    @cuttable
     def wait(self, timeout: float | None, *, idle: bool = False) -> bool:
         """Wait until it is open, at most ``timeout`` seconds; whether it is.
 

@@ -15,6 +15,7 @@ from miniray.core.call_site import call_site, describe
 from miniray.core.recovery import is_shared
 from miniray.core.ref_tracking import RefTracking
 from miniray.core.serialization import deserialize, serialize
+from miniray.core.uncut import late, uncut
 from miniray.exceptions import (
     GetTimeoutError,
     ObjectLostError,
@@ -45,6 +46,14 @@ class ObjectAccess(RefTracking):
         if hooks.dropped:
             self.drain()
         serialized = serialize(value)
+        try:
+            return self._store(serialized)
+        finally:
+            if late.came:
+                late.heed()
+
+    @uncut
+    def _store(self, serialized: Serialized) -> ObjectRef[Any]:
         if serialized.size > self.shared_memory.plain_limit:
             return self._put_recorded(serialized)
         contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
