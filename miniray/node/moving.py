@@ -6,20 +6,23 @@ they are copied. What is still being filled here can be sent already.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
-import socket
 import ssl
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
 #: Bytes that are asked of the socket at once.
 PIECE = 4 << 20
 #: Bytes that are read before they are written.
 _BUFFER = 1 << 20
+_F_SETPIPE_SZ = 1031
 
 
 class CutOffError(Exception):
@@ -129,29 +132,68 @@ def receive(
         CutOffError: the other end left before.
         OSError: the connection broke.
     """
+    with contextlib.ExitStack() as stack:
+        if isinstance(sock, ssl.SSLSocket):
+            receive_some = _reader(sock, fd, size - offset)
+        else:
+            receive_some = stack.enter_context(_Pipe(sock, fd)).receive
+        while offset < size:
+            count = receive_some(offset, size - offset)
+            if not count:
+                raise CutOffError(f"{offset} of {size} bytes came")
+            offset += count
+            came(count)
+
+
+def _reader(sock: ssl.SSLSocket, fd: int, size: int) -> Callable[[int, int], int]:
     # By way of a small buffer, which stays in the processor's cache: memory that is written to by
     # a system call need not be mapped, which would cost more than this copy.
-    buffer = memoryview(bytearray(min(_BUFFER, size - offset)))
-    while offset < size:
-        part = buffer[: _fill(sock, buffer[: size - offset])]
-        if not part:
-            raise CutOffError(f"{offset} of {size} bytes came")
-        write_all(fd, part, offset)
-        offset += len(part)
-        came(len(part))
+    buffer = memoryview(bytearray(min(_BUFFER, size)))
+
+    def read(offset: int, length: int) -> int:
+        filled = 0
+        while filled < min(len(buffer), length):
+            count = sock.recv_into(buffer[filled:length])
+            if not count:
+                break
+            filled += count
+        write_all(fd, buffer[:filled], offset)
+        return filled
+
+    return read
 
 
-def _fill(sock: socket.socket, buffer: memoryview) -> int:
-    """Read until the buffer is full or the other end has left; returns how much was read."""
-    if not isinstance(sock, ssl.SSLSocket):
-        return sock.recv_into(buffer, 0, socket.MSG_WAITALL)
-    filled = 0
-    while filled < len(buffer):
-        count = sock.recv_into(buffer[filled:])
-        if not count:
-            break
-        filled += count
-    return filled
+class _Pipe:
+    """From a plain socket to memory: the kernel copies the sender's pages, once.
+
+    Args:
+        sock: The connection.
+        fd: Of the memory.
+    """
+
+    def __init__(self, sock: socket.socket, fd: int) -> None:
+        self._sock = sock
+        self._fd = fd
+        self._out, self._in = os.pipe()
+        with contextlib.suppress(OSError):  # a user may have so many large ones only
+            fcntl.fcntl(self._in, _F_SETPIPE_SZ, _BUFFER)
+
+    def __enter__(self) -> _Pipe:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._out)
+        os.close(self._in)
+
+    def receive(self, offset: int, length: int) -> int:
+        """Take what is there, at most the pipe's size; 0 if the other end has left."""
+        taken = os.splice(self._sock.fileno(), self._in, min(_BUFFER, length))
+        left = taken
+        while left:
+            count = os.splice(self._out, self._fd, left, offset_dst=offset)
+            offset += count
+            left -= count
+        return taken
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:

@@ -9,13 +9,14 @@ import marshal
 import os
 import socket
 import struct
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from node_ends import End, mover_in_thread, no_mover, two_ends, until
 
 from miniray.config import config
-from miniray.node import mover_sends
+from miniray.node import mover_sends, moving
 from miniray.node import transfers as transfers_module
 from miniray.node.addresses import DaemonAddress
 from miniray.node.control_socket import control_pair
@@ -679,3 +680,24 @@ def test_nobody_waits_for_the_answer_to_what_a_mover_could_not_be_told(
         assert refused
 
     with_ends(tmp_path, test)
+
+
+def test_what_came_stays_as_it_was_when_the_sender_writes_to_its_memory_again() -> None:
+    size = 3 << 20
+    source, target = os.memfd_create("source"), os.memfd_create("target")
+    here, there = socket.socketpair()
+    data = os.urandom(size)
+    try:
+        os.pwrite(source, data, 0)
+        os.ftruncate(target, size)
+        sending = threading.Thread(target=moving.send, args=(there, source, 0, size))
+        sending.start()
+        moving.receive(here, target, 0, size, lambda _count: None)
+        sending.join()
+        os.pwrite(source, bytes(size), 0)
+        assert os.pread(target, size, 0) == data
+    finally:
+        here.close()
+        there.close()
+        os.close(source)
+        os.close(target)
