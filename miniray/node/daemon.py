@@ -463,6 +463,7 @@ class NodeDaemon:
         self._pool.close()
         self._clients.close()
         await asyncio.sleep(0)  # the hang-ups are written
+        await self._transfers.close()
         await self._relay.close()
         self._mover.close()
         await self._head.session.close()

@@ -16,9 +16,10 @@ import grpc
 from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.node.relay_box import Inbox, Outbox
+from miniray.node.tasks import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
     from miniray.node.relayed import Relayed
 
@@ -170,7 +171,7 @@ class RelayHub:
             stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
             call = stub.Relay()
             write = _one_at_a_time(call.write)
-            await _first_of(
+            await first_of(
                 self._write(outbox, write),
                 self._read(node_id, call, heard),
                 self._acknowledge(node_id, write),
@@ -249,7 +250,7 @@ class RelayHub:
             if not self._addresses.get(node_id):
                 outbox = self._outboxes.setdefault(node_id, Outbox())
                 parts.append(outbox.drain_to(write))
-            await _first_of(*parts)
+            await first_of(*parts)
         except _BROKEN as error:
             logger.info("the stream from node %s broke: %s", node_id.hex(), error)
         finally:
@@ -292,19 +293,3 @@ def _one_at_a_time(
 
 def _ignore(*_what: object) -> None:
     """Nobody has said what to do yet."""
-
-
-async def _first_of(*parts: Coroutine[Any, Any, None]) -> None:
-    """Run all until one ends; raises what that one raised, and ends the others."""
-    tasks = [asyncio.ensure_future(part) for part in parts]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in tasks:
-            if task.cancelled():  # by gRPC, which does that to a call of which another part failed
-                raise asyncio.InvalidStateError("The stream was cancelled.")
-            if task.done():
-                task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

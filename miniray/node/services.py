@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from miniray._proto import node_pb2, node_pb2_grpc
+from miniray.node.fetch_answers import FetchAnswers
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from miniray.node.relay import RelayHub
     from miniray.node.serving import Serving
@@ -40,21 +41,27 @@ def add_services(
     """Let a server answer what other daemons call."""
     node_pb2_grpc.add_NodeServicer_to_server(NodeServicer(relay), server)  # type: ignore[no-untyped-call]
 
+    def asked(request: node_pb2.FetchRequest) -> AsyncGenerator[bytes, None]:
+        return serving.serve(
+            request.origin,
+            request.segment,
+            request.offset,
+            request.node_id,
+            request.tried,
+            unreached=request.unreached,
+        )
+
     async def fetch(
         request: node_pb2.FetchRequest, _context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[bytes]:
-        async with contextlib.aclosing(
-            serving.serve(
-                request.origin,
-                request.segment,
-                request.offset,
-                request.node_id,
-                request.tried,
-                unreached=request.unreached,
-            )
-        ) as pieces:
+        async with contextlib.aclosing(asked(request)) as pieces:
             async for piece in pieces:
                 yield piece
+
+    async def fetch_many(
+        requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> None:
+        await FetchAnswers(asked).run(requests, context.write)
 
     async def push(
         pieces: AsyncIterator[bytes], _context: grpc.aio.ServicerContext[Any, Any]
@@ -66,6 +73,7 @@ def add_services(
         "Fetch": grpc.unary_stream_rpc_method_handler(
             fetch, request_deserializer=node_pb2.FetchRequest.FromString
         ),
+        "FetchMany": grpc.stream_stream_rpc_method_handler(fetch_many),
         "Push": grpc.stream_unary_rpc_method_handler(
             push, response_serializer=node_pb2.Pushed.SerializeToString
         ),
@@ -74,9 +82,9 @@ def add_services(
 
 
 def fetch(
-    channel: grpc.aio.Channel, request: node_pb2.FetchRequest, *, patient: bool
+    channel: grpc.aio.Channel, request: node_pb2.FetchRequest
 ) -> grpc.aio.UnaryStreamCall[node_pb2.FetchRequest, bytes]:
-    """Ask another node for a segment; if patient, waits while it cannot be reached.
+    """Ask another node for a segment; fails at once if it cannot be reached.
 
     What comes is an ``ObjectHead`` as bytes, then the bytes of the segment from the offset on.
     """
@@ -85,7 +93,15 @@ def fetch(
         request_serializer=node_pb2.FetchRequest.SerializeToString,
         response_deserializer=None,
     )
-    return call(request, wait_for_ready=patient)
+    return call(request)
+
+
+def fetch_many(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[bytes, bytes]:
+    """Begin a stream of fetches (``fetch_batches.py``); waits while the node is out of reach."""
+    call = channel.stream_stream(
+        f"/{_OBJECTS}/FetchMany", request_serializer=None, response_deserializer=None
+    )
+    return call(None, wait_for_ready=True)
 
 
 async def push(channel: grpc.aio.Channel, pieces: AsyncIterator[bytes]) -> None:

@@ -20,6 +20,7 @@ from miniray.exceptions import ObjectLostError
 from miniray.node import relayed as r
 from miniray.node.arriving import Arriving, BrokenTransferError
 from miniray.node.copies import Owner
+from miniray.node.fetch_streams import FetchStreams
 from miniray.node.mover_client import Move, MoveError, MoverDiedError
 from miniray.node.moving import write_all
 from miniray.node.pushes import Pushes
@@ -66,16 +67,26 @@ class Transfers:
         self._unreached: dict[bytes, tuple[str, float]] = {}
         #: What is on its way.
         self.arriving: dict[Key, Arriving] = {}
+        self._streams = FetchStreams()
         #: What comes from nodes that this one cannot dial.
         self.pushes = Pushes(relay)
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has; all are empty when nothing moves."""
-        return {"arriving": len(self.arriving), "expected": len(self.pushes)}
+        return {
+            "arriving": len(self.arriving),
+            "fetches": len(self._streams),
+            "expected": len(self.pushes),
+        }
 
     def node_died(self, node_id: bytes) -> None:
         """A node is gone."""
         self._unreached.pop(node_id, None)
+        self._streams.node_died(node_id)
+
+    async def close(self) -> None:
+        """The node ends; nothing more comes."""
+        await self._streams.close()
 
     async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner]:
         """Read a segment of another node into one of this node, which is not sealed yet.
@@ -158,7 +169,7 @@ class Transfers:
         channel = self._relay.channel(holder)
         if channel is None:
             raise BrokenTransferError("it cannot be dialled")
-        fetched = self._fetched(channel, holder, key, arriving, patient=False)
+        fetched = self._fetched(channel, holder, key, arriving)
         async with contextlib.aclosing(fetched), contextlib.aclosing(_lively(fetched)) as pieces:
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
             await self._take(head, pieces, fetched, segment, arriving)
@@ -253,7 +264,7 @@ class Transfers:
         """An ``ObjectHead`` as bytes, then the bytes that are not here yet."""
         channel = self._relay.channel(key[0])
         if channel is not None:
-            return self._fetched(channel, key[0], key, arriving, patient=True)
+            return self._streams.fetch(key[0], channel, self._request(key[0], key, arriving))
         return self.pushes.ask(key, arriving)
 
     async def _fetched(
@@ -262,18 +273,9 @@ class Transfers:
         node_id: bytes,
         key: Key,
         arriving: Arriving,
-        *,
-        patient: bool,
     ) -> AsyncGenerator[bytes, None]:
-        request = node_pb2.FetchRequest(
-            origin=key[0],
-            segment=key[1],
-            offset=arriving.offset,
-            node_id=self._node_id,
-            tried=arriving.tried,
-            unreached=self._unreached_at(node_id),
-        )
-        call = fetch(channel, request, patient=patient)
+        """The same from a node that has a copy."""
+        call = fetch(channel, self._request(node_id, key, arriving))
         try:
             async for piece in call:
                 yield piece
@@ -286,6 +288,16 @@ class Transfers:
             ) from None
         finally:
             call.cancel()
+
+    def _request(self, node_id: bytes, key: Key, arriving: Arriving) -> node_pb2.FetchRequest:
+        return node_pb2.FetchRequest(
+            origin=key[0],
+            segment=key[1],
+            offset=arriving.offset,
+            node_id=self._node_id,
+            tried=arriving.tried,
+            unreached=self._unreached_at(node_id),
+        )
 
     def _unreached_at(self, node_id: bytes) -> str:
         """The mover of a node that could not be reached in the last minute, or nothing."""

@@ -126,6 +126,7 @@ class End:
         )
 
     async def stop(self) -> None:
+        await self.transfers.close()
         await self.hub.close()
         await self._server.stop(None)
         self._proxy.close()

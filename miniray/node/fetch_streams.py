@@ -1,0 +1,174 @@
+"""The asking end of streams of fetches: one stream to each node from which objects come.
+
+What is asked for, and what becomes of the pieces, is ``transfers.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import logging
+from typing import TYPE_CHECKING
+
+import grpc
+
+from miniray.exceptions import ObjectLostError
+from miniray.node import fetch_batches as b
+from miniray.node.arriving import BrokenTransferError
+from miniray.node.services import fetch_many
+from miniray.node.tasks import first_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from miniray._proto import node_pb2
+
+logger = logging.getLogger(__name__)
+
+
+class _Fetch:
+    """What has come of one fetch and was not taken."""
+
+    def __init__(self) -> None:
+        self.answers: collections.deque[tuple[int, bytes | str]] = collections.deque()
+        self.came: asyncio.Future[None] | None = None
+
+    def put(self, kind: int, what: bytes | str) -> None:
+        """Something came."""
+        self.answers.append((kind, what))
+        if self.came is not None and not self.came.done():
+            self.came.set_result(None)
+
+    async def take(self) -> tuple[int, bytes | str]:
+        """The next answer."""
+        while not self.answers:
+            self.came = asyncio.get_running_loop().create_future()
+            await self.came
+        return self.answers.popleft()
+
+
+class _Stream:
+    """All fetches from one node."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        #: Where it goes; another channel means that the node was gone and came back.
+        self.channel = channel
+        self.over = False
+        self._number = itertools.count(1).__next__
+        self._fetches: dict[int, _Fetch] = {}
+        self._asks: list[b.Ask] = []
+        self._asked = asyncio.Event()
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    def __len__(self) -> int:
+        return len(self._fetches)
+
+    async def fetch(self, request: bytes) -> AsyncGenerator[bytes, None]:
+        """The pieces that a request asks for."""
+        number = self._number()
+        fetch = self._fetches[number] = _Fetch()
+        self._ask(number, request)
+        try:
+            while True:
+                kind, what = await fetch.take()
+                if isinstance(what, bytes):
+                    if kind == b.END:
+                        return
+                    yield what
+                elif kind == b.LOST:
+                    raise ObjectLostError("segment", what)
+                else:
+                    raise BrokenTransferError(what)
+        finally:
+            if self._fetches.pop(number, None) is not None:
+                self._ask(number, None)
+
+    def _ask(self, number: int, request: bytes | None) -> None:
+        self._asks.append((number, request))
+        self._asked.set()
+
+    async def _run(self) -> None:
+        reason = "the connection broke"
+        call = fetch_many(self.channel)
+        try:
+            await first_of(self._write(call), self._read(call))
+        except grpc.aio.AioRpcError as error:
+            reason = str(error.details())
+        except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
+            reason = str(error) or reason
+        except Exception as error:
+            logger.exception("a stream of objects broke in an unknown way")
+            reason = repr(error)
+        finally:
+            call.cancel()
+            self.over = True
+            fetches, self._fetches = self._fetches, {}
+            for fetch in fetches.values():
+                fetch.put(b.BROKEN, reason)
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+        while True:
+            await self._asked.wait()
+            self._asked.clear()
+            asks, self._asks = self._asks, []
+            await call.write(b.pack(asks))
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
+        async for message in call:
+            for number, kind, what in b.unpack(message):
+                # What was ended meanwhile may have been on its way.
+                if kind == b.PIECE:
+                    fetch = self._fetches.get(number)
+                else:
+                    fetch = self._fetches.pop(number, None)
+                if fetch is not None:
+                    fetch.put(kind, what)
+
+
+class FetchStreams:
+    """The streams to all nodes."""
+
+    def __init__(self) -> None:
+        self._streams: dict[bytes, _Stream] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._streams.values()))
+
+    def fetch(
+        self, node_id: bytes, channel: grpc.aio.Channel, request: node_pb2.FetchRequest
+    ) -> AsyncGenerator[bytes, None]:
+        """Ask a node for an object; waits while the node cannot be reached.
+
+        Args:
+            node_id: The node.
+            channel: To it.
+            request: What is asked for.
+
+        Returns:
+            An ``ObjectHead`` as bytes, then bytes of the object.
+
+        Raises:
+            ObjectLostError: It is not there.
+            BrokenTransferError: The stream broke; it may be asked for again.
+        """
+        stream = self._streams.get(node_id)
+        if stream is None or stream.over or stream.channel is not channel:
+            if stream is not None:
+                stream.task.cancel()
+            stream = self._streams[node_id] = _Stream(channel)
+        return stream.fetch(request.SerializeToString())
+
+    def node_died(self, node_id: bytes) -> None:
+        """A node is gone: nothing more comes from it."""
+        stream = self._streams.pop(node_id, None)
+        if stream is not None:
+            stream.task.cancel()
+
+    async def close(self) -> None:
+        """End all streams."""
+        tasks = [stream.task for stream in self._streams.values()]
+        self._streams.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
