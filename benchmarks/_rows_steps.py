@@ -15,7 +15,7 @@ from _processes import cluster_processes, processor_seconds
 from _program import engine_command, torchrun_command
 from _rows_train import WORKERS, trainer
 from _sizes import sizes
-from _thread_times import MAIN, UNNAMED
+from _thread_times import TRAINS, UNNAMED
 from _turns import Turns
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def step_figures(rounds: list[Round], others: float) -> tuple[float, float, floa
     theirs = [turn for each in rounds for turn in each[TORCHRUN]]
     ours = [turn for each in rounds for turn in each[FIT]]
     # OpenMP's threads begin when they are first needed, and need not be there in each process.
-    known = {MAIN, UNNAMED}.union(*(turn.threads for turn in theirs))
+    known = {TRAINS, UNNAMED}.union(*(turn.threads for turn in theirs))
     whole = sum(turn.processor for turn in ours) / 100
     own = sum(own_threads(turn, known) for turn in ours)
     reporting = sum(turn.reporting for turn in ours)

@@ -12,8 +12,8 @@ import threading
 import time
 from pathlib import Path
 
-#: The label of the main thread, which runs the train loop.
-MAIN = "main"
+#: The label of the thread that looks, which runs the train loop. In Ray it is not the main one.
+TRAINS = "trains"
 #: The label of native threads that have no name of their own, such as those of OpenMP.
 UNNAMED = "unnamed"
 
@@ -30,9 +30,11 @@ def thread_times() -> Times:
         for thread in threading.enumerate()
         if not isinstance(thread, threading._DummyThread)
     }
-    main = os.getpid()  # on Linux; Python's number is that of the parent after a fork
-    names[main] = MAIN
-    unnamed = Path(f"/proc/self/task/{main}/comm").read_text().strip()
+    # Not what the thread's object says, which after a fork is the number in the parent.
+    names[os.getpid()] = "MainThread"
+    trains = threading.get_native_id()
+    names[trains] = TRAINS
+    unnamed = Path(f"/proc/self/task/{trains}/comm").read_text().strip()
     times: Times = collections.defaultdict(float)
     for folder in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended
@@ -45,7 +47,7 @@ def thread_times() -> Times:
 
 
 class Account:
-    """What this process and its threads have used since the last look."""
+    """What this process and its threads have used since the last look, by the same thread."""
 
     def __init__(self) -> None:
         self._threads, self._process = thread_times(), time.process_time()
