@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Pieces that wait at a time to be taken by one node: each is in this process's own memory.
+_PIECES = 8
+
 
 class _Spreading:
     """The tree of a segment of this node, and who waits for a place in it."""
@@ -79,6 +82,8 @@ class Serving:
         #: The node of the process that owns a segment of this one.
         self.node_of: Callable[[bytes], bytes] = lambda _owner: node_id
         self._spreads: dict[int, _Spreading] = {}
+        #: Who may hold a piece that a node has not taken yet.
+        self._turns: dict[bytes, asyncio.Semaphore] = {}
         #: Pushes under way, by the node that they go to.
         self._pushes: dict[bytes, set[asyncio.Task[None]]] = {}
         relay.notices[r.WANTED] = self._wanted
@@ -101,6 +106,7 @@ class Serving:
 
     def node_died(self, node_id: bytes) -> None:
         """A node is gone: nothing is sent to it any more."""
+        self._turns.pop(node_id, None)
         for task in self._pushes.pop(node_id, ()):
             task.cancel()
         for spreading in self._spreads.values():
@@ -250,13 +256,17 @@ class Serving:
                     self._mover.withdraw(offer.ticket)
                 return
         yield _head(segment, owner, ticket)
+        turns = self._turns.get(node_id)
+        if turns is None:
+            turns = self._turns[node_id] = asyncio.Semaphore(_PIECES)
         while offset < segment.size:
             end = segment.size if arriving is None else await arriving.beyond(offset)
             if end <= offset:
                 raise ObjectLostError(f"segment {segment.number}", "its transfer here ended")
-            piece = await self._read(segment, offset, end)
-            offset += len(piece)
-            yield piece
+            async with turns:  # until the piece is taken
+                piece = await self._read(segment, offset, end)
+                offset += len(piece)
+                yield piece
 
     async def _offer(
         self,

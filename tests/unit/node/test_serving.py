@@ -11,6 +11,7 @@ from node_ends import End, until
 
 from miniray._proto import node_pb2
 from miniray.exceptions import ObjectLostError
+from miniray.node import serving as serving_module
 from miniray.node.copies import Owner
 from miniray.node.transfers import Arriving
 
@@ -225,5 +226,39 @@ def test_a_copy_is_passed_on_from_where_it_is_wanted_and_cannot_go_meanwhile(
         assert not end.store.used
         with pytest.raises(ObjectLostError, match="no copy"):
             await first_of(end.serving.serve(ORIGIN, 7, 0, b"two"))
+
+    run(tmp_path, test)
+
+
+def test_what_a_node_does_not_take_is_not_read_ahead_and_keeps_no_other_node_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(end: End) -> None:
+        numbers = [written(end, bytes(SIZE)).number for _ in range(20)]
+        reads = 0
+        read = end.serving._read
+
+        async def counted(*args: Any) -> bytes:
+            nonlocal reads
+            reads += 1
+            return await read(*args)
+
+        monkeypatch.setattr(end.serving, "_read", counted)
+        slow = [end.serving.serve(end.id, number, 0, b"slow") for number in numbers]
+        for pieces in slow:
+            await anext(pieces)
+        taken = [asyncio.ensure_future(anext(pieces)) for pieces in slow]
+        await until(lambda: reads == serving_module._PIECES)
+        quick = [piece async for piece in end.serving.serve(end.id, numbers[0], 0, b"quick")]
+        assert sum(map(len, quick[1:])) == SIZE
+        assert sum(piece.done() for piece in taken) == serving_module._PIECES
+        left = [pieces for pieces, piece in zip(slow, taken, strict=True) if piece.done()]
+        for pieces in left:
+            await pieces.aclose()
+        await until(lambda: sum(piece.done() for piece in taken) == 2 * serving_module._PIECES)
+        for piece, pieces in zip(taken, slow, strict=True):
+            piece.cancel()
+            await asyncio.gather(piece, return_exceptions=True)
+            await pieces.aclose()
 
     run(tmp_path, test)
