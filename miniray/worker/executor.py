@@ -123,16 +123,19 @@ class Executor:
         self.interrupt(work, force)
 
     def interrupt(self, work: Work, force: bool) -> None:
-        """Stop a task that runs; a method runs on, and may ask whether it was cancelled."""
+        """Stop a task that runs, or what waits for its arguments.
+
+        A method that has begun runs on, and may ask whether it was cancelled.
+        """
         if self._running is work:
             if not isinstance(work.target, bytes):
                 self.cancel_children(work)  # if it waits for them, its `get` raises
-                return
-            if force:
+            elif force:
                 self._runtime.link.node_notice("exiting", "cancelled")
                 self._runtime.link.flush()
                 os._exit(1)
-            signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
+            if self._interruptible:
+                signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
 
     def on_signal(self, _number: int, frame: FrameType | None) -> None:
         """CANCEL_SIGNAL, in the main thread."""
@@ -246,8 +249,14 @@ class Executor:
         running = context.execution.get()
         if running is not None and isinstance(work.target, bytes):
             running.function_name = getattr(function, "__qualname__", work.name)
-        self._interruptible = isinstance(work.target, bytes)
+        self._interruptible = True
+        if work.cancelled:  # before it was known to run
+            raise TaskCancelledError(work.name)
         args, kwargs = load_arguments(self._runtime, work)
+        if not isinstance(work.target, bytes):
+            self._interruptible = late.came = False  # a method that has begun runs on
+            if work.cancelled:
+                raise TaskCancelledError(work.name)
         self.set_name(work.name)
         return function(*args, **kwargs)
 

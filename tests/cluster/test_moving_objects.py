@@ -96,6 +96,9 @@ class Reader:
         """Bytes of the values of this node; of what is on its way only its room is there."""
         return sum(each["size"] for each in inventory()["segments"] if each["state"] != "WRITING")
 
+    def tables(self) -> dict[str, int]:
+        return node_tables()
+
     def wait_for(self, path: str) -> None:
         while not os.path.exists(path):
             time.sleep(0.01)
@@ -287,6 +290,20 @@ def test_arguments_of_a_call_cancelled_in_the_queue_do_not_move(
     assert miniray.get(reader.sum.remote(np.ones(1))) == 1
     wait_until(lambda: used_bytes()[source(nodes).node_id] > 2 * MIB)
     assert used_bytes()[far(nodes).node_id] == 0
+
+
+def test_a_method_that_waits_for_its_arguments_can_be_cancelled(nodes: Cluster) -> None:
+    reader, other = FarReader.remote(), FarReader.remote()
+    miniray.get([reader.ready.remote(), other.ready.remote()])
+    ref = there(MIB)
+    with frozen(source(nodes)):
+        call = reader.sum.remote(ref)
+        wait_until(lambda: miniray.get(other.tables.remote())["fetches"])
+        miniray.cancel(call)
+        with pytest.raises(TaskCancelledError):
+            miniray.get(call, timeout=10)
+        assert miniray.get(reader.sum.remote(np.ones(1))) == 1
+    assert miniray.get(reader.sum.remote(ref)) == MIB
 
 
 def test_arguments_of_a_call_that_cannot_run_are_wanted_no_more(nodes: Cluster) -> None:
