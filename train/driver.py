@@ -13,8 +13,8 @@ from miniray.train.progress import Pace, make_display
 from miniray.train.progress_feed import Seen
 
 if TYPE_CHECKING:
-    from miniray.train.controller import RunSpec
     from miniray.train.outcome import RunOutcome
+    from miniray.train.run_spec import RunSpec
     from miniray.train.worker import TrainLoop
 
 logger = logging.getLogger(__name__)

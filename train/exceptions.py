@@ -80,6 +80,10 @@ class StorageNotSharedError(TrainingFailedError, ValueError):
     """The storage path names different places on different machines of a run."""
 
 
+class StorageNotWritableError(TrainingFailedError):
+    """Nothing can be written to the storage path on some machines of a run."""
+
+
 class RunTakenOverError(TrainingFailedError):
     """Another driver has started a run of the same name in the same storage meanwhile."""
 

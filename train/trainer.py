@@ -20,13 +20,13 @@ from miniray.train.outcome import make_error
 from miniray.train.policies import LimitedRetries, default_scaling
 from miniray.train.result import Result
 from miniray.train.run_description import describe_run
+from miniray.train.run_spec import RunSpec
 from miniray.train.storage import RunStorage
 from miniray.train.worker import TrainLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from miniray.train.controller import RunSpec
     from miniray.train.outcome import RunOutcome
 
 logger = logging.getLogger(__name__)
@@ -120,8 +120,6 @@ class DataParallelTrainer:
         return make_result(end.outcome, end.storage)
 
     def _make_spec(self) -> RunSpec:
-        from miniray.train.controller import RunSpec
-
         config = self.run_config
         failures = config.failure_config
         assert failures is not None

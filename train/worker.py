@@ -101,9 +101,10 @@ class TrainWorker:
             listener = None
         self._backend.on_start(dataclasses.replace(member, listener=listener))
 
-    def finds_probe(self, storage: RunStorage, token: str) -> bool:
-        """Whether this process sees what the controller has written to the storage."""
-        return storage.has_probe(token)
+    def storage_problem(self, storage: RunStorage, token: str) -> str:
+        """What keeps this process from using the storage that the controller has written to."""
+        assert self._ranks is not None
+        return storage.problem_here(token, writes=self._ranks.local_rank == 0)
 
     def run(
         self, loop: TrainLoop | PackedLoop, setup: SessionSetup, carrier: Carrier

@@ -147,7 +147,7 @@ def test_the_options_of_a_worker_follow_its_resources():
         accelerator_type="A100",
         resources_per_worker={"CPU": 2, "GPU": 0.5, "memory": 1e9, "disk": 3},
     ).worker_resources
-    options = worker_options(resources, None, 4, {"env_vars": {"A": "1"}}, ("torch",))
+    options = worker_options(resources, None, 4, {"env_vars": {"A": "1"}}, ("torch",), ("jit",))
     strategy = options.pop("scheduling_strategy")
     assert strategy.placement_group_bundle_index == 4
     assert options == {
@@ -157,6 +157,7 @@ def test_the_options_of_a_worker_follow_its_resources():
         "resources": {"disk": 3},
         "runtime_env": {"env_vars": {"A": "1"}},
         "_preload": ["torch"],
+        "_preload_later": ["jit"],
     }
 
 
