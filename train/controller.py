@@ -20,7 +20,7 @@ from miniray.train import rank_logs
 from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner, watch_hooks
-from miniray.train.exceptions import CallbackError
+from miniray.train.exceptions import CallbackError, StorageUnusableError, TrainingFailedError
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.growth import Growth
 from miniray.train.hangs import watch_for_hang
@@ -177,10 +177,18 @@ class TrainController(RankCalls):
         return RunState.SCHEDULING
 
     def _open(self) -> None:
-        self._facts.take_up(self._spec.storage.run_facts())
-        self._write_facts()
-        configuration = json.dumps(dict(self._spec.configuration), indent=1)
-        self._spec.storage.write_text("config.json", configuration)
+        storage = self._spec.storage
+        try:
+            self._facts.take_up(storage.run_facts())
+            self._write_facts()
+            configuration = json.dumps(dict(self._spec.configuration), indent=1)
+            storage.write_text("config.json", configuration)
+        except Exception as error:  # clients of stores raise what they like
+            raise StorageUnusableError(
+                f"The storage path {storage.storage_fs_path} can't be used: "
+                f"{type(error).__name__}: {error}. Set RunConfig(storage_path=...) to a folder or "
+                f"URL that can be written to."
+            ) from error
         self._logs.open()
         self._recorder.open()
         self._callbacks.start()
@@ -311,13 +319,15 @@ class TrainController(RankCalls):
                 steps.append(self._steps.get_nowait())
             assert self._attempt is not None
             first = self._attempt.first_number
-            await self._blocking(self._recorder.record, first, steps)
+            notes = await self._blocking(self._recorder.record, first, steps)
             self._feed.add_rows(
                 Row(
                     first + step.index, step.metrics, step.uploads[0].name if step.uploads else None
                 )
                 for step in steps
             )
+            for note in notes:
+                self._feed.note(note)
             self._attempt.recorded(steps[-1].index)
             saved = any(step.uploads for step in steps)
             if saved and self._attempt.can_resize and self._growth.at_checkpoint():
@@ -345,6 +355,9 @@ class TrainController(RankCalls):
 
     def _fail(self, error: BaseException) -> None:
         """End in ERRORED without asking callbacks, which may be what failed."""
+        if isinstance(error, TrainingFailedError):
+            logger.debug("Run %s failed.", self._spec.name, exc_info=error)
+            error = error.with_traceback(None)  # it says all that a user needs
         self._failure = WorkerFailure.of(error)
         self._message = self._failure.summary
         self._state = RunState.ERRORED

@@ -36,10 +36,11 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     import miniray
     from miniray.train.controller import TrainController
     from miniray.train.controller_client import ActorCarrier
+    from miniray.train.packed import sent
 
     spec = with_uploaded_environment(spec)
     loop = dataclasses.replace(loop, datasets=loop.datasets.published(miniray.put))
-    loop_ref = miniray.put(loop)
+    loop_ref = sent(loop, miniray.put)
     actor_class = miniray.remote(TrainController)
     controller = actor_class.options(**controller_options(spec)).remote(spec)
     run = controller.run.remote(ActorCarrier(controller), [loop_ref])

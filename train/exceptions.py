@@ -80,8 +80,8 @@ class StorageNotSharedError(TrainingFailedError, ValueError):
     """The storage path names different places on different machines of a run."""
 
 
-class StorageNotWritableError(TrainingFailedError):
-    """Nothing can be written to the storage path on some machines of a run."""
+class StorageUnusableError(TrainingFailedError):
+    """The storage path can't be read or written, at all or on some machines of a run."""
 
 
 class RunTakenOverError(TrainingFailedError):

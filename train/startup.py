@@ -14,7 +14,7 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train.exceptions import (
     PlacementTimeoutError,
     StorageNotSharedError,
-    StorageNotWritableError,
+    StorageUnusableError,
 )
 from miniray.train.failures import GroupStartError, WorkerFailure
 from miniray.train.ranks import listed
@@ -92,7 +92,7 @@ async def check_shared(group: WorkerGroup, storage: RunStorage, blocking: Blocki
 
     Raises:
         StorageNotSharedError: Ranks do not see what is written to the storage here.
-        StorageNotWritableError: Nothing can be written to it where ranks are.
+        StorageUnusableError: Nothing can be written to it where ranks are.
     """
     token = secrets.token_hex(8)
     await blocking(storage.write_probe, token)
@@ -112,7 +112,7 @@ async def check_shared(group: WorkerGroup, storage: RunStorage, blocking: Blocki
             f"run: {where} did not find what the controller had written there. Set "
             f"RunConfig(storage_path=...) to a network folder or a URL that all machines reach."
         )
-    raise StorageNotWritableError(
+    raise StorageUnusableError(
         f"Nothing can be written to the storage path {storage.storage_fs_path} on some machines of "
         f"this run, so that their ranks could not store checkpoints. "
         f"{where[0].upper()}{where[1:]} got {problems[ranks[0]]}"

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_GOES_ON = (
+    "Make the trainer as before and call fit(): a run goes on from its newest checkpoint when it "
+    "is started with the same RunConfig(name=..., storage_path=...)."
+)
+
 _REFUSED = {
     "metadata": "Put the values into train_loop_config, or into checkpoints with set_metadata().",
     "resume_from_checkpoint": "Pass the checkpoint in train_loop_config. An interrupted run goes "
@@ -118,6 +123,19 @@ class DataParallelTrainer:
         if error is not None:
             raise error from end.error
         return make_result(end.outcome, end.storage)
+
+    @classmethod
+    def restore(cls, *_: Any, **__: Any) -> DataParallelTrainer:
+        """Not supported, as in Ray: an interrupted run goes on when it is started again."""
+        raise DeprecationWarning(f"{cls.__name__}.restore() is not supported. {_GOES_ON}")
+
+    @classmethod
+    def can_restore(cls, *_: Any, **__: Any) -> bool:
+        """Not supported, as in Ray: an interrupted run goes on when it is started again."""
+        raise DeprecationWarning(
+            f"{cls.__name__}.can_restore() is not supported. {_GOES_ON} Result.from_path(path) "
+            f"tells what the folder of a run holds."
+        )
 
     def _make_spec(self) -> RunSpec:
         config = self.run_config

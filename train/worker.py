@@ -110,8 +110,6 @@ class TrainWorker:
         self, loop: TrainLoop | PackedLoop, setup: SessionSetup, carrier: Carrier
     ) -> WorkerOutcome:
         """Run the train loop to its end; what it raises is part of the outcome."""
-        import cloudpickle
-
         if isinstance(loop, PackedLoop):
             loop = loop.load()
 
@@ -127,7 +125,7 @@ class TrainWorker:
             session.finish()
             self._backend.on_shutdown()
             wanted = value is not None and self._ranks.world_rank == 0
-            outcome = WorkerOutcome(value=cloudpickle.dumps(value) if wanted else b"")
+            outcome = WorkerOutcome(value=_pickled(value) if wanted else b"")
         except BaseException as error:  # noqa: BLE001 - also sys.exit() in a train loop is a failure
             return self._give_up(session, error)
         finally:
@@ -141,3 +139,16 @@ class TrainWorker:
         # with its group; uploads of the user ask the session for the storage.
         session.close(upload_rest=True)
         return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))
+
+
+def _pickled(value: Any) -> bytes:
+    """What a train loop has returned, for the driver."""
+    import cloudpickle
+
+    from miniray.core.pickle_errors import explain
+
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # whatever a user's class raises
+        raise explain(value, error, "what the train loop returned", "driver") from error
+    return pickled

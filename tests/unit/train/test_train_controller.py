@@ -27,7 +27,7 @@ from miniray.train.exceptions import (
     PlacementTimeoutError,
     RunTakenOverError,
     StorageNotSharedError,
-    StorageNotWritableError,
+    StorageUnusableError,
     WorkerHungError,
 )
 from miniray.train.failures import GroupStartError, WorkerFailure
@@ -212,6 +212,22 @@ def test_only_the_best_checkpoints_stay_in_the_storage(start, tmp_path):
     }
 
 
+def test_a_score_that_is_not_reported_is_told_once(start):
+    async def loop(rank):
+        for epoch in range(2):
+            await rank.report({"loss": epoch}, {"weights": "x"})
+
+    async def scenario():
+        controller = start(num_to_keep=1, checkpoint_score_attribute="accuracy")
+        await controller.run(controller, [loop])
+        return await controller.progress(Seen())
+
+    told = [note for note in asyncio.run(scenario()).notes if "'accuracy'" in note]
+    assert len(told) == 1
+    assert "Checkpoint checkpoint_000000 has no number" in told[0]
+    assert "the metrics: loss." in told[0]
+
+
 def test_an_exception_on_a_rank_ends_the_run_and_names_the_rank(start):
     async def loop(rank):
         if rank.rank == 1:
@@ -311,7 +327,7 @@ def test_a_rank_that_returns_ends_the_barrier_of_the_others(start):
     ("problem", "kind", "message"),
     [
         ("not shared", StorageNotSharedError, "rank 1 on 10.0.0.1 did not find"),
-        ("OSError: disk", StorageNotWritableError, "Rank 1 on 10.0.0.1 got OSError: disk"),
+        ("OSError: disk", StorageUnusableError, "Rank 1 on 10.0.0.1 got OSError: disk"),
     ],
 )
 def test_a_storage_that_a_rank_can_not_use_ends_the_run_at_once_and_is_named(
