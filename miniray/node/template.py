@@ -39,8 +39,8 @@ _WORKER_FDS = 3
 _KILL_AGAIN = 0.2
 #: So many of the processes that keep a worker from being over are named.
 _MAX_NAMED = 16
-#: By so much the priority is lower of what is imported beside others: a tenth of their share.
-_NICER = 10
+#: By so much the priority is lower of what is imported beside others: a third of their share.
+_NICER = 5
 
 
 def set_subreaper() -> None:
