@@ -67,6 +67,7 @@ def test_the_process_group_is_ready_when_the_loop_begins(fit: Any, init_method: 
     }
 
 
+@pytest.mark.timeout(180)
 def test_the_first_step_of_a_rank_does_not_wait_for_modules_once_a_run_had_them_loaded(
     fit: Any,
 ) -> None:
@@ -84,7 +85,7 @@ def test_the_first_step_of_a_rank_does_not_wait_for_modules_once_a_run_had_them_
 
     # By itself the compiler's front end, with what it needs, is 800 modules. The first ranks do
     # not wait for it; those that start after it is loaded begin with it.
-    wait_until(lambda: len(fit(loop).return_value) < 50, 90)
+    wait_until(lambda: len(fit(loop).return_value) < 50, 150)
 
 
 def test_workers_train_one_model_on_different_data(fit: Any) -> None:
