@@ -39,8 +39,8 @@ _WORKER_FDS = 3
 _KILL_AGAIN = 0.2
 #: So many of the processes that keep a worker from being over are named.
 _MAX_NAMED = 16
-#: By so much the priority is lower of what is imported beside others. It has two thirds of their share
-#: then: with far less it would not be ready on a busy machine when the next ranks start.
+#: By so much the priority is lower of what is imported beside others. It has two thirds of their
+#: share then: with far less it is not ready on a busy machine when the next ranks start.
 _NICER = 2
 
 
