@@ -137,6 +137,8 @@ ACTOR_OPTIONS: Checks = {
     "allow_out_of_order_execution": _no_effect,
     # Module names that the actor's process is forked with, loaded: for large libraries.
     "_preload": check.names,
+    # More of them, for which the first processes do not wait: those that start later have them.
+    "_preload_later": check.names,
 }
 
 METHOD_OPTIONS: Checks = {
@@ -272,6 +274,7 @@ def actor_options(options: Mapping[str, Any]) -> ActorOptions:
         label_selector=selectors[0],
         fallback_selectors=selectors[1:],
         preload=options.get("_preload", ()),
+        preload_later=options.get("_preload_later", ()),
     )
 
 

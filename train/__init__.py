@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.absent import absent
+
 if TYPE_CHECKING:
     from miniray.train.attach import stop_run
     from miniray.train.backend import Backend, BackendConfig
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         ControllerLostError,
         PlacementTimeoutError,
         StorageNotSharedError,
+        StorageUnusableError,
         TrainingFailedError,
         WorkerGroupError,
         WorkerHungError,
@@ -100,6 +103,7 @@ _HOMES = {
     "ScalingDecision": "policies",
     "ScalingPolicy": "policies",
     "StorageNotSharedError": "exceptions",
+    "StorageUnusableError": "exceptions",
     "TensorBoardCallback": "callbacks",
     "TrainContext": "context",
     "TrainingFailedError": "exceptions",
@@ -112,6 +116,21 @@ _HOMES = {
     "get_dataset_shard": "data",
     "report": "context",
     "stop_run": "attach",
+}
+
+#: Names of Ray Train that are not here, and what to do instead.
+_VALIDATE = "validate in the train loop, or in a task that the train loop starts"
+_NODE_LOST = "the loss of a node counts like any other failure: set FailureConfig(max_failures=...)"
+_ABSENT = {
+    "NCCLHangError": "FailureConfig(hang_timeout_s=...) ends a hang with WorkerHungError",
+    "PreemptionError": _NODE_LOST,
+    "PreemptionInfo": _NODE_LOST,
+    "SyncConfig": "what is reported is in the storage when report() has returned",
+    "TRAIN_DATASET_KEY": 'write "train"',
+    "ValidationConfig": _VALIDATE,
+    "ValidationFn": _VALIDATE,
+    "ValidationTaskConfig": _VALIDATE,
+    "get_preemption_info": _NODE_LOST,
 }
 
 #: Modules that are reached as attributes, without an import of their own.
@@ -151,6 +170,7 @@ __all__ = [
     "ScalingDecision",
     "ScalingPolicy",
     "StorageNotSharedError",
+    "StorageUnusableError",
     "TensorBoardCallback",
     "TrainContext",
     "TrainingFailedError",
@@ -171,7 +191,7 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"miniray.train.{name}")
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise absent(__name__, name, _ABSENT)
     value = getattr(importlib.import_module(f"miniray.train.{home}"), name)
     globals()[name] = value
     return value

@@ -19,9 +19,9 @@ from miniray.train.driver import (
 from miniray.train.exceptions import ControllerError, StorageNotSharedError
 
 if TYPE_CHECKING:
-    from miniray.train.controller import RunSpec
     from miniray.train.outcome import RunOutcome
     from miniray.train.packed import PackedLoop
+    from miniray.train.run_spec import RunSpec
     from miniray.train.storage import RunStorage
     from miniray.train.worker import TrainLoop
 

@@ -76,6 +76,18 @@ class Backend:
         del resources
         return ()
 
+    def preload_later(self, resources: Mapping[str, float]) -> tuple[str, ...]:
+        """Modules that most train loops need sooner or later, and that take long to load.
+
+        Loaded once per node, beside the first ranks, which may have to load them for themselves:
+        those that start later begin with them. The same rules hold as for ``preload``.
+
+        Args:
+            resources: What each worker holds, by resource name.
+        """
+        del resources
+        return ()
+
     def environments(
         self,
         workers: Sequence[WorkerInfo],

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.filesystem import download, is_local, resolve
+from miniray.train.shared_copies import shared_copy
 from miniray.train.store import Store
 
 if TYPE_CHECKING:
@@ -74,18 +75,19 @@ class Checkpoint:
     def as_directory(self) -> Iterator[str]:
         """The files as a local folder, to be read only.
 
-        A local checkpoint is not copied. A remote one is fetched into a temporary folder, which
-        is deleted at the end of the ``with`` block.
+        A local checkpoint is not copied. A remote one is fetched into a temporary folder, once for
+        all processes of the machine that read it at the same time. The last of them deletes it at
+        the end of its ``with`` block.
+
+        Raises:
+            FileNotFoundError: The checkpoint does not exist, or not any more.
         """
+        self._check_exists()
         if is_local(self.filesystem):
-            self._check_exists()
             yield self.path
             return
-        folder = self.to_directory()
-        try:
+        with shared_copy(self.filesystem, self.path) as folder:
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
     def get_metadata(self) -> dict[str, Any]:
         """The dictionary stored with ``set_metadata``; empty if there is none."""

@@ -40,6 +40,11 @@ def lookup(metrics: Mapping[str, Any], key: str) -> Any:
     return lookup(inner, rest) if isinstance(inner, dict) else None
 
 
+def has_score(metrics: Mapping[str, Any], key: str) -> bool:
+    """Whether metrics have a number of this key."""
+    return score(metrics, key, "max") > -math.inf
+
+
 def score(metrics: Mapping[str, Any], key: str, order: str) -> float:
     """How good metrics are: higher is better; what has no such number is worst of all."""
     value = lookup(metrics, key)

@@ -13,7 +13,6 @@ import dataclasses
 import json
 import logging
 import secrets
-import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.exceptions import MinirayError
@@ -21,7 +20,7 @@ from miniray.train import rank_logs
 from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner, watch_hooks
-from miniray.train.exceptions import CallbackError
+from miniray.train.exceptions import CallbackError, StorageUnusableError, TrainingFailedError
 from miniray.train.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.growth import Growth
 from miniray.train.hangs import watch_for_hang
@@ -31,19 +30,19 @@ from miniray.train.progress_feed import ProgressFeed, Row
 from miniray.train.rank_calls import RankCalls
 from miniray.train.rank_logs import RankLogs
 from miniray.train.recorder import RunRecorder
+from miniray.train.run_facts import RunFacts, pause_after
 from miniray.train.session import SessionSetup
 from miniray.train.startup import check_shared, place, start
 from miniray.train.state import RunState, check_transition
+from miniray.train.waits import end, first_of, wait_at_most
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable
 
-    from miniray.train.backend import Backend
-    from miniray.train.config import RunConfig, ScalingConfig
     from miniray.train.controller_client import Carrier
-    from miniray.train.policies import FailurePolicy, ScalingDecision, ScalingPolicy
+    from miniray.train.policies import ScalingDecision
     from miniray.train.progress_feed import Progress, Seen
-    from miniray.train.storage import RunStorage
+    from miniray.train.run_spec import RunSpec
     from miniray.train.worker import WorkerOutcome
     from miniray.train.worker_group import WorkerGroup
 
@@ -58,30 +57,6 @@ FAILURE_GRACE = 0.5
 #: After a rank has failed, seconds that the uploads get by which checkpoints become complete that
 #: every rank has reported: what they hold need not be computed again.
 UPLOAD_GRACE = 30.0
-
-#: The longest pause, in seconds, before workers are started again whose start was lost.
-MOST_PAUSE = 10.0
-
-
-@dataclasses.dataclass(frozen=True)
-class RunSpec:
-    """Everything that the controller needs to know of a run."""
-
-    name: str
-    storage: RunStorage
-    run_config: RunConfig
-    scaling_config: ScalingConfig
-    backend: Backend
-    failure_policy: FailurePolicy
-    scaling_policy: ScalingPolicy
-    #: Seconds that ranks wait for each other in a collective; 0 is no limit.
-    collective_timeout: float = 0
-    #: Seconds without progress after which the workers count as hung; None is no limit.
-    hang_timeout: float | None = None
-    #: What the user configured, as JSON values for a person to read.
-    configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    #: Tells it from other runs of the same name; a controller that was started again keeps it.
-    run_id: str = dataclasses.field(default_factory=lambda: secrets.token_hex(8))
 
 
 def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
@@ -121,15 +96,11 @@ class TrainController(RankCalls):
         )
         super().__init__(ProgressFeed(), self._recorder, spec.collective_timeout)
         self._logs = RankLogs(storage)
-        self._started = time.time()
+        self._facts = RunFacts(storage, spec.run_id, self._token)
         self._state = RunState.INITIALIZING
         self._group: WorkerGroup | None = None
-        self._attempts = 0
         #: Checkpoints that a rank may still be writing although its attempt has ended.
         self._unsafe_names: set[str] = set()
-        self._worker_failures = 0
-        self._start_failures = 0
-        self._starts_lost_in_a_row = 0
         interval = spec.scaling_config.elastic_resize_monitor_interval_s
         self._growth = Growth(spec.scaling_policy, interval)
         self._size = 0  # world size of the group that was connected last
@@ -156,7 +127,7 @@ class TrainController(RankCalls):
             self._machine.cancel()
         watching = asyncio.create_task(watch_hooks(self._callbacks, self._spec.name))
         try:
-            await self._first_of(self._machine, recording)
+            await first_of(self._machine, recording)
         except asyncio.CancelledError:
             try:
                 await self._move(RunState.ABORTED)
@@ -165,11 +136,11 @@ class TrainController(RankCalls):
         except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
             self._fail(error)
         finally:
-            await _end(self._machine)
+            await end(self._machine)
             await self._record_rest(recording)
             await self._stop_group(graceful=self._state is RunState.FINISHED)
         outcome = await self._finish()
-        await _end(watching)
+        await end(watching)
         return outcome
 
     async def progress(self, seen: Seen) -> Progress:
@@ -206,22 +177,21 @@ class TrainController(RankCalls):
         return RunState.SCHEDULING
 
     def _open(self) -> None:
-        self._take_up(self._spec.storage.run_facts())
-        self._write_facts()
-        configuration = json.dumps(dict(self._spec.configuration), indent=1)
-        self._spec.storage.write_text("config.json", configuration)
+        storage = self._spec.storage
+        try:
+            self._facts.take_up(storage.run_facts())
+            self._write_facts()
+            configuration = json.dumps(dict(self._spec.configuration), indent=1)
+            storage.write_text("config.json", configuration)
+        except Exception as error:  # clients of stores raise what they like
+            raise StorageUnusableError(
+                f"The storage path {storage.storage_fs_path} can't be used: "
+                f"{type(error).__name__}: {error}. Set RunConfig(storage_path=...) to a folder or "
+                f"URL that can be written to."
+            ) from error
         self._logs.open()
         self._recorder.open()
         self._callbacks.start()
-
-    def _take_up(self, facts: Mapping[str, Any]) -> None:
-        """Count on from where an earlier controller of this run was when it was killed."""
-        if facts.get("run_id") == self._spec.run_id:
-            # Its ranks may live for a moment: no attempt of this one has a number of theirs.
-            self._attempts = int(facts.get("attempts", 0))
-            self._worker_failures = int(facts.get("worker_failures", 0))
-            self._start_failures = int(facts.get("start_failures", 0)) + 1
-            self._started = float(facts.get("started", self._started))
 
     async def _schedule(self) -> RunState:
         spec = self._spec
@@ -229,9 +199,9 @@ class TrainController(RankCalls):
         self._group = group = self._make_group(spec, decision)
         limit = spec.scaling_config.placement_timeout_s
         await place(group, limit, self._feed.note, self._blocking)
-        self._attempts += 1
+        self._facts.attempts += 1
         self._attempt = Attempt(
-            self._attempts,
+            self._facts.attempts,
             group.size,
             self._recorder.next_number,
             spec.collective_timeout,
@@ -245,7 +215,7 @@ class TrainController(RankCalls):
             for rank, failure in error.failures.items():
                 self._attempt.fail(rank, failure)
             return await self._judge_failure(at_start=error.lost)
-        self._starts_lost_in_a_row = 0
+        self._facts.count_start()
         await self._note_size(group.size)
         return RunState.RUNNING
 
@@ -279,10 +249,10 @@ class TrainController(RankCalls):
                 if watching.done():
                     watching.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:
-                await _wait_at_most(self._attempt.all_ended.wait(), FAILURE_GRACE)
-                await _wait_at_most(self._attempt.settle(), UPLOAD_GRACE)
+                await wait_at_most(self._attempt.all_ended.wait(), FAILURE_GRACE)
+                await wait_at_most(self._attempt.settle(), UPLOAD_GRACE)
         finally:
-            await _end(over, watches, hang)
+            await end(over, watches, hang)
         self._attempt.close()
         await self._steps.join()
         if self._attempt.failures:
@@ -316,22 +286,19 @@ class TrainController(RankCalls):
         self._unsafe_names |= self._attempt.unfinished_uploads()
         await self._blocking(self._recorder.clear_incomplete, self._attempt.next_number)
         # Whatever ends workers at once at their start is given time to go by.
-        await asyncio.sleep(pause_after(self._starts_lost_in_a_row))
+        await asyncio.sleep(pause_after(self._facts.lost_in_a_row))
         return RunState.SCHEDULING
 
     async def _judge_failure(self, *, at_start: bool = False) -> RunState:
         assert self._attempt is not None
-        failures = self._attempt.failures
-        if at_start:
-            self._start_failures += 1
-            self._starts_lost_in_a_row += 1
-        else:
-            self._worker_failures += 1
-        attempt = self._attempt
+        attempt, failures = self._attempt, self._attempt.failures
+        self._facts.count_failure(at_start=at_start)
         self._message = describe(failures, attempt.returned, attempt.activities())
         await self._blocking(self._tell_failure, failures)
         decision = self._spec.failure_policy.decide(
-            GroupFailure(failures, at_start, self._worker_failures, self._start_failures)
+            GroupFailure(
+                failures, at_start, self._facts.worker_failures, self._facts.start_failures
+            )
         )
         if decision is FailureDecision.RAISE:
             return RunState.ERRORED
@@ -352,13 +319,15 @@ class TrainController(RankCalls):
                 steps.append(self._steps.get_nowait())
             assert self._attempt is not None
             first = self._attempt.first_number
-            await self._blocking(self._recorder.record, first, steps)
+            notes = await self._blocking(self._recorder.record, first, steps)
             self._feed.add_rows(
                 Row(
                     first + step.index, step.metrics, step.uploads[0].name if step.uploads else None
                 )
                 for step in steps
             )
+            for note in notes:
+                self._feed.note(note)
             self._attempt.recorded(steps[-1].index)
             saved = any(step.uploads for step in steps)
             if saved and self._attempt.can_resize and self._growth.at_checkpoint():
@@ -372,7 +341,7 @@ class TrainController(RankCalls):
             self._attempt.close()
         rest = asyncio.ensure_future(self._steps.join())
         await asyncio.wait({rest, recording}, return_when=asyncio.FIRST_COMPLETED)
-        await _end(rest, recording)
+        await end(rest, recording)
 
     async def _move(self, state: RunState) -> None:
         old = self._state
@@ -386,6 +355,9 @@ class TrainController(RankCalls):
 
     def _fail(self, error: BaseException) -> None:
         """End in ERRORED without asking callbacks, which may be what failed."""
+        if isinstance(error, TrainingFailedError):
+            logger.debug("Run %s failed.", self._spec.name, exc_info=error)
+            error = error.with_traceback(None)  # it says all that a user needs
         self._failure = WorkerFailure.of(error)
         self._message = self._failure.summary
         self._state = RunState.ERRORED
@@ -446,50 +418,8 @@ class TrainController(RankCalls):
         self._write_facts()
 
     def _write_facts(self) -> None:
-        self._spec.storage.write_run_facts(
-            {
-                "name": self._spec.name,
-                "run_id": self._spec.run_id,
-                "token": self._token,
-                "state": self._state.value,
-                "started": self._started,
-                "written": time.time(),
-                "attempts": self._attempts,
-                "worker_failures": self._worker_failures,
-                "start_failures": self._start_failures,
-                "error": self._message if self._state is RunState.ERRORED else None,
-            }
-        )
+        self._facts.write(self._state, self._message)
 
     async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function that blocks, in the one thread for such work."""
         return await asyncio.get_running_loop().run_in_executor(self._io, function, *args)
-
-    @staticmethod
-    async def _first_of(machine: asyncio.Task[None], recording: asyncio.Task[None]) -> None:
-        """Wait for the machine; if recording fails before, cancel the machine and raise that."""
-        await asyncio.wait({machine, recording}, return_when=asyncio.FIRST_COMPLETED)
-        if recording.done():
-            machine.cancel()
-            await asyncio.wait({machine})
-            recording.result()
-        machine.result()
-
-
-def pause_after(lost: int) -> float:
-    """Seconds to wait before a start, when so many were lost."""
-    return min(MOST_PAUSE, 0.5 * 2.0 ** min(lost - 2, 10)) if lost > 1 else 0
-
-
-async def _wait_at_most(waiting: Coroutine[Any, Any, Any], timeout: float) -> None:
-    """Wait for something, but not longer than ``timeout`` seconds."""
-    task = asyncio.ensure_future(waiting)
-    await asyncio.wait({task}, timeout=timeout)
-    await _end(task)
-
-
-async def _end(*futures: asyncio.Future[Any]) -> None:
-    """Cancel futures and wait until they have ended; how they ended no longer matters."""
-    for future in futures:
-        future.cancel()
-    await asyncio.gather(*futures, return_exceptions=True)

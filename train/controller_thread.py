@@ -19,9 +19,9 @@ from miniray.train.progress_feed import Seen
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.train.controller import RunSpec
     from miniray.train.outcome import RunOutcome
     from miniray.train.policies import ScalingDecision
+    from miniray.train.run_spec import RunSpec
     from miniray.train.worker_group import WorkerGroup
 
 #: Seconds that a run gets to end after Ctrl-C.

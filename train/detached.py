@@ -12,15 +12,16 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.train.controller import TrainController, pause_after
+from miniray.train.controller import TrainController
 from miniray.train.controller_client import ActorCarrier
 from miniray.train.filesystem import protocols
 from miniray.train.outcome import read_outcome, write_outcome
+from miniray.train.run_facts import pause_after
 
 if TYPE_CHECKING:
-    from miniray.train.controller import RunSpec
     from miniray.train.outcome import RunOutcome
     from miniray.train.packed import PackedLoop
+    from miniray.train.run_spec import RunSpec
     from miniray.train.state import RunState
     from miniray.train.storage import RunStorage
 
@@ -135,7 +136,7 @@ class DetachedController(TrainController):
         outcome = read_outcome(storage, self._spec.run_id)
         facts = storage.run_facts()
         if outcome is not None and facts.get("run_id") == self._spec.run_id:
-            self._take_up(facts)
+            self._facts.take_up(facts)
             self._state, self._message = outcome.state, outcome.message
             self._write_facts()
         return outcome
@@ -144,13 +145,13 @@ class DetachedController(TrainController):
         following = await super()._initialize()
         self._opened.set()
         self._loop.append(await self._blocking(self._put_loop))
-        if self._start_failures:
+        if self._facts.start_failures:
             self._feed.note(
                 "The controller was lost and was started again. The run goes on from its newest "
                 "checkpoint."
             )
             # Whatever ends controllers at their start is given time to go by.
-            await asyncio.sleep(pause_after(self._start_failures))
+            await asyncio.sleep(pause_after(self._facts.start_failures))
         return following
 
     def _put_loop(self) -> Any:

@@ -13,8 +13,8 @@ from miniray.train.progress import Pace, make_display
 from miniray.train.progress_feed import Seen
 
 if TYPE_CHECKING:
-    from miniray.train.controller import RunSpec
     from miniray.train.outcome import RunOutcome
+    from miniray.train.run_spec import RunSpec
     from miniray.train.worker import TrainLoop
 
 logger = logging.getLogger(__name__)
@@ -36,10 +36,11 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     import miniray
     from miniray.train.controller import TrainController
     from miniray.train.controller_client import ActorCarrier
+    from miniray.train.packed import sent
 
     spec = with_uploaded_environment(spec)
     loop = dataclasses.replace(loop, datasets=loop.datasets.published(miniray.put))
-    loop_ref = miniray.put(loop)
+    loop_ref = sent(loop, miniray.put)
     actor_class = miniray.remote(TrainController)
     controller = actor_class.options(**controller_options(spec)).remote(spec)
     run = controller.run.remote(ActorCarrier(controller), [loop_ref])

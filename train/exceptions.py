@@ -80,6 +80,10 @@ class StorageNotSharedError(TrainingFailedError, ValueError):
     """The storage path names different places on different machines of a run."""
 
 
+class StorageUnusableError(TrainingFailedError):
+    """The storage path can't be read or written, at all or on some machines of a run."""
+
+
 class RunTakenOverError(TrainingFailedError):
     """Another driver has started a run of the same name in the same storage meanwhile."""
 

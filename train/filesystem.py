@@ -33,7 +33,11 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
     if filesystem is None:
         if "://" not in text:
             return fsspec.filesystem("file"), str(Path(text).absolute())
-        found, found_path = fsspec.core.url_to_fs(text)
+        try:
+            found, found_path = fsspec.core.url_to_fs(text)
+        except (ValueError, ImportError) as error:
+            hint = ", or pass a filesystem beside a path" if isinstance(error, ValueError) else ""
+            raise type(error)(f"{text!r} can't be reached: {error}{hint}.") from error
         return found, str(found_path)
     if "://" in text:
         raise ValueError(

@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.train.backend import LocalPlace
-    from miniray.train.controller import RunSpec
     from miniray.train.controller_client import Carrier
     from miniray.train.local_group import Probe, Work
     from miniray.train.policies import GroupFailure
+    from miniray.train.ranks import Ranks
+    from miniray.train.run_spec import RunSpec
     from miniray.train.session import Session, SessionSetup
     from miniray.train.storage import RunStorage
     from miniray.train.worker import TrainLoop, WorkerOutcome
@@ -129,7 +130,7 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
     worker = _LocalWorker(spec, place)
     storage = spec.storage
     try:
-        setup = _arrive(link)
+        setup = _arrive(link, place.ranks)
         if setup is not None:
             storage = setup.storage
             outcome = worker.run_once(loop, setup, _LinkCarrier(link))
@@ -145,13 +146,14 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
     return LocalEnd(ended, storage, None)
 
 
-def _arrive(link: LinkClient) -> SessionSetup | None:
+def _arrive(link: LinkClient, ranks: Ranks) -> SessionSetup | None:
     """Tell rank 0 what it wants to know first; what the train loop is given, None for no run."""
     probe: Probe | None = link.ask("probe").result()
     if probe is None:
         return None
-    finds = probe.storage.has_probe(probe.token)
-    setup: SessionSetup | None = link.ask("setup", Arrival(info_of_this_process(), finds)).result()
+    problem = probe.storage.problem_here(probe.token, writes=ranks.local_rank == 0)
+    arrival = Arrival(info_of_this_process(), problem)
+    setup: SessionSetup | None = link.ask("setup", arrival).result()
     return setup
 
 

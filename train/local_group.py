@@ -44,10 +44,10 @@ class Probe:
 
 @dataclasses.dataclass(frozen=True)
 class Arrival:
-    """What a rank tells before the train loop begins."""
+    """What a rank tells before the train loop begins: also what is wrong with the storage."""
 
     info: WorkerInfo
-    finds_probe: bool
+    problem: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,13 +198,13 @@ class LocalGroup:
     async def start(self) -> None:
         """The processes run, and are connected."""
 
-    async def strangers(self, storage: RunStorage, token: str) -> list[int]:
-        """The ranks that do not find a probe which is in the storage."""
+    async def storage_problems(self, storage: RunStorage, token: str) -> dict[int, str]:
+        """What keeps ranks from using the storage in which this probe is, by rank."""
         if self._others is None:
-            return []
+            return {}
         arrivals = await self._others.arrive(Probe(storage, token))
         self.infos += [arrivals[rank].info for rank in sorted(arrivals)]
-        return [rank for rank, arrival in arrivals.items() if not arrival.finds_probe]
+        return {rank: arrival.problem for rank, arrival in arrivals.items() if arrival.problem}
 
     def run(
         self, loop: Any, setup: SessionSetup, carrier: Carrier

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.core.protocol import VALUE_BYTES
 from miniray.core.serialization import serialize
@@ -17,6 +17,32 @@ if TYPE_CHECKING:
 
     from miniray.train.data.shards import Datasets
     from miniray.train.worker import TrainLoop
+
+
+T = TypeVar("T")
+
+
+def sent(loop: TrainLoop, put: Callable[[Any], T]) -> T:
+    """Pickle a train loop without datasets.
+
+    Args:
+        loop: The train loop.
+        put: Pickles it.
+
+    Raises:
+        TypeError: It can't be pickled; the text names the variable or the item at fault.
+    """
+    try:
+        return put(loop)
+    except TypeError as error:
+        from miniray.core.pickle_errors import at_fault, explain
+
+        parts = [("train_loop_per_worker", loop.function)]
+        parts += [("train_loop_config", argument) for argument in loop.arguments]
+        for name, part in parts:
+            if at_fault(part, 1) is not None:
+                raise explain(part, error, name, "train loop") from error
+        raise
 
 
 class Packed:
@@ -87,7 +113,7 @@ class PackedLoop:
         from miniray.train.data.shards import Datasets
 
         bare = dataclasses.replace(loop, datasets=Datasets())
-        return cls(Packed.of(bare), loop.datasets.published(Packed.of))
+        return cls(sent(bare, Packed.of), loop.datasets.published(Packed.of))
 
     def published(self, put: Callable[[Any], Any]) -> PackedLoop:
         """The same with refs in place of the datasets, so that each node gets those only once."""

@@ -45,7 +45,7 @@ def explain(
                 f"free."
             )
     if reason:
-        sentences.append(f"The scheduler says of one worker: {reason}.")
+        sentences.append(f"The scheduler says: {reason}.")
     return " ".join(sentences)
 
 

@@ -11,8 +11,8 @@ import operator
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.checkpoint_book import CheckpointBook, CheckpointRecord
-from miniray.train.metrics_log import MetricsLog, read_rows
+from miniray.train.checkpoint_book import CheckpointBook, CheckpointRecord, has_score
+from miniray.train.metrics_log import MetricsLog, flatten, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,9 @@ class RunRecorder:
         self._callbacks = callbacks
         self._token = token
         self._log = MetricsLog(storage)
+        self._config = config
         self._book = CheckpointBook(config)
+        self._told_unscored = False
         self._next_number = 0
         self.latest_metrics: dict[str, Any] | None = None
         self.steps = 0
@@ -87,12 +89,18 @@ class RunRecorder:
         """The checkpoints that the run has, the best last."""
         return self._book.records
 
-    def record(self, first_number: int, steps: Sequence[Step]) -> None:
-        """Record steps of an attempt whose first report has this number."""
-        rows = []
+    def record(self, first_number: int, steps: Sequence[Step]) -> list[str]:
+        """Record steps of an attempt whose first report has this number.
+
+        Returns:
+            Sentences that the user should read.
+        """
+        rows, notes = [], []
         for step in steps:
             number = first_number + step.index
             checkpoint = self._commit(number, step) if step.uploads else None
+            if checkpoint is not None:
+                notes += self._unscored(step)
             rows.append(
                 {
                     "number": number,
@@ -110,6 +118,21 @@ class RunRecorder:
         self._log.append(rows)
         if any(step.uploads for step in steps):
             self._log.sync()
+        return notes
+
+    def _unscored(self, step: Step) -> list[str]:
+        """What to say of a checkpoint that has no score; nothing after the first of them."""
+        attribute = self._config.checkpoint_score_attribute
+        if attribute is None or self._told_unscored or has_score(step.metrics, attribute):
+            return []
+        self._told_unscored = True
+        known = ", ".join(flatten(step.metrics)) or "none"
+        note = (
+            f"Checkpoint {step.uploads[0].name} has no number as metric {attribute!r}, by which "
+            f"CheckpointConfig(checkpoint_score_attribute=...) tells which checkpoints are better, "
+            f"and counts as the worst. Rank 0 reported the metrics: {known}."
+        )
+        return [note]
 
     @property
     def owned(self) -> bool:

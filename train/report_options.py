@@ -65,5 +65,5 @@ def member(kind: type[enum.Enum], argument: str, value: Any) -> Any:
     matches = isinstance(value, kind)
     if not matches:
         allowed = ", ".join(f"{kind.__name__}.{each.name}" for each in kind)
-        raise ValueError(f"{argument}={value!r} is not known. Use one of {allowed}.")
+        raise ValueError(f"{argument}={value!r}) is not known. Use one of {allowed}.")
     return value

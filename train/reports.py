@@ -128,10 +128,10 @@ class ReportBoard:
             return []
         entry = self._waiting.setdefault(index, {})
         self._since.setdefault(index, now)
-        entry[rank] = report
         if report.upload is not None:
             self._check_name(index, entry, report.upload)
             self._with_upload.add(index)
+        entry[rank] = report
         return self._release(now)
 
     def returned(self, rank: int) -> list[Step]:
@@ -210,6 +210,7 @@ class ReportBoard:
 
     def _check_name(self, index: int, entry: Mapping[int, Report], upload: Upload) -> None:
         names = {each.upload.name for each in entry.values() if each.upload is not None}
+        names.add(upload.name)
         if len(names) > 1:
             raise ReportMismatchError(
                 f"The ranks reported one checkpoint, that of report number {index}, under "

@@ -11,9 +11,14 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import ActorDiedError, DeathCause
-from miniray.train.exceptions import PlacementTimeoutError, StorageNotSharedError
+from miniray.train.exceptions import (
+    PlacementTimeoutError,
+    StorageNotSharedError,
+    StorageUnusableError,
+)
 from miniray.train.failures import GroupStartError, WorkerFailure
 from miniray.train.ranks import listed
+from miniray.train.storage import NOT_SHARED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -83,18 +88,32 @@ async def start(group: WorkerGroup, blocking: Blocking) -> None:
 
 
 async def check_shared(group: WorkerGroup, storage: RunStorage, blocking: Blocking) -> None:
-    """Raise StorageNotSharedError if ranks do not see what is written to the storage here."""
+    """See to it that every rank can use the storage.
+
+    Raises:
+        StorageNotSharedError: Ranks do not see what is written to the storage here.
+        StorageUnusableError: Nothing can be written to it where ranks are.
+    """
     token = secrets.token_hex(8)
     await blocking(storage.write_probe, token)
     try:
-        strangers = await group.strangers(storage, token)
+        problems = await group.storage_problems(storage, token)
     finally:
         await blocking(storage.delete_probe, token)
+    if not problems:
+        return
+    strangers = [rank for rank, problem in problems.items() if problem == NOT_SHARED]
+    ranks = strangers or list(problems)
+    nodes = sorted({group.infos[rank].address for rank in ranks})
+    where = f"{listed(ranks)} on {', '.join(nodes)}"
     if strangers:
-        nodes = sorted({group.infos[rank].address for rank in strangers})
         raise StorageNotSharedError(
             f"The storage path {storage.storage_fs_path} is not shared by the machines of this "
-            f"run: {listed(strangers)} on {', '.join(nodes)} did not find what the controller "
-            f"had written there. Set RunConfig(storage_path=...) to a network folder or a URL "
-            f"that all machines reach."
+            f"run: {where} did not find what the controller had written there. Set "
+            f"RunConfig(storage_path=...) to a network folder or a URL that all machines reach."
         )
+    raise StorageUnusableError(
+        f"Nothing can be written to the storage path {storage.storage_fs_path} on some machines of "
+        f"this run, so that their ranks could not store checkpoints. "
+        f"{where[0].upper()}{where[1:]} got {problems[ranks[0]]}"
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 _RUN_FILE = "run.json"
 _PROBE = ".probe-"
+
+#: What is wrong with the storage where a probe is not found.
+NOT_SHARED = "not shared"
 
 
 class RunStorage:
@@ -147,9 +151,23 @@ class RunStorage:
         """
         self.files.write(f"{_PROBE}{token}", "")
 
-    def has_probe(self, token: str) -> bool:
-        """Whether the file that ``write_probe`` left is here."""
-        return self.files.exists(f"{_PROBE}{token}")
+    def problem_here(self, token: str, *, writes: bool) -> str:
+        """What keeps this process from using the storage; empty if nothing does.
+
+        Args:
+            token: Of the probe that another process has written.
+            writes: Whether to find out if this process can write there.
+        """
+        if not self.files.exists(f"{_PROBE}{token}"):
+            return NOT_SHARED
+        if writes:
+            own = f"{token}-{secrets.token_hex(4)}"
+            try:
+                self.write_probe(own)
+                self.delete_probe(own)
+            except Exception as error:  # noqa: BLE001 - clients of stores raise what they like
+                return f"{type(error).__name__}: {error}"
+        return ""
 
     def delete_probe(self, token: str) -> None:
         """Delete the file that ``write_probe`` left."""

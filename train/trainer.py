@@ -20,16 +20,21 @@ from miniray.train.outcome import make_error
 from miniray.train.policies import LimitedRetries, default_scaling
 from miniray.train.result import Result
 from miniray.train.run_description import describe_run
+from miniray.train.run_spec import RunSpec
 from miniray.train.storage import RunStorage
 from miniray.train.worker import TrainLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from miniray.train.controller import RunSpec
     from miniray.train.outcome import RunOutcome
 
 logger = logging.getLogger(__name__)
+
+_GOES_ON = (
+    "Make the trainer as before and call fit(): a run goes on from its newest checkpoint when it "
+    "is started with the same RunConfig(name=..., storage_path=...)."
+)
 
 _REFUSED = {
     "metadata": "Put the values into train_loop_config, or into checkpoints with set_metadata().",
@@ -119,9 +124,20 @@ class DataParallelTrainer:
             raise error from end.error
         return make_result(end.outcome, end.storage)
 
-    def _make_spec(self) -> RunSpec:
-        from miniray.train.controller import RunSpec
+    @classmethod
+    def restore(cls, *_: Any, **__: Any) -> DataParallelTrainer:
+        """Not supported, as in Ray: an interrupted run goes on when it is started again."""
+        raise DeprecationWarning(f"{cls.__name__}.restore() is not supported. {_GOES_ON}")
 
+    @classmethod
+    def can_restore(cls, *_: Any, **__: Any) -> bool:
+        """Not supported, as in Ray: an interrupted run goes on when it is started again."""
+        raise DeprecationWarning(
+            f"{cls.__name__}.can_restore() is not supported. {_GOES_ON} Result.from_path(path) "
+            f"tells what the folder of a run holds."
+        )
+
+    def _make_spec(self) -> RunSpec:
         config = self.run_config
         failures = config.failure_config
         assert failures is not None

@@ -101,16 +101,15 @@ class TrainWorker:
             listener = None
         self._backend.on_start(dataclasses.replace(member, listener=listener))
 
-    def finds_probe(self, storage: RunStorage, token: str) -> bool:
-        """Whether this process sees what the controller has written to the storage."""
-        return storage.has_probe(token)
+    def storage_problem(self, storage: RunStorage, token: str) -> str:
+        """What keeps this process from using the storage that the controller has written to."""
+        assert self._ranks is not None
+        return storage.problem_here(token, writes=self._ranks.local_rank == 0)
 
     def run(
         self, loop: TrainLoop | PackedLoop, setup: SessionSetup, carrier: Carrier
     ) -> WorkerOutcome:
         """Run the train loop to its end; what it raises is part of the outcome."""
-        import cloudpickle
-
         if isinstance(loop, PackedLoop):
             loop = loop.load()
 
@@ -126,7 +125,7 @@ class TrainWorker:
             session.finish()
             self._backend.on_shutdown()
             wanted = value is not None and self._ranks.world_rank == 0
-            outcome = WorkerOutcome(value=cloudpickle.dumps(value) if wanted else b"")
+            outcome = WorkerOutcome(value=_pickled(value) if wanted else b"")
         except BaseException as error:  # noqa: BLE001 - also sys.exit() in a train loop is a failure
             return self._give_up(session, error)
         finally:
@@ -140,3 +139,16 @@ class TrainWorker:
         # with its group; uploads of the user ask the session for the storage.
         session.close(upload_rest=True)
         return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))
+
+
+def _pickled(value: Any) -> bytes:
+    """What a train loop has returned, for the driver."""
+    import cloudpickle
+
+    from miniray.core.pickle_errors import explain
+
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # whatever a user's class raises
+        raise explain(value, error, "what the train loop returned", "driver") from error
+    return pickled

@@ -52,6 +52,7 @@ def worker_options(
     bundle: int,
     runtime_env: Mapping[str, Any] | None,
     preload: Sequence[str] = (),
+    later: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The actor options of one worker.
 
@@ -61,6 +62,7 @@ def worker_options(
         bundle: Its bundle there.
         runtime_env: Its runtime environment.
         preload: Modules that its process begins with.
+        later: Modules that it begins with if they are loaded by then.
     """
     custom = {
         name: amount
@@ -82,6 +84,8 @@ def worker_options(
         options["runtime_env"] = dict(runtime_env)
     if preload:
         options["_preload"] = list(preload)
+    if later:
+        options["_preload_later"] = list(later)
     return options
 
 
@@ -183,7 +187,9 @@ class WorkerGroup:
         """
         assert self._room is not None
         placement = self._room.placement
-        preload = self._backend.preload(self._resources)
+        backend = self._backend
+        preload = backend.preload(self._resources)
+        later = backend.preload_later(self._resources)
         actor_class = miniray.remote(TrainWorker)
         self._workers = [
             actor_class.options(
@@ -193,6 +199,7 @@ class WorkerGroup:
                     bundle,
                     self._runtime_env,
                     preload,
+                    later,
                 )
             ).remote(self._backend, self._logging)
             for bundle in range(self.size)
@@ -218,12 +225,12 @@ class WorkerGroup:
         await gather_workers(_in_order(prepared, order))
         await gather_workers(_in_order(connected, order))
 
-    async def strangers(self, storage: RunStorage, token: str) -> list[int]:
-        """The ranks that do not find a probe which is in the storage."""
-        found = await gather_workers(
-            [worker.finds_probe.remote(storage, token) for worker in self._workers]
+    async def storage_problems(self, storage: RunStorage, token: str) -> dict[int, str]:
+        """What keeps ranks from using the storage in which this probe is, by rank."""
+        problems = await gather_workers(
+            [worker.storage_problem.remote(storage, token) for worker in self._workers]
         )
-        return [rank for rank, finds in enumerate(found) if not finds]
+        return {rank: problem for rank, problem in enumerate(problems) if problem}
 
     def _take_ranks(self, infos: Sequence[WorkerInfo]) -> list[Member]:
         """What each worker is told of the group, in the order of ``infos``."""

@@ -107,6 +107,7 @@ class ActorDirectory:
             "fallback_labels": [dict(each) for each in options.fallback_selectors],
             "owner_node": runtime.node_id,
             "preload": list(options.preload),
+            "preload_later": list(options.preload_later),
         }
 
     def _register(self, id: bytes, spec: dict[str, Any], get_if_exists: bool) -> Any:

@@ -11,20 +11,23 @@ _DEPTH = 4
 _BREADTH = 200
 
 
-def explain(value: object, error: BaseException, name: str = "") -> TypeError:
+def explain(
+    value: object, error: BaseException, name: str = "", inside: str = "task or actor"
+) -> TypeError:
     """An error that names the attribute, item or variable at fault.
 
     Args:
         value: What cannot be pickled.
         error: What pickling it raised.
         name: What the value is to the user; empty: its type is all that is known.
+        inside: What it is sent to.
     """
     path = _find(value, "", _DEPTH, set())
     what = f"{name}, {_describe(value)}," if name else _describe(value)
     if path:
         return TypeError(
             f"{what} cannot be pickled: {path[0]} is a {type(path[1]).__qualname__} "
-            f"({type(error).__name__}: {error}). Create it inside the task or actor instead, "
+            f"({type(error).__name__}: {error}). Create it inside the {inside} instead, "
             f"or leave it out with __getstate__."
         )
     return TypeError(f"{what} cannot be pickled ({type(error).__name__}: {error}).")

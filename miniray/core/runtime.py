@@ -98,6 +98,8 @@ class ActorOptions:
     fallback_selectors: tuple[Mapping[str, str], ...] = ()
     #: Modules that the process has imported when it starts: forked from where they are loaded.
     preload: tuple[str, ...] = ()
+    #: More of them, which processes have that start when they are loaded; no process waits for it.
+    preload_later: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

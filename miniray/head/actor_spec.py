@@ -28,6 +28,7 @@ def daemon_spec(actor: Actor) -> bytes:
             "concurrency_groups": spec["concurrency_groups"],
             "is_async": spec["is_async"],
             "preload": spec.get("preload", []),
+            "preload_later": spec.get("preload_later", []),
             "detached": spec["detached"],
             "restarts": actor.restarts,
             "owner": actor.owner.hex(),

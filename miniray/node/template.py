@@ -21,6 +21,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -38,6 +39,9 @@ _WORKER_FDS = 3
 _KILL_AGAIN = 0.2
 #: So many of the processes that keep a worker from being over are named.
 _MAX_NAMED = 16
+#: By so much the priority is lower of what is imported beside others. It has two thirds of their
+#: share then: with far less it is not ready on a busy machine when the next ranks start.
+_NICER = 2
 
 
 def set_subreaper() -> None:
@@ -51,10 +55,17 @@ class Template:
     """Serves one daemon until it is gone."""
 
     def __init__(
-        self, control: socket.socket, preload: list[str], clean_up: Callable[[], None] | None
+        self,
+        control: socket.socket,
+        preload: list[str],
+        clean_up: Callable[[], None] | None,
+        *,
+        beside: bool = False,
     ) -> None:
         self._control = control
         self._preload = preload
+        #: Whether others are to have the processors while it imports.
+        self._beside = beside
         #: Removes what nobody else does if the daemon is killed.
         self._clean_up = clean_up
         #: Living workers: pid to the id they carry in their environment.
@@ -85,8 +96,10 @@ class Template:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # the daemon decides when it ends
         gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
-        for module in self._preload:
-            importlib.import_module(module)
+        if self._beside:
+            _import_beside(self._preload)
+        else:
+            _import(self._preload)
         gc.collect()
         gc.freeze()
         poller = select.poll()
@@ -130,7 +143,7 @@ class Template:
             self._fences[token] = template
             if template in self._helpers:
                 _kill(template, signal.SIGKILL)  # it has hung up, so it is of no use
-            self._tell_settled()
+            self._look_for_strays()
         elif message[0] == "end":  # the daemon hangs up next, and goes on itself
             self._clean_up = None
         return None
@@ -178,7 +191,8 @@ class Template:
         os.close(self._wake_write)
         own = socket.socket(fileno=fds[0])
         if template:
-            return lambda: run_template(own, what, None)
+            preload, beside = what
+            return lambda: run_template(own, preload, None, beside=beside)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         gc.unfreeze()
@@ -351,6 +365,35 @@ class Template:
             self._end_everything()
 
 
+def _import(modules: list[str]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+
+
+def _import_beside(modules: list[str]) -> None:
+    """Import modules without taking the processors from others.
+
+    In a thread: it has a priority of its own, which a process could not raise again. It has ended
+    before anything is forked.
+    """
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        own = threading.get_native_id()
+        nice = min(19, os.getpriority(os.PRIO_PROCESS, own) + _NICER)
+        os.setpriority(os.PRIO_PROCESS, own, nice)
+        try:
+            _import(modules)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
 def _ignore_signal(_number: int, _frame: object) -> None:
     """Only wakes the loop."""
 
@@ -396,7 +439,11 @@ def run_helper(control: socket.socket, module: str) -> NoReturn:
 
 
 def run_template(
-    control: socket.socket, preload: list[str], clean_up: Callable[[], None] | None
+    control: socket.socket,
+    preload: list[str],
+    clean_up: Callable[[], None] | None,
+    *,
+    beside: bool = False,
 ) -> NoReturn:
     """Serve in this process and never return, to the code of its parent least of all.
 
@@ -404,9 +451,10 @@ def run_template(
         control: the socket to the daemon.
         preload: modules that every worker has imported.
         clean_up: called at the end if the daemon died instead of hanging up.
+        beside: import them at a lower priority than that of other processes.
     """
     try:
-        worker = Template(control, preload, clean_up).serve()
+        worker = Template(control, preload, clean_up, beside=beside).serve()
         worker()
     except BaseException:  # noqa: BLE001 - it ends the process
         traceback.print_exc()

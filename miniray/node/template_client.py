@@ -59,6 +59,8 @@ class TemplateClient:
         self._control = control
         self._sender = ControlSender(control)
         self.pid = pid
+        #: Whether it has imported its modules and serves.
+        self.ready = False
         self._on_exited = on_exited
         self._on_gone = on_gone
         self._on_lingers = on_lingers
@@ -91,13 +93,17 @@ class TemplateClient:
         self._sender.send(marshal.dumps(("fork", number)), [stdout, stderr, file], refuse)
         return await future
 
-    def fork_template(self, preload: list[str]) -> socket.socket:
+    def fork_template(self, preload: list[str], *, beside: bool = False) -> socket.socket:
         """Start a template with more modules; returns the control socket of it.
+
+        Args:
+            preload: the modules.
+            beside: import them at a lower priority than that of other processes.
 
         Raises:
             TemplateGoneError: this template is gone.
         """
-        return self._start("template", preload, self._numbers())
+        return self._start("template", (preload, beside), self._numbers())
 
     def fork_helper(self, module: str) -> Helper:
         """Start a process of the node's own: ``serve(control)`` of a module.
@@ -141,8 +147,9 @@ class TemplateClient:
         number = self._numbers()
         future: asyncio.Future[int] = self._loop.create_future()
         self._open[number] = future
-        refuse = functools.partial(self._refuse, number)
-        self._sender.send(marshal.dumps(("fence", number, template)), (), refuse)
+        gone = TemplateGoneError("the template process is gone")
+        question = marshal.dumps(("fence", number, template))
+        self._sender.send(question, (), lambda _error: self._refuse(number, gone))
         await future
 
     def _on_readable(self) -> None:
@@ -170,7 +177,7 @@ class TemplateClient:
                 if not settled.done():
                     settled.set_result(0)
             elif message[0] == "ready":
-                self.pid = message[1]
+                self.pid, self.ready = message[1], True
             elif message[0] == "refused":
                 self._refuse(message[1], OSError(f"cannot start a process: {message[2]}"))
 
@@ -187,7 +194,7 @@ class TemplateClient:
         """Hang up: the template ends all its workers and itself."""
         if self._gone:
             return
-        self._gone = True
+        self._gone, self.ready = True, False
         with contextlib.suppress(OSError):  # it is gone already, or so busy that it cleans up too
             self._control.send(marshal.dumps(("end",)))
         self._loop.remove_reader(self._control.fileno())

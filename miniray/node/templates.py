@@ -1,7 +1,7 @@
 """The templates of a node: the first one, and those that have imported more.
 
 Responsible for which template forks a worker, and for what becomes of workers whose template
-died.
+died. How a template is talked to is in ``template_client.py``.
 """
 
 from __future__ import annotations
@@ -49,15 +49,31 @@ class Templates:
         self._on_killed = on_killed
         #: By the modules that they have imported beyond the runtime's.
         self._others: dict[tuple[str, ...], TemplateClient] = {}
+        #: Forked from another one, with more modules, which that one does not wait for.
+        self._later: dict[tuple[TemplateClient, tuple[str, ...]], TemplateClient] = {}
         #: Those that died, until all their workers are gone.
         self._dead: dict[TemplateClient, asyncio.Task[None]] = {}
 
-    def get(self, modules: tuple[str, ...]) -> TemplateClient:
+    def get(self, modules: tuple[str, ...], later: tuple[str, ...] = ()) -> TemplateClient:
         """The template that has imported these modules too; made on first use.
+
+        Args:
+            modules: what it certainly has.
+            later: what it has as well if some template has it by now. The first call has one load
+                them, beside whatever is forked meanwhile.
 
         Raises:
             TemplateGoneError: the first one is gone.
         """
+        template = self._with(modules)
+        if not later:
+            return template
+        larger = self._later.get((template, later))
+        if larger is None:
+            larger = self._fork_later(template, modules, later)
+        return larger if larger.ready else template
+
+    def _with(self, modules: tuple[str, ...]) -> TemplateClient:
         if not modules:
             return self._first
         template = self._others.get(modules)
@@ -68,20 +84,55 @@ class Templates:
             )
         return template
 
+    def _fork_later(
+        self, parent: TemplateClient, modules: tuple[str, ...], later: tuple[str, ...]
+    ) -> TemplateClient:
+        control = parent.fork_template(list(later), beside=True)
+        template = self._later[parent, later] = TemplateClient(
+            control,
+            0,
+            self._on_exited,
+            lambda: self._lost_later(parent, modules, later),
+            self._on_lingers,
+        )
+        return template
+
     def _lost(self, modules: tuple[str, ...]) -> None:
-        """One with more modules died: its workers fall to the first one, which kills them."""
+        """One with more modules died: its workers fall to the first one, which kills them.
+
+        So do templates that were forked from it.
+        """
         logger.warning("the template with %s ended", ", ".join(modules))
         gone = self._others.pop(modules)
-        task = asyncio.get_running_loop().create_task(self._end_workers(gone))
+        self._end_workers(gone, self._first)
+
+    def _lost_later(
+        self, parent: TemplateClient, modules: tuple[str, ...], later: tuple[str, ...]
+    ) -> None:
+        """One that another was forked for died: its workers fall to that one.
+
+        If it could not load its modules, it is not tried again, and workers do without.
+        """
+        logger.warning("the template with %s ended", ", ".join((*modules, *later)))
+        gone = self._later[parent, later]
+        if gone.pid:
+            del self._later[parent, later]
+            self._end_workers(gone, parent)
+
+    def _end_workers(self, gone: TemplateClient, parent: TemplateClient) -> None:
+        task = asyncio.get_running_loop().create_task(self._await_ends(gone, parent))
         self._dead[gone] = task
         task.add_done_callback(lambda _: self._dead.pop(gone))
 
-    async def _end_workers(self, gone: TemplateClient) -> None:
+    async def _await_ends(self, gone: TemplateClient, parent: TemplateClient) -> None:
         mine = [worker for worker in self._workers() if worker.template is gone]
         for worker in mine:
             self._on_killed(worker)
         with contextlib.suppress(TemplateGoneError):  # the node stops then
-            await self._first.settled(gone.pid)
+            try:
+                await parent.settled(gone.pid)
+            except TemplateGoneError:
+                await self._first.settled(parent.pid)  # what was the parent's falls to that one
             for worker in mine:
                 self._on_exited(worker.pid, signal.SIGKILL)
 
@@ -93,5 +144,5 @@ class Templates:
 
     def close(self) -> None:
         """Hang up on all: they end their workers."""
-        for template in (self._first, *self._others.values()):
+        for template in (self._first, *self._others.values(), *self._later.values()):
             template.close()

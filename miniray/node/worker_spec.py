@@ -107,3 +107,14 @@ def process_spec(
         "cwd": cwd,
         "assignment": assignment(lease),
     }
+
+
+def preload(lease: NodeLease, python: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The modules that a worker begins with, and those that it has if they are loaded by then.
+
+    What a template has imported is of no use to a new interpreter.
+    """
+    if python is not None:
+        return (), ()
+    spec = lease.spec
+    return tuple(spec.get("preload") or ()), tuple(spec.get("preload_later") or ())

@@ -34,7 +34,7 @@ from miniray.node.templates import Templates
 from miniray.node.vacating import DeviceKeptError, wait_for_devices
 from miniray.node.worker import Worker
 from miniray.node.worker_ends import WorkerEnds
-from miniray.node.worker_spec import assignment, interpreter, pool_key, process_spec
+from miniray.node.worker_spec import assignment, interpreter, pool_key, preload, process_spec
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -195,9 +195,7 @@ class WorkerPool:
         spec = process_spec(lease, worker, python, self._base_spec, self._accelerators)
         self.workers[worker.process_id] = worker
         lease.worker = worker
-        # What a template has imported is of no use to a new interpreter.
-        modules = () if python is not None else tuple(lease.spec.get("preload") or ())
-        template = worker.template = self._templates.get(modules)
+        template = worker.template = self._templates.get(*preload(lease, python))
         worker.pid = await template.fork(spec, stdout.write_end, stderr.write_end)
 
     def _start_failed(self, lease: NodeLease, worker: Worker, error: Exception, tries: int) -> None:

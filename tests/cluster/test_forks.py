@@ -408,6 +408,18 @@ def test_workers_that_begin_with_torch_have_random_states_of_their_own() -> None
     assert first != second
 
 
+def test_an_actor_begins_with_what_is_loaded_beside_others_once_it_is() -> None:
+    def begins_with() -> set[str]:
+        return {"colorsys", "pyclbr"} & sys.modules.keys()
+
+    def of_new_actor() -> set[str]:
+        actor = Forker.options(_preload=["colorsys"], _preload_later=["pyclbr"]).remote()
+        return miniray.get(actor.run.remote(begins_with), timeout=50)
+
+    assert "colorsys" in of_new_actor()
+    wait_until(lambda: of_new_actor() == {"colorsys", "pyclbr"})
+
+
 def test_atexit_functions_run_when_a_worker_ends_by_rule(tmp_path: Path) -> None:
     def leave(path: str) -> None:
         import atexit

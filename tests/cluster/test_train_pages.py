@@ -16,7 +16,7 @@ import pytest
 
 import miniray as ray
 import miniray.train
-from miniray.train import RunConfig, ScalingConfig
+from miniray.train import ControllerError, RunConfig, ScalingConfig
 from miniray.train.torch import TorchConfig, TorchTrainer, get_device, get_devices
 from miniray.util.placement_group import placement_group, remove_placement_group
 
@@ -51,7 +51,7 @@ def places(tmp_path: Path) -> Callable[..., list[list[Any]]]:
             Path(config["folder"], str(context.get_world_rank())).write_text(repr(facts))
 
         folder = tmp_path / "places"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         ray.train.DataParallelTrainer(
             train_func,
             train_loop_config={"folder": str(folder)},
@@ -138,6 +138,8 @@ def test_setting_the_accelerator_type(places: Any) -> None:
     ((_, visible, held),) = places(num_workers=1, use_gpu=True, accelerator_type="A100")
     assert visible is not None
     assert held["GPU"] == 1
+    with pytest.raises(ControllerError, match="accelerator_type:H100"):
+        places(num_workers=1, use_gpu=True, accelerator_type="H100", placement_timeout_s=0.5)
 
 
 @pytest.mark.slow

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +13,7 @@ import pytest
 import miniray
 from miniray import train
 from miniray.cluster_utils import Cluster
-from miniray.train import DataParallelTrainer, RunConfig, ScalingConfig
+from miniray.train import DataParallelTrainer, FailureConfig, RunConfig, ScalingConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,3 +61,33 @@ def test_ranks_of_two_nodes_share_checkpoints_values_and_the_folder_of_their_out
     assert [(logs / f"rank_{rank}.out").read_text() for rank in range(4)] == [
         f"rank {rank} on node {rank // 2}\n" for rank in range(4)
     ]
+
+
+def test_a_rank_whose_node_is_lost_begins_again_on_another_one_from_the_newest_checkpoint(
+    two_nodes: Cluster, tmp_path: Path
+) -> None:
+    nodes = [two_nodes.add_node(num_cpus=1, resources={"spare": 1}) for _ in range(2)]
+
+    def loop(config: dict[str, Any]) -> list[str]:
+        own = miniray.get_runtime_context().get_node_id()
+        checkpoint = train.get_checkpoint()
+        if checkpoint is not None:
+            with checkpoint.as_directory() as files:
+                return [Path(files, "node").read_text(), own]
+        with tempfile.TemporaryDirectory() as files:
+            Path(files, "node").write_text(own)
+            train.report({}, train.Checkpoint.from_directory(files))
+        train.get_all_reported_checkpoints()  # waits until it is complete
+        os.kill(config["daemons"][own], signal.SIGKILL)
+        signal.pause()
+        raise AssertionError("the rank outlived its node")
+
+    result = DataParallelTrainer(
+        loop,
+        train_loop_config={"daemons": {node.unique_id: node.pids["node"] for node in nodes}},
+        scaling_config=ScalingConfig(num_workers=1, resources_per_worker={"spare": 1}),
+        run_config=RunConfig(
+            storage_path=tmp_path / "results", failure_config=FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    assert sorted(result.return_value) == sorted(node.unique_id for node in nodes)

@@ -72,7 +72,7 @@ def test_every_option_is_listed() -> None:
         "enable_task_events",
         "object_store_memory",
     }
-    of_miniray_alone = {"_preload"}
+    of_miniray_alone = {"_preload", "_preload_later"}
     known = {*TASK_OPTIONS, *ACTOR_OPTIONS, *METHOD_OPTIONS}
     assert names_of("option:") == known - without_effect - of_miniray_alone
 

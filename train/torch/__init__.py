@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.absent import absent
 from miniray.train.torch.config import TorchConfig
 from miniray.train.torch.trainer import TorchTrainer
 
@@ -30,6 +31,12 @@ _HOMES = {
     "prepare_optimizer": "amp",
 }
 
+#: Names of Ray Train that are not here, and what to do instead.
+_ABSENT = {
+    "TorchCheckpoint": "save model.state_dict() with torch.save() into a folder, and report "
+    "Checkpoint.from_directory(folder)",
+}
+
 __all__ = [
     "TorchConfig",
     "TorchTrainer",
@@ -47,7 +54,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise absent(__name__, name, _ABSENT)
     value = getattr(importlib.import_module(f"miniray.train.torch.{home}"), name)
     globals()[name] = value
     return value

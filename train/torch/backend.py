@@ -40,14 +40,18 @@ class TorchBackend(Backend):
         self._leave: contextlib.ExitStack | None = None
 
     def preload(self, resources: Mapping[str, float]) -> tuple[str, ...]:
-        """PyTorch, and on CPUs the compiler's front end.
+        """PyTorch."""
+        del resources
+        return _PRELOAD
 
-        The latter is loaded by the first DistributedDataParallel or optimizer step of a process
-        anyway, and takes almost as long as PyTorch itself. With accelerators it brings kernels'
-        compilers along, of which it is not known whether they leave the devices alone until
-        they are used.
+    def preload_later(self, resources: Mapping[str, float]) -> tuple[str, ...]:
+        """On CPUs, the compiler's front end.
+
+        It is loaded by the first DistributedDataParallel or optimizer step of a process anyway,
+        and takes almost as long as PyTorch itself. With accelerators it brings kernels' compilers
+        along, of which it is not known whether they leave the devices alone until they are used.
         """
-        return _PRELOAD if ACCELERATORS & resources.keys() else (*_PRELOAD, "torch._dynamo")
+        return () if ACCELERATORS & resources.keys() else ("torch._dynamo",)
 
     def prepare(self) -> None:
         """Load PyTorch."""

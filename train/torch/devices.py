@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from miniray.train.context import get_context
+from miniray.train.context import current_session
 from miniray.train.torch.environment import device_indexes, visibility_variable
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def get_devices() -> list[torch.device]:
     Raises:
         RuntimeError: Called outside a train loop, or ``CUDA_VISIBLE_DEVICES`` was changed in it.
     """
-    get_context()
+    current_session("torch.get_devices")
     return own_devices()
 
 
@@ -63,4 +63,5 @@ def get_device() -> torch.device:
     Raises:
         RuntimeError: Called outside a train loop, or ``CUDA_VISIBLE_DEVICES`` was changed in it.
     """
-    return get_devices()[0]
+    current_session("torch.get_device")
+    return own_devices()[0]

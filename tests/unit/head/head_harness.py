@@ -223,6 +223,7 @@ def actor_spec(**changes: Any) -> dict[str, Any]:
         "concurrency_groups": {},
         "is_async": False,
         "preload": [],
+        "preload_later": [],
         "placement": None,
         "runtime_env": "",
         "labels": None,

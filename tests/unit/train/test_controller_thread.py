@@ -10,11 +10,11 @@ import types
 import pytest
 
 from miniray.train import Backend, ControllerLostError, RunConfig, ScalingConfig
-from miniray.train.controller import RunSpec
 from miniray.train.controller_thread import ControllerThread
 from miniray.train.policies import FixedScaling, LimitedRetries
 from miniray.train.progress_feed import Seen
 from miniray.train.reports import Report
+from miniray.train.run_spec import RunSpec
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
 from miniray.train.worker import WorkerOutcome
@@ -34,8 +34,8 @@ class Group:
     async def start(self):
         pass
 
-    async def strangers(self, storage, token):
-        return []
+    async def storage_problems(self, storage, token):
+        return {}
 
     def run(self, loop, setup, carrier):
         machine = asyncio.get_running_loop()

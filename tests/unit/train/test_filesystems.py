@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from pathlib import Path
 
 import fsspec
@@ -34,6 +35,15 @@ def store_of_kind(request, tmp_path):
             ),
         ),
     )
+
+
+@pytest.mark.parametrize(
+    ("url", "message"), [("abc://x", "Protocol not known"), ("gs://x", "gcsfs")]
+)
+def test_a_url_that_can_not_be_reached_is_named(url, message, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises((ValueError, ImportError), match=f"'{url}' can't be reached: .*{message}"):
+        resolve(url)
 
 
 def test_a_checkpoint_goes_through_any_filesystem(store_of_kind, tmp_path):

@@ -117,6 +117,7 @@ def test_different_names_for_one_checkpoint_are_refused():
     board.add(0, 0, Report({}, Upload("epoch_0", {})))
     with pytest.raises(ReportMismatchError, match=r"\['epoch_0', 'epoch_zero'\]"):
         board.add(1, 0, Report({}, Upload("epoch_zero", {})))
+    assert board.returned(0) == board.returned(1) == []  # so there is no such checkpoint
 
 
 def test_steps_are_given_out_in_order_whatever_order_reports_arrive_in():

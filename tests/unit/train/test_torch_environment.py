@@ -113,13 +113,14 @@ def test_a_worker_has_a_thread_for_each_cpu_it_holds_or_its_share_of_the_cores()
     assert thread_count(0.5, 16, 4) == 4
 
 
-def test_ranks_on_cpus_begin_with_what_an_optimizer_step_loads_and_those_with_devices_do_not():
+def test_on_cpus_what_an_optimizer_step_loads_is_loaded_beside_the_first_ranks():
     backend = TorchConfig().make_backend()
-    assert {"torch", "torch._dynamo"} <= set(backend.preload({"CPU": 1, "disk": 1}))
+    assert "torch" in backend.preload({"CPU": 1})
+    assert "torch._dynamo" not in backend.preload({"CPU": 1})
+    assert backend.preload_later({"CPU": 1, "disk": 1}) == ("torch._dynamo",)
     for name in ("GPU", "NPU", "HPU", "TPU", "neuron_cores"):
-        modules = backend.preload({"CPU": 1, name: 1})
-        assert "torch" in modules
-        assert "torch._dynamo" not in modules
+        assert "torch" in backend.preload({"CPU": 1, name: 1})
+        assert backend.preload_later({"CPU": 1, name: 1}) == ()
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def test_a_worker_has_the_gpus_that_it_holds_lowest_number_first():
 
 @pytest.mark.parametrize("function", [get_device, get_devices])
 def test_outside_a_train_loop_there_is_no_device(function):
-    with pytest.raises(RuntimeError, match="only inside a train loop"):
+    message = rf"train\.torch\.{function.__name__}\(\) works only inside a train loop"
+    with pytest.raises(RuntimeError, match=message):
         function()
 
 

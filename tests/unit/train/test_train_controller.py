@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import pickle
 import re
+import secrets
 import threading
 import time
 
@@ -22,11 +22,12 @@ from miniray.train import (
     ScalingConfig,
 )
 from miniray.train.backend import Backend
-from miniray.train.controller import RunSpec, TrainController
+from miniray.train.controller import TrainController
 from miniray.train.exceptions import (
     PlacementTimeoutError,
     RunTakenOverError,
     StorageNotSharedError,
+    StorageUnusableError,
     WorkerHungError,
 )
 from miniray.train.failures import GroupStartError, WorkerFailure
@@ -42,6 +43,7 @@ from miniray.train.policies import (
 from miniray.train.progress_feed import Seen
 from miniray.train.ranks import WorkerInfo
 from miniray.train.reports import Report, Upload
+from miniray.train.run_spec import RunSpec
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage, default_checkpoint_name
 from miniray.train.worker import WorkerOutcome
@@ -89,8 +91,9 @@ class FakeGroup:
 
     start_error = None
 
-    async def strangers(self, storage, token):
-        return [] if storage.has_probe(token) else list(range(self.size))
+    async def storage_problems(self, storage, token):
+        problem = storage.problem_here(token, writes=True)
+        return dict.fromkeys(range(self.size), problem) if problem else {}
 
     def run(self, loop, setup, carrier):
         return [self._run(loop, Rank(rank, setup, carrier)) for rank in range(self.size)]
@@ -122,6 +125,7 @@ def start(tmp_path):
         controller_failure_limit=-1,
         hang_timeout=None,
         failure_policy=None,
+        run_id=None,
         **checkpoint_config,
     ):
         failure_config = FailureConfig(
@@ -146,6 +150,7 @@ def start(tmp_path):
             failure_policy=failure_policy or LimitedRetries(failure_config),
             scaling_policy=scaling or default_scaling(scaling_config),
             hang_timeout=hang_timeout,
+            run_id=run_id or secrets.token_hex(4),
         )
         groups = []
         controller = TrainController(
@@ -205,6 +210,22 @@ def test_only_the_best_checkpoints_stay_in_the_storage(start, tmp_path):
         "checkpoint_000000",
         "checkpoint_000003",
     }
+
+
+def test_a_score_that_is_not_reported_is_told_once(start):
+    async def loop(rank):
+        for epoch in range(2):
+            await rank.report({"loss": epoch}, {"weights": "x"})
+
+    async def scenario():
+        controller = start(num_to_keep=1, checkpoint_score_attribute="accuracy")
+        await controller.run(controller, [loop])
+        return await controller.progress(Seen())
+
+    told = [note for note in asyncio.run(scenario()).notes if "'accuracy'" in note]
+    assert len(told) == 1
+    assert "Checkpoint checkpoint_000000 has no number" in told[0]
+    assert "the metrics: loss." in told[0]
 
 
 def test_an_exception_on_a_rank_ends_the_run_and_names_the_rank(start):
@@ -302,11 +323,20 @@ def test_a_rank_that_returns_ends_the_barrier_of_the_others(start):
     )
 
 
-def test_a_storage_that_is_not_shared_ends_the_run_at_once_and_is_named(start, tmp_path):
+@pytest.mark.parametrize(
+    ("problem", "kind", "message"),
+    [
+        ("not shared", StorageNotSharedError, "rank 1 on 10.0.0.1 did not find"),
+        ("OSError: disk", StorageUnusableError, "Rank 1 on 10.0.0.1 got OSError: disk"),
+    ],
+)
+def test_a_storage_that_a_rank_can_not_use_ends_the_run_at_once_and_is_named(
+    start, tmp_path, problem, kind, message
+):
     class Apart(FakeGroup):
-        async def strangers(self, storage, token):
+        async def storage_problems(self, storage, token):
             self.infos = [WorkerInfo("ab", f"10.0.0.{rank}", 1, 1, {}) for rank in range(2)]
-            return [1]
+            return {1: problem}
 
         async def stop(self, *, graceful):
             self.infos = []  # nothing ran there, so there is no output
@@ -318,8 +348,8 @@ def test_a_storage_that_is_not_shared_ends_the_run_at_once_and_is_named(start, t
     outcome = run(controller, None)
     assert len(groups) == 1
     error = outcome.controller_failure.exception()
-    assert isinstance(error, StorageNotSharedError)
-    assert "rank 1 on 10.0.0.1 did not find" in str(error)
+    assert isinstance(error, kind)
+    assert message in str(error)
     assert str(tmp_path) in str(error)
     assert list(tmp_path.glob("run/.probe-*")) == []
 
@@ -1035,8 +1065,7 @@ def test_a_controller_that_starts_again_counts_on_from_where_the_one_before_was(
     storage = RunStorage(tmp_path, "run")
     facts = storage.run_facts()
     assert (facts["attempts"], facts["worker_failures"], facts["start_failures"]) == (3, 2, 0)
-    again = start(workers=1, max_failures=2)
-    again._spec = dataclasses.replace(again._spec, run_id=facts["run_id"])
+    again = start(workers=1, max_failures=2, run_id=facts["run_id"])
     asyncio.run(again.run(again, [loop]))
     assert attempts == [1, 2, 3, 4]
     facts = storage.run_facts()

@@ -319,3 +319,8 @@ def test_a_backend_leaves_the_process_as_it_was_also_after_a_failure(tmp_path, f
     with pytest.raises((WorkerGroupError, ZeroDivisionError)):
         trainer.fit()
     assert left == [fails]
+
+
+def test_a_return_value_that_can_not_be_sent_is_told_as_that(fit):
+    with pytest.raises(WorkerGroupError, match=r"what the train loop returned.*cannot be pickled"):
+        fit(lambda: threading.Lock())

@@ -13,7 +13,7 @@ def test_what_a_group_waits_for_is_told_with_how_much_is_short():
     assert text == (
         "Waiting for the resources of 4 workers with {'CPU': 2.0, 'GPU': 0.5} each. "
         "CPU is short by 3: 8 are needed, 5 of the cluster's 16 are free. "
-        "The scheduler says of one worker: busy."
+        "The scheduler says: busy."
     )
 
 

@@ -158,3 +158,17 @@ def test_metrics_that_are_not_json_are_kept_as_text(storage, make_checkpoint):
     storage.commit(0, [upload], {"path": Path("/x")})
     manifest = storage.filesystem.cat_file(f"{storage.path}/.manifests/checkpoint_000000.json")
     assert json.loads(manifest)["metrics"] == {"path": "/x"}
+
+
+def test_what_keeps_a_process_from_using_the_storage_is_told(storage, monkeypatch):
+    storage.write_probe("token")
+    assert storage.problem_here("other", writes=True) == "not shared"
+    assert storage.problem_here("token", writes=True) == ""
+    assert storage.files.names() == {".probe-token"}
+
+    def refuse(*_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(storage.files, "write", refuse)
+    assert storage.problem_here("token", writes=False) == ""
+    assert "OSError: [Errno 30] Read-only file system" in storage.problem_here("token", writes=True)

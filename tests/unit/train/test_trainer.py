@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 
+from miniray.core.serialization import serialize
 from miniray.train import (
     ControllerError,
     DataParallelTrainer,
@@ -23,6 +26,7 @@ from miniray.train import (
 )
 from miniray.train.failures import WorkerFailure
 from miniray.train.outcome import RunOutcome, make_error
+from miniray.train.packed import sent
 from miniray.train.progress import PlainDisplay
 from miniray.train.progress_feed import Progress, Row
 from miniray.train.state import RunState, check_transition
@@ -50,6 +54,42 @@ def test_an_unknown_name_of_the_train_layer_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         miniray.train.nothing  # noqa: B018
     assert set(miniray.train.__all__) <= set(dir(miniray.train))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "instead"),
+    [
+        ("miniray.train", "SyncConfig", "is in the storage when report"),
+        ("miniray.train", "NCCLHangError", "hang_timeout_s"),
+        ("miniray.train", "get_preemption_info", "max_failures"),
+        ("miniray.train.torch", "TorchCheckpoint", "state_dict"),
+    ],
+)
+def test_a_name_that_only_ray_has_says_what_to_do_instead(module, name, instead):
+    with pytest.raises(AttributeError, match=instead):
+        getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("method", ["restore", "can_restore"])
+def test_restoring_a_trainer_is_starting_it_again(method, tmp_path):
+    with pytest.raises(DeprecationWarning, match=rf"TorchTrainer\.{method}\(\).*same RunConfig"):
+        getattr(TorchTrainer, method)(tmp_path)
+
+
+def test_a_train_loop_that_can_not_be_sent_names_the_variable_or_the_item():
+    lock = threading.Lock()
+
+    def loop(config):
+        lock.acquire()
+
+    def pickled(loop):
+        return serialize(loop)
+
+    with pytest.raises(TypeError, match=r"train_loop_per_worker.*variable 'lock'.*train loop"):
+        sent(make_train_loop(loop, None), pickled)
+    with pytest.raises(TypeError, match=r"train_loop_config.*\['lock'\] is a lock"):
+        sent(make_train_loop(print, {"lock": lock}), pickled)
+    assert sent(make_train_loop(print, {"n": 1}), pickled).refs == []
 
 
 def make_spec(workers, tmp_path, **run_options):
@@ -147,7 +187,7 @@ def test_the_options_of_a_worker_follow_its_resources():
         accelerator_type="A100",
         resources_per_worker={"CPU": 2, "GPU": 0.5, "memory": 1e9, "disk": 3},
     ).worker_resources
-    options = worker_options(resources, None, 4, {"env_vars": {"A": "1"}}, ("torch",))
+    options = worker_options(resources, None, 4, {"env_vars": {"A": "1"}}, ("torch",), ("jit",))
     strategy = options.pop("scheduling_strategy")
     assert strategy.placement_group_bundle_index == 4
     assert options == {
@@ -157,6 +197,7 @@ def test_the_options_of_a_worker_follow_its_resources():
         "resources": {"disk": 3},
         "runtime_env": {"env_vars": {"A": "1"}},
         "_preload": ["torch"],
+        "_preload_later": ["jit"],
     }
 
 
