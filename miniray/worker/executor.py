@@ -21,8 +21,8 @@ from miniray.core.borrowing import error_value
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others
 from miniray.core.ids import call_id
+from miniray.core.interrupts import postpone
 from miniray.core.object_reports import ObjectReports
-from miniray.core.uncut import late, may_cut
 from miniray.exceptions import TaskCancelledError
 from miniray.object_ref import hooks
 from miniray.worker import stdio
@@ -134,12 +134,11 @@ class Executor:
                 os._exit(1)
             signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
 
-    def on_signal(self, _number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
         """CANCEL_SIGNAL, in the main thread."""
         running = self._running
         if running is not None and running.cancelled and self._interruptible:
-            if not may_cut(frame):
-                late.came = True
+            if postpone(self.on_signal, number, frame):
                 return
             self._interruptible = False
             raise KeyboardInterrupt  # as in Ray, so that user code can clean up
@@ -202,7 +201,6 @@ class Executor:
             self.answer_error(work, TaskCancelledError(work.name))
             return
         token = context.execution.set(self.execution_of(work))
-        late.came = False  # that was for the work before
         self._running = work
         work.begin()
         try:
