@@ -174,7 +174,7 @@ class CallTable:
         serialized = serialize_arguments(args, kwargs)
         if serialized.refs:
             pins = [*(pins or ()), *serialized.refs]
-        if serialized.size > config().large_argument_warning:
+        if serialized.size > config().large_closure_warning:
             from miniray.core.closures import warn_large_arguments
 
             warn_large_arguments(args, kwargs)

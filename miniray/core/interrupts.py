@@ -56,7 +56,8 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
-        self._pending: list[tuple[Handler, int, FrameType | None]] = []
+        #: Calls of handlers. No variable may hold their frames: one of them may be its own.
+        self._pending: list[Callable[[], Any]] = []
         #: For each step but the outermost: whether signals were held when it began.
         self._around: list[bool] = []
         self.held = True
@@ -74,8 +75,8 @@ class Interrupts:
             outer._around.append(held)
             return outer
         self = cls()
-        _active = self
         try:
+            _active = self
             for number in _SIGNALS:
                 handler = _signal.getsignal(number)
                 if callable(handler) and handler is not _known.get(number):
@@ -92,7 +93,7 @@ class Interrupts:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         handler = self._handlers[number]
         if self.held:
-            self._pending.append((handler, number, frame))
+            self._pending.append(functools.partial(handler, number, frame))
         else:
             handler(number, frame)
 
@@ -100,9 +101,8 @@ class Interrupts:
         """Signals need not wait any longer: run the handlers of those that do. These may raise."""
         self.held = False
         if self._pending:
-            handler, number, frame = self._pending.pop(0)
             try:
-                handler(number, frame)
+                self._pending.pop(0)()
             finally:
                 self.release()  # what one raises does not keep the others from it
 
@@ -114,6 +114,8 @@ class Interrupts:
             if not self._around.pop():
                 self.release()
             return
+        if _active is self:
+            _active = None
         mine = self._on_signal
         try:
             for number, handler in self._handlers.items():
@@ -122,8 +124,6 @@ class Interrupts:
         except BaseException:  # of one that is back already; the others must follow
             self.end()
             raise
-        if _active is self:
-            _active = None
         self.release()
 
 
@@ -140,7 +140,7 @@ def postpone(handler: Handler, number: int, frame: FrameType | None) -> bool:
     active = _active
     if active is None or not active.held:
         return False
-    active._pending.append((handler, number, frame))
+    active._pending.append(functools.partial(handler, number, frame))
     return True
 
 

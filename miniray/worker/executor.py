@@ -245,6 +245,10 @@ class Executor:
         if running is not None and isinstance(work.target, bytes):
             running.function_name = getattr(function, "__qualname__", work.name)
         self._interruptible = isinstance(work.target, bytes)
+        if (
+            work.cancelled
+        ):  # since the look before it began: then no signal has, or will have, effect
+            raise TaskCancelledError(work.name)
         args, kwargs = load_arguments(self._runtime, work)
         self.set_name(work.name)
         return function(*args, **kwargs)
@@ -383,9 +387,9 @@ class Executor:
         interruptible, self._interruptible = self._interruptible, False
         value, pin = self._results.value(item, work.caller, work.name)
         work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
+        self._interruptible = interruptible  # first: a cancel is either seen here, or interrupts
         if work.cancelled:
             raise TaskCancelledError(work.name)
-        self._interruptible = interruptible
 
     def _await_reader(self, work: Work, sent: int) -> None:
         """Backpressure: wait until fewer items than the limit are unread."""

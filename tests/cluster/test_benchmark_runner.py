@@ -21,7 +21,9 @@ def test_a_benchmark_that_is_ended_leaves_none_of_its_processes(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     def started() -> set[int]:
-        return {pid for at in tmp_path.iterdir() for pid in processes_with("MINIRAY_TMPDIR", str(at))}
+        return {
+            pid for at in tmp_path.iterdir() for pid in processes_with("MINIRAY_TMPDIR", str(at))
+        }
 
     runner = subprocess.Popen(
         [sys.executable, str(ROOT / "benchmarks" / "micro.py"), "--only", "idle"],
