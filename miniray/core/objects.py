@@ -119,7 +119,7 @@ class ObjectTable:
     # --- making and finding ----------------------------------------------------------
     def create(self, id: bytes) -> ObjectRef[Any]:
         """A ref for a new object of this process, whose value will come."""
-        ref = ObjectRef(id, self.node_id)  # first: if this is cut off, it drops the entry
+        ref: ObjectRef[Any] = ObjectRef(id, self.node_id)  # if this is cut off, it drops the entry
         entry = Entry(id, self.node_id)
         entry.local = 1
         self._entries[id] = entry
@@ -129,7 +129,7 @@ class ObjectTable:
         self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None
     ) -> ObjectRef[Any]:
         """A ref for a new object of this process that has its value."""
-        ref = ObjectRef(id, self.node_id)  # first: if this is cut off, it drops the entry
+        ref: ObjectRef[Any] = ObjectRef(id, self.node_id)  # if this is cut off, it drops the entry
         entry = Entry(id, self.node_id)
         entry.local = 1
         entry.value = value

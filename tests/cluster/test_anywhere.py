@@ -161,6 +161,7 @@ def test_pytest_inside_of_pytest(tmp_path: Path) -> None:
     assert "2 passed" in text
 
 
+@pytest.mark.timeout(120)
 def test_a_test_that_fails_leaves_nothing_and_shows_what_the_daemons_have_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +194,7 @@ def test_a_test_that_fails_leaves_nothing_and_shows_what_the_daemons_have_logged
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=90,
         check=False,
     )
     assert "1 failed" in done.stdout

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROCESSES = 4
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_benchmark_that_is_ended_leaves_none_of_its_processes(
     number: signal.Signals, tmp_path: Path
@@ -32,7 +33,7 @@ def test_a_benchmark_that_is_ended_leaves_none_of_its_processes(
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: len(started()) >= PROCESSES or runner.poll() is not None)
+        wait_until(lambda: len(started()) >= PROCESSES or runner.poll() is not None, 60)
         pids = started()
         assert len(pids) >= PROCESSES
     finally:

@@ -1,4 +1,4 @@
-"""Ctrl-C, or a cancel, at any point of ``.remote()`` and ``put``: nothing is left that nobody knows.
+"""Ctrl-C, or a cancel, at any point of ``.remote()`` and ``put``: nothing is left behind.
 
 The signal is brought at the first point of a call where Python could run its handler, then at the
 second, and so on until a call passes without it.
