@@ -41,8 +41,14 @@ _SIGNALS = tuple(
 
 #: Handlers, by signal, that need not be replaced: they ask ``postpone``, or never raise.
 _known: dict[int, Handler] = {}
-#: What holds back the signals of the main thread, if anything does.
+#: The handlers that were last found, in the order of the signals, and those of them to replace:
+#: they seldom change, and every call begins a step.
+_found: tuple[Any, ...] = ()
+_to_replace: dict[int, Handler] = {}
+#: What holds back the signals of the main thread, if anything does; and what did before.
 _active: Interrupts | None = None
+_spare: list[Interrupts] = []
+_main_thread = threading.main_thread().ident
 
 
 class Interrupts:
@@ -52,10 +58,11 @@ class Interrupts:
     clears it for the moments in which it only waits. A handler that runs then may begin a step.
     """
 
-    __slots__ = ("_around", "_handlers", "_pending", "held")
+    __slots__ = ("_around", "_handlers", "_mine", "_pending", "held")
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
+        self._mine = self._on_signal
         #: Calls of handlers. No variable may hold their frames: one of them may be its own.
         self._pending: list[Callable[[], Any]] = []
         #: For each step but the outermost: whether signals were held when it began.
@@ -66,7 +73,7 @@ class Interrupts:
     def begin(cls) -> Interrupts | None:
         """Begin a step; None if the calling thread is not the one that runs handlers."""
         global _active
-        if threading.get_ident() != threading.main_thread().ident:
+        if threading.get_ident() != _main_thread:
             return None
         outer = _active
         if outer is not None:
@@ -74,14 +81,13 @@ class Interrupts:
             outer.held = True  # from here on nothing is cut off
             outer._around.append(held)
             return outer
-        self = cls()
+        self = _spare.pop() if _spare else cls()
+        self.held = True
         try:
             _active = self
-            for number in _SIGNALS:
-                handler = _signal.getsignal(number)
-                if callable(handler) and handler is not _known.get(number):
-                    self._handlers[number] = handler
-                    _signal.signal(number, self._on_signal)
+            self._handlers = _handlers_to_replace()
+            for number in self._handlers:
+                _signal.signal(number, self._mine)
         except ValueError:  # Python is embedded, and signals belong to another thread
             _active = None
             return None
@@ -116,23 +122,36 @@ class Interrupts:
             return
         if _active is self:
             _active = None
-        mine = self._on_signal
         try:
             for number, handler in self._handlers.items():
-                if _signal.getsignal(number) == mine:  # else a handler has set another meanwhile
-                    _signal.signal(number, handler)
+                replaced = _signal.signal(number, handler)
+                if replaced is not self._mine and replaced is not handler:
+                    _signal.signal(number, replaced)  # the step, or a handler, has set another
         except BaseException:  # of one that is back already; the others must follow
             self.end()
             raise
         self.release()
+        if not self._pending:
+            _spare.append(self)
+
+
+def _handlers_to_replace() -> dict[int, Handler]:
+    """The handlers that there are now, by signal, without those that stay in their places."""
+    global _found, _to_replace
+    found = tuple(map(_signal.getsignal, _SIGNALS))
+    if found != _found:
+        _found = found
+        _to_replace = {
+            number: handler
+            for number, handler in zip(_SIGNALS, found, strict=True)
+            if callable(handler) and handler is not _known.get(number)
+        }
+    return _to_replace
 
 
 def held_here() -> Interrupts | None:
     """What holds back the signals of the calling thread, if it is in a step."""
-    active = _active
-    if active is None or threading.get_ident() != threading.main_thread().ident:
-        return None
-    return active
+    return _active if threading.get_ident() == _main_thread else None
 
 
 def postpone(handler: Handler, number: int, frame: FrameType | None) -> bool:
@@ -146,11 +165,15 @@ def postpone(handler: Handler, number: int, frame: FrameType | None) -> bool:
 
 def leave_in_place(number: int, handler: Handler) -> None:
     """A handler is not replaced for the time of a step: it asks ``postpone``, or never raises."""
+    global _found
     _known[int(number)] = handler
+    _found = ()
 
 
 def forked() -> None:
     """In a forked child: the steps of the parent's main thread are not this process's."""
+    global _main_thread
+    _main_thread = threading.get_ident()  # whichever forked is the only one
     active = _active
     if active is not None:
         active._around.clear()

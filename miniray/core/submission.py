@@ -133,33 +133,40 @@ class Submission(RefTracking):
         # Cut off from here on, a call would be under way of which nobody knows.
         interrupts = Interrupts.begin()
         try:
-            if hooks.dropped:
-                self.drain()
-            number = self.calls.next_number()
-            ids, stream, result = self._new_results(number, num_returns, backpressure)
-            made = Call(
-                number,
-                target,
-                name,
-                ids,
-                self.calls.store(serialized),
-                refs,
-                pins,
-                channel,
-                retries,
-                retry_exceptions,
-                stream,
-                options,
-            )
-            running = context.execution.get()
-            if running is None:
-                channel.submit(made)
-            else:
-                self._submit_child(running, made, channel)
-            call = made
-        finally:
-            if interrupts is not None:
-                self._end_step(interrupts, call)
+            try:
+                if hooks.dropped:
+                    self.drain()
+                number = self.calls.next_number()
+                ids, stream, result = self._new_results(number, num_returns, backpressure)
+                made = Call(
+                    number,
+                    target,
+                    name,
+                    ids,
+                    self.calls.store(serialized),
+                    refs,
+                    pins,
+                    channel,
+                    retries,
+                    retry_exceptions,
+                    stream,
+                    options,
+                )
+                running = context.execution.get()
+                if running is None:
+                    channel.submit(made)
+                else:
+                    self._submit_child(running, made, channel)
+                call = made
+            finally:
+                if interrupts is not None:
+                    interrupts.end()
+        except BaseException:
+            # A signal that waited ends the caller: nobody will ask for the result. What a running
+            # call has started goes with that, or stays, as its cancel says.
+            if call is not None and call.siblings is None:
+                self._cancel_call(call)
+            raise
         return result
 
     def _new_results(
@@ -174,16 +181,6 @@ class Submission(RefTracking):
             return ids, None, [self.table.create(id) for id in ids] or None
         stream = self._stream(number, backpressure)
         return (), stream, ObjectRefGenerator(stream, self._block_on)
-
-    def _end_step(self, interrupts: Interrupts, call: Call | None) -> None:
-        """A call was made; if a signal ends its caller now, nobody will ever ask for its result."""
-        try:
-            interrupts.end()
-        except BaseException:
-            # What a running call has started goes with that, or stays, as its cancel says.
-            if call is not None and call.siblings is None:
-                self._cancel_call(call)
-            raise
 
     @uncut
     def _cancel_call(self, call: Call, *, force: bool = False, recursive: bool = True) -> None:
