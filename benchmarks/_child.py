@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 from _common import Engine, load_rows
+from _processes import end_with_starter
 
 
 def main() -> None:
+    end_with_starter()
     name, module, key, file = sys.argv[1:]
     engine = Engine(name)
     try:

@@ -6,6 +6,7 @@ Works from /proc alone, so that it measures every engine in the same way.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import signal
@@ -14,6 +15,17 @@ from pathlib import Path
 
 #: Every process that a benchmark starts has this variable, with a value of its own.
 TAG = "BENCHMARK_TAG"
+#: The process that a benchmark's program was started by.
+STARTER = "BENCHMARK_STARTER"
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_starter() -> None:
+    """See to it that this process is killed when the one that started it ends, however it does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ.get(STARTER, os.getppid())):  # it ended before
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _stat(pid: int) -> tuple[str, int] | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,7 +17,8 @@ from typing import TYPE_CHECKING
 import _processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import FrameType
 
     from _common import Row
 
@@ -58,14 +61,30 @@ def measure(
 ) -> Results:
     """Run all rows, the engines taking turns; ``tell`` hears what runs now."""
     results: Results = {}
-    for row in rows:
-        results[row.key] = {engine: [] for engine in pythons}
-        count = 1 if row.once else repeats
-        for number in range(count):
-            for engine, python in pythons.items():
-                tell(f"{row.key}: {engine}, {number + 1} of {count}")
-                results[row.key][engine].append(run_row(engine, python, row, environment))
+    with ended_by_signals():
+        for row in rows:
+            results[row.key] = {engine: [] for engine in pythons}
+            count = 1 if row.once else repeats
+            for number in range(count):
+                for engine, python in pythons.items():
+                    tell(f"{row.key}: {engine}, {number + 1} of {count}")
+                    results[row.key][engine].append(run_row(engine, python, row, environment))
     return results
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end this program as Ctrl-C does: with all that it has started."""
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run_row(engine: str, python: str, row: Row, environment: dict[str, str]) -> Outcome:
@@ -73,20 +92,26 @@ def run_row(engine: str, python: str, row: Row, environment: dict[str, str]) -> 
     tag = uuid.uuid4().hex
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         file, log = Path(folder, "outcome.json"), Path(folder, "output.txt")
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [python, str(HERE / "_child.py"), engine, row.module, row.key, str(file)],
-                env={**os.environ, **environment, **_environment(engine, tag, folder)},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        variables = {**os.environ, **environment, **_environment(engine, tag, folder)}
+        process: subprocess.Popen[bytes] | None = None
+        grace = 0.0
+        try:  # a signal may come before the child is known
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    [python, str(HERE / "_child.py"), engine, row.module, row.key, str(file)],
+                    env={**variables, _processes.STARTER: str(os.getpid())},
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
             try:
                 process.wait(row.limit)
             except subprocess.TimeoutExpired:
                 return Outcome(error=f"no result within {row.limit:.0f} s")
-            finally:
-                _processes.end(tag, grace=0 if process.poll() is None else 5)
+            grace = 5.0
+        finally:
+            _processes.end(tag, grace)
+            if process is not None:
                 process.wait()
         if not file.exists():
             lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]

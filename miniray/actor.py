@@ -197,7 +197,11 @@ ActorProxy = ActorHandle[T] | type[T]
 
 
 def _no_method(info: ActorClassInfo, name: str) -> str:
-    hint = "" if name.startswith("__") else suggestion(name, info.methods)
+    hint = ""
+    if not name.startswith("__"):
+        hint = suggestion(name, info.methods) or (
+            " What an actor has in its attributes only its methods can read, and return."
+        )
     return f"The actor class {info.name} has no method {name!r}.{hint}"
 
 

@@ -202,7 +202,9 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     if is_generator(refs):
         return refs  # its refs are read one by one
     hint = " Call it with .remote(...), and get what that returns." * hasattr(refs, "remote")
-    if isinstance(refs, Iterable) and not isinstance(refs, str | bytes):
+    if isinstance(refs, ActorHandle):
+        hint = " Call one of its methods with .remote(...), and get what that returns."
+    elif isinstance(refs, Iterable) and not isinstance(refs, str | bytes):
         hint = " Make a list of its refs."
     raise ValueError(
         f"get takes an ObjectRef or a list of them, not {shown(refs)} ({type(refs).__name__})."

@@ -44,11 +44,12 @@ class Config:
     # --- calls -----------------------------------------------------------------
     #: Serialized values up to this size travel inside messages: 100 KiB and their pickle's frame.
     inline_limit: int = 104 * 1024
-    #: A function or class that drags in more than this is named in a warning.
+    #: A function, a class, or an argument that is not data, that drags in more than this is named
+    #: in a warning.
     large_closure_warning: int = 10 * 1024 * 1024
     #: And one that drags in more than this is refused: it goes through the head.
     largest_closure: int = 48 * 1024 * 1024
-    #: Arguments of a call that take more than this are named in a warning.
+    #: Data that is passed as an argument and takes more than this is named in a warning.
     large_argument_warning: int = 100 * 1024 * 1024
     #: A task that runs (or blocks) longer than this hands back the tasks queued behind it.
     recall_after: float = 0.010

@@ -11,6 +11,7 @@ from miniray.core import protocol as p
 from miniray.core.actor_client import ALIVE, DEAD, ActorClient
 from miniray.core.borrowing import error_value
 from miniray.core.calls import Call
+from miniray.core.interrupts import Interrupts
 from miniray.core.runtime import ActorClassInfo, ActorLocation, ActorOptions, Exported
 from miniray.core.task_shape import effective_placement, placement_data
 from miniray.exceptions import ActorDiedError, ActorUnschedulableError, DeathCause, MinirayError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.objects import Value
     from miniray.core.peers import Peer
+    from miniray.core.serialization import Serialized
 
 
 #: A value that is of no use.
@@ -52,14 +54,35 @@ class ActorDirectory:
     ) -> ActorLocation:
         """Register an actor with the head; its constructor's arguments follow when ready."""
         runtime = self._runtime
-        id = runtime.ids.new()
         spec = self._spec(cls, info, options)
-        detached = spec["detached"]
-        arguments, refs, pins = runtime.calls.arguments(args, kwargs)
+        serialized, refs, pins = runtime.calls.serialize(args, kwargs)
+        # Cut off from here on, an actor would be there of which nobody knows.
+        interrupts = Interrupts.begin()
         try:
-            found = self._register(id, spec, options.get_if_exists)
+            return self._create(info, spec, serialized, refs, pins, options.get_if_exists)
+        finally:
+            if interrupts is not None:
+                interrupts.end()
+
+    def _create(
+        self,
+        info: ActorClassInfo,
+        spec: dict[str, Any],
+        serialized: Serialized,
+        refs: list[RefArgument],
+        pins: list[ObjectRef[Any]] | None,
+        get_if_exists: bool,
+    ) -> ActorLocation:
+        runtime = self._runtime
+        id = runtime.ids.new()
+        detached = spec["detached"]
+        arguments = runtime.calls.store(serialized)
+        try:
+            found = self._register(id, spec, get_if_exists)
         except BaseException:
             runtime.calls.free_value(arguments)
+            # If the wait was given up, nobody will know of it; else there is no such actor.
+            runtime.link.head_notice("kill_actor", id, True)
             raise
         if found is not None:
             runtime.calls.free_value(arguments)

@@ -76,7 +76,9 @@ class CallSignature:
             signature.bind(*args, **kwargs)
         except TypeError as error:
             taken = str(signature).replace("=None", "=...")
-            raise TypeError(f"{name}.remote() {error}. {name} takes {taken}.") from None
+            wrong = str(error)
+            verb = {"got": "", "missing": "is "}.get(wrong.partition(" ")[0], "got ")
+            raise TypeError(f"{name}.remote() {verb}{wrong}. {name} takes {taken}.") from None
 
     def __reduce__(self) -> tuple[type[CallSignature], tuple[Any, ...]]:
         return CallSignature, (self.parameters, self.is_generator)

@@ -16,7 +16,7 @@ from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value, load_error
 from miniray.core.lineage import Lineage
-from miniray.core.serialization import serialize_arguments
+from miniray.core.serialization import Serialized, serialize_arguments
 from miniray.exceptions import ObjectLostError, TaskCancelledError
 from miniray.object_ref import ObjectRef
 
@@ -34,7 +34,8 @@ logger = logging.getLogger(__name__)
 #: Where a top-level ref goes in the arguments, its id, its owner's node and, if known, its value.
 RefArgument = tuple["int | str", bytes, bytes, "Value | None"]
 
-_NO_ARGUMENTS: Value = (p.VALUE_PICKLE, pickle.dumps(((), {}), 5), ())
+_NO_ARGUMENTS = Serialized(p.VALUE_PICKLE, pickle.dumps(((), {}), 5))
+_NO_VALUES: Value = (p.VALUE_PICKLE, _NO_ARGUMENTS.pickle, ())
 
 
 class Channel(Protocol):
@@ -149,10 +150,14 @@ class CallTable:
         self._lock = threading.RLock()  # a collection in here may drop a ref
 
     # --- submitting ----------------------------------------------------------------
-    def arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Value, list[RefArgument], list[ObjectRef[Any]] | None]:
-        """Serialize arguments: the value, its top-level refs, and what must stay alive."""
+    @staticmethod
+    def serialize(
+        args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Serialized, list[RefArgument], list[ObjectRef[Any]] | None]:
+        """Serialize arguments: the value, its top-level refs, and what must stay alive.
+
+        User code may run in it; nothing is left of it if that is cut off.
+        """
         if not args and not kwargs:
             return _NO_ARGUMENTS, [], None
         refs: list[RefArgument] = []
@@ -169,16 +174,21 @@ class CallTable:
         serialized = serialize_arguments(args, kwargs)
         if serialized.refs:
             pins = [*(pins or ()), *serialized.refs]
-        if serialized.size > config().inline_limit:
-            if serialized.size > config().large_argument_warning:
-                from miniray.core.closures import warn_large_arguments
+        if serialized.size > config().large_closure_warning:
+            from miniray.core.closures import warn_large_arguments
 
-                warn_large_arguments(args, kwargs)
+            warn_large_arguments(args, kwargs)
+        return serialized, refs, pins
+
+    def store(self, serialized: Serialized) -> Value:
+        """Arguments as they travel; what is large is written into shared memory."""
+        if serialized is _NO_ARGUMENTS:
+            return _NO_VALUES
+        if serialized.size > config().inline_limit:
             table = self._table
-            value = self._shared_memory.write(serialized, table.process_id, table.node_id)
-            return value, refs, pins
+            return self._shared_memory.write(serialized, table.process_id, table.node_id)
         contained = tuple((ref.binary(), ref._owner_node) for ref in serialized.refs)
-        return (serialized.form, serialized.payload(), contained), refs, pins
+        return serialized.form, serialized.payload(), contained
 
     def open_call(self, call: Call) -> bool:
         """Register a call before it is sent; False if its channel will hear when it can be."""

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
-from typing import Any
+from collections.abc import Sized
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
+
+from miniray.config import config
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+#: How far up the stack from here the user's call of ``.remote()`` is.
+_CALLER = 6
+#: Places in user code that were warned of what they pass.
+_told: set[tuple[CodeType, int]] = set()
 
 
 def check_large(target: Any, name: str, size: int, largest: int) -> None:
@@ -32,19 +44,59 @@ def check_large(target: Any, name: str, size: int, largest: int) -> None:
 
 
 def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Warn that a call carries much data, and which of its arguments is the largest."""
-    named = [*((f"argument {place}", value) for place, value in enumerate(args, 1))]
+    """Warn that a call carries much data, and name it; once for each place that calls.
+
+    Data may be meant to be large. A function, a method or an object of the user's is more likely
+    to have dragged it in: of those, less is told.
+    """
+    caller = sys._getframe(_CALLER - 1)
+    place = (caller.f_code, caller.f_lineno)
+    if place in _told:
+        return
+    named = [(f"argument {number}", value) for number, value in enumerate(args, 1)]
     named += [(f"argument '{name}'", value) for name, value in kwargs.items()]
+    drags = [(_size(value), name, value) for name, value in named if not _is_data(value)]
+    if drags:
+        size, name, value = max(drags, key=lambda entry: entry[0])
+        if size > config().large_closure_warning:
+            _told.add(place)
+            parts = [(part, what) for what, part in _parts(value) if part > size // 20]
+            largest = f" The largest in it: {max(parts)[1]}." if parts else ""
+            _warn(
+                f"{name.capitalize()} of this call (a {type(value).__qualname__}) drags in "
+                f"{_mib(size)}, and every call stores a copy.{largest} Pass only what is needed, "
+                f"or store it once with miniray.put() and pass the ref."
+            )
+            return
     size, name, value = max(
         ((_size(value), name, value) for name, value in named), key=lambda entry: entry[0]
     )
-    warnings.warn(
-        f"{name.capitalize()} of this call (a {type(value).__qualname__}) takes {_mib(size)}, and "
-        f"every call that gets it stores a copy. If there are several, store it once with "
-        f"miniray.put() and pass the ref.",
-        UserWarning,
-        stacklevel=6,
-    )
+    if size > config().large_argument_warning:
+        _told.add(place)
+        _warn(
+            f"{name.capitalize()} of this call (a {type(value).__qualname__}) takes {_mib(size)}, "
+            f"and every call that gets it stores a copy. If there are several, store it once with "
+            f"miniray.put() and pass the ref."
+        )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, UserWarning, stacklevel=_CALLER + 1)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is a container of data, and not something that refers to it besides."""
+    return isinstance(value, Sized | int | float) or hasattr(type(value), "__array__")
+
+
+def _parts(value: Any) -> list[tuple[str, int]]:
+    """What a function refers to, or the object of a method, or any other, consists of."""
+    if inspect.isfunction(value):
+        return _sizes(value)
+    owner = getattr(value, "__self__", value)
+    parts = getattr(owner, "__dict__", {})
+    kind = type(owner).__qualname__
+    return [(f"attribute '{name}' of {kind}", _size(part)) for name, part in parts.items()]
 
 
 def _mib(size: int) -> str:

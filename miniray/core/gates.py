@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from miniray.core.uncut import cuttable
+from miniray.core.interrupts import held_here
 
 if TYPE_CHECKING:
     from miniray.core.io_loop import IOLoop
@@ -52,7 +52,6 @@ class Gate:
         """Whether it is open by now."""
         return self.opened
 
-    @cuttable
     def wait(self, timeout: float | None, *, idle: bool = False) -> bool:
         """Wait until it is open, at most ``timeout`` seconds; whether it is.
 
@@ -63,6 +62,17 @@ class Gate:
         if self._loop.serve(self, timeout, idle=idle):
             return self.opened
         # Another thread serves, and if it ends the I/O thread does: this one sleeps.
+        step = held_here()
+        if step is None:
+            return self._sleep(timeout)
+        held = step.held
+        try:
+            step.release()
+            return self._sleep(timeout)
+        finally:
+            step.held = held
+
+    def _sleep(self, timeout: float | None) -> bool:
         sleeping = threading.Lock()
         sleeping.acquire()
         self._sleeping = sleeping

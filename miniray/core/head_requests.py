@@ -45,18 +45,22 @@ class HeadRequests(RuntimeParts):
         bundle_label_selector: Sequence[Mapping[str, str]] | None,
     ) -> bytes:
         id = self.ids.new()
-        self.link.head_notice(
-            "create_placement_group",
-            id,
-            [dict(bundle) for bundle in bundles],
-            strategy,
-            name,
-            self.facts.namespace,
-            lifetime == "detached",
-            [dict(selector) for selector in bundle_label_selector]
-            if bundle_label_selector is not None
-            else None,
-        )
+        try:
+            self.link.head_notice(
+                "create_placement_group",
+                id,
+                [dict(bundle) for bundle in bundles],
+                strategy,
+                name,
+                self.facts.namespace,
+                lifetime == "detached",
+                [dict(selector) for selector in bundle_label_selector]
+                if bundle_label_selector is not None
+                else None,
+            )
+        except BaseException:  # a signal's handler raised: nobody knows of the group
+            self.link.head_notice("remove_placement_group", id)
+            raise
         return id
 
     def placement_group_ready(self, id: bytes) -> ObjectRef[Any]:

@@ -1,9 +1,10 @@
-"""Signals in the main thread, held back while it handles messages.
+"""Signals in the main thread, held back while the runtime is in the middle of something.
 
-A waiting thread handles messages itself (``io_loop.py``). Python runs signal handlers in the
-main thread, between any two instructions, and many of them raise: Ctrl-C would break off in the
-middle of a message and lose it. So for the time of a wait the main thread's handlers are replaced
-by one that remembers the signal while a message is handled, and passes it on after.
+Python runs signal handlers in the main thread, between any two instructions, and many of them
+raise: that of Ctrl-C, that which cancels a task, a time limit of the user's. Cut off there, a
+message would be lost, or a call sent of which nobody knows. So for the time of a *step* the main
+thread's handlers are replaced by one that remembers the signal, and passes it on when the step is
+over. A wait within a step may be cut off: who waits there knows what to undo.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ from __future__ import annotations
 # What is below the functions of `signal`, which make enums of everything: that takes longer
 # than the call. Typeshed does not know the module.
 import _signal  # type: ignore[import-not-found]
+import functools
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
+
+    Handler = Callable[[int, FrameType | None], Any]
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 #: Signals for which programs have handlers that raise. SIGUSR1 also cancels tasks.
 _SIGNALS = tuple(
@@ -33,34 +39,57 @@ _SIGNALS = tuple(
     )
 )
 
+#: Handlers, by signal, that need not be replaced: they ask ``postpone``, or never raise.
+_known: dict[int, Handler] = {}
+#: The handlers that were last found, in the order of the signals, and those of them to replace:
+#: they seldom change, and every call begins a step.
+_found: tuple[Any, ...] = ()
+_to_replace: dict[int, Handler] = {}
+#: What holds back the signals of the main thread, if anything does; and what did before.
+_active: Interrupts | None = None
+_spare: list[Interrupts] = []
+_main_thread = threading.main_thread().ident
+
 
 class Interrupts:
-    """The handlers of the main thread for the time of one wait.
+    """The handlers of the main thread for the time of a step, and of those within it.
 
-    ``held`` says whether signals wait; it is True from ``begin`` on, and the waiting thread
-    clears it for the moments in which it only waits. Waits may be nested: a handler may wait.
+    ``held`` says whether signals wait; it is True from ``begin`` on, and a thread that waits
+    clears it for the moments in which it only waits. A handler that runs then may begin a step.
     """
 
-    __slots__ = ("_handlers", "_pending", "held")
+    __slots__ = ("_around", "_handlers", "_mine", "_pending", "held")
 
     def __init__(self) -> None:
-        self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        self._pending: list[tuple[int, FrameType | None]] = []
+        self._handlers: dict[int, Handler] = {}
+        self._mine = self._on_signal
+        #: Calls of handlers. No variable may hold their frames: one of them may be its own.
+        self._pending: list[Callable[[], Any]] = []
+        #: For each step but the outermost: whether signals were held when it began.
+        self._around: list[bool] = []
         self.held = True
 
     @classmethod
     def begin(cls) -> Interrupts | None:
-        """Replace the handlers; None if the calling thread is not the one that has them."""
-        if threading.get_ident() != threading.main_thread().ident:
+        """Begin a step; None if the calling thread is not the one that runs handlers."""
+        global _active
+        if threading.get_ident() != _main_thread:
             return None
-        self = cls()
+        outer = _active
+        if outer is not None:
+            held = outer.held
+            outer.held = True  # from here on nothing is cut off
+            outer._around.append(held)
+            return outer
+        self = _spare.pop() if _spare else cls()
+        self.held = True
         try:
-            for number in _SIGNALS:
-                handler = _signal.getsignal(number)
-                if callable(handler):
-                    self._handlers[number] = handler
-                    _signal.signal(number, self._on_signal)
+            _active = self
+            self._handlers = _handlers_to_replace()
+            for number in self._handlers:
+                _signal.signal(number, self._mine)
         except ValueError:  # Python is embedded, and signals belong to another thread
+            _active = None
             return None
         except BaseException:  # of a handler that was not yet replaced
             self.end()
@@ -68,27 +97,100 @@ class Interrupts:
         return self
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        handler = self._handlers[number]
         if self.held:
-            self._pending.append((number, frame))
+            self._pending.append(functools.partial(handler, number, frame))
         else:
-            self._handlers[number](number, frame)
+            handler(number, frame)
 
     def release(self) -> None:
         """Signals need not wait any longer: run the handlers of those that do. These may raise."""
         self.held = False
-        while self._pending:
-            number, frame = self._pending.pop(0)
-            self._handlers[number](number, frame)
+        if self._pending:
+            try:
+                self._pending.pop(0)()
+            finally:
+                self.release()  # what one raises does not keep the others from it
 
     def end(self) -> None:
-        """Put the handlers back; then as ``release``."""
+        """The step is over: put the handlers back, and run those of signals that wait."""
+        global _active
         self.held = True
-        mine = self._on_signal
+        if self._around:
+            if not self._around.pop():
+                self.release()
+            return
+        if _active is self:
+            _active = None
         try:
             for number, handler in self._handlers.items():
-                if _signal.getsignal(number) == mine:  # else a handler has set another meanwhile
-                    _signal.signal(number, handler)
+                replaced = _signal.signal(number, handler)
+                if replaced is not self._mine and replaced is not handler:
+                    _signal.signal(number, replaced)  # the step, or a handler, has set another
         except BaseException:  # of one that is back already; the others must follow
             self.end()
             raise
         self.release()
+        if not self._pending:
+            _spare.append(self)
+
+
+def _handlers_to_replace() -> dict[int, Handler]:
+    """The handlers that there are now, by signal, without those that stay in their places."""
+    global _found, _to_replace
+    found = tuple(map(_signal.getsignal, _SIGNALS))
+    if found != _found:
+        _found = found
+        _to_replace = {
+            number: handler
+            for number, handler in zip(_SIGNALS, found, strict=True)
+            if callable(handler) and handler is not _known.get(number)
+        }
+    return _to_replace
+
+
+def held_here() -> Interrupts | None:
+    """What holds back the signals of the calling thread, if it is in a step."""
+    return _active if threading.get_ident() == _main_thread else None
+
+
+def postpone(handler: Handler, number: int, frame: FrameType | None) -> bool:
+    """For a handler that is not replaced: whether its signal waits; it is called again then."""
+    active = _active
+    if active is None or not active.held:
+        return False
+    active._pending.append(functools.partial(handler, number, frame))
+    return True
+
+
+def leave_in_place(number: int, handler: Handler) -> None:
+    """A handler is not replaced for the time of a step: it asks ``postpone``, or never raises."""
+    global _found
+    _known[int(number)] = handler
+    _found = ()
+
+
+def forked() -> None:
+    """In a forked child: the steps of the parent's main thread are not this process's."""
+    global _main_thread
+    _main_thread = threading.get_ident()  # whichever forked is the only one
+    active = _active
+    if active is not None:
+        active._around.clear()
+        active._pending.clear()
+        active.end()
+
+
+def uncut(step: F) -> F:
+    """Decorate a function that no signal cuts off, unless it waits."""
+
+    @functools.wraps(step)
+    def whole(*args: Any, **kwargs: Any) -> Any:
+        interrupts = Interrupts.begin()
+        try:
+            return step(*args, **kwargs)
+        finally:
+            if interrupts is not None:
+                interrupts.end()
+
+    return whole  # type: ignore[return-value]

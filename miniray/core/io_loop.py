@@ -20,7 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from miniray.core.interrupts import Interrupts
+from miniray.core.interrupts import Interrupts, forked
 from miniray.core.pace import Pace
 from miniray.core.poller import READ_SIZE
 
@@ -120,8 +120,7 @@ class IOLoop:
         self._sockets.close()
         for fd in self._take_events():
             os.close(fd)
-        if self._interrupts is not None:
-            self._interrupts.end()  # another thread of the parent was in a wait
+        forked()
         self._unflushed.clear()
         self._soon.clear()
 

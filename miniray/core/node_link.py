@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.core import protocol as p
 from miniray.core.frames import too_large
 from miniray.core.gates import Gate
+from miniray.core.interrupts import uncut
 from miniray.core.listener import connect
 from miniray.core.wire import Connection
 from miniray.exceptions import NodeDiedError
@@ -157,6 +158,7 @@ class NodeLink:
         """Ask the head; ``answer(error, result, -1)`` runs in the I/O thread."""
         self._ask(answer, p.HEAD_REQUEST, method, _head_body(method, args))
 
+    @uncut  # half a message on the socket would end the connection
     def _ask(
         self, answer: Callable[[Any, Any, int], None], kind: int, method: str, body: object
     ) -> None:
@@ -261,10 +263,12 @@ class NodeLink:
         return report
 
     # --- telling -----------------------------------------------------------------
+    @uncut
     def node_notice(self, method: str, *args: Any) -> None:
         """Tell the daemon something that needs no answer."""
         self._conn.send((p.NODE_NOTICE, method, args))
 
+    @uncut
     def head_notice(self, method: str, *args: Any) -> None:
         """Tell the head something that needs no answer; ValueError if it is too large."""
         self._conn.send((p.HEAD_NOTICE, method, _head_body(method, args)))

@@ -12,10 +12,10 @@ from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core import waiting
 from miniray.core.call_site import call_site, describe
+from miniray.core.interrupts import uncut
 from miniray.core.recovery import is_shared
 from miniray.core.ref_tracking import RefTracking
 from miniray.core.serialization import deserialize, serialize
-from miniray.core.uncut import late, uncut
 from miniray.exceptions import (
     GetTimeoutError,
     ObjectLostError,
@@ -46,20 +46,13 @@ class ObjectAccess(RefTracking):
         if hooks.dropped:
             self.drain()
         serialized = serialize(value)
-        try:
-            return self._store(serialized)
-        finally:
-            if late.came:
-                late.heed()
-
-    @uncut
-    def _store(self, serialized: Serialized) -> ObjectRef[Any]:
         if serialized.size > self.shared_memory.plain_limit:
             return self._put_recorded(serialized)
         contained = tuple((r.binary(), r._owner_node) for r in serialized.refs)
         stored = (serialized.form, serialized.payload(), contained)
         return self.table.create_with_value(self.ids.new(), stored, list(serialized.refs) or None)
 
+    @uncut  # the memory would be nobody's; the ref of a small value drops that by itself
     def _put_recorded(self, serialized: Serialized) -> ObjectRef[Any]:
         """Store a value, and where in user code that was: costs nothing beside a large one."""
         made = call_site()
@@ -161,6 +154,7 @@ class ObjectAccess(RefTracking):
             raise ObjectLostError(ref.hex(), "this process is not attached to its cluster any more")
         return entry
 
+    @uncut  # the wait itself may be
     def _wait_values(
         self,
         pending: Sequence[Entry],

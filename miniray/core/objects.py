@@ -119,21 +119,23 @@ class ObjectTable:
     # --- making and finding ----------------------------------------------------------
     def create(self, id: bytes) -> ObjectRef[Any]:
         """A ref for a new object of this process, whose value will come."""
+        ref: ObjectRef[Any] = ObjectRef(id, self.node_id)  # if this is cut off, it drops the entry
         entry = Entry(id, self.node_id)
         entry.local = 1
         self._entries[id] = entry
-        return ObjectRef(id, self.node_id)
+        return ref
 
     def create_with_value(
         self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None
     ) -> ObjectRef[Any]:
         """A ref for a new object of this process that has its value."""
+        ref: ObjectRef[Any] = ObjectRef(id, self.node_id)  # if this is cut off, it drops the entry
         entry = Entry(id, self.node_id)
         entry.local = 1
         entry.value = value
         entry.contained = contained
         self._entries[id] = entry
-        return ObjectRef(id, self.node_id)
+        return ref
 
     def record(self, ref: ObjectRef[Any], made: CallSite) -> ObjectRef[Any]:
         """Remember where an object of this process was made; returns its ref."""

@@ -11,6 +11,7 @@ import gc
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
+from miniray.core.interrupts import uncut
 from miniray.core.runtime_parts import RuntimeParts
 from miniray.object_ref import ObjectRef, hooks
 
@@ -56,6 +57,7 @@ class RefTracking(RuntimeParts):
             self._quiet = True
         self.loop.call_later(_DRAIN_AGAIN, self._drain_in_loop)
 
+    @uncut
     def drain(self) -> None:
         """Count the refs that were dropped since the last time.
 

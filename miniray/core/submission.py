@@ -13,6 +13,7 @@ from miniray.core.actor_client import ActorClient
 from miniray.core.calls import Call
 from miniray.core.gates import Gate
 from miniray.core.ids import owner_of
+from miniray.core.interrupts import Interrupts, uncut
 from miniray.core.ref_tracking import RefTracking
 from miniray.core.runtime import (
     ActorClassInfo,
@@ -68,8 +69,6 @@ class Submission(RefTracking):
         kwargs: dict[str, Any],
         options: TaskOptions,
     ) -> Any:
-        if hooks.dropped:
-            self.drain()
         if function.key not in self._exported:
             self.publish(function)
         group = self.tasks.group(
@@ -97,8 +96,6 @@ class Submission(RefTracking):
         kwargs: dict[str, Any],
         options: MethodOptions,
     ) -> Any:
-        if hooks.dropped:
-            self.drain()
         client = self.actors.client(actor, info)
         retries = options.max_task_retries
         return self._submit(
@@ -129,43 +126,66 @@ class Submission(RefTracking):
         options: Any,
         actor: ObjectRef[Any] | None = None,
     ) -> Any:
-        arguments, refs, pins = self.calls.arguments(args, kwargs)
+        serialized, refs, pins = self.calls.serialize(args, kwargs)
         if actor is not None:
             pins = [actor, *pins] if pins else [actor]
-        number = self.calls.next_number()
-        stream = None
+        call: Call | None = None
+        # Cut off from here on, a call would be under way of which nobody knows.
+        interrupts = Interrupts.begin()
+        try:
+            try:
+                if hooks.dropped:
+                    self.drain()
+                number = self.calls.next_number()
+                ids, stream, result = self._new_results(number, num_returns, backpressure)
+                made = Call(
+                    number,
+                    target,
+                    name,
+                    ids,
+                    self.calls.store(serialized),
+                    refs,
+                    pins,
+                    channel,
+                    retries,
+                    retry_exceptions,
+                    stream,
+                    options,
+                )
+                running = context.execution.get()
+                if running is None:
+                    channel.submit(made)
+                else:
+                    self._submit_child(running, made, channel)
+                call = made
+            finally:
+                if interrupts is not None:
+                    interrupts.end()
+        except BaseException:
+            # A signal that waited ends the caller: nobody will ask for the result. What a running
+            # call has started goes with that, or stays, as its cancel says.
+            if call is not None and call.siblings is None:
+                self._cancel_call(call)
+            raise
+        return result
+
+    def _new_results(
+        self, number: int, num_returns: int | str, backpressure: int
+    ) -> tuple[tuple[bytes, ...], StreamState | None, Any]:
+        """Ids of a call's results, or its stream; and what ``.remote()`` returns."""
         if num_returns == 1:
-            ids: tuple[bytes, ...] = (self.ids.new(),)
-        elif isinstance(num_returns, int):
+            id = self.ids.new()
+            return (id,), None, self.table.create(id)
+        if isinstance(num_returns, int):
             ids = tuple([self.ids.new() for _ in range(num_returns)])
-        else:
-            ids = ()
-            stream = self._stream(number, backpressure)
-        results = [self.table.create(id) for id in ids]
-        call = Call(
-            number,
-            target,
-            name,
-            ids,
-            arguments,
-            refs,
-            pins,
-            channel,
-            retries,
-            retry_exceptions,
-            stream,
-            options,
-        )
-        running = context.execution.get()
-        if running is None:
-            channel.submit(call)
-        else:
-            self._submit_child(running, call, channel)
-        if stream is not None:
-            return ObjectRefGenerator(stream, self._block_on)
-        if len(results) == 1 and num_returns == 1:
-            return results[0]
-        return results if results else None
+            return ids, None, [self.table.create(id) for id in ids] or None
+        stream = self._stream(number, backpressure)
+        return (), stream, ObjectRefGenerator(stream, self._block_on)
+
+    @uncut
+    def _cancel_call(self, call: Call, *, force: bool = False, recursive: bool = True) -> None:
+        call.cancelled = True
+        call.channel.cancel(call, force, recursive)
 
     @staticmethod
     def _submit_child(
@@ -180,6 +200,7 @@ class Submission(RefTracking):
             call.siblings.pop(call.number, None)
             raise
 
+    @uncut  # the wait itself may be
     def _block_on(self, when: Callable[[Callable[[], None]], bool]) -> None:
         """Wait, as the running task, until ``when`` calls back; not at all if it says True."""
         gate = Gate(self.loop)
@@ -255,8 +276,7 @@ class Submission(RefTracking):
                 "force=True would end the actor and cannot be used to cancel one of its calls; "
                 "use miniray.kill() to end the actor."
             )
-        call.cancelled = True
-        call.channel.cancel(call, force, recursive)
+        self._cancel_call(call, force=force, recursive=recursive)
 
     def _on_cancel_asked(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_CANCEL_MAKER: a process that was given a ref of a call wants that cancelled."""

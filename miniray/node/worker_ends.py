@@ -40,6 +40,9 @@ class WorkerEnds:
         """Let a worker end by rule; kill it if it takes too long."""
         if worker.exiting is None:
             worker.exiting = "rule"
+        if not worker.ready:  # it hears nothing yet, and has nothing that others may need
+            self.kill(worker)
+            return
         self._ask(worker)
         if not worker.finishing:
             self.kill_later(worker)

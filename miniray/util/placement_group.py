@@ -150,10 +150,11 @@ def placement_group(
         len(wanted),
     )
     _check_sets(selectors)
-    id = current_runtime().create_placement_group(
+    group = PlacementGroup(b"", wanted)  # first: Ctrl-C must not come between the group and it
+    group.id = current_runtime().create_placement_group(
         wanted, strategy or "PACK", name, lifetime, selectors
     )
-    return PlacementGroup(id, wanted)
+    return group
 
 
 def remove_placement_group(placement_group: PlacementGroup) -> None:

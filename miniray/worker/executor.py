@@ -21,8 +21,8 @@ from miniray.core.borrowing import error_value
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others
 from miniray.core.ids import call_id
+from miniray.core.interrupts import postpone
 from miniray.core.object_reports import ObjectReports
-from miniray.core.uncut import late, may_cut
 from miniray.exceptions import TaskCancelledError
 from miniray.object_ref import hooks
 from miniray.worker import stdio
@@ -137,12 +137,11 @@ class Executor:
             if self._interruptible:
                 signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
 
-    def on_signal(self, _number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
         """CANCEL_SIGNAL, in the main thread."""
         running = self._running
         if running is not None and running.cancelled and self._interruptible:
-            if not may_cut(frame):
-                late.came = True
+            if postpone(self.on_signal, number, frame):
                 return
             self._interruptible = False
             raise KeyboardInterrupt  # as in Ray, so that user code can clean up
@@ -205,7 +204,6 @@ class Executor:
             self.answer_error(work, TaskCancelledError(work.name))
             return
         token = context.execution.set(self.execution_of(work))
-        late.came = False  # that was for the work before
         self._running = work
         work.begin()
         try:
@@ -254,7 +252,7 @@ class Executor:
             raise TaskCancelledError(work.name)
         args, kwargs = load_arguments(self._runtime, work)
         if not isinstance(work.target, bytes):
-            self._interruptible = late.came = False  # a method that has begun runs on
+            self._interruptible = False  # a method that has begun runs on
             if work.cancelled:
                 raise TaskCancelledError(work.name)
         self.set_name(work.name)
@@ -394,9 +392,9 @@ class Executor:
         interruptible, self._interruptible = self._interruptible, False
         value, pin = self._results.value(item, work.caller, work.name)
         work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
+        self._interruptible = interruptible  # first: a cancel is either seen here, or interrupts
         if work.cancelled:
             raise TaskCancelledError(work.name)
-        self._interruptible = interruptible
 
     def _await_reader(self, work: Work, sent: int) -> None:
         """Backpressure: wait until fewer items than the limit are unread."""

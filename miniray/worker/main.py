@@ -24,6 +24,7 @@ from miniray.core import context, forks
 from miniray.core.attach import Attachment
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others, hand_over
+from miniray.core.interrupts import leave_in_place
 from miniray.core.job_environment import JobEnvironment
 from miniray.core.runtime import ActorClassInfo, set_runtime
 from miniray.exceptions import TaskError
@@ -125,7 +126,9 @@ class Worker:
         executor.run()
 
     def _listen(self) -> None:
-        signal.signal(CANCEL_SIGNAL, self.executor.on_signal)
+        on_signal = self.executor.on_signal
+        leave_in_place(CANCEL_SIGNAL, on_signal)
+        signal.signal(CANCEL_SIGNAL, on_signal)
         self._attachment.open()
         self.runtime.link.node_notice("ready")
 
@@ -282,6 +285,7 @@ def run_worker(spec: dict[str, Any]) -> NoReturn:
 def _prepare_process(spec: dict[str, Any]) -> None:
     """Make this process what user code expects of a fresh one."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    leave_in_place(signal.SIGINT, _ignore_interrupt)
     signal.signal(signal.SIGINT, _ignore_interrupt)
     stdio.install()
     sys.argv = [""]

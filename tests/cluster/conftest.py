@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import processes_with, socket_paths, wait_until
+from daemon_logs import pytest_runtest_makereport  # noqa: F401 -- a hook
 
 import miniray
 

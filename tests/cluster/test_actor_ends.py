@@ -113,11 +113,12 @@ def test_exit_handlers_run_when_an_actor_leaves(tmp_path: Path) -> None:
     wait_until((tmp_path / "tidied").exists)
 
 
-def test_ready_and_terminate_are_methods_of_every_actor() -> None:
+@pytest.mark.parametrize("name", ["miniray", "ray"])
+def test_ready_and_terminate_are_methods_of_every_actor(name: str) -> None:
     counter = Counter.remote()
-    miniray.get(counter.__ray_ready__.remote())
+    miniray.get(getattr(counter, f"__{name}_ready__").remote())
     pid = miniray.get(counter.pid.remote())
-    counter.__ray_terminate__.remote()
+    getattr(counter, f"__{name}_terminate__").remote()
     wait_until(lambda: not is_alive(pid))
     with pytest.raises(ActorDiedError):
         miniray.get(counter.add.remote())

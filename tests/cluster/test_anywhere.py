@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_helpers import processes_with, wait_until
+from cluster_helpers import is_alive, processes_with, wait_until
 from open_files import open_files
 
 import miniray
@@ -159,6 +159,48 @@ def test_pytest_inside_of_pytest(tmp_path: Path) -> None:
     )
     text = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path))
     assert "2 passed" in text
+
+
+@pytest.mark.timeout(120)
+def test_a_test_that_fails_leaves_nothing_and_shows_what_the_daemons_have_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "conftest.py").write_text("from daemon_logs import pytest_runtest_makereport\n")
+    (tmp_path / "test_inner.py").write_text(
+        textwrap.dedent("""
+            import os, subprocess
+            from pathlib import Path
+            import miniray
+
+            @miniray.remote
+            class Parent:
+                def start_child(self):
+                    self.child = subprocess.Popen(["sleep", "1000"], env={}, start_new_session=True)
+                    return self.child.pid
+
+            def test_that_fails():
+                miniray.init("local", num_cpus=1)
+                parent = Parent.remote()
+                Path(__file__).with_name("pid").write_text(str(miniray.get(parent.start_child.remote())))
+                [log] = Path(os.environ["MINIRAY_TMPDIR"]).glob("*/*/logs/node.log")
+                with log.open("a") as file:
+                    file.write("said by the daemon")
+                raise ValueError("it fails here")
+        """)
+    )
+    monkeypatch.setenv("MINIRAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert "1 failed" in done.stdout
+    assert "said by the daemon" in done.stdout.partition("it fails here")[2]
+    child = int((tmp_path / "pid").read_text())
+    wait_until(lambda: not is_alive(child) and not processes_with("MINIRAY_TMPDIR", str(tmp_path)))
 
 
 # --- the prompt -----------------------------------------------------------------------------

@@ -257,6 +257,31 @@ def test_a_very_large_argument_is_named() -> None:
         assert miniray.get(size.remote(1, data=miniray.put(data))) == data.nbytes
 
 
+def test_an_argument_that_drags_in_much_data_is_named_with_what_it_is() -> None:
+    miniray.init(num_cpus=1)
+
+    class Model:
+        def __init__(self) -> None:
+            self.name = "small"
+            self.table = np.zeros(2_000_000)
+
+        def answer(self) -> int:
+            return 1
+
+    call = miniray.remote(lambda function: function())
+    model = Model()
+    table = model.table
+    found = r"drags in 15\.3 MiB.*largest in it: attribute 'table' of .*Model\."
+    with pytest.warns(UserWarning, match=r"Argument 1 .*method.*" + found) as caught:
+        assert miniray.get(call.remote(model.answer)) == 1
+    assert caught[0].filename == __file__
+    with pytest.warns(UserWarning, match=r"Argument 'function'.*drags in.*variable 'table' of"):
+        assert miniray.get(call.remote(function=lambda: table[0])) == 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # what is plainly data may be as large
+        assert miniray.get(miniray.remote(len).remote(table)) == len(table)
+
+
 def test_an_argument_that_cannot_be_pickled_is_named_down_to_the_attribute() -> None:
     class Config:
         def __init__(self) -> None:

@@ -426,6 +426,7 @@ ENDS = {
     "the actor exits": "breeder.leave.remote()",
     "the cluster is shut down": "miniray.shutdown()",
     "the driver is killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "Ctrl-C ends the driver": "os.kill(os.getpid(), signal.SIGINT)",
 }
 
 
@@ -457,6 +458,31 @@ time.sleep(1000)
             os.kill(pid, signal.SIGKILL)
         driver.kill()
         driver.communicate(timeout=10)
+    assert not left
+    command.leaves_nothing()
+
+
+def test_the_children_of_an_actor_end_with_stop(command: CommandLine, tmp_path: Path) -> None:
+    path = tmp_path / "pids"
+    source = f"""{CHILDREN}
+@miniray.remote(num_cpus=0)
+class Breeder:
+    def breed(self, path):
+        breed(path)
+
+breeder = Breeder.remote()
+miniray.get(breeder.breed.remote({str(path)!r}))
+time.sleep(1000)
+"""
+    command.start_head("--num-cpus", "2")
+    driver = start(command, ATTACHED + source)
+    pids = children(path)
+    assert command.run("stop").returncode == 0
+    left = [pid for pid in pids if is_alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    driver.kill()
+    driver.communicate(timeout=10)
     assert not left
     command.leaves_nothing()
 

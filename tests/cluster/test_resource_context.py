@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
-CLUSTER = {"num_cpus": 4, "num_gpus": 2, "resources": {"licence": 3}}
+CLUSTER = {
+    "num_cpus": 4,
+    "num_gpus": 2,
+    "resources": {"licence": 3},
+    "labels": {"zone": "east"},
+}
 
 
 def seen() -> tuple[list[int], str | None]:
@@ -125,6 +130,7 @@ def test_the_nodes_are_listed() -> None:
     assert node["Alive"] is True
     assert node["NodeID"] == miniray.get_runtime_context().get_node_id()
     assert node["Resources"]["CPU"] == 4
+    assert node["Labels"]["zone"] == "east"
     assert f"node:{node['NodeManagerAddress']}" in node["Resources"]
 
 

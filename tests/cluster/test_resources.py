@@ -323,6 +323,27 @@ def test_idle_workers_beyond_the_number_of_cpus_end(
     nodes.remove_node(node)
 
 
+def test_an_actor_that_is_dropped_before_it_has_started_ends_at_once(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_STOP_GRACE", "1000")
+    node = nodes.add_node(num_cpus=1, resources={"dropped": 20})
+
+    @miniray.remote(num_cpus=0, resources={"dropped": 1})
+    class Dropped:
+        pass
+
+    for _ in range(20):
+        Dropped.remote()
+    wait_until(lambda: miniray.available_resources().get("dropped") == 20)
+    for _ in range(20):  # these are further on their way
+        actor = Dropped.remote()
+        wait_until(lambda: miniray.available_resources().get("dropped") == 19)
+        del actor
+        wait_until(lambda: miniray.available_resources().get("dropped") == 20)
+    nodes.remove_node(node)
+
+
 # --- resources other than devices ------------------------------------------------------------
 
 

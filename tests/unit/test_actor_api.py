@@ -139,7 +139,7 @@ def test_options_of_the_actor_reach_the_runtime_and_the_handle(runtime: FakeRunt
     [
         (lambda: Counter.remote(1, 2), r"Plain takes \(start=\.\.\., \*, step=\.\.\.\)"),
         (lambda: Counter.remote(start=1, end=2), "'end'"),
-        (lambda: Counter.remote().add.remote(1, 2), r"Plain\.add\.remote\(\) too many"),
+        (lambda: Counter.remote().add.remote(1, 2), r"Plain\.add\.remote\(\) got too many"),
         (lambda: Counter.remote().double.remote(), "'number'"),
         (lambda: Counter.remote().limit.remote(1, 2), "too many"),
         (lambda: Counter.remote().triple.remote(), "'number'"),
@@ -155,6 +155,15 @@ def test_arguments_are_checked_where_the_call_is_made(
 def test_an_unknown_method_is_refused_with_a_suggestion(runtime: FakeRuntime) -> None:
     with pytest.raises(AttributeError, match=r"Plain has no method 'ad'\. Did you mean 'add'"):
         Counter.remote().ad  # noqa: B018
+
+
+def test_who_reads_an_attribute_of_an_actor_is_told_where_it_can_be_read(
+    runtime: FakeRuntime,
+) -> None:
+    with pytest.raises(AttributeError, match=r"no method 'state'\. .* only its methods can read"):
+        Counter.remote().state  # noqa: B018
+    with pytest.raises(ValueError, match=r"Actor\(Plain, .* Call one of its methods"):
+        miniray.get(Counter.remote())  # type: ignore[call-overload]
 
 
 def test_direct_calls_say_what_to_do(runtime: FakeRuntime) -> None:

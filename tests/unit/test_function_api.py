@@ -68,10 +68,10 @@ def test_a_function_is_exported_once_per_runtime(runtime: FakeRuntime) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: add.remote(), "missing a required argument: 'a'"),
-        (lambda: add.remote(1, 2, 3), "too many positional arguments"),
-        (lambda: add.remote(1, d=2), "unexpected keyword argument 'd'"),
-        (lambda: add.remote(1, a=2), "multiple values"),
+        (lambda: add.remote(), r"remote\(\) is missing a required argument: 'a'\."),
+        (lambda: add.remote(1, 2, 3), r"remote\(\) got too many positional arguments"),
+        (lambda: add.remote(1, d=2), r"remote\(\) got an unexpected keyword argument 'd'"),
+        (lambda: add.remote(1, a=2), r"remote\(\) got multiple values"),
     ],
 )
 def test_arguments_are_checked_where_the_call_is_made(

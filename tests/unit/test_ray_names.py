@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
 import operator
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,26 @@ def test_every_exported_name_is_listed() -> None:
     assert set(miniray.__all__) - modules_and_types <= listed
 
 
+def test_every_argument_of_the_functions_is_listed() -> None:
+    import miniray
+
+    #: What names the thing itself, as the first argument of each but `init`, is shown by its name.
+    things = {"refs", "ref", "value", "actor", "name"}
+    told = {
+        f"{function}.{name}"
+        for function in ("init", "get", "put", "wait", "kill", "cancel", "get_actor")
+        for name, parameter in inspect.signature(getattr(miniray, function)).parameters.items()
+        if name not in things and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+    assert names_of("argument:") == told
+
+
 def test_every_error_of_ray_is_listed() -> None:
+
     listed = {name.removeprefix("exceptions.") for name, _ in NAMES if "exceptions." in name}
     for name in listed:
         assert issubclass(resolve(f"exceptions.{name}"), Exception)
+    # Names of miniray's own, besides: each is Ray's under another name, or of no call's.
+    own = {"ActorError", "DeathCause", "MinirayError", "NotInitializedError", "TaskError"}
+    own |= {"PendingCallsLimitExceededError", "PlacementGroupRemovedError", "VersionMismatchError"}
+    assert set(importlib.import_module("miniray.exceptions").__all__) == listed | own

@@ -196,7 +196,8 @@ class Caller:
 
     def call(self, channel: Any, *args: Any, options: Any = None, **how: Any) -> Call:
         """A call with one result; submitting it is the test's."""
-        arguments, refs, pins = self.calls.arguments(args, {})
+        serialized, refs, pins = self.calls.serialize(args, {})
+        arguments = self.calls.store(serialized)
         id = self.ids.new()
         self.results[id] = self.table.create(id)
         return Call(

@@ -72,7 +72,8 @@ def error_of(me: Caller, call: Call) -> BaseException:
 
 def test_top_level_refs_are_taken_out_of_the_arguments(me: Caller) -> None:
     first, second = (me.table.create(me.ids.new()) for _ in range(2))
-    value, refs, pins = me.calls.arguments((1, first), {"a": second, "b": 2})
+    serialized, refs, pins = me.calls.serialize((1, first), {"a": second, "b": 2})
+    value = me.calls.store(serialized)
     assert pickle.loads(value[1]) == ((1, None), {"a": None, "b": 2})
     assert [(where, id) for where, id, _, _ in refs] == [
         (1, first.binary()),
@@ -86,7 +87,8 @@ def test_nested_refs_stay_inside_and_are_named_beside_the_arguments(
 ) -> None:
     monkeypatch.setattr(hooks, "serialized", lambda ref: collector.refs.append(ref))  # type: ignore[union-attr]
     inner = me.table.create(me.ids.new())
-    value, refs, pins = me.calls.arguments(([inner],), {})
+    serialized, refs, pins = me.calls.serialize(([inner],), {})
+    value = me.calls.store(serialized)
     assert refs == []
     assert value[2] == ((inner.binary(), me.table.node_id),)
     assert pins == [inner]
