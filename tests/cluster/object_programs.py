@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,6 +74,30 @@ def fork_and_drop(holds: Callable[[], Any]) -> None:
     os.waitpid(child, 0)
 
 
+#: Children that stay, by pid: what ends when this process does, or lets go of them.
+_children: dict[int, int] = {}
+
+
+def fork_and_stay() -> int:
+    """Fork; the child keeps what it has inherited, and ends when it is told to. Its pid."""
+    over, stay = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(stay)
+        os.read(over, 1)
+        os._exit(0)
+    os.close(over)
+    _children[child] = stay
+    return child
+
+
+def end_child(pid: int) -> None:
+    """Kill a child that stays."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(_children.pop(pid))
+
+
 @miniray.remote(num_cpus=0)
 class Actor:
     """Holds refs, and values that it has read, in slots."""
@@ -122,6 +147,12 @@ class Actor:
 
     def fork(self) -> None:
         fork_and_drop(lambda: (self.refs.clear(), self.views.clear()))
+
+    def fork_and_stay(self) -> int:
+        return fork_and_stay()
+
+    def end_child(self, pid: int) -> None:
+        end_child(pid)
 
     def owned_ids(self) -> list[bytes]:
         return owned_ids()
