@@ -19,7 +19,7 @@ from miniray.core.runtime import current_runtime
 from miniray.exceptions import OwnerDiedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 KIB = 1024
 #: The smallest large value; each further label adds a step, so that a size tells the label.
@@ -174,6 +174,12 @@ class Actor:
 @miniray.remote(num_cpus=0)
 def make(label: int, large: bool, refs: list[Any]) -> Any:
     return value_of(label, large, refs)
+
+
+@miniray.remote(num_cpus=0, _generator_backpressure_num_objects=2)
+def stream(label: int, count: int, large: bool, refs: list[Any]) -> Iterator[Any]:
+    for number in range(count):
+        yield value_of(label + number, large, refs)
 
 
 @miniray.remote(num_cpus=0)

@@ -34,6 +34,7 @@ from object_programs import (
     put_and_end,
     put_in_task,
     read,
+    stream,
     value_of,
 )
 
@@ -168,6 +169,17 @@ class Programs(RuleBasedStateMachine):
         ref = make.remote(len(self.model.items), large, [self.refs[slot] for slot in slots])
         self.hold(ref, self.model.add(ref.binary(), large, DRIVER, self.labels(DRIVER, slots)))
         miniray.wait([ref])
+
+    @rule(large=larges, inside=few_picks, taken=st.integers(1, 3), far=st.booleans())
+    def items_of_a_stream(self, large: bool, inside: list[int], taken: int, far: bool) -> None:
+        """Some of four; the others were made, and go with the generator."""
+        slots = self.chosen(DRIVER, inside)
+        refs, labels = [self.refs[slot] for slot in slots], self.labels(DRIVER, slots)
+        task = stream.options(resources={"far": 1} if far else {})
+        items = task.remote(len(self.model.items), 4, large, refs)
+        for _ in range(taken):
+            ref = next(items)
+            self.hold(ref, self.model.add(ref.binary(), large, DRIVER, labels))
 
     @rule(large=larges, inside=few_picks, ends=st.booleans(), far=st.booleans())
     def put_in_a_task(self, large: bool, inside: list[int], ends: bool, far: bool) -> None:
