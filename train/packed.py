@@ -76,7 +76,7 @@ class Packed:
                 f"A detached run can't take along {owned[0]!r}, an ObjectRef or an actor that ends "
                 f"with this driver. Pass the value itself, or the name of a detached actor."
             )
-        return cls(serialized.form, serialized.pickle, serialized.buffers)
+        return cls(serialized.form, b"".join(serialized.parts), serialized.buffers)
 
     def load(self) -> Any:
         """The value; arrays in it are read-only and share the memory."""

@@ -118,6 +118,6 @@ class Attachment:
     def close(self) -> None:
         """Close all sockets and end the I/O thread."""
         self.runtime.close_sockets()
+        self.runtime.shared_memory.close()
         self.link.close()
         self.loop.stop()
-        self.runtime.shared_memory.close()

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 #: So many objects are remembered before it is looked whether they still are.
 _FEW = 256
+#: How often a value is read again whose node says that it lives. Twice, as the first failure may
+#: have been long ago, and the second one have come because the node has died.
+_TRIES = 2
 
 
 class LostValues:
@@ -41,9 +44,9 @@ class LostValues:
         self._missing: dict[bytes, dict[bytes, Value]] = {}
         #: Nodes that are gone, and all of whose copies were told of.
         self._settled: set[bytes] = set()
-        #: What could not be read although its node lives, and is tried once more, by object id.
-        #: Those that are freed since are dropped whenever it has doubled.
-        self._tried: dict[bytes, Any] = {}
+        #: What could not be read although its node lives, by object id, and how often. Nobody
+        #: tells when it was read then; those that are freed are dropped whenever it has doubled.
+        self._tried: dict[bytes, tuple[Any, int]] = {}
         self._look_at = _FEW
         #: A node that is gone, and what was there: segment → object id.
         self._were_there: tuple[bytes, dict[int, bytes]] = (b"", {})
@@ -61,7 +64,11 @@ class LostValues:
         """
         node = value[1][0]
         with self._lock:
-            if node in self._settled or self._tried.pop(entry.id, None) == value[1]:
+            if node in self._settled:
+                return False
+            if self._tried.get(entry.id) == (value[1], _TRIES):
+                # Its node was asked after the last failure but this, and had not died.
+                del self._tried[entry.id]
                 return False
             missing = self._missing.get(node)
             first = missing is None
@@ -94,7 +101,8 @@ class LostValues:
 
     def _note_try(self, id: bytes, value: Value) -> None:
         with self._lock:
-            self._tried[id] = value[1]
+            payload, tries = self._tried.get(id, (None, 0))
+            self._tried[id] = (value[1], tries + 1 if payload == value[1] else 1)
             if len(self._tried) > self._look_at:
                 known = self._table.entry
                 self._tried = {id: what for id, what in self._tried.items() if known(id)}

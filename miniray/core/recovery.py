@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from miniray.object_ref import ObjectRef
 
 _NO_ORIGIN = (
-    "only results of tasks that may run again (max_retries) can be made again, "
-    "not values of put(), results of actors or items of generators"
+    "only results of tasks that may run again (max_retries) and whose large arguments are refs can "
+    "be made again, not values of put(), results of actors or items of generators"
 )
 
 

@@ -12,7 +12,6 @@ pickled, so that whoever keeps the bytes can keep the refs alive.
 
 from __future__ import annotations
 
-import io
 import pickle
 import struct
 import threading
@@ -50,38 +49,39 @@ collector = _Collector()
 class Serialized:
     """A value as bytes that were not yet put anywhere."""
 
-    __slots__ = ("buffers", "form", "pickle", "refs", "size")
+    __slots__ = ("buffers", "form", "parts", "pickled", "refs", "size")
 
     def __init__(
         self,
         form: int,
-        data: bytes,
+        parts: Sequence[bytes],
         buffers: Sequence[memoryview] = (),
         refs: Sequence[ObjectRef[Any]] = (),
     ) -> None:
         self.form = form
-        self.pickle = data
+        #: The pickle. Large bytes in it are the value's own, and not copied.
+        self.parts = parts
+        #: Bytes of it.
+        self.pickled = sum(map(len, parts))
         self.buffers = buffers
         self.refs = refs
         #: Bytes that the value takes where it is stored.
-        self.size = _packed_size(len(data), buffers) if buffers else len(data)
+        self.size = _packed_size(self.pickled, buffers) if buffers else self.pickled
 
     def payload(self) -> bytes:
         """The bytes as they travel inside a message."""
-        if not self.buffers:
-            return self.pickle
+        if not self.buffers and len(self.parts) == 1:
+            return self.parts[0]
         return b"".join(self.pieces())
 
     def pieces(self) -> list[bytes | memoryview]:
         """What to write one after the other to get the stored form."""
         if not self.buffers:
-            return [self.pickle]
+            return [*self.parts]
         lengths = [buffer.nbytes for buffer in self.buffers]
-        head = _HEAD.pack(len(lengths), len(self.pickle)) + struct.pack(
-            f"<{len(lengths)}Q", *lengths
-        )
-        pieces: list[bytes | memoryview] = [head, self.pickle]
-        position = len(head) + len(self.pickle)
+        head = _HEAD.pack(len(lengths), self.pickled) + struct.pack(f"<{len(lengths)}Q", *lengths)
+        pieces: list[bytes | memoryview] = [head, *self.parts]
+        position = len(head) + self.pickled
         for buffer in self.buffers:
             gap = -position % ALIGNMENT
             if gap:
@@ -111,8 +111,8 @@ def serialize(value: Any, returned_by: str = "") -> Serialized:
     kind = type(value)
     if kind in _PLAIN:
         if kind is bytes and len(value) > _PLAIN_LIMIT:
-            return Serialized(VALUE_BYTES, value)
-        return Serialized(VALUE_PICKLE, pickle.dumps(value, 5))
+            return Serialized(VALUE_BYTES, (value,))
+        return Serialized(VALUE_PICKLE, (pickle.dumps(value, 5),))
     try:
         return _serialize(value)
     except Exception as error:
@@ -132,7 +132,7 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
             if type(value) not in _PLAIN:
                 break
         else:
-            return Serialized(VALUE_PICKLE, pickle.dumps((args, kwargs), 5))
+            return Serialized(VALUE_PICKLE, (pickle.dumps((args, kwargs), 5),))
     try:
         return _serialize((args, kwargs))
     except Exception as error:
@@ -141,7 +141,17 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
         raise explain_arguments(args, kwargs, error) from error
 
 
+class _Parts:
+    """What a pickler writes to. It gives large bytes as they are, which need not be copied."""
+
+    __slots__ = ("write",)
+
+    def __init__(self, parts: list[bytes]) -> None:
+        self.write = parts.append
+
+
 def _serialize(value: Any) -> Serialized:
+    parts: list[bytes] = []
     buffers: list[memoryview] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -159,13 +169,11 @@ def _serialize(value: Any) -> Serialized:
     collector.refs = refs
     tensors.thread.met = False
     try:
-        with io.BytesIO() as file:
-            tensors.pickler()(file, protocol=5, buffer_callback=keep).dump(value)
-            data = file.getvalue()
+        tensors.pickler()(_Parts(parts), protocol=5, buffer_callback=keep).dump(value)
         packed = VALUE_TENSORS if tensors.thread.met else VALUE_PACKED
     finally:
         collector.refs, tensors.thread.met = outer
-    return Serialized(packed if buffers else VALUE_PICKLE, data, buffers, refs)
+    return Serialized(packed if buffers else VALUE_PICKLE, parts, buffers, refs)
 
 
 def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef[Any]]]:

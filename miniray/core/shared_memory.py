@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
 from miniray.core.fetches import Fetches
+from miniray.core.liveness import Liveness
 from miniray.core.mapped import map_memory
 from miniray.core.protocol import VALUE_SHARED, VALUE_TENSORS
 from miniray.core.waiting import deadline_of, time_left
@@ -89,6 +90,7 @@ class SharedMemory:
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
         self.warm = WarmMemory(link)
+        self.liveness = Liveness(link)
         #: What is on its way to this node for this process.
         self.fetches = Fetches(link, node_id)
         # Reentrant: a garbage collection may run user code, which may get, in any section.
@@ -204,6 +206,7 @@ class SharedMemory:
         kept = self._kept.get(key)
         if kept is not None:
             return kept
+        self.liveness.begin()
         request = self.fetches.next_number()
         try:
             (local, form), fd = self._request(
@@ -226,6 +229,7 @@ class SharedMemory:
         kept = self._kept.get(key)
         if kept is not None:
             return kept
+        self.liveness.begin()
         request = self.fetches.next_number()
         args = (node_id, segment, size, request)
         ask = self._link.node_request_later
@@ -253,9 +257,10 @@ class SharedMemory:
     ) -> tuple[Mapping, Block]:
         """Map what the daemon has handed out."""
         try:
-            block = map_memory(fd, size, shared=False, gone=lambda: self._gone(local))
+            gone = self.liveness.mapped(lambda: self._gone(local))
+            block = map_memory(fd, size, shared=False, gone=gone)
         except OSError:
-            self._unmapped.append(local)
+            gone()
             raise
         finally:
             os.close(fd)
@@ -318,16 +323,16 @@ class SharedMemory:
                 gone.append(self._unmapped.popleft())
         self._link.node_notice("unmapped", gone)
 
-    def forked(self) -> None:
-        """User code has forked: what is mapped here is mapped in the child too."""
-        self._link.node_notice("forked")
-
     def close(self) -> None:
         """This process leaves its cluster: unmap what nobody looks at."""
         self.warm.close()
         with self._lock:
+            kept = list(self._kept.values())
             self._kept.clear()
             self._kept_as.clear()
+        del kept  # not in the section: its end is told
+        self.report_unmapped()
+        self.liveness.leave()
 
     # --- freeing -----------------------------------------------------------------
     def free(self, value: Value) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
 from miniray.core import protocol as p
+from miniray.core.next_tasks import NextTasks
 from miniray.core.node_link import rebuild_error
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError
 
@@ -34,7 +35,8 @@ _MAX_LEASES = 1024
 class Lease:
     """A worker that runs this client's tasks of one shape."""
 
-    __slots__ = ("calls", "group", "id", "idle_since", "leaving", "peer", "remaining", "window")
+    __slots__ = ("calls", "group", "id", "idle_since", "leaving", "next", "peer", "remaining",
+                 "window")  # fmt: skip
 
     def __init__(self, id: int, peer: Peer, group: LeaseGroup, max_calls: int) -> None:
         self.id = id
@@ -42,6 +44,8 @@ class Lease:
         self.group = group
         #: Sent and unanswered, in order.
         self.calls: dict[int, Call] = {}
+        #: What is sent as soon as there is room, and moves its arguments meanwhile.
+        self.next: Call | None = None
         #: How many tasks may be there at once.
         self.window = 1
         self.idle_since = time.monotonic()
@@ -60,7 +64,7 @@ class Lease:
 class LeaseGroup:
     """All tasks of one shape."""
 
-    __slots__ = ("asked", "duration", "id", "keep", "leases", "queue", "spec", "spread")
+    __slots__ = ("asked", "chosen", "duration", "id", "keep", "leases", "queue", "spec", "spread")
 
     def __init__(self, id: int, spec: dict[str, Any], keep: float) -> None:
         self.id = id
@@ -70,10 +74,17 @@ class LeaseGroup:
         self.keep = keep
         self.queue: collections.deque[Call] = collections.deque()
         self.leases: dict[int, Lease] = {}
+        #: Those of them that have a next task, which is not in the queue.
+        self.chosen: dict[int, Lease] = {}
         #: Leases the head was last told to grant in all; 0 when there is nothing to do.
         self.asked = 0
         #: Seconds that a task takes, a moving average; None until the first has ended.
         self.duration: float | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many tasks were not sent."""
+        return len(self.queue) + len(self.chosen)
 
 
 class TaskClient:
@@ -89,6 +100,7 @@ class TaskClient:
         self._groups: dict[Any, LeaseGroup] = {}
         self._by_id: dict[int, LeaseGroup] = {}
         self._by_peer: dict[bytes, Lease] = {}
+        self._next = NextTasks(calls)
         self._sweeping = False
 
     def group(self, key: Any, make_spec: Callable[[], dict[str, Any]]) -> LeaseGroup:
@@ -150,6 +162,8 @@ class TaskClient:
                 return False
             if call in group.queue:
                 group.queue.remove(call)
+            else:
+                self._next.withdraw(call, group)
         self._calls.fail(call, TaskCancelledError(call.name))
         return True
 
@@ -174,16 +188,19 @@ class TaskClient:
     # --- sending -----------------------------------------------------------------
     def _pump(self, group: LeaseGroup) -> None:
         """Send what the leases take, ask for more leases if something is left over."""
-        queue = group.queue
-        if queue:
+        if group.waiting:
             for lease in group.leases.values():
-                while queue and lease.open and len(lease.calls) < lease.window:
-                    self._send(queue.popleft(), lease)
-                if not queue:
+                while lease.open and len(lease.calls) < lease.window:
+                    call = self._next.take(lease, group)
+                    if call is None:
+                        break
+                    self._send(call, lease)
+                if not group.waiting:
                     break
-        if queue:
+        if group.waiting:
+            self._next.choose(group)
             # Only the queue's first tasks decide: a lease serves many of them.
-            wanted = min(len(group.leases) + len(queue), _MAX_LEASES)
+            wanted = min(len(group.leases) + group.waiting, _MAX_LEASES)
             if wanted > group.asked:
                 self._ask(group, wanted)
         elif group.leases:
@@ -261,6 +278,7 @@ class TaskClient:
             group = self._by_id.get(group_id)
             if group is None:
                 return
+            self._next.give_up_all(group)
             failed = list(group.queue)
             group.queue.clear()
             group.asked = len(group.leases)
@@ -285,6 +303,7 @@ class TaskClient:
                 return
             lease.leaving = True
             lease.peer.send((p.PEER_LEASE_END, lease_id))
+            self._next.give_up(lease, group)
 
     @staticmethod
     def _idle_instead(lease: Lease) -> Lease:
@@ -305,7 +324,7 @@ class TaskClient:
             self._link.head_notice("hold_leases", held)
             for group in groups:
                 # Leases of before are not counted in what the head grants from now on.
-                wanted = min(len(group.queue), _MAX_LEASES)
+                wanted = min(group.waiting, _MAX_LEASES)
                 group.asked = wanted + len(group.leases)
                 if wanted:
                     self._link.head_notice("want_leases", group.id, group.spec, wanted)
@@ -340,10 +359,11 @@ class TaskClient:
         if group.leases.pop(lease.id, None) is None:
             return
         self._by_peer.pop(lease.peer.process_id, None)
+        self._next.give_up(lease, group)
         group.asked = max(0, group.asked - 1)
         self._link.head_notice("return_lease", lease.id)
-        if group.queue:
-            self._ask(group, min(len(group.leases) + len(group.queue), _MAX_LEASES))
+        if group.waiting:
+            self._ask(group, min(len(group.leases) + group.waiting, _MAX_LEASES))
 
     def _sweep_later(self, group: LeaseGroup) -> None:
         """Return leases that stay idle: one timer for all groups."""
@@ -387,6 +407,7 @@ class TaskClient:
             group.asked = max(0, group.asked - 1)
             # Its process may not be given to anybody else.
             self._link.head_notice("return_lease", lease.id, True)
+            self._next.give_up(lease, group)
             failed = self._sort_lost(list(lease.calls.values()), group)
             self._pump(group)
         for call in failed:

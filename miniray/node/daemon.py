@@ -29,6 +29,7 @@ from miniray.node.head_client import HeadClient
 from miniray.node.hello import actor_report, attached, hello, quarantines
 from miniray.node.holders import describe_holders
 from miniray.node.left_copies import LeftCopies
+from miniray.node.liveness import Liveness
 from miniray.node.memory_kills import MemoryKills
 from miniray.node.memory_service import MemoryService
 from miniray.node.mover_client import MoverClient
@@ -143,6 +144,7 @@ class NodeDaemon:
         )
         self._notices = WorkerNotices(self._clients, self._pool, self._head)
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
+        self._liveness = Liveness(self.store, self._clients, self._names)
         self._memory_kills = MemoryKills()
         self._traffic.describe_ended = self._names.of_ended
         self._memory = MemoryService(
@@ -308,6 +310,7 @@ class NodeDaemon:
     ) -> None:
         self._names.ended(process_id, work, pid, code)
         if gone:
+            self._liveness.process_left(process_id, f"{work} (pid {pid})")
             self._objects.process_died(process_id)
         else:
             self._objects.asks_no_more(process_id)
@@ -387,6 +390,7 @@ class NodeDaemon:
 
     def worker_gone(self, worker: Worker, exit_code: int) -> None:
         """A worker that was given up is gone: what it had mapped counts no more."""
+        self._liveness.process_left(worker.process_id, f"a worker (pid {worker.pid})")
         self._objects.process_died(worker.process_id)
         self._tell_unclaimed(worker.process_id, exit_code)
 
@@ -468,6 +472,7 @@ class NodeDaemon:
         self._mover.close()
         await self._head.session.close()
         await self._spilling.close()
+        self._liveness.close()
         self.store.close()
 
 

@@ -26,12 +26,27 @@ if TYPE_CHECKING:
     from miniray.node.objects import NodeObjects
     from miniray.node.process_names import ProcessNames
     from miniray.node.relay import RelayHub
-    from miniray.util.memory_types import NodeMemory, ObjectsHeld, OwnMemory, ProcessRow
+    from miniray.util.memory_types import (
+        NodeMemory,
+        ObjectsHeld,
+        OwnMemory,
+        ProcessRow,
+        ProcessTotals,
+    )
 
 #: Segments that are looked at in one go: about a millisecond.
 _SLICE = 1000
 #: Seconds that a node's answer may take beyond what its processes may.
 _ON_THE_WAY = 1.0
+#: What a process holds that knows of no objects.
+_NOTHING: ProcessTotals = {
+    "shared": 0,
+    "shared_bytes": 0,
+    "inline": 0,
+    "inline_bytes": 0,
+    "pending": 0,
+    "borrowed": 0,
+}
 
 
 class HasTables(Protocol):
@@ -197,7 +212,7 @@ class MemoryService:
     def _processes(
         self, asked: list[Client], held: dict[bytes, ObjectsHeld], own: ObjectsHeld
     ) -> list[ProcessRow]:
-        """This process, and those that were asked and live."""
+        """This process, those that were asked and live, and those that cannot be asked."""
         daemon: ProcessRow = {
             "process": self._node_id,
             "pid": os.getpid(),
@@ -216,4 +231,8 @@ class MemoryService:
             for client in asked
             if client.process_id in self._clients.clients
         ]
-        return [daemon, *others]
+        unconnected: list[ProcessRow] = [
+            {"process": id, "pid": 0, "type": "LEFT", "name": name, "totals": _NOTHING}
+            for id, name in self._names.others.items()
+        ]
+        return [daemon, *others, *unconnected]

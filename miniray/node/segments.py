@@ -257,6 +257,10 @@ class SegmentStore:
         """Whether all who map a segment said that they would keep it, used or not."""
         return segment.mappers.keys() <= segment.keepers
 
+    def mapped_by(self, mapper: bytes) -> list[int]:
+        """The segments that a process has mapped."""
+        return list(self._by_mapper.get(mapper, ()))
+
     def leave_open(self, mapper: bytes) -> None:
         """A process has a child that has mapped what it has, and will not tell when it unmaps."""
         for number in self._by_mapper.get(mapper, ()):

@@ -29,6 +29,7 @@ from miniray.worker import stdio
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.built_in import BUILT_IN
 from miniray.worker.exits import ActorExit, end_child
+from miniray.worker.expected import ExpectedArguments
 from miniray.worker.recall import Recall
 from miniray.worker.results import Results
 from miniray.worker.work import ArgumentLostError, Work
@@ -64,6 +65,7 @@ class Executor:
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
         self._recall = Recall(runtime, self._queue, self._open, lambda: self._running)
+        self._expected = ExpectedArguments(runtime.shared_memory.fetches)
         self.instance: Any = None
         #: Of the actor, for messages.
         self.class_name = ""
@@ -74,6 +76,7 @@ class Executor:
         runtime.on_kind.update(
             {
                 p.PEER_TASK: self.on_task,
+                p.PEER_AHEAD: self._expected.on_ahead,
                 p.PEER_CALL: self.on_call,
                 p.PEER_CANCEL: self.on_cancel,
                 p.PEER_STREAM_ACK: self.on_stream_ack,
@@ -91,6 +94,7 @@ class Executor:
         _, number, key, name, arguments, refs, return_ids, stream = message
         work = Work(peer, number, key, name, arguments, refs, return_ids, None, stream)
         fetch_arguments(self._runtime, work)
+        self._expected.came(peer, number)
         self._open[(peer.process_id, number)] = work
         self._queue.put(work)
         if len(self._open) > 1:
@@ -158,6 +162,7 @@ class Executor:
     def on_peer_gone(self, peer: Peer) -> None:
         """A caller ended: nobody wants its results."""
         self._results.caller_gone(peer)
+        self._expected.caller_gone(peer)
         for key, work in list(self._open.items()):
             if key[0] == peer.process_id:
                 work.consumed = -1

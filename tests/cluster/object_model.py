@@ -47,12 +47,24 @@ class Holder:
         self.known: set[int] = set()
 
 
+@dataclasses.dataclass
+class Child:
+    """A process that another one has forked: it holds no refs, but looks at what that one did."""
+
+    parent: str
+    views: set[int]
+    #: What that one may have had mapped.
+    inherited: set[int]
+
+
 class Model:
-    """All values and holders."""
+    """All values, holders and children of holders."""
 
     def __init__(self) -> None:
         self.items: dict[int, Item] = {}
         self.holders: dict[str, Holder] = collections.defaultdict(Holder)
+        #: By pid.
+        self.children: dict[int, Child] = {}
 
     def add(self, id: bytes, large: bool, owner: str, children: Iterable[int]) -> int:
         """A new value; returns its label."""
@@ -60,16 +72,26 @@ class Model:
         self.items[label] = Item(label, id, large, owner, tuple(children))
         return label
 
+    def forked(self, process: str, child: int) -> None:
+        """A process has a child that lives on."""
+        views = set(self.holders[process].views.values())
+        self.children[child] = Child(process, views, set(self.items))
+
     # --- ends ---------------------------------------------------------------------
+    def _gone(self, process: str) -> None:
+        self.holders.pop(process, None)
+        for pid in [pid for pid, child in self.children.items() if child.parent == process]:
+            del self.children[pid]  # children of workers end with them
+
     def killed(self, process: str) -> None:
         """A process was killed: it holds nothing, and what it owned is lost."""
-        self.holders.pop(process, None)
+        self._gone(process)
         for item in self.items.values():
             item.lost = item.lost or item.owner == process
 
     def left(self, process: str) -> None:
         """A process ended by rule."""
-        self.holders.pop(process, None)
+        self._gone(process)
         for item in self.items.values():
             if item.owner == process:
                 item.owner = DAEMON
@@ -105,7 +127,12 @@ class Model:
 
     def viewed(self) -> set[int]:
         """Values that somebody looks at, freed or not."""
-        return {label for holder in self.holders.values() for label in holder.views.values()}
+        found = {label for holder in self.holders.values() for label in holder.views.values()}
+        return found.union(*(child.views for child in self.children.values()))
+
+    def inherited(self) -> set[int]:
+        """Values that children may have mapped, freed or not."""
+        return set().union(*(child.inherited for child in self.children.values()))
 
     def held(self) -> set[int]:
         """Values of which somebody has a ref, lost or not."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from miniray.core.runtime import current_runtime
 from miniray.exceptions import OwnerDiedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 KIB = 1024
 #: The smallest large value; each further label adds a step, so that a size tells the label.
@@ -73,6 +74,30 @@ def fork_and_drop(holds: Callable[[], Any]) -> None:
     os.waitpid(child, 0)
 
 
+#: Children that stay, by pid: what ends when this process does, or lets go of them.
+_children: dict[int, int] = {}
+
+
+def fork_and_stay() -> int:
+    """Fork; the child keeps what it has inherited, and ends when it is told to. Its pid."""
+    over, stay = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(stay)
+        os.read(over, 1)
+        os._exit(0)
+    os.close(over)
+    _children[child] = stay
+    return child
+
+
+def end_child(pid: int) -> None:
+    """Kill a child that stays."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(_children.pop(pid))
+
+
 @miniray.remote(num_cpus=0)
 class Actor:
     """Holds refs, and values that it has read, in slots."""
@@ -123,6 +148,12 @@ class Actor:
     def fork(self) -> None:
         fork_and_drop(lambda: (self.refs.clear(), self.views.clear()))
 
+    def fork_and_stay(self) -> int:
+        return fork_and_stay()
+
+    def end_child(self, pid: int) -> None:
+        end_child(pid)
+
     def owned_ids(self) -> list[bytes]:
         return owned_ids()
 
@@ -143,6 +174,12 @@ class Actor:
 @miniray.remote(num_cpus=0)
 def make(label: int, large: bool, refs: list[Any]) -> Any:
     return value_of(label, large, refs)
+
+
+@miniray.remote(num_cpus=0, _generator_backpressure_num_objects=2)
+def stream(label: int, count: int, large: bool, refs: list[Any]) -> Iterator[Any]:
+    for number in range(count):
+        yield value_of(label + number, large, refs)
 
 
 @miniray.remote(num_cpus=0)

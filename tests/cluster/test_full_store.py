@@ -108,8 +108,12 @@ def test_three_times_the_store_goes_through_put_and_get() -> None:
     assert spilled() >= 2 * CAPACITY
 
 
-def test_three_times_the_store_goes_through_tasks() -> None:
-    made = [make.remote(number) for number in range(24)]
+@pytest.mark.parametrize("made_by", ["put", "tasks"])
+def test_three_times_the_store_goes_through_tasks(made_by: str) -> None:
+    if made_by == "put":
+        made = [miniray.put(value_of(number)) for number in range(24)]
+    else:
+        made = [make.remote(number) for number in range(24)]
     refs = [successor.remote(successor.remote(ref)) for ref in made]
     for number in range(24):
         assert is_value_of(number, miniray.get(made[number]))
@@ -329,6 +333,20 @@ def test_a_value_larger_than_the_store_fails_at_once() -> None:
     del kept
 
 
+@pytest.mark.filterwarnings("ignore:Argument 2 of this call:UserWarning")
+def test_a_result_or_an_argument_larger_than_the_store_is_its_calls_error() -> None:
+    @miniray.remote
+    def zeros(size: int, *_others: Any) -> Any:
+        return np.zeros(size, dtype=np.uint8)
+
+    told = f"needs .* {CAPACITY} bytes|larger than .* {CAPACITY} bytes"
+    with pytest.raises(ObjectStoreFullError, match=told):
+        miniray.get(zeros.remote(2 * CAPACITY))
+    with pytest.raises(ObjectStoreFullError, match=told):
+        zeros.remote(1, np.zeros(2 * CAPACITY, dtype=np.uint8))
+    assert miniray.get(zeros.remote(VALUE)).nbytes == VALUE
+
+
 # --- other nodes -------------------------------------------------------------------------
 def test_values_on_disk_move_to_other_nodes_and_copies_give_way(session_root: Path) -> None:
     program = """
@@ -408,6 +426,8 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=20m tmpfs '{tmp_path}' && exec \"$@\""
     text = refused([*alone, "sh", "-c", script, "sh"], MINIRAY_SPILL_FOLDER=str(tmp_path))
     assert f"Nothing could be moved to {tmp_path}: No space left on device" in text
+    held = r"It holds \d+ MiB by driver \(pid \d+\); freed but still mapped: 8 MiB by driver"
+    assert re.search(held, text), text
     count = re.search(r"(\d+) values are whole", text)
     assert count is not None
     assert 8 <= int(count[1]) <= 9

@@ -81,6 +81,20 @@ class Keeper:
     def make(self, size: int) -> Any:
         return zeros(size)
 
+    def fork(self) -> None:
+        """Have a child that lives until ``end_child``."""
+        over, self.stay = os.pipe()
+        self.child = os.fork()
+        if self.child == 0:
+            os.close(self.stay)
+            os.read(over, 1)
+            os._exit(0)
+        os.close(over)
+
+    def end_child(self) -> None:
+        os.close(self.stay)
+        os.waitpid(self.child, 0)
+
     def hold_the_interpreter(self, fifo: str) -> None:
         """Wait for a byte without giving other threads a chance."""
         fd = os.open(fifo, os.O_RDWR)
@@ -214,6 +228,64 @@ def test_what_is_freed_and_still_mapped_is_told_with_who_maps_it() -> None:
     miniray.get(keeper.drop.remote())
     wait_until(nothing_is_held)
     assert state.get_cluster_memory(timeout=LONG).nodes[0].freed == 0
+
+
+def test_what_a_child_of_user_code_has_mapped_is_told_until_it_ends() -> None:
+    keeper = Keeper.remote()
+    pid = miniray.get(keeper.pid.remote())
+    ref = miniray.put(zeros(200_000))
+    miniray.get(keeper.read.remote([ref]))
+    miniray.get(keeper.fork.remote())
+    assert f"; mapped by children of Keeper (pid {pid})" in the_object(200_000).why
+    miniray.get(keeper.drop.remote())
+    del ref
+    wait_until(lambda: the_object(200_000).state == "FREED")
+    found = the_object(200_000)
+    assert found.why == f"freed, but still mapped by children of Keeper (pid {pid})"
+    node = state.get_cluster_memory(timeout=LONG).nodes[0]
+    assert node.freed_by == {f"children of Keeper (pid {pid})": found.allocated}
+    assert (node.used, node.no_answer) == (found.allocated, [])
+    miniray.get(keeper.end_child.remote())
+    wait_until(nothing_is_held)
+
+
+#: A driver that leaves with a view, and lets go of it when it is told to.
+LEAVES = """
+import sys, numpy as np, miniray
+miniray.init(address=sys.argv[1])
+small, large = (miniray.put(np.zeros(size, np.uint8)) for size in (200_000, 300_000))
+view = miniray.get(small)
+for _ in range(3):
+    miniray.get(large)  # which is kept mapped, but not looked at
+del small, large
+miniray.shutdown()
+print("left", flush=True)
+sys.stdin.readline()
+assert not view.any()
+del view
+print("looks at nothing", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_a_driver_that_has_left_looks_at_is_told_until_it_does_no_more(
+    nodes: Cluster,
+) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", LEAVES, nodes.address]
+    with subprocess.Popen(command, text=True, **pipes) as driver:
+        assert driver.stdin is not None
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "left\n"
+        wait_until(lambda: [each.state for each in objects()] == ["FREED"])
+        found = the_object(200_000)
+        left = f"the driver (pid {driver.pid}), which has left, or children of it"
+        assert found.why == f"freed, but still mapped by {left}"
+        assert state.get_cluster_memory(timeout=LONG).nodes[0].freed_by[left] == found.allocated
+        print(file=driver.stdin, flush=True)
+        assert driver.stdout.readline() == "looks at nothing\n"
+        wait_until(nothing_is_held)
+        print(file=driver.stdin, flush=True)
 
 
 def test_a_ref_that_was_pickled_keeps_its_object_and_that_is_said() -> None:

@@ -24,7 +24,9 @@ from object_programs import (
     LARGE,
     STEP,
     Actor,
+    end_child,
     fork_and_drop,
+    fork_and_stay,
     is_right,
     make,
     owned_ids,
@@ -32,6 +34,7 @@ from object_programs import (
     put_and_end,
     put_in_task,
     read,
+    stream,
     value_of,
 )
 
@@ -166,6 +169,17 @@ class Programs(RuleBasedStateMachine):
         ref = make.remote(len(self.model.items), large, [self.refs[slot] for slot in slots])
         self.hold(ref, self.model.add(ref.binary(), large, DRIVER, self.labels(DRIVER, slots)))
         miniray.wait([ref])
+
+    @rule(large=larges, inside=few_picks, taken=st.integers(1, 3), far=st.booleans())
+    def items_of_a_stream(self, large: bool, inside: list[int], taken: int, far: bool) -> None:
+        """Some of four; the others were made, and go with the generator."""
+        slots = self.chosen(DRIVER, inside)
+        refs, labels = [self.refs[slot] for slot in slots], self.labels(DRIVER, slots)
+        task = stream.options(resources={"far": 1} if far else {})
+        items = task.remote(len(self.model.items), 4, large, refs)
+        for _ in range(taken):
+            ref = next(items)
+            self.hold(ref, self.model.add(ref.binary(), large, DRIVER, labels))
 
     @rule(large=larges, inside=few_picks, ends=st.booleans(), far=st.booleans())
     def put_in_a_task(self, large: bool, inside: list[int], ends: bool, far: bool) -> None:
@@ -335,6 +349,27 @@ class Programs(RuleBasedStateMachine):
     def fork_in_an_actor(self, which: int) -> None:
         miniray.get(picked(place.actors, which).fork.remote())
 
+    @rule()
+    def fork_a_child_that_stays(self) -> None:
+        self.model.forked(DRIVER, fork_and_stay())
+
+    @rule(which=picks)
+    def fork_a_child_that_stays_in_an_actor(self, which: int) -> None:
+        name = picked(self.names, which)
+        self.model.forked(name, miniray.get(self.actor(name).fork_and_stay.remote()))
+
+    @rule(which=picks)
+    def end_a_child(self, which: int) -> None:
+        if self.model.children:
+            self._end_child(picked(list(self.model.children), which))
+
+    def _end_child(self, pid: int) -> None:
+        child = self.model.children.pop(pid)
+        if child.parent == DRIVER:
+            end_child(pid)
+        else:
+            miniray.get(self.actor(child.parent).end_child.remote(pid))
+
     @precondition(lambda self: self.with_refs())
     @rule(which=picks, item=picks)
     def pickle_in_an_actor(self, which: int, item: int) -> None:
@@ -409,7 +444,7 @@ class Programs(RuleBasedStateMachine):
                 else:
                     originals.add(label)
         large = model.large(may)
-        looked_at = model.large(model.viewed() | model.held())
+        looked_at = model.large(model.viewed() | model.held() | model.inherited())
         return [
             *difference("segments", model.large(must), originals, large),
             *difference("copies", set(), copies, large),
@@ -434,6 +469,8 @@ class Programs(RuleBasedStateMachine):
         """Whatever a program did: everything held can be read, and then dropped."""
         try:
             self._read_everything()
+            for pid in list(self.model.children):
+                self._end_child(pid)
             self.refs.clear()
             self.views.clear()
             miniray.get([actor.clear.remote() for actor in place.actors])
@@ -444,6 +481,9 @@ class Programs(RuleBasedStateMachine):
             self._settle()
             settle(self._left_over)
         except BaseException:  # the next program begins with a cluster that works
+            for pid, child in self.model.children.items():
+                if child.parent == DRIVER:
+                    end_child(pid)
             self.refs.clear()
             self.views.clear()
             place.stop()

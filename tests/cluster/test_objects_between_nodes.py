@@ -466,6 +466,22 @@ def test_a_source_killed_half_way_through_a_transfer_leaves_nothing(third: Node)
     wait_until(lambda: not inventory()["segments"])
 
 
+def test_a_transfer_whose_source_is_killed_half_way_goes_on_from_another_copy(
+    third: Node,
+) -> None:
+    size = 128 * MIB
+    ref = ThirdHolder.remote().make.remote(size)  # nobody can make it again
+    copied = FarHolder.remote()
+    assert miniray.get(copied.sum.remote(ref)) == size
+    sums: list[int] = []
+    reader = threading.Thread(target=lambda: sums.append(int(miniray.get(ref).sum())))
+    reader.start()
+    wait_until(lambda: any(segment["state"] == "WRITING" for segment in inventory()["segments"]))
+    kill(third)
+    reader.join(40)
+    assert sums == [size]
+
+
 def test_a_chain_of_results_is_made_again(third: Node, tmp_path: Path) -> None:
     @miniray.remote(num_cpus=0, max_retries=1)
     def first() -> Any:

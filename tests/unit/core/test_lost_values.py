@@ -125,6 +125,8 @@ def test_a_lost_value_of_a_node_that_lives_says_nothing_of_others_there() -> Non
     assert other.value is not None
     assert process.values.wait(entry, entry.value)
     process.link.asked.pop()[1](None, False, -1)
+    assert process.values.wait(entry, entry.value)
+    process.link.asked.pop()[1](None, False, -1)
     assert not process.values.wait(entry, entry.value)
     assert process.values.wait(other, other.value)  # that node may have died meanwhile
     process.values.on_copies(GONE, OTHER, [(8, 1)])
@@ -150,8 +152,25 @@ def test_a_value_stays_where_it_is_if_its_node_lives() -> None:
     value = entry.value
     assert value is not None
     assert process.values.wait(entry, value)
-    [(_node, answer)] = process.link.asked
-    answer(None, False, -1)
+    process.link.asked.pop()[1](None, False, -1)
+    assert entry.value == value
+    assert process.values.wait(entry, value)
+    process.link.asked.pop()[1](None, False, -1)
     assert entry.value == value
     assert not process.given_up
-    assert not process.values.wait(entry, value)  # it was tried twice
+    assert not process.values.wait(entry, value)  # it was tried three times
+
+
+def test_what_could_not_be_read_once_has_its_copy_waited_for_when_its_node_dies() -> None:
+    process = Process()
+    _ref, entry = process.stored(7)
+    value = entry.value
+    assert value is not None
+    assert process.values.wait(entry, value)
+    process.link.asked.pop()[1](None, False, -1)
+    assert entry.value == value  # and is read
+    assert process.values.wait(entry, value)  # but not the next time
+    process.values.on_copies(GONE, OTHER, [(7, 1)])
+    process.link.asked.pop()[1](None, True, -1)
+    assert process.payload(entry) == (OTHER, 1, 100)
+    assert not process.given_up

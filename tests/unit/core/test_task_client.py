@@ -133,6 +133,86 @@ def test_the_error_of_an_argument_is_the_tasks(world: Fixture) -> None:
     assert peer.calls == []
 
 
+# --- what is next ---------------------------------------------------------------------
+def far_away(world: Fixture) -> Any:
+    """A ref of a value in the memory of another node."""
+    value = (p.VALUE_SHARED, (b"far away", world.leases + 7, 1 << 20), ())
+    return world.me.table.create_with_value(world.me.ids.new(), value, None)
+
+
+def told_ahead(peer: FakePeer) -> list[tuple[int, int]]:
+    """Calls that a worker was told of, and how many values of each it is to fetch."""
+    return [(number, len(values)) for _, number, values in peer.of_kind(p.PEER_AHEAD)]
+
+
+def test_the_next_task_of_a_busy_worker_has_its_arguments_moved_there(world: Fixture) -> None:
+    refs = [far_away(world), far_away(world)]
+    first, second, third = (world.call(*refs) for _ in range(3))
+    peer = world.grant()
+    assert (peer.calls, told_ahead(peer)) == ([first.number], [(second.number, 2)])
+    world.reply(peer, first)
+    assert peer.calls == [first.number, second.number]
+    assert told_ahead(peer) == [(second.number, 2), (third.number, 2)]
+    assert world.wanted == [1, 2, 3]  # as if all waited in the queue
+
+
+def test_tasks_whose_arguments_are_there_stay_in_the_queue(world: Fixture) -> None:
+    here = (p.VALUE_SHARED, (NODE, 7, 1 << 20), ())
+    ref = world.me.table.create_with_value(world.me.ids.new(), here, None)
+    for _ in range(3):
+        world.call(ref)
+    assert told_ahead(world.grant()) == []
+    assert len(world.group().queue) == 2
+
+
+def test_a_worker_that_comes_free_runs_what_was_next_at_another_one(world: Fixture) -> None:
+    calls = [world.call(far_away(world)) for _ in range(2)]
+    busy = world.grant()
+    assert told_ahead(busy) == [(calls[1].number, 1)]
+    free = world.grant()
+    assert free.calls == [calls[1].number]
+    assert told_ahead(busy) == [(calls[1].number, 1), (calls[1].number, 0)]
+    world.reply(busy, calls[0])
+    assert busy.calls == [calls[0].number]
+
+
+def test_what_was_next_at_a_worker_that_others_get_is_the_first_that_waits(
+    world: Fixture,
+) -> None:
+    calls = [world.call(far_away(world)) for _ in range(3)]
+    peer = world.grant()
+    world.client.on_revoked(1, world.group().id)
+    assert told_ahead(peer) == [(calls[1].number, 1), (calls[1].number, 0)]
+    world.reply(peer, calls[0])
+    assert world.returned == [1]
+    assert world.grant().calls == [calls[1].number]
+
+
+def test_what_was_next_at_a_worker_that_died_runs_elsewhere(world: Fixture) -> None:
+    calls = [world.call(far_away(world), retries=1) for _ in range(2)]
+    world.lose(world.grant())
+    peer = world.grant()
+    assert peer.calls == [calls[0].number]
+    assert told_ahead(peer) == [(calls[1].number, 1)]
+
+
+def test_a_task_can_be_cancelled_when_it_is_next(world: Fixture) -> None:
+    calls = [world.call(far_away(world)) for _ in range(2)]
+    peer = world.grant()
+    assert world.client.cancel(calls[1], force=False, recursive=True)
+    assert isinstance(world.error_of(calls[1]), TaskCancelledError)
+    assert told_ahead(peer) == [(calls[1].number, 1), (calls[1].number, 0)]
+    world.reply(peer, calls[0])
+    assert peer.calls == [calls[0].number]
+
+
+def test_tasks_that_can_never_run_fail_also_if_they_are_next(world: Fixture) -> None:
+    calls = [world.call(far_away(world)) for _ in range(3)]
+    world.grant()
+    world.client.on_failed(world.group().id, pickle.dumps(ValueError("never")))
+    assert [type(world.error_of(call)) for call in calls] == [type(None), ValueError, ValueError]
+
+
 # --- the end of leases ----------------------------------------------------------------
 
 
