@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 #: Where a top-level ref goes in the arguments, its id, its owner's node and, if known, its value.
 RefArgument = tuple["int | str", bytes, bytes, "Value | None"]
 
-_NO_ARGUMENTS = Serialized(p.VALUE_PICKLE, pickle.dumps(((), {}), 5))
-_NO_VALUES: Value = (p.VALUE_PICKLE, _NO_ARGUMENTS.pickle, ())
+_NO_ARGUMENTS = Serialized(p.VALUE_PICKLE, [pickle.dumps(((), {}), 5)])
+_NO_VALUES: Value = (p.VALUE_PICKLE, _NO_ARGUMENTS.payload(), ())
 
 
 class Channel(Protocol):

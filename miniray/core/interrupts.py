@@ -39,11 +39,15 @@ _SIGNALS = tuple(
     )
 )
 
+#: Those of them whose handlers are looked at in each step; the others in each wait.
+_SIGINT, _SIGALRM = int(signal.SIGINT), int(signal.SIGALRM)
+
 #: Handlers, by signal, that need not be replaced: they ask ``postpone``, or never raise.
 _known: dict[int, Handler] = {}
-#: The handlers that were last found, in the order of the signals, and those of them to replace:
-#: they seldom change, and every call begins a step.
-_found: tuple[Any, ...] = ()
+#: The handlers of those two that were last found, and all that are to be replaced: they seldom
+#: change, and every call begins a step.
+_on_sigint: Any = None
+_on_sigalrm: Any = None
 _to_replace: dict[int, Handler] = {}
 #: What holds back the signals of the main thread, if anything does; and what did before.
 _active: Interrupts | None = None
@@ -70,8 +74,13 @@ class Interrupts:
         self.held = True
 
     @classmethod
-    def begin(cls) -> Interrupts | None:
-        """Begin a step; None if the calling thread is not the one that runs handlers."""
+    def begin(cls, *, look: bool = False) -> Interrupts | None:
+        """Begin a step; None if the calling thread is not the one that runs handlers.
+
+        Args:
+            look: Whether to find out which handlers there are by now. If not, those of signals
+                that programs seldom handle may be out of date, which is quicker.
+        """
         global _active
         if threading.get_ident() != _main_thread:
             return None
@@ -85,8 +94,15 @@ class Interrupts:
         self.held = True
         try:
             _active = self
-            self._handlers = _handlers_to_replace()
-            for number in self._handlers:
+            getsignal = _signal.getsignal
+            if (
+                look
+                or getsignal(_SIGINT) is not _on_sigint
+                or getsignal(_SIGALRM) is not _on_sigalrm
+            ):
+                _look()
+            self._handlers = _to_replace
+            for number in _to_replace:
                 _signal.signal(number, self._mine)
         except ValueError:  # Python is embedded, and signals belong to another thread
             _active = None
@@ -135,18 +151,16 @@ class Interrupts:
             _spare.append(self)
 
 
-def _handlers_to_replace() -> dict[int, Handler]:
-    """The handlers that there are now, by signal, without those that stay in their places."""
-    global _found, _to_replace
-    found = tuple(map(_signal.getsignal, _SIGNALS))
-    if found != _found:
-        _found = found
-        _to_replace = {
-            number: handler
-            for number, handler in zip(_SIGNALS, found, strict=True)
-            if callable(handler) and handler is not _known.get(number)
-        }
-    return _to_replace
+def _look() -> None:
+    """Find out which handlers there are now, and which of them do not stay in their places."""
+    global _on_sigint, _on_sigalrm, _to_replace
+    found = {number: _signal.getsignal(number) for number in _SIGNALS}
+    _on_sigint, _on_sigalrm = found[_SIGINT], found[_SIGALRM]
+    _to_replace = {
+        number: handler
+        for number, handler in found.items()
+        if callable(handler) and handler is not _known.get(number)
+    }
 
 
 def held_here() -> Interrupts | None:
@@ -165,9 +179,9 @@ def postpone(handler: Handler, number: int, frame: FrameType | None) -> bool:
 
 def leave_in_place(number: int, handler: Handler) -> None:
     """A handler is not replaced for the time of a step: it asks ``postpone``, or never raises."""
-    global _found
+    global _on_sigint
     _known[int(number)] = handler
-    _found = ()
+    _on_sigint = None  # the next step looks
 
 
 def forked() -> None:

@@ -239,7 +239,7 @@ class IOLoop:
             return self._take_over(gate, timeout)
         if not _room_on_stack():
             return False
-        interrupts = Interrupts.begin()
+        interrupts = Interrupts.begin(look=True)
         if interrupts is None:
             return self._take_over(gate, timeout)
         try:
