@@ -23,7 +23,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from _gpu_checks import CHECKS, SkippedError
+from _gpu_checks import CHECKS, SkippedError, ask_torch
 from _gpu_checks_train import TRAIN_CHECKS
 
 import miniray
@@ -53,6 +53,7 @@ def main(words: list[str], checks: tuple[Check, ...] = (*CHECKS, *TRAIN_CHECKS))
     if not chosen:
         print(f"no check has such a name; there are {', '.join(map(_name, checks))}")
         return 2
+    ask_torch()  # takes long, so all checks are to inherit the answer
     verdicts = [_verdict(check, found) for check in chosen]
     counts = ", ".join(f"{verdicts.count(each)} {each}" for each in _VERDICTS.values())
     print(f"{len(chosen)} checks: {counts}")

@@ -89,5 +89,7 @@ cuda = types.SimpleNamespace(
     device_count=lambda: len(_devices()),
     mem_get_info=_mem_get_info,
     memory_reserved=_reserved,
-    get_device_properties=lambda index: types.SimpleNamespace(uuid=f"GPU-{_devices()[index]}"),
+    get_device_properties=lambda index: types.SimpleNamespace(
+        name="NVIDIA H200", uuid=f"GPU-{_devices()[index]}"
+    ),
 )

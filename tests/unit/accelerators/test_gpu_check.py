@@ -49,6 +49,7 @@ def program(*lines: str, words: tuple[str, ...] = ()) -> subprocess.CompletedPro
         "program.miniray.init = program.miniray.shutdown = lambda **options: None",
         "found = NodeAccelerators({'GPU': None})",
         "program.resolve_node_accelerators = lambda *given: found",
+        "program.ask_torch = lambda: None",
         *lines,
         f"sys.exit(program.main({list(words)!r}, checks))",
     ]
