@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # Nodes and heads start here one after the other, beside other tests.
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,6 @@ def children(pid: int) -> set[int]:
     return {int(child) for path in threads for child in path.read_text().split()}
 
 
-@pytest.mark.slow  # two heads start as new interpreters
 def test_a_head_that_is_killed_before_it_serves_is_followed_by_another(nodes: Cluster) -> None:
     assert nodes.head_node is not None
     node = nodes.head_node.pids["node"]

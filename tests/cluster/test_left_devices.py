@@ -100,6 +100,7 @@ def test_a_node_leaves_alone_what_a_process_of_an_earlier_one_has(
     wait_until(lambda: gpus() == 0)
 
 
+@pytest.mark.slow
 def test_a_child_of_a_worker_is_ended_where_all_of_its_node_was_killed_at_once(
     nodes: Cluster, machine: dict[str, Any]
 ) -> None:
