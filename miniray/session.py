@@ -245,7 +245,16 @@ def session_processes(session_id: str) -> list[ProcessId]:
 
     One that hangs in the kernel is left out: who reads its environment might hang with it.
     """
-    found = []
+    return processes_by(SESSION_VARIABLE).get(session_id, [])
+
+
+def processes_by(variable: str) -> dict[str, list[ProcessId]]:
+    """The running processes of this user by the value of a variable that they were started with.
+
+    Those without it are left out, and so is one that hangs in the kernel: who reads its environment
+    might hang with it.
+    """
+    found: dict[str, list[ProcessId]] = {}
     unread = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     for _ in range(_LOOKS):
         waiting = []
@@ -257,11 +266,11 @@ def session_processes(session_id: str) -> list[ProcessId]:
                     waiting.append(pid)
                     continue
                 process = ProcessId.of(pid)
-                session = variable_of(pid, SESSION_VARIABLE)
+                value = variable_of(pid, variable)
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it has ended meanwhile, or hides its environment as set-uid ones do
-            if session == session_id and process.alive():
-                found.append(process)
+            if value is not None and process.alive():
+                found.setdefault(value, []).append(process)
         if not waiting:
             break
         unread = waiting

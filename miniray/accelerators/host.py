@@ -134,7 +134,8 @@ def query_nvml(timeout: float) -> list[str] | None:
     so the calls run in a thread that is abandoned after ``timeout`` seconds.
 
     Returns:
-        Product names by index, or None when ``nvidia-ml-py`` is not installed.
+        Product names by index, or None when ``nvidia-ml-py`` or the library, which a container may
+        do without, is not installed.
 
     Raises:
         DetectionError: The library or the driver failed, or gave no answer in time.
@@ -157,6 +158,8 @@ def query_nvml(timeout: float) -> list[str] | None:
     if not answers:
         raise DetectionError(f"NVML gave no answer within {timeout:g} s")
     if isinstance(answers[0], Exception):
+        if isinstance(answers[0], getattr(pynvml, "NVMLError_LibraryNotFound", ())):
+            return None
         raise DetectionError(f"NVML failed: {answers[0]}") from answers[0]
     return answers[0]
 

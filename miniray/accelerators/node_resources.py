@@ -103,7 +103,8 @@ def resolve_node_accelerators(
 
     Raises:
         AcceleratorRequestError: A count is not a whole number, or exceeds what the
-            family's variable names, or a declaration is wrong.
+            family's variable names, or a declaration is wrong, or takes the variable of another
+            resource.
     """
     if "GPU" in requested_resources:
         raise AcceleratorRequestError("GPUs are announced with num_gpus, not in resources")
@@ -185,10 +186,17 @@ class _Announcement:
         ids = _announced_ids(family, detected, requested, self._host.environ)
         if not ids:
             return
+        variable = family.governing_variable(self._host.environ)
+        for other, group in self.devices.items():
+            if variable is not None and group.variable == variable:
+                raise AcceleratorRequestError(
+                    f"The devices of {family.resource!r} can't be named in {variable}, which names "
+                    f"those of {other!r}: a worker may have both"
+                )
         self.devices[family.resource] = DeviceGroup(
             ids=tuple(ids),
             family=family.name,
-            variable=family.governing_variable(self._host.environ),
+            variable=variable,
             fractional=family.fractional,
             detected=len(detected.ids),
         )

@@ -1,4 +1,8 @@
-"""Huawei Ascend NPUs: counted by device node, named by ``npu-smi``."""
+"""Huawei Ascend NPUs: counted by device node, named by ``npu-smi``.
+
+The tool asks the driver, and is not the device library (ACL), which is a framework to import and
+initialises devices to count them.
+"""
 
 from __future__ import annotations
 

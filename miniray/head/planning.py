@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 #: where bundles are to be on one value of a label and each value is tried.
 _STEPS = 20_000
 _FEWEST_STEPS = 500
+#: Steps that a search for a way with fewer nodes may take, for a group that has a place already.
+_STEPS_FOR_FEWER = 1_000
 
 
 class Trial:
@@ -194,22 +196,16 @@ class _Planner:
 
     def pack(self) -> bool:
         """All on one node if there is one, else on few."""
-        return self._pack_in_turn() or self._search(spread=False)
+        if not self._pack_in_turn():
+            return self._search(self.nodes, self._patience_over_nodes, spread=False)
+        self._use_fewer()
+        return True
 
     def _pack_in_turn(self) -> bool:
         """One after the other, on the roomiest nodes."""
         if self._all_on_one(self._used_nodes() if self.taken else self.nodes):
             return True
-        use = least_used(self._names)
-        roomiest = sorted(
-            self.nodes,
-            key=lambda node: (
-                node.node_id not in self.taken,
-                self._avoid(node),
-                use(node),
-                node.order,
-            ),
-        )
+        roomiest = self._roomiest()
         left = dict(self.specs)
         for node in roomiest:
             for index in [i for i, spec in left.items() if self.trial.place(i, spec, node)]:
@@ -219,9 +215,66 @@ class _Planner:
         self.trial.undo()
         return False
 
+    def _roomiest(self) -> list[ResourcePool]:
+        """Those that hold bundles of the group, then those that have room for the most."""
+        use = least_used(self._names)
+        totals = total_needs(self.specs.values())
+        kinds = collections.Counter(self.specs.values())
+
+        def room(node: ResourcePool) -> tuple[int, float]:
+            bundles = sum(
+                min(count, spec.copies(node, self._owner)) for spec, count in kinds.items()
+            )
+            return -bundles, -sum(min(_free(node, name) / units, 1) for name, units in totals)
+
+        return sorted(
+            self.nodes,
+            key=lambda node: (
+                node.node_id not in self.taken,
+                self._avoid(node),
+                *room(node),
+                use(node),
+                node.order,
+            ),
+        )
+
+    def _use_fewer(self) -> None:
+        """Place what is placed on fewer nodes, if one after the other took more than it needs."""
+        made = self.trial.made
+        used = {pool.node_id for pool, _ in made.values()} - self.taken
+        if len(used) <= (0 if self.taken else 2):
+            return  # on one node they have no place
+        self.trial.undo()
+        patience = Patience(_STEPS_FOR_FEWER)
+        nodes = self._roomiest()
+        begin = sum(node.node_id in self.taken for node in nodes)
+        for count in range(self._fewest(begin, nodes), len(used)):
+            if self._search(nodes[: begin + count], patience, spread=False):
+                return
+        for pool, allocation in made.values():
+            pool.adopt(allocation)
+        self.trial.made = made
+
+    def _fewest(self, begin: int, nodes: list[ResourcePool]) -> int:
+        """A number of nodes beside the first ones, with less than which it can't be done."""
+        fewest = 0 if self.taken else 2
+        for name, units in total_needs(self.specs.values()):
+            missing = units - sum(_free(node, name) for node in nodes[:begin])
+            rooms = sorted((_free(node, name) for node in nodes[begin:]), reverse=True)
+            count = 0
+            while missing > 0:
+                missing -= rooms[count]
+                count += 1
+            fewest = max(fewest, count)
+        return fewest
+
     def spread(self) -> bool:
         """On as many nodes as there are; several on one where that can't be helped."""
-        return self._spread_in_turn() or self._search(spread=True) or self._pack_in_turn()
+        return (
+            self._spread_in_turn()
+            or self._search(self.nodes, self._patience_over_nodes, spread=True)
+            or self._pack_in_turn()
+        )
 
     def _spread_in_turn(self) -> bool:
         ranked = self._by_use()
@@ -236,10 +289,9 @@ class _Planner:
                 return False
         return True
 
-    def _search(self, *, spread: bool) -> bool:
-        """In any way that there is, as one after the other does not do."""
-        patience = self._patience_over_nodes
-        made = assign(self.specs, self.nodes, self._owner, patience, spread=spread)
+    def _search(self, nodes: list[ResourcePool], patience: Patience, *, spread: bool) -> bool:
+        """On these nodes in any way that there is, as one after the other does not do."""
+        made = assign(self.specs, nodes, self._owner, patience, spread=spread)
         self.trial.made.update(made or {})
         return made is not None
 

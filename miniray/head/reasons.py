@@ -124,7 +124,7 @@ class Reason:
             ReasonKind.NODE_LABELS: f"{node} does not match the labels {self.detail}, and the "
             "affinity to it is hard",
             ReasonKind.GROUP_GONE: f"placement group {self.detail} does not exist or was removed",
-            ReasonKind.NO_BUNDLE: f"no bundle of {self.detail} can ever hold it",
+            ReasonKind.NO_BUNDLE: self.detail,
             ReasonKind.HELD_BY_CALLER: f"needs {wanted}, which the worker of {self.detail} holds "
             "until its process ends; that one has finished its work and only waits for the calls "
             f"that it has made, of which this is one or on which one waits. Use the result inside "
@@ -199,7 +199,10 @@ def explain(
 
 
 def too_small(needs: Needs, node: ResourcePool) -> Reason:
-    """Say what a node, to which a demand is bound, has too little of."""
+    """Say what a node, to which a demand is bound, has too little of, or can't give so."""
+    wrong = unlawful(needs, [node])
+    if wrong is not None:
+        return dataclasses.replace(wrong, node_id=node.node_id)
     lacking = [pair for pair in needs if not node.could_ever_fit((pair,))]
     name, units = lacking[0]
     return Reason(
@@ -210,6 +213,30 @@ def too_small(needs: Needs, node: ResourcePool) -> Reason:
         node_id=node.node_id,
         of_devices=name in node.devices,
     )
+
+
+def no_bundle(group: str, bundles: Sequence[Needs], needs: Needs, index: int) -> Reason:
+    """Say why a demand can never be held by a bundle of its group.
+
+    Args:
+        group: what it is called.
+        bundles: what each of its bundles reserves.
+        needs: of the demand.
+        index: of the bundle that it names, or -1.
+    """
+    if index >= len(bundles):
+        count = _count(len(bundles), "bundle")
+        return Reason(ReasonKind.NO_BUNDLE, detail=f"{group} has {count}, and none {index}")
+    if index == -1:
+        found = f"no bundle of {group} has as much"
+    else:
+        found = f"bundle {index} of {group} has {_amounts(bundles[index])}"
+    most = {name: max(dict(each).get(name, 0) for each in bundles) for name, _ in needs}
+    if most.get("CPU", UNIT) < UNIT:
+        found += (
+            " (tasks need 1 CPU, and actors 1 CPU to be placed, unless num_cpus says otherwise)"
+        )
+    return Reason(ReasonKind.NO_BUNDLE, detail=f"needs {_amounts(needs)}; {found}")
 
 
 def by_gap(needs: Needs, pools: Iterable[ResourcePool]) -> list[ResourcePool]:
@@ -284,8 +311,7 @@ def _explain_infeasible(needs: Needs, pools: Collection[ResourcePool]) -> Reason
             return Reason(
                 kind, name, units, total=most, node_id=largest.node_id, of_devices=of_devices
             )
-    together = ", ".join(f"{name} {_amount(name, units)}" for name, units in needs)
-    return Reason(ReasonKind.COMBINATION, detail=together)
+    return Reason(ReasonKind.COMBINATION, detail=_amounts(needs))
 
 
 def _explain_busy(needs: Needs, pool: ResourcePool, owner: object) -> Reason:
@@ -338,6 +364,10 @@ def _gap(needs: Needs, pool: ResourcePool) -> float:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
+
+
+def _amounts(needs: Needs) -> str:
+    return ", ".join(f"{name} {_amount(name, units)}" for name, units in needs)
 
 
 def _amount(name: str, units: int) -> str:

@@ -13,7 +13,7 @@ from miniray.core.runtime import BundleAffinity, NodeAffinity
 from miniray.head.amounts import sum_amounts
 from miniray.head.demands import Decisions, Unschedulable, Waiting
 from miniray.head.labels import describe_all
-from miniray.head.reasons import Reason, ReasonKind, too_small
+from miniray.head.reasons import Reason, ReasonKind, no_bundle, too_small
 from miniray.head.revocation import choose_revocations, fits_after
 from miniray.head.table import Lease, ResourceTable
 
@@ -391,7 +391,9 @@ class ClusterScheduler:
             if group is None:
                 return Reason(ReasonKind.GROUP_GONE, detail=name)
             if not group.could_hold(demand.placing, placement.bundle_index):
-                return Reason(ReasonKind.NO_BUNDLE, detail=f"placement group {name}")
+                bundles = [spec.needs for spec in group.state.bundles]
+                index = placement.bundle_index
+                return no_bundle(f"placement group {name}", bundles, demand.placing, index)
         return None
 
     def _drop(self, pools: Iterable[ResourcePool]) -> list[bytes]:

@@ -31,6 +31,8 @@ _OWN_OPTIONS = {
     "memory": "memory",
     "object_store_memory": "object_store_memory",
 }
+#: More devices of a resource than any machine has, and than the head should keep a list of.
+_MOST_DEVICES = 10_000
 _RESOLUTION = 10_000  # the resource table counts in 1/10000 of a unit
 #: Kubernetes' rule for labels, which Ray follows: an optional DNS prefix, then a name.
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
@@ -92,6 +94,7 @@ class BootOptions:
             amount = getattr(self, name)
             if amount is not None:
                 _check_amount(name, amount, whole=name != "num_cpus")
+        _check_count("num_gpus", self.num_gpus or 0)
         if self.object_store_memory is not None and self.object_store_memory < _MIN_OBJECT_STORE:
             raise ValueError(
                 f"object_store_memory must be at least {_MIN_OBJECT_STORE} bytes (1 MiB), "
@@ -253,10 +256,18 @@ def check_resources(resources: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"resources must not contain {name!r}: every node has its node:<ip> by itself."
             )
-        devices = isinstance(amount, Mapping)
-        given = parse_declaration(name, amount)[1] if devices else amount
-        whole = devices or name in DEVICE_RESOURCES
-        _check_amount(f"resources[{name!r}]", given, whole=whole)
+        declared = isinstance(amount, Mapping)
+        if declared and name in DEVICE_RESOURCES:
+            raise ValueError(
+                f"resources[{name!r}] must be a number, not {amount!r}: miniray knows these "
+                "devices, and their variable."
+            )
+        what = f"resources[{name!r}]"
+        given = parse_declaration(name, amount)[1] if declared else amount
+        devices = declared or name in DEVICE_RESOURCES
+        _check_amount(what, given, whole=devices)
+        if devices:
+            _check_count(what, given)
 
 
 def check_labels(labels: Mapping[str, Any]) -> None:
@@ -281,8 +292,13 @@ def _check_amount(what: str, amount: Any, *, whole: bool) -> None:
     if isinstance(amount, bool) or not isinstance(amount, (int, float)):
         raise ValueError(f"{what} must be a number, not {amount!r}.")  # noqa: TRY004 - one type for all
     if not math.isfinite(amount) or amount < 0:
-        raise ValueError(f"{what} must be at least 0, not {amount}.")
+        raise ValueError(f"{what} must be a finite number of at least 0, not {amount}.")
     if whole and amount != int(amount):
         raise ValueError(f"{what} must be a whole number, not {amount}.")
     if 0 < amount < 1 / _RESOLUTION:
         raise ValueError(f"{what} must be 0 or at least {1 / _RESOLUTION}, not {amount}.")
+
+
+def _check_count(what: str, count: Any) -> None:
+    if count > _MOST_DEVICES:
+        raise ValueError(f"{what} must be at most {_MOST_DEVICES} devices, not {count}.")

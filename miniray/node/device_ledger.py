@@ -1,25 +1,28 @@
 """Which processes of this machine have which real devices, on disk: for nodes that start later.
 
 A node that is killed cannot tell anybody that a process of its hangs in a driver and keeps a
-device. Responsible for the records, and for watching what is left of earlier nodes.
+device. Responsible for the records, and for ending and watching what is left of earlier nodes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
 import select
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
 from miniray.core.ids import new_id
+from miniray.node.origins import WORKER_VARIABLE
 from miniray.node.quarantine import Quarantine
 from miniray.security.token import write_private
-from miniray.session import ProcessId, machine_identity
+from miniray.session import ProcessId, machine_identity, processes_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,6 +102,7 @@ class DeviceLedger:
         if not self._kinds:
             return []
         found = []
+        strays = functools.cache(lambda: processes_by(WORKER_VARIABLE))
         for path in sorted(self._folder.glob("*.json")):
             try:
                 record = json.loads(path.read_bytes())
@@ -107,7 +111,7 @@ class DeviceLedger:
                     or ProcessId(*record["node"]).alive()
                 ):
                     continue
-                left = self._read(path, record, on_gone)
+                left = self._read(path, record, strays, on_gone)
             except (OSError, KeyError, TypeError, ValueError) as error:
                 logger.warning("the record %s is damaged and was left out: %r", path, error)
                 continue
@@ -119,6 +123,7 @@ class DeviceLedger:
         """Remove the records of processes that are gone."""
         if not self._kinds:
             return
+        strays = functools.cache(lambda: processes_by(WORKER_VARIABLE))
         for path in sorted(self._folder.glob("*.json")):
             with contextlib.suppress(OSError, KeyError, TypeError, ValueError):  # left() tells
                 record = json.loads(path.read_bytes())
@@ -126,14 +131,18 @@ class DeviceLedger:
                     keepers = _keepers(record)
                     for _, fd in keepers:
                         os.close(fd)
-                    if not keepers:
+                    if not keepers and path.stem not in strays():
                         path.unlink(missing_ok=True)
 
     def _read(
-        self, path: Path, record: dict[str, Any], on_gone: Callable[[], None]
+        self,
+        path: Path,
+        record: dict[str, Any],
+        strays: Callable[[], dict[str, list[ProcessId]]],
+        on_gone: Callable[[], None],
     ) -> LeftDevices | None:
         """A record of a node that is gone; it is removed if its processes are too."""
-        keepers = _keepers(record)
+        keepers = _keepers(record) or _end(strays().get(path.stem, []))
         devices = {
             resource: tuple(id for id in ids if id in self._ids[resource])
             for family, root, resource, ids in record["devices"]
@@ -145,7 +154,8 @@ class DeviceLedger:
             for _, fd in keepers:
                 os.close(fd)
             return None
-        pid = record["keepers"][0][0]
+        worker = record["keepers"][0][0]
+        pid = worker if worker in dict(keepers) else keepers[0][0]
         quarantine = Quarantine(
             new_id(),
             b"",
@@ -154,26 +164,36 @@ class DeviceLedger:
             time.time(),
         )
         logger.error("worker %d of a node that is gone still has %s", pid, devices)
-        return LeftDevices(quarantine, path, [fd for _, fd in keepers], on_gone)
+        return LeftDevices(quarantine, path, keepers, on_gone)
 
 
 class LeftDevices:
     """Devices that processes of an earlier node still have."""
 
     def __init__(
-        self, quarantine: Quarantine, path: Path, pidfds: list[int], on_gone: Callable[[], None]
+        self,
+        quarantine: Quarantine,
+        path: Path,
+        keepers: list[tuple[int, int]],
+        on_gone: Callable[[], None],
     ) -> None:
         self.quarantine = quarantine
         #: Whether they have ended.
         self.gone = False
         self._path = path
-        self._waiting = set(pidfds)
+        self._waiting: set[int] = set()
         self._on_gone = on_gone
-        for fd in pidfds:
+        self._watch(keepers)
+
+    def _watch(self, keepers: list[tuple[int, int]]) -> None:
+        for _, fd in keepers:
+            self._waiting.add(fd)
             asyncio.get_running_loop().add_reader(fd, self._ended, fd)
 
     def _ended(self, fd: int) -> None:
         self._forget(fd)
+        if not self._waiting:
+            self._watch(_end(processes_by(WORKER_VARIABLE).get(self._path.stem, [])))
         if not self._waiting:
             self.gone = True
             self._path.unlink(missing_ok=True)
@@ -194,6 +214,15 @@ class LeftDevices:
 def _keepers(record: dict[str, Any]) -> list[tuple[int, int]]:
     """The processes that keep devices and are not gone, each with a pidfd."""
     return [held for pid, start in record["keepers"] if (held := _hold(pid, start))]
+
+
+def _end(strays: list[ProcessId]) -> list[tuple[int, int]]:
+    """Kill what a worker that is gone had started; those that are not gone yet, with pidfds."""
+    held = [held for stray in strays if (held := _hold(stray.pid, stray.start))]
+    for _, fd in held:
+        with contextlib.suppress(OSError):  # it has ended meanwhile, or has another user by now
+            signal.pidfd_send_signal(fd, signal.SIGKILL)
+    return held
 
 
 def _hold(pid: int, start: int) -> tuple[int, int] | None:

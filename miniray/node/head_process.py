@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import json
 import logging
 import os
@@ -30,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 #: So many heads may end within ``head_grace`` before the node gives up.
 _MAX_STARTS = 5
+
+
+class HeadEndedError(BootError):
+    """A head ended before it served, which says nothing of the next one."""
 
 
 class HeadProcess:
@@ -74,7 +79,7 @@ class HeadProcess:
         finally:
             os.close(fd)
         if not data:
-            raise BootError(f"The head ended while it started; see {self._logs}/head.log.")
+            raise HeadEndedError(f"The head ended while it started; see {self._logs}/head.log.")
         facts: dict[str, Any] = json.loads(data)
         if "error" in facts:
             raise BootError(facts["error"])
@@ -89,13 +94,18 @@ class HeadProcess:
         Raises:
             BootError: it cannot start, or heads end again and again.
         """
-        now = time.monotonic()
-        if len(self._starts) == _MAX_STARTS and now - self._starts[0] < config().head_grace:
-            raise BootError(f"{_MAX_STARTS} heads have ended within {config().head_grace:g} s.")
-        self._starts.append(now)
-        await asyncio.to_thread(self.end, config().stop_grace)
-        self._spawn()
-        await self.ready()
+        while True:
+            now = time.monotonic()
+            if len(self._starts) == _MAX_STARTS and now - self._starts[0] < config().head_grace:
+                raise BootError(f"{_MAX_STARTS} heads have ended within {config().head_grace:g} s.")
+            self._starts.append(now)
+            await asyncio.to_thread(self.end, config().stop_grace)
+            self._spawn()
+            try:
+                await self.ready()
+                break
+            except HeadEndedError as error:
+                logger.warning("%s Another one is started.", error)
         logger.warning("a new head serves the cluster; its process is %d", self.pid)
 
     def _spawn(self) -> None:
@@ -119,7 +129,8 @@ class HeadProcess:
             os.close(write)
             os.close(parent)
         assert process.stdin is not None
-        with process.stdin as stdin:
+        # One that has ended already is noticed by what it does not answer.
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
             stdin.write(json.dumps([request, write, parent]).encode())
         self._process, self.pid, self._answer = process, process.pid, read
 

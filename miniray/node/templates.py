@@ -136,6 +136,10 @@ class Templates:
             for worker in mine:
                 self._on_exited(worker.pid, signal.SIGKILL)
 
+    def is_first(self, template: TemplateClient | None) -> bool:
+        """Whether this is the one with which the node ends; None: it could not make another one."""
+        return template is None or template is self._first
+
     async def settled(self, template: TemplateClient | None) -> None:
         """Wait until nothing is left of a template that died; one that lives is not waited for."""
         task = None if template is None else self._dead.get(template)

@@ -56,7 +56,6 @@ _TRIES_EXITED, _TRIES_KILLED = 3, 20
 #: What may keep a worker from being started, and is its lease's to tell.
 _START_ERRORS = (
     RuntimeEnvSetupError,
-    TemplateGoneError,
     OSError,
     TaskUnschedulableError,
     ActorUnschedulableError,
@@ -168,9 +167,13 @@ class WorkerPool:
         except DeviceKeptError as error:
             self._start_failed(lease, worker, error, _TRIES_KILLED)
             return
+        except TemplateGoneError:
+            await self._templates.settled(worker.template)  # it may have forked the worker
+            # With the first one the node ends, and another node may start the worker.
+            tries = _TRIES_KILLED if self._templates.is_first(worker.template) else 1
+            self._start_failed(lease, worker, WorkerCrashedError(starting=True), tries)
+            return
         except Exception as error:
-            if isinstance(error, TemplateGoneError):
-                await self._templates.settled(worker.template)  # it may have forked the worker
             if not isinstance(error, _START_ERRORS):
                 logger.exception("starting a worker failed")
             self._start_failed(lease, worker, error, 1)

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import option_checks as check
+from miniray.core.ref_checks import timeout_of
 from miniray.core.runtime import current_runtime
-from miniray.exceptions import GetTimeoutError
+from miniray.exceptions import GetTimeoutError, PlacementGroupRemovedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,9 +61,15 @@ class PlacementGroup:
 
     @property
     def bundle_specs(self) -> list[dict[str, float]]:
-        """The bundles, as they were asked for."""
+        """The bundles, as they were asked for.
+
+        Raises:
+            PlacementGroupRemovedError: This handle does not know them, and neither does the head.
+        """
         if self._bundles is None:
             table = current_runtime().placement_group_table(self.id)
+            if not table:  # unknown, or removed so long ago that it is forgotten
+                raise PlacementGroupRemovedError(self.id.hex())
             self._bundles = [dict(bundle) for bundle in table["bundles"].values()]
         return self._bundles
 
@@ -85,9 +92,14 @@ class PlacementGroup:
 
         Returns:
             Whether they are.
+
+        Raises:
+            PlacementGroupRemovedError: The group was removed.
+            TypeError, ValueError: ``timeout_seconds`` is no number, or negative.
         """
+        timeout = timeout_of("wait", timeout_seconds)
         try:
-            current_runtime().get([self.ready()], timeout_seconds)
+            current_runtime().get([self.ready()], timeout)
         except GetTimeoutError:
             return False
         return True
@@ -166,8 +178,11 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
     """Look up a placement group by its name.
 
     Raises:
+        TypeError: The name is not a string.
         ValueError: There is no group of this name in the namespace.
     """
+    if not isinstance(placement_group_name, str):
+        raise check.wrong_type("placement_group_name", placement_group_name, "a string")
     if not placement_group_name:
         raise ValueError("get_placement_group needs the name of a group, not an empty one.")
     runtime = current_runtime()
@@ -219,8 +234,10 @@ def _check_bundle(index: int, bundle: Any) -> dict[str, float]:
         )
     amounts = {}
     for resource, given in bundle.items():
-        if not isinstance(resource, str):
-            raise ValueError(f"{where} has the key {resource!r}; resource names are strings.")  # noqa: TRY004 -- as in Ray
+        if not isinstance(resource, str) or not resource:
+            raise ValueError(
+                f"{where} has the key {resource!r}; resource names are strings that are not empty."
+            )
         try:
             amounts[resource] = check.amount(f"{where}[{resource!r}]", given, resource)
         except TypeError as error:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from accelerator_helpers import FakeMachine, add_nvidia
 from cluster_helpers import is_alive, wait_until
-from unkillable import ALLOW_TRACING, Unkillable
+from unkillable import ALLOW_TRACING, Unkillable, is_dying
 
 import miniray
 from miniray.cluster_utils import Cluster
@@ -29,6 +32,15 @@ class Holder:
 
     def devices(self) -> str:
         return os.environ["CUDA_VISIBLE_DEVICES"]
+
+    def start_child(self) -> int:
+        code = f"{ALLOW_TRACING}; import time; print('ready', flush=True); time.sleep(1000)"
+        child = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        return child.pid
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -84,6 +96,35 @@ def test_a_node_leaves_alone_what_a_process_of_an_earlier_one_has(
     assert quarantined() == []
     third = Holder.remote()
     assert miniray.get(third.devices.remote(), timeout=30) == "0"
+    nodes.remove_node(second)
+    wait_until(lambda: gpus() == 0)
+
+
+@pytest.mark.slow
+def test_a_child_of_a_worker_is_ended_where_all_of_its_node_was_killed_at_once(
+    nodes: Cluster, machine: dict[str, Any]
+) -> None:
+    """Nobody of the node could: the next one does, and waits for its end."""
+    first = nodes.add_node(**machine)
+    holder = Holder.remote()
+    pid, child = miniray.get([holder.pid.remote(), holder.start_child.remote()], timeout=30)
+    with Unkillable(child):
+        every = {*first.pids.values(), pid}
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for each in every:
+                os.kill(each, number)
+        wait_until(lambda: not any(map(is_alive, every)))
+        assert is_alive(child)
+        nodes.remove_node(first, allow_graceful=False)
+        wait_until(lambda: gpus() == 0)
+        second = nodes.add_node(**machine)
+        wait_until(lambda: gpus() == 1)
+        [found] = quarantined()
+        assert (found["pids"], found["devices"]) == ([child], {"GPU": ["0"]})
+        assert is_dying(child)
+    wait_until(lambda: gpus() == 2)
+    assert not is_alive(child)
+    assert quarantined() == []
     nodes.remove_node(second)
     wait_until(lambda: gpus() == 0)
 

@@ -9,6 +9,7 @@ import pytest
 from fake_runtime import FakeRuntime, fake_runtime
 
 import miniray
+from miniray.exceptions import PlacementGroupRemovedError
 from miniray.util.placement_group import (
     PlacementGroup,
     get_current_placement_group,
@@ -60,6 +61,7 @@ def test_a_group_is_made_found_and_removed(runtime: FakeRuntime) -> None:
         ({"bundles": [{"CPU": 1}, {"CPU": 0}]}, r"bundles\[1\] asks for nothing"),
         ({"bundles": [3]}, r"bundles\[0\] must be a dict"),
         ({"bundles": [{3: 1}]}, "resource names are strings"),
+        ({"bundles": [{"": 1}]}, "has the key ''"),
         ({"bundles": [{"CPU": "1"}]}, r"bundles\[0\]\['CPU'\] must be a number"),
         ({"bundles": [{"CPU": -1}]}, "at least 0"),
         ({"bundles": [{"GPU": 1.5}]}, "Use 1 or 2"),
@@ -88,6 +90,31 @@ def test_wait_says_when_the_group_is_not_placed_in_time(
     monkeypatch.setattr(runtime, "placement_group_ready", lambda _id: runtime.ref(ready=False))
 
     assert not group.wait(0)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "error"), [("long", TypeError), (-1, ValueError), (float("nan"), ValueError)]
+)
+def test_a_time_that_is_none_is_refused(
+    runtime: FakeRuntime, timeout: Any, error: type[Exception]
+) -> None:
+    group = placement_group([{"CPU": 1}])
+    with pytest.raises(error, match="The timeout of wait"):
+        group.wait(timeout)
+    assert group.wait(float("inf"))
+
+
+def test_a_handle_of_a_group_that_is_forgotten_says_so(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "placement_group_table", lambda _id: {})
+    with pytest.raises(PlacementGroupRemovedError, match="6964"):
+        _ = PlacementGroup(b"id").bundle_count
+
+
+def test_a_name_is_a_string(runtime: FakeRuntime) -> None:
+    with pytest.raises(TypeError, match="placement_group_name must be a string, not 5"):
+        get_placement_group(5)  # type: ignore[arg-type]
 
 
 def test_a_group_can_be_sent(runtime: FakeRuntime) -> None:

@@ -150,6 +150,20 @@ def test_a_wrong_declaration_is_refused(
         resolve_node_accelerators(None, {"FPGA": declared}, machine.host())
 
 
+@pytest.mark.parametrize(
+    ("resources", "message"),
+    [
+        ({"A": {"count": 2, "env": "X"}, "B": {"count": 1, "env": "X"}}, "of 'B' .* X, .* of 'A'"),
+        ({"A": {"count": 2, "env": "CUDA_VISIBLE_DEVICES"}}, "CUDA_VISIBLE_DEVICES, .* of 'GPU'"),
+    ],
+)
+def test_a_variable_cannot_name_the_devices_of_two_resources(
+    machine: FakeMachine, resources: dict[str, object], message: str
+) -> None:
+    with pytest.raises(AcceleratorRequestError, match=message):
+        resolve_node_accelerators(2, resources, machine.host())
+
+
 def test_a_machine_without_accelerators_costs_little_and_starts_nothing(
     machine: FakeMachine,
 ) -> None:

@@ -160,6 +160,25 @@ def test_nvml_that_fails_is_a_detection_error(monkeypatch: pytest.MonkeyPatch) -
         query_nvml(10)
 
 
+def test_where_nvml_itself_is_missing_the_drivers_files_are_read(
+    machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container for computing alone has the Python package, and no NVML."""
+    nvml = FakeNVML([])
+    missing = type("NVMLError_LibraryNotFound", (Exception,), {})
+
+    def fail() -> None:
+        raise missing("NVML Shared Library Not Found")
+
+    nvml.nvmlInit = fail  # type: ignore[method-assign]
+    nvml.NVMLError_LibraryNotFound = missing  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    add_nvidia(machine, 2, "NVIDIA H200")
+    machine.nvml = query_nvml
+    found = NvidiaGPU().detect(machine.host())
+    assert (found.ids, found.type) == (("0", "1"), "H200")
+
+
 def test_nvml_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     nvml = FakeNVML(["NVIDIA H200"])

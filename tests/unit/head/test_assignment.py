@@ -100,6 +100,43 @@ def test_a_way_is_found_that_one_after_the_other_misses(strategy: str) -> None:
     assert [node.free["CPU"] for node in nodes] == [0, 0]
 
 
+@pytest.mark.parametrize(
+    ("free", "bundles", "fewest"),
+    [
+        ([2, 4, 4], [1] * 8, {1, 2}),  # the first is idle, the others are half in use
+        ([10, 9, 9], [4, 4, 4, 3, 3], {0, 1}),  # 10 is 4 + 3 + 3
+        ([6, 6, 6, 6], [3, 3, 3, 2, 2, 2, 2, 1], {0, 1, 2}),
+    ],
+)
+def test_pack_uses_no_more_nodes_than_it_has_to(
+    free: list[int], bundles: list[int], fewest: set[int]
+) -> None:
+    nodes = [make(number, (size, 0)) for number, size in enumerate(free)]
+    state = PlacementGroupState.of(b"group", [{"CPU": cpus} for cpus in bundles], "PACK")
+    made = plan(state, nodes, None)
+    assert made is not None
+    assert len({node.order for node, _ in made.values()}) == len(fewest)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+)
+def test_pack_finds_the_fewest_nodes_there_are(free: list[int], bundles: list[int]) -> None:
+    nodes = [make(number, (size, 0)) for number, size in enumerate(free)]
+    named: list[dict[str, float]] = [{"CPU": cpus} for cpus in bundles]
+    made = plan(PlacementGroupState.of(b"group", named, "PACK"), nodes, None)
+    if made is None:
+        return
+    used = {node.order for node, _ in made.values()}
+    for node, allocation in made.values():
+        node.release(allocation)
+    assert [node.free["CPU"] for node in nodes] == [size * UNIT for size in free]
+    for fewer in itertools.combinations(nodes, len(used) - 1):
+        assert not fits_somehow(list(fewer), named)
+
+
 def test_labels_are_heeded() -> None:
     nodes = [make(0, (4, 0), zone="a"), make(1, (4, 0), zone="b")]
     one = BundleSpec(parse_needs({"CPU": 2}), parse_selector({"zone": "b"}))

@@ -225,22 +225,41 @@ def test_leases_wait_for_their_group_and_are_granted_with_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resources", "index", "id", "kind"),
+    ("resources", "index", "id", "told"),
     [
-        ({"CPU": 1}, 0, b"other", ReasonKind.GROUP_GONE),
-        ({"CPU": 1}, 2, b"group", ReasonKind.NO_BUNDLE),
-        ({"CPU": 3}, -1, b"group", ReasonKind.NO_BUNDLE),
-        ({"CPU": 2}, 1, b"group", ReasonKind.NO_BUNDLE),
-        ({"GPU": 1}, -1, b"group", ReasonKind.NO_BUNDLE),
+        ({"CPU": 1}, 0, b"other", "placement group 6f746865 does not exist or was removed"),
+        ({"CPU": 1}, 2, b"group", "placement group 67726f75 has 2 bundles, and none 2"),
+        (
+            {"CPU": 3},
+            -1,
+            b"group",
+            "needs CPU 3; no bundle of placement group 67726f75 has as much",
+        ),
+        (
+            {"CPU": 2, "GPU": 1},
+            1,
+            b"group",
+            "needs CPU 2, GPU 1; bundle 1 of placement group 67726f75 has CPU 1",
+        ),
     ],
 )
-def test_a_lease_that_its_group_can_never_hold_fails(
-    resources: dict[str, float], index: int, id: bytes, kind: ReasonKind
+def test_a_lease_that_its_group_can_never_hold_fails_and_says_what_is_missing(
+    resources: dict[str, float], index: int, id: bytes, told: str
 ) -> None:
     scheduler = cluster(node(0))
     scheduler.create_group(group({"CPU": 2}, {"CPU": 1}), 0.0)
 
-    assert lease(scheduler, resources, index, id)[1].failures[0].reason.kind is kind
+    assert lease(scheduler, resources, index, id)[1].failures[0].reason.sentence() == told
+
+
+def test_who_needs_a_cpu_by_default_in_a_group_without_one_is_told_so() -> None:
+    scheduler = cluster(node(0, gpus=1))
+    scheduler.create_group(group({"GPU": 1}), 0.0)
+
+    (failure,) = lease(scheduler, {"CPU": 1, "GPU": 1}, 0, b"group")[1].failures
+    assert "bundle 0 of placement group 67726f75 has GPU 1 (tasks need 1 CPU" in (
+        failure.reason.sentence()
+    )
 
 
 # --- the life of a group ---------------------------------------------------------------

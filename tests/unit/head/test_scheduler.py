@@ -656,6 +656,15 @@ def test_a_device_that_cannot_be_shared_is_given_whole_only() -> None:
     assert places(scheduler, Demand.of({"FPGA": 1}), 3) == [0, 0, -1]
 
 
+def test_hard_affinity_to_a_node_whose_devices_refuse_the_amount_is_told_the_rule() -> None:
+    scheduler = with_fpgas(whole=True)
+    _, out = ask(scheduler, Demand.of({"FPGA": 0.5}, placement=NodeAffinity(node_id(0))))
+
+    assert [failure.reason.sentence() for failure in out.failures] == [
+        "needs FPGA 0.5; the devices of FPGA can't be shared, ask for whole ones"
+    ]
+
+
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_part_of_more_than_one_device_can_never_be_had(whole: bool) -> None:
     scheduler = with_fpgas(whole)

@@ -1,0 +1,80 @@
+"""Processes that are killed while they, or others on their behalf, are being started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from cluster_helpers import is_alive, wait_until
+
+import miniray
+from miniray.cluster_utils import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+# Nodes and heads start here one after the other, beside other tests.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def nodes(session_root: Path) -> Iterator[Cluster]:
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 2})
+    yield cluster
+    cluster.shutdown()
+
+
+@miniray.remote(num_cpus=0, resources={"there": 1}, max_retries=0)
+def task() -> str:
+    return miniray.get_runtime_context().get_node_id()
+
+
+def test_a_task_whose_worker_a_node_could_not_start_any_more_runs_on_another(
+    nodes: Cluster,
+) -> None:
+    """The template is killed before it has forked the worker."""
+    first = nodes.add_node(num_cpus=1, resources={"there": 1})
+    nodes.wait_for_nodes()
+    os.kill(first.pids["template"], signal.SIGSTOP)
+    ref = task.remote()
+    wait_until(lambda: "there" not in miniray.available_resources())
+    os.kill(first.pids["template"], signal.SIGKILL)
+    wait_until(lambda: "there" not in miniray.cluster_resources())
+    second = nodes.add_node(num_cpus=1, resources={"there": 1})
+    assert miniray.get(ref, timeout=50) == second.node_id
+    nodes.remove_node(first)
+    nodes.remove_node(second)
+
+
+def head_of(nodes: Cluster) -> int:
+    """Pid of the head that serves."""
+    root = Path(os.environ["MINIRAY_TMPDIR"])
+    records = [json.loads(path.read_text()) for path in root.glob("miniray-*/clusters/*.json")]
+    [head] = [record["processes"]["head"]["pid"] for record in records if record["is_head"]]
+    return int(head)
+
+
+def children(pid: int) -> set[int]:
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    return {int(child) for path in threads for child in path.read_text().split()}
+
+
+def test_a_head_that_is_killed_before_it_serves_is_followed_by_another(nodes: Cluster) -> None:
+    assert nodes.head_node is not None
+    node = nodes.head_node.pids["node"]
+    first = head_of(nodes)
+    before = children(node)
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: children(node) - before)
+    (second,) = children(node) - before
+    os.kill(second, signal.SIGKILL)
+    wait_until(lambda: not is_alive(second))
+    wait_until(lambda: head_of(nodes) not in (first, second))
+    there = nodes.add_node(num_cpus=1, resources={"there": 1})
+    assert miniray.get(task.remote(), timeout=50) == there.node_id
+    nodes.remove_node(there)
