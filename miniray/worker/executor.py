@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 #: Interrupts the main thread when the running task is cancelled.
 CANCEL_SIGNAL = signal.SIGUSR1
+#: Seconds until it is sent again if it had no effect, at first and at most.
+_SIGNAL_AGAIN, _SIGNAL_AGAIN_AT_MOST = 0.02, 1.0
 
 
 class Executor:
@@ -66,6 +68,8 @@ class Executor:
         self._open: dict[tuple[bytes, int], Work] = {}
         self._recall = Recall(runtime, self._queue, self._open, lambda: self._running)
         self._expected = ExpectedArguments(runtime.shared_memory.fetches)
+        #: What was raised last to end the running task.
+        self._interruption: KeyboardInterrupt | None = None
         self.instance: Any = None
         #: Of the actor, for messages.
         self.class_name = ""
@@ -138,8 +142,18 @@ class Executor:
                 self._runtime.link.node_notice("exiting", "cancelled")
                 self._runtime.link.flush()
                 os._exit(1)
-            if self._interruptible:
-                signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
+            self._signal(work, _SIGNAL_AGAIN)
+
+    def _signal(self, work: Work, pause: float) -> None:
+        """Interrupt the main thread, and again until that has had effect.
+
+        A signal that comes when the thread is about to sleep, as in the wait for a lock, does not
+        wake it, and Python's handler runs when the sleep is over.
+        """
+        if self._running is work and self._interruptible:
+            signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
+            again = min(2 * pause, _SIGNAL_AGAIN_AT_MOST)
+            self._runtime.loop.call_later(pause, lambda: self._signal(work, again))
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """CANCEL_SIGNAL, in the main thread."""
@@ -148,7 +162,23 @@ class Executor:
             if postpone(self.on_signal, number, frame):
                 return
             self._interruptible = False
-            raise KeyboardInterrupt  # as in Ray, so that user code can clean up
+            # As in Ray, so that user code can clean up.
+            self._interruption = KeyboardInterrupt()
+            raise self._interruption
+
+    def was_ignored(self, error: BaseException | None) -> bool:
+        """Whether an exception that Python ignored was to end a task: then it comes again.
+
+        What a ``__del__`` or the callback of a weak reference raises goes nowhere, also if it was
+        a signal's handler that raised in the middle of it.
+        """
+        work = self._running
+        if work is None or error is None or error is not self._interruption:
+            return False
+        self._interruption = None
+        self._interruptible = True
+        self._runtime.loop.call_later(_SIGNAL_AGAIN, lambda: self._signal(work, _SIGNAL_AGAIN))
+        return True
 
     def on_stream_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_STREAM_ACK: the caller took items, or reads no further (-1)."""

@@ -125,10 +125,15 @@ class Worker:
         self._listen()
         executor.run()
 
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        if not self.executor.was_ignored(unraisable.exc_value):
+            sys.__unraisablehook__(unraisable)
+
     def _listen(self) -> None:
         on_signal = self.executor.on_signal
         leave_in_place(CANCEL_SIGNAL, on_signal)
         signal.signal(CANCEL_SIGNAL, on_signal)
+        sys.unraisablehook = self._on_unraisable
         self._attachment.open()
         self.runtime.link.node_notice("ready")
 

@@ -13,7 +13,6 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 from cluster_helpers import wait_until
 
@@ -94,7 +93,7 @@ def runtime() -> Any:
     return current_runtime()
 
 
-LARGE = np.zeros(1 << 18)
+LARGE = bytearray(1 << 21)
 
 
 def everything_is_as_before(entries: int) -> None:

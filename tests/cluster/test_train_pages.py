@@ -137,7 +137,7 @@ def test_the_devices_of_a_worker_with_two_gpus(tmp_path: Path) -> None:
 def test_setting_the_accelerator_type(places: Any) -> None:
     ((_, visible, held),) = places(num_workers=1, use_gpu=True, accelerator_type="A100")
     assert visible is not None
-    assert (held["GPU"], held["accelerator_type:A100"]) == (1, 0.001)
+    assert held["GPU"] == 1
     with pytest.raises(ControllerError, match="accelerator_type:H100"):
         places(num_workers=1, use_gpu=True, accelerator_type="H100", placement_timeout_s=0.5)
 
