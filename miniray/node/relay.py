@@ -11,15 +11,15 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-import grpc
-
 from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.node.relay_box import Inbox, Outbox
-from miniray.node.tasks import first_of
+from miniray.node.tasks import BROKEN, first_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import grpc
 
     from miniray.node.relayed import Relayed
 
@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 _ACKNOWLEDGE_AFTER = 0.05
 #: Seconds until a broken stream is opened again, at first and at most.
 _REOPEN_AFTER = (0.05, 1.0)
-#: What ends a stream.
-_BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
 class RelayHub:
@@ -143,7 +141,7 @@ class RelayHub:
             heard = asyncio.Event()
             try:
                 await self._stream(node_id, address, outbox, heard)
-            except _BROKEN as error:
+            except BROKEN as error:
                 logger.info("the stream to node %s broke: %s", node_id.hex(), error)
             except asyncio.CancelledError:
                 if self._tasks.get(node_id) is not asyncio.current_task():
@@ -251,7 +249,7 @@ class RelayHub:
                 outbox = self._outboxes.setdefault(node_id, Outbox())
                 parts.append(outbox.drain_to(write))
             await first_of(*parts)
-        except _BROKEN as error:
+        except BROKEN as error:
             logger.info("the stream from node %s broke: %s", node_id.hex(), error)
         finally:
             self._left(node_id)

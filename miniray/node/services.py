@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from miniray._proto import node_pb2, node_pb2_grpc
 from miniray.node.fetch_answers import FetchAnswers
+from miniray.node.tasks import BROKEN
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from miniray.node.relay import RelayHub
     from miniray.node.serving import Serving
     from miniray.node.transfers import Transfers
+
+logger = logging.getLogger(__name__)
 
 _OBJECTS = "miniray.v1.Objects"
 
@@ -61,7 +65,10 @@ def add_services(
     async def fetch_many(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
-        await FetchAnswers(asked).run(requests, context.write)
+        try:
+            await FetchAnswers(asked).run(requests, context.write)
+        except BROKEN as error:
+            logger.info("a stream of fetches broke: %s", error)
 
     async def push(
         pieces: AsyncIterator[bytes], _context: grpc.aio.ServicerContext[Any, Any]

@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import grpc
+
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+#: What ends a stream.
+BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
 async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
