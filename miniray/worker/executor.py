@@ -260,6 +260,7 @@ class Executor:
             self.cancel_children(work)
         finally:
             self._running = None
+            self._interruption = None  # its frames hold the arguments
             context.execution.reset(token)
 
     @staticmethod
