@@ -38,10 +38,16 @@ $(BIN)/.slow: $(BIN)/.lint
 demo: $(BIN)/.installed
 	$(BIN)/python examples/train_digits.py
 
+# The tests start some thousand interpreters: where Python is told to write no bytecode, each of
+# them would compile the package again, for half a second.
+COMPILE = $(BIN)/python -m compileall -q miniray train
+
 test: $(BIN)/.lint
+	$(COMPILE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 test-all: $(BIN)/.slow
+	$(COMPILE)
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'slow or not slow'
 
 lint: $(BIN)/.lint
