@@ -73,7 +73,7 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
 
     else:
 
-        def remote(self, *args, **kwargs):
+        def remote(self, /, *args, **kwargs):
             """Call the method with these arguments; refs among them are replaced by their values.
 
             Returns:
@@ -242,7 +242,7 @@ class ActorClass(Remote["ActorHandle[T]"], Generic[T, ActorPs]):
 
     else:
 
-        def remote(self, *args, **kwargs):
+        def remote(self, /, *args, **kwargs):
             """Start an actor and return a handle at once.
 
             An error in the constructor reaches the calls of the actor's methods.

@@ -172,7 +172,7 @@ def get(refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) -> list[T
 @overload
 def get(refs: ObjectRefGenerator[T], *, timeout: float | None = None) -> ObjectRefGenerator[T]: ...
 def get(refs: Any, *, timeout: float | None = None) -> Any:
-    """Wait for values and return them.
+    """Wait for values and return them. Raises as soon as one of them has failed.
 
     Args:
         refs: A ref, or a list of them.
@@ -342,13 +342,18 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle[Any]:
         namespace: Where to look. Default: the namespace of this job.
 
     Raises:
-        ValueError: There is no such actor.
+        ValueError: There is no such actor, or a name is empty.
+        TypeError: A name is not a string.
     """
     for what, value in (("name", name), ("namespace", namespace)):
         if value is None and what == "namespace":
             continue
-        if not isinstance(value, str) or not value:
-            raise ValueError(f"The {what} of an actor is a non-empty string, not {shown(value)}.")
+        if not isinstance(value, str):
+            raise TypeError(
+                f"The {what} of an actor is a string, not {shown(value)} ({type(value).__name__})."
+            )
+        if not value:
+            raise ValueError(f"The {what} of an actor must not be an empty string.")
     location = current_runtime().get_actor(name, namespace)
     return ActorHandle(location.ref, location.info)
 

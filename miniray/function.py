@@ -52,7 +52,7 @@ class RemoteFunction(Remote[Out_co], Generic[P, Out_co]):
 
     else:
 
-        def remote(self, *args, **kwargs):
+        def remote(self, /, *args, **kwargs):
             """Start a task with these arguments; refs among them are replaced by their values.
 
             Returns:

@@ -137,20 +137,30 @@ class ActorClient:
         self._sent.pop(call.number, None)
 
     def retry(self, call: Call) -> None:
-        """A method raised and its options ask for another try: it goes to the end."""
+        """A method raised and its options ask for another try."""
         with self._lock:
-            self._sent.pop(call.number, None)
-            call.peer = None
-            self._queue.append(call)
+            self._put_back(call)
             self._pump()
         self._answer_failed()
 
     def withdraw(self, call: Call) -> None:
-        """A call did not run, and waits for its refs again; it goes to the end."""
+        """A call did not run, and waits for its refs again."""
         with self._lock:
-            self._sent.pop(call.number, None)
-            call.peer = None
-            self._queue.append(call)
+            self._put_back(call)
+
+    def _put_back(self, call: Call) -> None:
+        """Queue a call that was sent, before those that were made later: they may need its result.
+
+        A call that waits for its refs holds up all that are queued behind it, so one that it waits
+        for must not be among these.
+        """
+        self._sent.pop(call.number, None)
+        call.peer = None
+        queue = self._queue
+        place = 0
+        while place < len(queue) and queue[place].number < call.number:
+            place += 1
+        queue.insert(place, call)
 
     def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
         """Withdraw a queued call, or ask the actor to cancel it."""

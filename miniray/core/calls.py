@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 RefArgument = tuple["int | str", bytes, bytes, "Value | None"]
 
 _NO_ARGUMENTS = Serialized(p.VALUE_PICKLE, [pickle.dumps(((), {}), 5)])
+#: Why a ref of an earlier ``init()`` has no value.
+NOT_ATTACHED = "this process is not attached to its cluster any more"
 _NO_VALUES: Value = (p.VALUE_PICKLE, _NO_ARGUMENTS.payload(), ())
 
 
@@ -229,6 +231,8 @@ class CallTable:
         resolved: list[RefArgument] = []
         for where, id, node, known in call.refs:
             entry = self._table.entry(id) if known is None else None
+            if known is None and entry is None:
+                return resolved, error_value(ObjectLostError(id.hex(), NOT_ATTACHED))
             value = known if entry is None else entry.value
             if value is not None and value[0] == p.VALUE_ERROR:
                 return resolved, value

@@ -90,7 +90,7 @@ def rebuild(
     cls: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]
 ) -> BaseException:
     """Make an exception from its parts without running its class's constructor."""
-    error: BaseException = _native_base(cls).__new__(cls, *args)
+    error = _new(cls, args)
     _set_args(error, args)
     error.__dict__.update(state)
     return error
@@ -98,13 +98,9 @@ def rebuild(
 
 def graft(cls: type[BaseException], cause: BaseException) -> BaseException:
     """Make an instance of ``cls``, a subclass of the cause's class, with the cause's state."""
-    native = _native_base(cls)
     args = _args(cause)
-    if isinstance(cause, _ExceptionGroup):
-        new = native.__new__(cls, cause.message, cause.exceptions)
-    else:
-        new = native.__new__(cls, *args)
-    error: BaseException = new
+    is_group = isinstance(cause, _ExceptionGroup)
+    error = _new(cls, (cause.message, cause.exceptions) if is_group else args)
     _set_args(error, args)
     _copy_members(cause, error)
     error.__dict__.update(cause.__dict__)
@@ -121,13 +117,23 @@ class _NoGroup(BaseException):
 _ExceptionGroup: Any = getattr(__import__("builtins"), "BaseExceptionGroup", _NoGroup)
 
 
-def _native_base(cls: type[BaseException]) -> Any:
-    """The nearest base that is written in C and makes instances itself."""
+def _new(cls: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An instance, made by the nearest base that is written in C and can make it.
+
+    One that keeps its instances apart, as ``MemoryError`` does, makes none of a class that has
+    another such base before it.
+    """
+    problem: TypeError | None = None
     for base in cls.__mro__:
         made_in_c = not base.__flags__ & _HEAP_TYPE
         if made_in_c and "__new__" in base.__dict__:
-            return base
-    raise AssertionError("BaseException has __new__")
+            try:
+                error: BaseException = base.__new__(cls, *args)
+            except TypeError as refused:
+                problem = problem or refused
+            else:
+                return error
+    raise problem or AssertionError("BaseException has __new__")
 
 
 #: Py_TPFLAGS_HEAPTYPE: set on classes that Python code made.

@@ -36,6 +36,10 @@ class Gate:
                 self._needed -= 1
                 if self._needed:
                     return
+        self.open()
+
+    def open(self) -> None:
+        """Open, whatever has not happened yet."""
         self.opened = True
         sleeping = self._sleeping
         if sleeping is None:

@@ -12,6 +12,7 @@ from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core import waiting
 from miniray.core.call_site import call_site, describe
+from miniray.core.calls import NOT_ATTACHED
 from miniray.core.interrupts import uncut
 from miniray.core.recovery import is_shared
 from miniray.core.ref_tracking import RefTracking
@@ -75,15 +76,8 @@ class ObjectAccess(RefTracking):
         pending = [entry for entry in entries if entry.value is None]
         if len(pending) > 1:
             pending = list(dict.fromkeys(pending))
-        if pending and not self._wait_values(pending, len(pending), timeout):
-            missing = [entry for entry in pending if entry.value is None]
-            first = (missing or pending)[0].id
-            call = self.calls.find(first)
-            maker = f", the result of {call.name}" if call is not None else ""
-            raise GetTimeoutError(
-                f"{len(missing)} of {len(entries)} values were not there within {timeout:g} s; "
-                f"the first is ObjectRef({first.hex()}){maker}."
-            )
+        if pending:
+            self._wait_for_all(entries, pending, timeout, deadline)
         if len(entries) == 1:
             return [self._load(entries[0], deadline)]
         # All of them begin to move while the first is waited for.
@@ -93,6 +87,31 @@ class ObjectAccess(RefTracking):
             return [self._load(entry, deadline) for entry in entries]
         finally:
             self.shared_memory.fetches.withdraw(ahead)
+
+    def _wait_for_all(
+        self,
+        entries: Sequence[Entry],
+        pending: Sequence[Entry],
+        timeout: float | None,
+        deadline: float | None,
+    ) -> None:
+        """Wait until all entries have values; raises as soon as one has failed.
+
+        The others may wait for that one, as processes of a group do in a collective operation,
+        and never end.
+        """
+        failed = [] if len(pending) == len(entries) else [e for e in entries if _is_error(e)]
+        if not failed and not self._wait_values(pending, len(pending), timeout, failed=failed):
+            missing = [entry for entry in pending if entry.value is None]
+            first = (missing or pending)[0].id
+            call = self.calls.find(first)
+            maker = f", the result of {call.name}" if call is not None else ""
+            raise GetTimeoutError(
+                f"{len(missing)} of {len(entries)} values were not there within {timeout:g} s; "
+                f"the first is ObjectRef({first.hex()}){maker}."
+            )
+        if failed:
+            self._load(failed[0], deadline)
 
     def _load(self, entry: Entry, deadline: float | None) -> Any:
         """The value of an entry; one that was lost is made again if that is possible."""
@@ -151,7 +170,7 @@ class ObjectAccess(RefTracking):
     def _entry(self, ref: ObjectRef[Any]) -> Entry:
         entry = self.table.entry(ref.binary())
         if entry is None:
-            raise ObjectLostError(ref.hex(), "this process is not attached to its cluster any more")
+            raise ObjectLostError(ref.hex(), NOT_ATTACHED)
         return entry
 
     @uncut  # the wait itself may be
@@ -161,11 +180,12 @@ class ObjectAccess(RefTracking):
         needed: int,
         timeout: float | None,
         fetches: Fetches | None = None,
+        failed: list[Entry] | None = None,
     ) -> bool:
         self.loop.flush_posted()
         self.borrowing.want(pending)
         return waiting.wait_for(
-            self.loop, self.table, pending, needed, timeout, self.block, fetches
+            self.loop, self.table, pending, needed, timeout, self.block, fetches, failed
         )
 
     def load(self, entry: Entry, value: Value, deadline: float | None = None) -> Any:
@@ -336,6 +356,11 @@ class ObjectAccess(RefTracking):
                 await there
             finally:
                 self.table.drop_waiter(entry, ready)
+
+
+def _is_error(entry: Entry) -> bool:
+    value = entry.value
+    return value is not None and value[0] == p.VALUE_ERROR
 
 
 def _error_of(value: Value) -> BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from miniray.core import protocol as p
 from miniray.core.gates import Gate
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def wait_for(
     timeout: float | None,
     block: Callable[[Callable[[float | None], bool], float | None], bool],
     fetches: Fetches | None = None,
+    failed: list[Entry] | None = None,
 ) -> bool:
     """Wait until ``needed`` of the pending entries have values; False on timeout.
 
@@ -38,11 +40,17 @@ def wait_for(
         timeout: Seconds, None for no limit.
         block: Runs the wait itself; tells the node when it takes long.
         fetches: Brings values to this node, if only those count.
+        failed: Where an entry goes whose value is an error. The wait is over with the first
+            then; None if an error counts like any value.
     """
     gate = Gate(loop, needed)
     if len(pending) > _FEW:
-        return _wait_for_many(table, pending, gate, timeout, block, fetches)
-    arrived = gate.arrived if fetches is None else _when_here(table, gate, fetches)
+        return _wait_for_many(table, pending, gate, timeout, block, fetches, failed)
+    arrived: Callable[[Entry], None] = gate.arrived
+    if fetches is not None:
+        arrived = _when_here(table, gate, fetches)
+    elif failed is not None and needed > 1:
+        arrived = _unless_failed(gate, failed)
     try:
         for entry in pending:
             if table.when_ready(entry, arrived):
@@ -70,6 +78,20 @@ def _when_here(table: ObjectTable, gate: Gate, fetches: Fetches) -> Callable[[En
     return arrived
 
 
+def _unless_failed(gate: Gate, failed: list[Entry]) -> Callable[[Entry], None]:
+    """What to call with an entry that has a value: an error opens the gate at once."""
+
+    def arrived(entry: Entry) -> None:
+        value = entry.value
+        if value is not None and value[0] == p.VALUE_ERROR:
+            failed.append(entry)
+            gate.open()
+        else:
+            gate.arrived()
+
+    return arrived
+
+
 def _wait_for_many(
     table: ObjectTable,
     pending: Sequence[Entry],
@@ -77,8 +99,10 @@ def _wait_for_many(
     timeout: float | None,
     block: Callable[[Callable[[float | None], bool], float | None], bool],
     fetches: Fetches | None,
+    failed: list[Entry] | None,
 ) -> bool:
     missing = {entry.id for entry in pending}
+    count = gate.arrived if failed is None else _unless_failed(gate, failed)
 
     def arrived(entry: Entry) -> None:
         if fetches is not None:
@@ -92,7 +116,7 @@ def _wait_for_many(
             missing.remove(entry.id)  # whoever sees the value first counts it
         except KeyError:
             return
-        gate.arrived()
+        count(entry)
 
     table.watch(arrived)
     try:

@@ -56,6 +56,12 @@ class ThreadedExecutor(Executor):
         self._queues: dict[str, queue.SimpleQueue[Work | None]] = {}
         self._sizes = {_DEFAULT_GROUP: max_concurrency, **groups}
         self._group_of: dict[str, str] = {}
+        #: Calls that no thread has taken: whoever takes one out of here answers it.
+        self._unbegun: dict[tuple[bytes, int], Work] = {}
+
+    def enqueue(self, work: Work) -> None:
+        self._unbegun[_key(work)] = work
+        super().enqueue(work)
 
     def begin(self, group_of: Mapping[str, str]) -> None:
         """Start the threads, once the actor's instance exists."""
@@ -78,17 +84,18 @@ class ThreadedExecutor(Executor):
                 return
             group = work.group or self._group_of.get(work.target, _DEFAULT_GROUP)
             target = self._queues.get(group)
-            if target is None:
-                self.answer_error(work, unknown_group(work, self._sizes))
-            else:
+            if target is not None:
                 target.put(work)
+            elif self._unbegun.pop(_key(work), None) is not None:
+                self.answer_error(work, unknown_group(work, self._sizes))
 
     def _serve(self, mine: queue.SimpleQueue[Work | None]) -> None:
         while True:
             work = mine.get()
             if work is None:
                 return
-            self.execute_in_thread(work)
+            if self._unbegun.pop(_key(work), None) is not None:
+                self.execute_in_thread(work)
 
     def execute_in_thread(self, work: Work) -> None:
         """Run one call in this thread."""
@@ -123,7 +130,10 @@ class ThreadedExecutor(Executor):
 
         What it has started is cancelled, so if it waits for that, its ``get`` raises.
         """
-        self.cancel_children(work)
+        if self._unbegun.pop(_key(work), None) is not None:
+            self.answer_error(work, TaskCancelledError(work.name))
+        else:
+            self.cancel_children(work)
 
 
 class AsyncExecutor(Executor):
@@ -143,8 +153,9 @@ class AsyncExecutor(Executor):
         self._woken = False
         self._begun = False
         self._room = {_DEFAULT_GROUP: max_concurrency, **groups}
-        self._waiting: dict[str, collections.deque[Work]] = {
-            name: collections.deque() for name in self._room
+        #: By group: calls for which there is no room yet, in order, by caller and number.
+        self._waiting: dict[str, collections.OrderedDict[tuple[bytes, int], Work]] = {
+            name: collections.OrderedDict() for name in self._room
         }
         self._group_of: dict[str, str] = {}
         self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
@@ -216,7 +227,7 @@ class AsyncExecutor(Executor):
             elif self._room[group] > 0 and not self._waiting[group]:
                 self._start(work, group)
             else:
-                self._waiting[group].append(work)
+                self._waiting[group][_key(work)] = work
 
     def _start(self, work: Work, group: str) -> None:
         self._room[group] -= 1
@@ -231,18 +242,21 @@ class AsyncExecutor(Executor):
         task = asyncio.current_task()
         assert task is not None
         # From here on: a task that is cancelled before it has begun would end without an answer.
-        self._tasks[(work.caller.process_id, work.number)] = task
+        self._tasks[_key(work)] = task
         try:
             await execution
         finally:
-            if not self._flushing:
-                self._flushing = True
-                asyncio.get_running_loop().call_soon(self._flush)
-            self._tasks.pop((work.caller.process_id, work.number), None)
+            self._flush_soon()
+            self._tasks.pop(_key(work), None)
             self._room[group] += 1
             waiting = self._waiting[group]
             if waiting and self._room[group] > 0:
-                self._start(waiting.popleft(), group)
+                self._start(waiting.popitem(last=False)[1], group)
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -344,9 +358,16 @@ class AsyncExecutor(Executor):
                 await close()
 
     def _cancel_task(self, work: Work) -> None:
-        task = self._tasks.get((work.caller.process_id, work.number))
+        key = _key(work)
+        task = self._tasks.get(key)
         if task is not None:
             task.cancel()
+            return
+        for waiting in self._waiting.values():  # its turn may never come
+            if waiting.pop(key, None) is not None:
+                self.answer_error(work, TaskCancelledError(work.name))
+                self._flush_soon()
+                return
 
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
         """A blocking get() in a coroutine works, and stops all others meanwhile."""
@@ -361,6 +382,10 @@ class AsyncExecutor(Executor):
                 stacklevel=5,
             )
         return wait(timeout)
+
+
+def _key(work: Work) -> tuple[bytes, int]:
+    return work.caller.process_id, work.number
 
 
 class _LoopEvent:

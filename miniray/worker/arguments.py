@@ -75,6 +75,8 @@ def _load_all(
     if work.refs:
         positional = list(args)
         for where, id, _node, value in work.refs:
+            if value is None:  # it was lost when the call was sent: the caller makes it again
+                raise ArgumentLostError(id, None)
             try:
                 item = _load(runtime, value, patient=patient)
             except ObjectLostError as error:

@@ -131,11 +131,13 @@ class Executor:
         self.interrupt(work, force)
 
     def interrupt(self, work: Work, force: bool) -> None:
-        """Stop a task that runs, or what waits for its arguments.
+        """Stop a task that runs, or what waits for its arguments or its turn.
 
         A method that has begun runs on, and may ask whether it was cancelled.
         """
-        if self._running is work:
+        if self._queue.remove(work):  # its turn may be long in coming
+            self.answer_error(work, TaskCancelledError(work.name))
+        elif self._running is work:
             if not isinstance(work.target, bytes):
                 self.cancel_children(work)  # if it waits for them, its `get` raises
             elif force:

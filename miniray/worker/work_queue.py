@@ -50,6 +50,14 @@ class WorkQueue:
         """
         return self._items.popleft()
 
+    def remove(self, work: Work) -> bool:
+        """Take this one out; False if it does not wait here (any more)."""
+        try:
+            self._items.remove(work)
+        except ValueError:
+            return False
+        return True
+
     def empty(self) -> bool:
         """Whether nothing waits."""
         return not self._items

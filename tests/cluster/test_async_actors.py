@@ -234,3 +234,17 @@ def test_a_call_cancelled_before_it_has_begun_is_answered_and_leaves_its_place()
     waits = actor.wait.remote()
     miniray.get(actor.send.remote(), timeout=30)
     assert miniray.get(waits, timeout=30) == "done"
+
+
+def test_a_call_for_which_there_is_no_room_is_cancelled_before_its_turn() -> None:
+    actor = Signal.options(max_concurrency=1).remote()
+    running, waiting, last = (actor.wait.remote() for _ in range(3))
+    miniray.cancel(waiting)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(waiting, timeout=30)
+    miniray.cancel(running)
+    miniray.cancel(last)
+    for ref in (running, last):
+        with pytest.raises(TaskCancelledError):
+            miniray.get(ref, timeout=30)
+    assert miniray.get(actor.count.remote(), timeout=30) == 0

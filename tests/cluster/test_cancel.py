@@ -205,8 +205,11 @@ def test_the_process_of_an_interrupted_task_runs_other_tasks(tmp_path: Path) -> 
     assert miniray.get([identity.remote(n) for n in range(20)], timeout=30) == list(range(20))
 
 
-def test_a_call_that_waits_at_an_actor_is_cancelled(tmp_path: Path) -> None:
-    @miniray.remote
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_call_that_waits_at_an_actor_is_cancelled_before_its_turn(
+    threads: int, tmp_path: Path
+) -> None:
+    @miniray.remote(max_concurrency=threads)
     class Worker:
         def run(self, started: Path, go: Path) -> str:
             started.touch()
@@ -214,14 +217,17 @@ def test_a_call_that_waits_at_an_actor_is_cancelled(tmp_path: Path) -> None:
             return "ran"
 
     actor = Worker.remote()
-    first = actor.run.remote(tmp_path / "started", tmp_path / "go")
-    wait_for_file(tmp_path / "started")
-    second = actor.run.remote(tmp_path / "second", tmp_path / "go")
-    miniray.cancel(second)
-    (tmp_path / "go").touch()
-    assert miniray.get(first, timeout=30) == "ran"
+    running = [actor.run.remote(tmp_path / str(n), tmp_path / "go") for n in range(threads)]
+    for n in range(threads):
+        wait_for_file(tmp_path / str(n))
+    waiting = actor.run.remote(tmp_path / "waiting", tmp_path / "go")
+    last = actor.run.remote(tmp_path / "last", tmp_path / "go")
+    miniray.cancel(waiting)
     with pytest.raises(TaskCancelledError):
-        miniray.get(second, timeout=30)
+        miniray.get(waiting, timeout=30)
+    (tmp_path / "go").touch()
+    assert miniray.get([*running, last], timeout=30) == ["ran"] * (threads + 1)
+    assert not (tmp_path / "waiting").exists()
 
 
 def test_a_call_of_an_actor_cannot_be_cancelled_by_force(tmp_path: Path) -> None:

@@ -53,6 +53,21 @@ def test_get_refuses_what_is_no_ref(wrong: Any) -> None:
         miniray.get(wrong)
 
 
+@pytest.mark.parametrize("others", [1, 20])
+def test_get_raises_as_soon_as_one_of_many_has_failed(others: int, tmp_path: Path) -> None:
+    waiting = [wait_and_return.remote(tmp_path / "go", n) for n in range(others)]
+    refs = [*waiting, miniray.put("there")]
+    for given in ([*refs, fail.remote()], [fail.remote(), *refs]):
+        with pytest.raises(KeyError):
+            miniray.get(given, timeout=60)
+    failed = fail.remote()
+    miniray.wait([failed])
+    with pytest.raises(KeyError):
+        miniray.get([*refs, failed], timeout=60)
+    (tmp_path / "go").touch()
+    assert miniray.get(waiting, timeout=60) == list(range(others))
+
+
 def test_put_refuses_a_ref() -> None:
     with pytest.raises(TypeError, match=r"ObjectRef"):
         miniray.put(miniray.put(1))

@@ -13,6 +13,7 @@ from cluster_helpers import is_alive, wait_until
 import miniray
 from miniray.cluster_utils import Cluster
 from miniray.core.runtime import current_runtime
+from miniray.exceptions import ObjectLostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -93,6 +94,24 @@ def test_remote_functions_and_classes_work_with_the_next_cluster() -> None:
         seen.add(miniray.get(Holder.remote().pid.remote()))
         miniray.shutdown()
     assert len(seen) == 4
+
+
+def test_a_ref_of_an_earlier_cluster_is_lost_wherever_it_is_used() -> None:
+    @miniray.remote
+    def take(value: Any) -> Any:
+        return value
+
+    miniray.init(num_cpus=1)
+    ref = miniray.put("old")
+    miniray.shutdown()
+    miniray.init(num_cpus=1)
+    with pytest.raises(ObjectLostError, match="not attached to its cluster any more"):
+        miniray.get(ref, timeout=30)
+    with pytest.raises(ObjectLostError, match="not attached to its cluster any more"):
+        miniray.get(take.remote(ref), timeout=30)
+    inside = miniray.get(take.remote([ref]), timeout=30)
+    with pytest.raises(ObjectLostError):
+        miniray.get(inside, timeout=30)
 
 
 def test_the_first_use_starts_a_cluster_by_itself() -> None:

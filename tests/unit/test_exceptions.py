@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import logging
 import pickle
@@ -147,6 +148,25 @@ def test_errors_of_python_keep_what_they_hold_outside_of_their_dict(
 
     assert isinstance(arrived, type(error))
     assert {name: getattr(arrived, name) for name in attributes} == attributes
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        cls
+        for cls in vars(builtins).values()
+        if isinstance(cls, type)
+        and issubclass(cls, Exception)
+        and not issubclass(cls, StopIteration | StopAsyncIteration | UnicodeError)
+        and not cls.__name__.endswith("Group")  # these cannot be made without arguments
+    ],
+    ids=lambda cls: cls.__name__,
+)
+def test_an_error_of_every_built_in_class_is_raised_as_that_class(cls: type[Exception]) -> None:
+    arrived = sent(failed(cls("why"))).as_instanceof_cause()
+
+    assert isinstance(arrived, cls)
+    assert arrived.cause.args == ("why",)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no exception groups")

@@ -89,7 +89,7 @@ def test_functions_of_any_arguments_take_any(runtime: FakeRuntime) -> None:
     def everything(*args: int, **kwargs: int) -> int:
         return sum(args) + sum(kwargs.values())
 
-    assert miniray.get(everything.remote(1, 2, 3, x=4)) == 10
+    assert miniray.get(everything.remote(1, 2, 3, x=4, self=5)) == 15
 
 
 def test_a_required_keyword_is_checked_too(runtime: FakeRuntime) -> None:

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
-from miniray.core.borrowing import Borrowing
+from miniray.core.borrowing import Borrowing, error_value
 from miniray.core.calls import Call, CallTable
 from miniray.core.ids import ObjectIds, new_id
 from miniray.core.objects import ObjectTable
@@ -233,6 +233,11 @@ class Caller:
     def reply(self, peer: FakePeer, call: Call, result: Any = None) -> None:
         """The executor answers."""
         self.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_OK, (packed(result),), None))  # type: ignore[arg-type]
+
+    def fails(self, peer: FakePeer, call: Call, error: BaseException) -> None:
+        """The executor answers with an error."""
+        values = (error_value(error),)
+        self.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_ERROR, values, None))  # type: ignore[arg-type]
 
     def drain(self) -> None:
         """Count the refs that were dropped."""

@@ -15,6 +15,7 @@ from miniray.exceptions import (
     PendingCallsLimitExceededError,
     TaskCancelledError,
 )
+from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
     from miniray.core.calls import Call
@@ -89,6 +90,28 @@ def test_a_call_that_waits_for_a_value_holds_back_those_behind_it(world: Fixture
     assert peer.calls == []
     world.me.table.set_value(ref.binary(), packed(1))
     assert peer.calls == [first.number, second.number]
+
+
+def test_a_call_that_runs_again_goes_before_one_that_waits_for_its_result(world: Fixture) -> None:
+    peer = world.alive()
+    first = world.call(retries=1, retry_exceptions=True)
+    second = world.call(ObjectRef(first.return_ids[0], NODE))
+    world.me.fails(peer, first, ValueError("not now"))
+    assert peer.calls == [first.number, first.number]
+    world.me.reply(peer, first, 1)
+    assert peer.calls == [first.number, first.number, second.number]
+
+
+def test_a_call_whose_argument_was_lost_keeps_its_place(world: Fixture) -> None:
+    peer = world.alive()
+    first = world.call()
+    second = world.call(ObjectRef(first.return_ids[0], NODE))
+    first.waiting = 1
+    world.client.withdraw(first)
+    first.waiting = 0
+    world.client.dependencies_ready(first)
+    world.me.reply(peer, first, 1)
+    assert peer.calls == [first.number, first.number, second.number]
 
 
 def test_cancelling_the_call_that_others_wait_behind_lets_them_go(world: Fixture) -> None:

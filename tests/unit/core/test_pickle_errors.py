@@ -66,6 +66,17 @@ def test_the_error_of_a_function_names_its_variable() -> None:
         dumps_code(function)
 
 
+def test_the_error_of_a_class_names_the_variable_of_its_method() -> None:
+    inner = threading.Lock()
+
+    class Actor:
+        def method(self) -> Any:
+            return inner
+
+    with pytest.raises(TypeError, match=r": method variable 'inner' is a lock"):
+        dumps_code(Actor)
+
+
 def test_a_value_that_contains_itself_ends_the_search() -> None:
     value: list[Any] = [threading.Lock()]
     value.insert(0, value)
