@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
 from miniray.core.ids import owner_of
+from miniray.core.runtime import BundleAffinity
 from miniray.core.task_shape import placement_from_data
 from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
 from miniray.head.actor import Actor
@@ -33,7 +34,7 @@ from miniray.head.grants import Asker
 from miniray.head.reasons import ReasonKind, severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Container, Mapping
 
     from miniray.head.actor_states import DeadActor
     from miniray.head.clients import ClientDirectory
@@ -382,14 +383,25 @@ class ActorDirectory:
             actor.lease = 0
             self._submit(actor)
 
-    def node_reports(self, node: Node, processes: Mapping[int, bytes]) -> None:
-        """A node says which leases it runs, and in which processes; what it lacks has ended."""
+    def node_reports(
+        self, node: Node, processes: Mapping[int, bytes], homeless: Container[int]
+    ) -> None:
+        """A node says which leases it runs; what it lacks has ended.
+
+        Args:
+            node: that was to report.
+            processes: by lease.
+            homeless: those of the leases whose bundle is gone.
+        """
         for actor in self._awaited.pop(node.id, ()):
             if actor.state == DEAD:
                 continue
             process_id = processes.get(actor.lease)
             if process_id is None:
-                self._ended(actor, ProcessExit(pid=actor.pid))
+                self._not_there(actor)
+                continue
+            if actor.lease in homeless:
+                self._bundle_gone(actor)
                 continue
             actor.node = node
             actor.demand = demand_of(actor)
@@ -400,8 +412,25 @@ class ActorDirectory:
             if actor.state == ALIVE:
                 self._subscribers.tell_all(actor)
 
+    def _not_there(self, actor: Actor) -> None:
+        """The node that was to have an actor does not: it has ended, or was never begun."""
+        if actor.state == ALIVE:
+            self._ended(actor, ProcessExit(pid=actor.pid))
+            return
+        self._table.leave_place(actor)
+        self._on_change(actor)
+        self._submit(actor)
+
+    def _bundle_gone(self, actor: Actor) -> None:
+        placement = demand_of(actor).placement
+        assert isinstance(placement, BundleAffinity)
+        if self._grants.scheduler.group(placement.placement_group_id) is None:
+            self._die(actor, DeathCause.GROUP_REMOVED, ended=True)
+        else:
+            self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
+
     def node_never_came(self, node_id: bytes) -> None:
-        """A node did not come back."""
+        """A node did not come back, or was of no use."""
         for actor in self._awaited.pop(node_id, ()):
             if actor.state != DEAD:
                 self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))

@@ -60,8 +60,8 @@ class PlacementGroupState:
     status: GroupStatus = GroupStatus.PENDING
     #: What each placed bundle reserved, by bundle index.
     allocations: dict[int, Allocation] = dataclasses.field(default_factory=dict)
-    #: Bundles placed before a restart of the head, whose nodes have not reported yet.
-    awaited: dict[int, str] = dataclasses.field(default_factory=dict)
+    #: The same of those placed before a restart of the head, whose nodes have not reported yet.
+    awaited: dict[int, Allocation] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -138,18 +138,16 @@ class PlacementGroupState:
 
     def places(self, name: str) -> dict[int, str]:
         """Nodes of the bundles of a set that are placed, or awaited to be reported."""
-        placed = {index: made.node_id for index, made in self.allocations.items()} | self.awaited
         return {
-            index: node_id
-            for index, node_id in placed.items()
+            index: made.node_id
+            for index, made in (self.allocations | self.awaited).items()
             if set_name(self.bundles[index].selector) == name
         }
 
     @property
     def nodes(self) -> set[str]:
         """Nodes that hold bundles of the group, or are awaited to report them."""
-        placed = {allocation.node_id for allocation in self.allocations.values()}
-        return placed | set(self.awaited.values())
+        return {made.node_id for made in (*self.allocations.values(), *self.awaited.values())}
 
 
 def total_needs(specs: Iterable[BundleSpec]) -> Needs:

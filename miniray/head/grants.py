@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
+import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from miniray.head.resources import Allocation, ResourcePool
     from miniray.head.scheduler import ClusterScheduler
     from miniray.head.table import Lease
+
+logger = logging.getLogger(__name__)
 
 #: Lease numbers of one start of the head; the start counter is in the bits above.
 _NUMBER_BITS = 32
@@ -229,6 +232,10 @@ class GrantTable:
         now = self._timers.time()
         self.apply(self.scheduler.add_node(pool, now, bundles, reported, lasting))
 
+    def await_no_more(self) -> None:
+        """Nodes of before a restart that have not reported by now do not exist."""
+        self.apply(self.scheduler.await_no_more(self._timers.time()))
+
     def remove_node(self, name: str) -> None:
         """A node is gone."""
         self.apply(self.scheduler.remove_node(name, self._timers.time()))
@@ -275,21 +282,21 @@ class GrantTable:
         for id in decisions.lost:
             request = self._requests.pop(lease_number(id), None)
             if request is not None:
-                request.requester.lost(request.token, request.number)
+                _tell(request, request.requester.lost)
         for id in decisions.to_end:
             request = self._requests.get(lease_number(id))
             if request is not None:
-                request.requester.must_end(request.token, request.number)
+                _tell(request, request.requester.must_end)
         for id, reason in decisions.failures:
             request = self._requests.pop(lease_number(id), None)
             if request is not None:
                 self.waiting.pop(request.number, None)
-                request.requester.refused(request.token, request.number, reason)
+                _tell(request, request.requester.refused, reason)
         for id, allocation in decisions.grants:
             request = self._requests.get(lease_number(id))
             if request is not None:
                 self.waiting.pop(request.number, None)
-                request.requester.granted(request.token, request.number, allocation)
+                _tell(request, request.requester.granted, allocation)
         if decisions.grants and self.waiting:
             self._tell_contention()
         for placed in decisions.placed:
@@ -345,6 +352,14 @@ class GrantTable:
         if request is not None and severity(reason) > request.told:
             request.told = severity(reason)
             request.requester.waits(request.token, number, reason)
+
+
+def _tell(request: Request, decision: Callable[..., None], *what: object) -> None:
+    """One requester that cannot deal with a decision must not keep others from hearing theirs."""
+    try:
+        decision(request.token, request.number, *what)
+    except Exception:
+        logger.exception("what was decided of request %d could not be done", request.number)
 
 
 def _ignore(*_: object) -> None:

@@ -76,7 +76,7 @@ class Group:
         if not missing:
             if not self.state.awaited:
                 return None
-            node_id = min(self.state.awaited.values())
+            node_id = min(held.node_id for held in self.state.awaited.values())
             return Reason(ReasonKind.NODE_AWAITED, node_id=node_id)
         reasons = self._reasons(nodes)
         never = next((reason for reason in reasons if reason.infeasible), None)
@@ -141,6 +141,8 @@ class GroupTable:
         #: Called with a group that has become the oldest of those that lack the same.
         self.on_first: Callable[[Group], None] = _ignore
         self._on_node: dict[str, dict[BundleKey, ResourcePool]] = collections.defaultdict(dict)
+        #: After a restart of the head: the groups with bundles that a node is to report.
+        self._awaiting: dict[str, set[bytes]] = collections.defaultdict(set)
         #: Bundles of removed groups that still hold leases.
         self._closing: dict[BundleKey, Allocation] = {}
 
@@ -150,6 +152,8 @@ class GroupTable:
             raise ValueError(f"placement group {state.group_id.hex()} exists already")
         group = Group(state, number, since, Domain(self._threshold))
         self.groups[state.group_id] = group
+        for held in state.awaited.values():
+            self._awaiting[held.node_id].add(state.group_id)
         self._enqueue(group)
         return group
 
@@ -266,15 +270,28 @@ class GroupTable:
                 group.domain.pools.remove(key)
                 del group.state.allocations[key[1]]
                 self._reschedule(group, number, now)
-        for group in self.groups.values():
-            awaited = group.state.awaited
-            gone = [index for index, awaited_id in awaited.items() if awaited_id == node_id]
-            if gone:
-                self._dequeue(group)
-                for index in gone:
-                    del awaited[index]
-                self._reschedule(group, number, now)
+        self.await_no_more(node_id, number, now)
         return list(lost.values())
+
+    def awaited_on(self, node_id: str) -> dict[BundleKey, Allocation]:
+        """The bundles that a node is to report after a restart of the head."""
+        ids = self._awaiting.get(node_id, ())
+        return {
+            (id, index): held
+            for id in ids
+            if id in self.groups
+            for index, held in self.groups[id].state.awaited.items()
+            if held.node_id == node_id
+        }
+
+    def await_no_more(self, node_id: str, number: int, now: float) -> None:
+        """A node will not report the bundles that it was to: their groups are placed again."""
+        for id, index in self.awaited_on(node_id):
+            group = self.groups[id]
+            self._dequeue(group)
+            del group.state.awaited[index]
+            self._reschedule(group, number, now)
+        self._awaiting.pop(node_id, None)
 
     def _reschedule(self, group: Group, number: int, now: float) -> None:
         group.state.status = GroupStatus.RESCHEDULING

@@ -174,6 +174,7 @@ class Head:
                 cluster_id=self.identity.cluster_id,
                 nodes=others,
                 head_address=self.address,
+                nodes_are_all=self.recovery.over,
             )
         )
         self.nodes.add(node)
@@ -185,6 +186,7 @@ class Head:
         logger.warning("node %s (%s) is lost: %s", node.name, node.hostname, reason)
         self.nodes.remove(node, reason)
         self.grants.remove_node(node.name)
+        self.actors.node_never_came(node.id)  # what it was to report, if that was refused
         self.clients.node_lost(node)
         self.drains.left()
         node.outbox.close()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from miniray.head.reasons import Reason, Told
     from miniray.head.resources import Allocation
 
-#: Group of the leases that a restarted head learns of.
+#: Group of the leases that a restarted head learns of; it never asks for one.
 _ADOPTED = -1
 #: Seconds between attempts to start a worker, after the second failure in a row and at most.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
@@ -364,7 +364,8 @@ class TaskLeases:
         groups = self._groups.setdefault(owner, {})
         group = groups.get(_ADOPTED)
         if group is None:
-            group = groups[_ADOPTED] = LeaseGroup(owner, _ADOPTED, "", b"", "", Demand.of({}), {})
+            group = LeaseGroup(owner, _ADOPTED, "", b"", "", Demand.of({}), {}, may_wait=0)
+            groups[_ADOPTED] = group
         lease = TaskLease(number, group, node_id, self._timers.time(), process_id=process_id)
         # The client knows its group under another number, so it cannot be asked for it.
         lease.revoked = True

@@ -148,6 +148,12 @@ class NodeDirectory:
         for other in self._living.values():
             other.send(node_died=head_pb2.NodeDied(node_id=node.id, reason=reason))
 
+    def tell_all(self) -> None:
+        """Tell all nodes who lives: an earlier head may not have told them of an end."""
+        living = head_pb2.LivingNodes(ids=list(self._living))
+        for node in self._living.values():
+            node.send(living=living)
+
     def silent(self, now: float, timeout: float) -> list[Node]:
         """Living nodes that were not heard of for this many seconds."""
         return [node for node in self._living.values() if now - node.heard > timeout]

@@ -7,16 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import marshal
-from typing import TYPE_CHECKING
-
 from miniray.head.actor import Actor
 from miniray.head.allocations import allocation_from_json, allocation_json
 from miniray.head.bundles import PlacementGroupState
 from miniray.head.jobs import Job
 from miniray.head.placement_groups import PlacementGroup
-
-if TYPE_CHECKING:
-    from miniray.head.resources import Allocation
 
 _ACTOR_FIELDS = (
     "id",
@@ -59,7 +54,9 @@ def read_actor(record: bytes) -> tuple[Actor, bytes]:
 def group_record(group: PlacementGroup) -> bytes:
     """A placement group as it is kept, with what its bundles hold."""
     fields = {name: getattr(group, name) for name in _GROUP_FIELDS}
-    placed = group.state.allocations if group.state is not None else {}
+    state = group.state
+    # What this head still awaits the next one has to await too.
+    placed = state.allocations | state.awaited if state is not None else {}
     bundles = {
         index: (allocation.node_id, allocation_json(allocation))
         for index, allocation in placed.items()
@@ -67,16 +64,15 @@ def group_record(group: PlacementGroup) -> bytes:
     return marshal.dumps((fields, bundles))
 
 
-def read_group(record: bytes) -> tuple[PlacementGroup, dict[int, Allocation]]:
-    """A group whose bundles await their nodes, and what each holds there."""
+def read_group(record: bytes) -> PlacementGroup:
+    """A group whose bundles await their nodes."""
     fields, bundles = marshal.loads(record)
     group = PlacementGroup(**fields)
-    allocations = {
+    group.state = PlacementGroupState.of(group.id, group.bundles, group.strategy, group.selectors)
+    group.state.awaited = {
         index: allocation_from_json(node_id, data) for index, (node_id, data) in bundles.items()
     }
-    group.state = PlacementGroupState.of(group.id, group.bundles, group.strategy, group.selectors)
-    group.state.awaited = {index: held.node_id for index, held in allocations.items()}
-    return group, allocations
+    return group
 
 
 def job_record(job: Job) -> bytes:

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from miniray.head.grants import Timers
     from miniray.head.head import Head
     from miniray.head.nodes import Node
-    from miniray.head.resources import Allocation
+    from miniray.head.resources import Allocation, ResourcePool
     from miniray.head.storage import Saved
+
+    BundleKey = tuple[bytes, int]
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +34,12 @@ class Recovery:
     def __init__(self, head: Head, timers: Timers) -> None:
         self._head = head
         self._timers = timers
-        #: Bundles by the name of the node that is to report.
-        self._bundles: dict[str, dict[tuple[bytes, int], Allocation]] = {}
-        #: Names of nodes that have not reported.
+        #: Names of nodes that have something of what was kept, and have not reported.
         self._expected: set[str] = set()
+        #: Names of nodes that have reported to this head.
+        self._reported: set[str] = set()
+        #: Whether all nodes of before that still live are here.
+        self.over = True
 
     def restore(self, saved: Saved) -> None:
         """Enter what was kept, and wait for the nodes that it names."""
@@ -45,21 +49,18 @@ class Recovery:
         for record in saved.jobs:
             head.jobs.restore(records.read_job(record))
         actors = [records.read_actor(record) for record in saved.actors]
-        groups = [records.read_group(record) for record in saved.groups]
         self._expected = {node_id.hex() for _, node_id in actors if node_id}
-        for group, allocations in groups:
-            for index, allocation in allocations.items():
-                held = self._bundles.setdefault(allocation.node_id, {})
-                held[group.id, index] = allocation
-                self._expected.add(allocation.node_id)
-        for name in self._expected:
-            head.scheduler.expect_node(name)
-        for group, _ in groups:
+        if saved.epoch > 1:
+            self.over = False
+            head.scheduler.await_nodes()
+            self._timers.call_later(config().node_timeout, self._end_of_wait)
+        for record in saved.groups:
+            group = records.read_group(record)
             head.placement_groups.restore(group)
+            if group.state is not None:
+                self._expected |= group.state.nodes
         for actor, node_id in actors:
             head.actors.restore(actor, node_id)
-        if saved.epoch > 1:
-            self._timers.call_later(config().node_timeout, self._end_of_wait)
 
     def add_node(self, node: Node, reports: Iterable[head_pb2.RunningLease]) -> None:
         """A node joins with what runs there: what is known is taken over, the rest is ended.
@@ -73,46 +74,92 @@ class Recovery:
             for report in reports
         }
         self._expected.discard(node.name)
-        bundles = self._bundles.pop(node.name, {})
-        groups = {key: held for key, held in bundles.items() if self._is_awaited(key, node.name)}
-        leases = {}
-        for number, (_, held) in running.items():
-            # A bundle may be gone with its group, or have been given up with the node's old
-            # session. What the lease holds counts on the node itself then, until it has ended.
-            kept = held.bundle is None or held.bundle in groups
-            leases[number] = held if kept else held._replace(bundle=None)
-        actors = [number for number, (report, _) in running.items() if report.actor_id]
-        head.grants.add_node(node.pool, groups.items(), leases.items(), actors)
-        for group_id in {key[0] for key in groups}:
+        bundles = self._bundles_on(node, [held for _, held in running.values()])
+        # A bundle may be gone with its group, or have been given up with the node's old
+        # session. What the lease holds counts on the node itself then, until it has ended.
+        homeless = {
+            number
+            for number, (_, held) in running.items()
+            if held.bundle is not None and held.bundle not in bundles
+        }
+        leases = {
+            number: held._replace(bundle=None) if number in homeless else held
+            for number, (_, held) in running.items()
+        }
+        lasting = [number for number, (report, _) in running.items() if report.actor_id]
+        head.grants.add_node(node.pool, bundles.items(), leases.items(), lasting)
+        for group_id in {key[0] for key in bundles}:
             head.placement_groups.reported(group_id)
-        head.actors.node_reports(node, {r.lease: r.process_id for r, _ in running.values()})
+        processes = {number: report.process_id for number, (report, _) in running.items()}
+        head.actors.node_reports(node, processes, homeless)
         for number, (report, _) in running.items():
             if head.actors.has_lease(number):
                 continue
-            # A session that broke ended all of its leases for everybody else.
-            is_older = report.epoch != head.identity.epoch
-            lost_bundle = leases[number].bundle != running[number][1].bundle
-            if is_older and not report.actor_id and not lost_bundle:
-                head.leases.adopt(number, report.owner, node.id, report.process_id)
-            else:
+            if report.actor_id or number in homeless or not self._is_of_before(report, node):
                 node.send(end_lease=head_pb2.EndLease(lease=number, kill=True))
+            else:
+                self._adopt(report, node)
+        self._reported.add(node.name)
 
-    def _is_awaited(self, key: tuple[bytes, int], name: str) -> bool:
-        state = self._head.scheduler.group(key[0])
-        return state is not None and state.awaited.get(key[1]) == name
+    def _bundles_on(
+        self, node: Node, running: Iterable[Allocation]
+    ) -> dict[BundleKey, Allocation]:
+        """The bundles that were kept of a node and are there.
+
+        The end of a group may not have been kept, and what it had granted to others: these run.
+        """
+        awaited = self._head.scheduler.awaited_on(node.name)
+        trial = node.pool.copy()
+        used = set()
+        for held in running:
+            if held.bundle in awaited:
+                used.add(held.bundle)
+            else:
+                trial.adopt(held)
+        found = {}
+        for key in sorted(awaited, key=lambda key: key not in used):
+            try:
+                _take(trial, awaited[key])
+            except ValueError as error:
+                logger.warning("bundle %d of group %s is gone: %s", key[1], key[0].hex(), error)
+            else:
+                found[key] = awaited[key]
+        return found
+
+    def _is_of_before(self, report: head_pb2.RunningLease, node: Node) -> bool:
+        """Whether a lease is of an earlier head, and this one has not ended it already.
+
+        A session that broke ended all leases of its node for everybody else.
+        """
+        return report.epoch != self._head.identity.epoch and node.name not in self._reported
+
+    def _adopt(self, report: head_pb2.RunningLease, node: Node) -> None:
+        self._head.leases.adopt(report.lease, report.owner, node.id, report.process_id)
+        if self.over:  # its owner may have ended long ago, or attach to this node in a moment
+            self._timers.call_later(config().node_timeout, self._head.leases.end_orphans)
 
     def _end_of_wait(self) -> None:
         """Who has not come back by now is gone."""
         head = self._head
+        self.over = True
         for name in self._expected:
             logger.warning("node %s did not come back after the head's restart", name)
             head.actors.node_never_came(bytes.fromhex(name))
             head.grants.remove_node(name)
         self._expected.clear()
-        self._bundles.clear()
+        head.grants.await_no_more()
         head.actors.end_orphans()
         head.placement_groups.end_orphans()
         head.leases.end_orphans()
         for job in head.jobs.all():
             if job.ended is None and head.clients.get(job.driver) is None:
                 head.driver_ended(job.driver)
+        head.nodes.tell_all()
+
+
+def _take(pool: ResourcePool, held: Allocation) -> None:
+    """Count a bundle; ValueError if there is no room for it (CPU may be in debt)."""
+    for name, units in held.scalars:
+        if name != "CPU" and pool.free.get(name, 0) < units:
+            raise ValueError(f"there is too little of {name}")
+    pool.adopt(held)

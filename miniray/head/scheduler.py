@@ -38,7 +38,8 @@ class ClusterScheduler:
             hybrid_threshold: use up to which nodes are filled in order, 0 to 1.
         """
         self._table = ResourceTable(reserve_after, hybrid_threshold)
-        self._expected: set[str] = set()
+        #: The nodes of before a restart have not all reported.
+        self._awaits_nodes = False
 
     # --- nodes ---------------------------------------------------------------------
     def add_node(
@@ -56,7 +57,8 @@ class ClusterScheduler:
         Args:
             node: made by ``node_pool``.
             now: the time.
-            bundles: ((group id, index), allocation) held there.
+            bundles: ((group id, index), allocation) held there; others that were awaited there
+                are placed again.
             leases: (lease id, allocation) held there, in bundles or not.
             lasting: those of them that are of actors.
 
@@ -75,22 +77,35 @@ class ClusterScheduler:
         except ValueError:
             self._drop([*table.groups.lose_node(node.node_id, table.next_arrival(), now), node])
             raise
-        self._expected.discard(node.node_id)
+        table.groups.await_no_more(node.node_id, table.next_arrival(), now)
         table.domain.pools.add(node.node_id, node)
         table.domain.reconsider(node.node_id)
         for pool in (node, *table.groups.on_node(node.node_id)):
             table.grow(pool)
         return table.settle(Decisions(), now)
 
-    def expect_node(self, node_id: str) -> None:
-        """A node of before a restart may still report: hard affinity to it waits."""
-        self._expected.add(node_id)
+    def await_nodes(self) -> None:
+        """Nodes of before a restart may still report: hard affinity to any that is not there waits.
+
+        Until ``await_no_more``.
+        """
+        self._awaits_nodes = True
+
+    def await_no_more(self, now: float) -> Decisions:
+        """Nodes that have not reported by now do not exist."""
+        table = self._table
+        out = Decisions()
+        self._awaits_nodes = False
+        for queue in tuple(table.domain.waiting):
+            if queue.bound is not None and queue.bound not in table.nodes:
+                reason = Reason(ReasonKind.NODE_GONE, node_id=str(queue.bound))
+                table.fail_all(queue, reason, out)
+        return table.settle(out, now)
 
     def remove_node(self, node_id: str, now: float) -> Decisions:
         """A node is gone, with its leases and bundles; unknown ids change nothing."""
         table = self._table
         out = Decisions()
-        self._expected.discard(node_id)
         lost = table.groups.lose_node(node_id, table.next_arrival(), now)
         if node_id in table.nodes:
             lost.append(table.domain.pools.remove(node_id))
@@ -286,6 +301,10 @@ class ClusterScheduler:
         group = self._table.groups.groups.get(group_id)
         return None if group is None else group.state
 
+    def awaited_on(self, node_id: str) -> dict[tuple[bytes, int], Allocation]:
+        """The bundles, by (group id, index), that a node is to report after a restart."""
+        return self._table.groups.awaited_on(node_id)
+
     def lease(self, lease_id: bytes) -> Lease | None:
         """A granted lease, for reading only; None if there is no such lease."""
         return self._table.leases.get(lease_id)
@@ -378,7 +397,7 @@ class ClusterScheduler:
         placement = demand.placement
         if isinstance(placement, NodeAffinity) and not placement.soft:
             node = self.nodes.get(placement.node_id)
-            if node is None and placement.node_id not in self._expected:
+            if node is None and not self._awaits_nodes:
                 return Reason(ReasonKind.NODE_GONE, node_id=placement.node_id)
             if node is not None and not node.could_ever_fit(demand.placing):
                 return too_small(demand.placing, node)

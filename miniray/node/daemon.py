@@ -53,6 +53,7 @@ from miniray.runtime_env.install import EnvironmentManager
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Container
 
     import grpc
 
@@ -194,6 +195,14 @@ class NodeDaemon:
     def _welcomed(self, welcome: head_pb2.Welcome) -> None:
         for node in welcome.nodes:
             self._joined(node)
+        if welcome.nodes_are_all:
+            self._only_these_live({node.node_id for node in welcome.nodes})
+
+    def _only_these_live(self, node_ids: Container[bytes]) -> None:
+        """The head tells of all nodes; this one may have missed the end of others."""
+        for node_id in self._relay.announced():
+            if node_id not in node_ids:
+                self._node_died(node_id)
 
     def _tell_again(self) -> list[head_pb2.FromNode]:
         """What a head must know that knows of this node only what its hello said."""
@@ -203,7 +212,12 @@ class NodeDaemon:
             for lease in self._pool.leases.values()
             if lease.alive and lease.worker is not None
         ]
-        return [*living, *processes]
+        waiting = [
+            head_pb2.FromNode(blocked=head_pb2.LeaseBlocked(lease=lease.number, blocked=True))
+            for lease in self._pool.leases.values()
+            if lease.blocked
+        ]
+        return [*living, *processes, *waiting]
 
     @property
     def session_ended(self) -> asyncio.Event:
@@ -238,6 +252,8 @@ class NodeDaemon:
             self._joined(message.node_joined)
         elif kind == "node_died":
             self._node_died(message.node_died.node_id)
+        elif kind == "living":
+            self._only_these_live({self.node_id, *message.living.ids})
         elif kind == "stop":
             self.stop(message.stop.reason)
 

@@ -52,6 +52,7 @@ class HeadClient:
     ) -> head_pb2.Welcome:
         """Open the session. Errors are those of ``HeadSession.open``."""
         self.session = HeadSession(channel, hello, on_message, usage)
+        self.session.on_ended = self._requests.session_ended
         return await self.session.open(timeout)
 
     async def rejoin(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from miniray._proto import head_pb2
 
-#: Seconds after which the head has certainly kept what it was asked.
+#: Seconds of a session after which the head has certainly kept what it was asked.
 _KEPT_AFTER = 2.0
 #: Requests that make or end something. What a client wants to hear of, and which leases it
 #: wants, it tells every head anew (`ClusterRuntime._on_head_back`).
@@ -43,6 +43,14 @@ class HeadRequests:
         self._clock = clock
         self._open: dict[tuple[bytes, int], head_pb2.FromNode] = {}
         self._recent: collections.deque[tuple[float, head_pb2.FromNode]] = collections.deque()
+        #: When the session ended; None while there is one. However long it takes until there is
+        #: another head, nobody has kept anything meanwhile.
+        self._ended: float | None = None
+
+    def session_ended(self) -> None:
+        """There is no head to ask, until ``to_repeat`` is called for the next one."""
+        if self._ended is None:
+            self._ended = self._clock()
 
     def sent(self, message: head_pb2.FromNode) -> None:
         """A request, or a notice (its number is 0), is on its way."""
@@ -70,7 +78,11 @@ class HeadRequests:
         Args:
             waiting: what is still to be sent, and so is not repeated.
         """
-        self._drop_older(self._clock())
+        now = self._clock()
+        self._drop_older(now)
+        self._ended = None
+        # This head may end too before it has kept them.
+        self._recent = collections.deque((now, message) for _, message in self._recent)
         sent = {id(message): message for _, message in self._recent}
         sent.update((id(message), message) for message in self._open.values())
         for message in waiting:
@@ -78,5 +90,6 @@ class HeadRequests:
         return list(sent.values())
 
     def _drop_older(self, now: float) -> None:
-        while self._recent and now - self._recent[0][0] > _KEPT_AFTER:
+        until = now if self._ended is None else self._ended
+        while self._recent and until - self._recent[0][0] > _KEPT_AFTER:
             self._recent.popleft()

@@ -46,6 +46,8 @@ class HeadSession:
         self._tasks: list[asyncio.Task[None]] = []
         #: Set when the stream has ended.
         self.ended = asyncio.Event()
+        #: Called then.
+        self.on_ended: Callable[[], None] = _ignore
 
     def send(self, message: head_pb2.FromNode) -> None:
         """Queue a message for the head."""
@@ -145,7 +147,7 @@ class HeadSession:
                 for each in self._batched(message):
                     await call.write(each)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            self.ended.set()
+            self._end()
 
     def _batched(self, message: head_pb2.FromNode) -> list[head_pb2.FromNode]:
         """What waits as one message: each write costs more than what is in it.
@@ -177,7 +179,11 @@ class HeadSession:
                     self._handle(message)
         except grpc.aio.AioRpcError as error:
             logger.info("the session with the head ended: %s", error.details())
+        self._end()
+
+    def _end(self) -> None:
         self.ended.set()
+        self.on_ended()
 
     def _handle(self, message: Any) -> None:
         """One message that cannot be handled must not end the session."""
@@ -202,3 +208,7 @@ class HeadSession:
         """End the session."""
         await self._end_tasks()
         await self._channel.close(None)
+
+
+def _ignore() -> None:
+    """Nobody wants to know."""

@@ -78,6 +78,10 @@ class RelayHub:
         """The other nodes that live."""
         return list(self._addresses)
 
+    def announced(self) -> list[bytes]:
+        """Those of them that the head has told of."""
+        return [node_id for node_id in self._addresses if node_id not in self._unannounced]
+
     def knows(self, node_id: bytes) -> bool:
         """Whether another node lives, as far as the head has told."""
         return node_id in self._addresses

@@ -36,6 +36,8 @@ class NodeLease:
     ending: bool = False
     #: Its actor's constructor has ended well.
     alive: bool = False
+    #: What runs on it waits for others, and gave its CPU back meanwhile.
+    blocked: bool = False
 
     @property
     def devices(self) -> dict[str, list[str]]:

@@ -36,6 +36,7 @@ class WorkerNotices:
     def _blocked(self, client: Client, blocked: bool) -> None:
         worker = self._pool.workers.get(client.process_id)
         if worker is not None and worker.lease is not None:
+            worker.lease.blocked = blocked
             self._head.tell(
                 blocked=head_pb2.LeaseBlocked(lease=worker.lease.number, blocked=blocked)
             )

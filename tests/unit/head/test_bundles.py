@@ -9,7 +9,7 @@ from miniray.head.bundles import GroupStatus, PlacementGroupState
 from miniray.head.demands import Decisions, Demand, LeaseRequest
 from miniray.head.planning import plan
 from miniray.head.reasons import ReasonKind
-from miniray.head.resources import ResourcePool, node_pool
+from miniray.head.resources import Allocation, ResourcePool, node_pool
 from miniray.head.scheduler import ClusterScheduler
 
 _numbers = itertools.count()
@@ -318,7 +318,7 @@ def test_bundles_reported_after_a_restart_stay_where_they_are() -> None:
 
     after = ClusterScheduler()
     restored = group({"CPU": 2}, {"GPU": 1})
-    restored.awaited = {index: held.node_id for index, held in state.allocations.items()}
+    restored.awaited = dict(state.allocations)
     after.create_group(restored, 0.0)
     after.add_node(node(2, gpus=4), 0.0)
     assert not restored.allocations
@@ -346,7 +346,7 @@ def test_bundles_reported_after_a_restart_stay_where_they_are() -> None:
 def test_awaited_bundles_of_a_node_that_never_reports_are_placed_elsewhere() -> None:
     scheduler = cluster(node(1))
     state = group({"CPU": 1})
-    state.awaited = {0: f"{0:032x}"}
+    state.awaited = {0: Allocation(f"{0:032x}", (("CPU", 10_000),))}
     scheduler.create_group(state, 0.0)
     assert not state.allocations
 

@@ -427,7 +427,7 @@ def test_leases_reported_after_a_restart_are_counted_before_anything_is_granted(
     allocation = out.grants[0].allocation
 
     after = ClusterScheduler()
-    after.expect_node(node_id(0))
+    after.await_nodes()
     waiting, _ = ask(after, Demand.of({"CPU": 1}, placement=NodeAffinity(node_id(0))))
     assert "has not reported" in after.explain(waiting).sentence()
     node = node_pool(node_id(0), {"CPU": 1}, {"GPU": ["0", "1"]})
