@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """Opens when ``arrived`` was called ``needed`` times. One thread waits, any may open it."""
+    """Opens when ``arrived`` was called ``needed`` times, or ``open`` once.
+
+    One thread waits, any may open it.
+    """
 
     __slots__ = ("_count", "_loop", "_needed", "_sleeping", "opened")
 
@@ -36,6 +39,10 @@ class Gate:
                 self._needed -= 1
                 if self._needed:
                     return
+        self.open()
+
+    def open(self) -> None:
+        """Open it, whatever has happened so far."""
         self.opened = True
         sleeping = self._sleeping
         if sleeping is None:

@@ -75,7 +75,7 @@ class ObjectAccess(RefTracking):
         pending = [entry for entry in entries if entry.value is None]
         if len(pending) > 1:
             pending = list(dict.fromkeys(pending))
-        if pending and not self._wait_values(pending, len(pending), timeout):
+        if pending and not self._wait_for_all(entries, pending, timeout):
             missing = [entry for entry in pending if entry.value is None]
             first = (missing or pending)[0].id
             call = self.calls.find(first)
@@ -93,6 +93,25 @@ class ObjectAccess(RefTracking):
             return [self._load(entry, deadline) for entry in entries]
         finally:
             self.shared_memory.fetches.withdraw(ahead)
+
+    def _wait_for_all(
+        self, entries: Sequence[Entry], pending: Sequence[Entry], timeout: float | None
+    ) -> bool:
+        """Wait until all have values; False on timeout.
+
+        Raises the first error as soon as there is one: what is missing then may never come, as
+        it may wait for what has failed.
+        """
+        if len(entries) == 1:
+            return self._wait_values(pending, 1, timeout)
+        self._raise_error_of(entries)
+        in_time = self._wait_values(pending, len(pending), timeout, stop_at_error=True)
+        self._raise_error_of(entries)
+        return in_time
+
+    def _raise_error_of(self, entries: Sequence[Entry]) -> None:
+        for entry in filter(waiting.has_failed, entries):
+            self._load(entry, None)
 
     def _load(self, entry: Entry, deadline: float | None) -> Any:
         """The value of an entry; one that was lost is made again if that is possible."""
@@ -161,11 +180,20 @@ class ObjectAccess(RefTracking):
         needed: int,
         timeout: float | None,
         fetches: Fetches | None = None,
+        *,
+        stop_at_error: bool = False,
     ) -> bool:
         self.loop.flush_posted()
         self.borrowing.want(pending)
         return waiting.wait_for(
-            self.loop, self.table, pending, needed, timeout, self.block, fetches
+            self.loop,
+            self.table,
+            pending,
+            needed,
+            timeout,
+            self.block,
+            fetches,
+            stop_at_error=stop_at_error,
         )
 
     def load(self, entry: Entry, value: Value, deadline: float | None = None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from miniray.core import protocol as p
 from miniray.core.gates import Gate
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ def wait_for(
     timeout: float | None,
     block: Callable[[Callable[[float | None], bool], float | None], bool],
     fetches: Fetches | None = None,
+    *,
+    stop_at_error: bool = False,
 ) -> bool:
     """Wait until ``needed`` of the pending entries have values; False on timeout.
 
@@ -38,11 +41,13 @@ def wait_for(
         timeout: Seconds, None for no limit.
         block: Runs the wait itself; tells the node when it takes long.
         fetches: Brings values to this node, if only those count.
+        stop_at_error: Return when one of the values is an error, however many are missing then.
     """
     gate = Gate(loop, needed)
+    count = _unless_failed(gate) if stop_at_error and needed > 1 else gate.arrived
     if len(pending) > _FEW:
-        return _wait_for_many(table, pending, gate, timeout, block, fetches)
-    arrived = gate.arrived if fetches is None else _when_here(table, gate, fetches)
+        return _wait_for_many(table, pending, gate, count, timeout, block, fetches)
+    arrived = count if fetches is None else _when_here(table, gate, fetches)
     try:
         for entry in pending:
             if table.when_ready(entry, arrived):
@@ -54,6 +59,24 @@ def wait_for(
                 table.drop_waiter(entry, arrived)
             elif fetches is not None:
                 fetches.drop_waiter(entry, arrived)
+
+
+def _unless_failed(gate: Gate) -> Callable[[Entry], None]:
+    """What to call with an entry that has a value: counts it, or opens the gate if it failed."""
+
+    def arrived(entry: Entry) -> None:
+        if has_failed(entry):
+            gate.open()
+        else:
+            gate.arrived()
+
+    return arrived
+
+
+def has_failed(entry: Entry) -> bool:
+    """Whether what an entry has for a value is an error."""
+    value = entry.value
+    return value is not None and value[0] == p.VALUE_ERROR
 
 
 def _when_here(table: ObjectTable, gate: Gate, fetches: Fetches) -> Callable[[Entry], None]:
@@ -74,6 +97,7 @@ def _wait_for_many(
     table: ObjectTable,
     pending: Sequence[Entry],
     gate: Gate,
+    count: Callable[[Entry], None],
     timeout: float | None,
     block: Callable[[Callable[[float | None], bool], float | None], bool],
     fetches: Fetches | None,
@@ -92,7 +116,7 @@ def _wait_for_many(
             missing.remove(entry.id)  # whoever sees the value first counts it
         except KeyError:
             return
-        gate.arrived()
+        count(entry)
 
     table.watch(arrived)
     try:

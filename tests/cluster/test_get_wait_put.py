@@ -141,6 +141,25 @@ def test_get_gives_up_after_its_timeout(tmp_path: Path) -> None:
     assert miniray.get(ref, timeout=30) == 5
 
 
+@pytest.mark.parametrize("others", [1, 20], ids=["few", "many"])
+def test_get_of_a_list_raises_the_first_error_while_others_still_run(
+    tmp_path: Path, others: int
+) -> None:
+    never = [wait_and_return.remote(tmp_path / "never", 0) for _ in range(others)]
+    try:
+        for when in ("while it waits", "before it waits"):
+            failed = fail.remote()
+            if when == "before it waits":
+                miniray.wait([failed])
+            with pytest.raises(KeyError, match="missing"):
+                miniray.get([*never, failed], timeout=30)
+        with pytest.raises(GetTimeoutError, match=f"{others} of {others + 1}"):
+            miniray.get([*never, miniray.put(1)], timeout=0.05)
+    finally:
+        for ref in never:
+            miniray.cancel(ref)
+
+
 def test_wait_splits_ready_from_not_ready_in_the_order_given(tmp_path: Path) -> None:
     slow = wait_and_return.remote(tmp_path / "go", 0)
     done = [miniray.put(n) for n in range(3)]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from core_doubles import Caller, packed
 
-from miniray.core.waiting import wait_for
+from miniray.core.borrowing import error_value
+from miniray.core.waiting import has_failed, wait_for
 
 if TYPE_CHECKING:
     from miniray.core.objects import Entry
@@ -54,6 +55,17 @@ def test_a_timeout_of_zero_looks_once() -> None:
     assert time.monotonic() - began < 1
     me.table.set_value(entry.id, packed(1))
     assert wait_for(me.loop, me.table, [entry], 1, 0, plain)
+
+
+@pytest.mark.parametrize("count", [3, 30], ids=["few", "many"])
+def test_a_wait_that_stops_at_an_error_ends_with_the_first_one(count: int) -> None:
+    me = Caller()
+    entries = pending(me, count)
+    failure = error_value(KeyError("missing"))
+    threading.Timer(0.01, me.table.set_value, (entries[1].id, failure)).start()
+    assert wait_for(me.loop, me.table, entries, count, 10.0, plain, stop_at_error=True)
+    assert [has_failed(entry) for entry in entries[:3]] == [False, True, False]
+    assert not any(entry.waiters for entry in entries)
 
 
 def test_the_same_object_may_be_waited_for_twice_at_once() -> None:
