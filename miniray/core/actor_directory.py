@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.config import config
 from miniray.core import protocol as p
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 _NOTHING: Value = (p.VALUE_PICKLE, b"", ())
 
 
+class _Creation(NamedTuple):
+    """What is to be known of a call that makes an actor."""
+
+    detached: bool
+    #: Whether the constructor may run again.
+    may_restart: bool
+
+
 class ActorDirectory:
     """Clients of actors by id. Thread-safe; the channel of calls that create actors."""
 
@@ -40,7 +48,7 @@ class ActorDirectory:
         #: Clients by the process that their actor lives in: it has the process to itself.
         self._at: dict[bytes, ActorClient] = {}
         self._lock = threading.RLock()  # a collection in here may drop a ref
-        #: What the constructors of living actors hold: they may run again.
+        #: What constructors hold that have not run, or may run again.
         self._creation: dict[bytes, Call] = {}
 
     # --- making ------------------------------------------------------------------
@@ -101,7 +109,7 @@ class ActorDirectory:
             0,
             False,
             None,
-            detached,
+            _Creation(detached, spec["max_restarts"] != 0),
         )
         self._creation[id] = call
         if runtime.calls.open_call(call):
@@ -163,8 +171,8 @@ class ActorDirectory:
             )
         if error is not None:
             resolved = []
-        arguments, detached = call.arguments, call.options
-        if detached and error is None:
+        arguments = call.arguments
+        if call.options.detached and error is None:
             self._leave_arguments(call, resolved)
         self._runtime.link.head_notice("start_actor", call.target, arguments, resolved, error)
         # Not a call that anybody replies to: it stays only as the holder of its arguments.
@@ -200,7 +208,7 @@ class ActorDirectory:
         return False
 
     def creations(self) -> list[Call]:
-        """The calls that made living actors: what they hold is kept, as they may run again."""
+        """The calls that make actors: what they hold is kept, as they are to run, or may again."""
         return list(self._creation.values())
 
     # --- finding -----------------------------------------------------------------
@@ -256,7 +264,7 @@ class ActorDirectory:
         death: tuple[Any, ...] | None,
     ) -> None:
         """The head says where an actor is, or why it is dead."""
-        if state == DEAD:
+        if state == DEAD or (state == ALIVE and not self._may_restart(id)):
             self._drop_creation(id)
         client = self._clients.get(id)
         if client is not None:
@@ -294,6 +302,10 @@ class ActorDirectory:
         client = self._clients.get(id)
         if client is not None and client.state == DEAD:
             self._clients.pop(id, None)
+
+    def _may_restart(self, id: bytes) -> bool:
+        call = self._creation.get(id)
+        return call is not None and call.options.may_restart
 
     def _drop_creation(self, id: bytes) -> None:
         call = self._creation.pop(id, None)

@@ -21,7 +21,7 @@ from miniray.exceptions import ObjectLostError, TaskCancelledError
 from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from miniray.core.borrowing import Borrowing
     from miniray.core.objects import Entry, ObjectTable, Value
@@ -271,7 +271,9 @@ class CallTable:
         if call is None or (call.peer is not peer and call.peer is not None):
             self._discard(peer, message)
             return
-        if status == p.STATUS_ERROR and self._retry_exception(call, values[0]):
+        failure = _failure(status, values)
+        if failure is not None and self._retry_exception(call, failure):
+            self._discard(peer, message)
             return
         if status == p.STATUS_OK:
             # First: whoever waits for the values may send the next call at once, and its
@@ -396,6 +398,13 @@ class CallTable:
         """A value that nobody will read: free its shared memory."""
         if value[0] == p.VALUE_SHARED:
             self._shared_memory.free(value)
+
+
+def _failure(status: int, values: Sequence[Value]) -> Value | None:
+    """The error of a call: of all of it, or where a generator failed after its first results."""
+    if status == p.STATUS_OK:
+        return values[-1] if values and values[-1][0] == p.VALUE_ERROR else None
+    return values[0] if status == p.STATUS_ERROR else None
 
 
 def _take_refs(

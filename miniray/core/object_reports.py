@@ -18,7 +18,7 @@ from miniray.core.ids import owner_of
 from miniray.util.memory_types import order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from typing import Any
 
     from miniray.core.cluster_runtime import ClusterRuntime
@@ -67,17 +67,18 @@ class ObjectReports:
 
         def step() -> None:
             began = time.monotonic()
-            if began > deadline:
-                return
-            answer = next(steps)
-            if answer is None:  # others have the thread for as long as this had it
+            answer = next(steps) if began <= deadline else None
+            if answer is None and began <= deadline:
+                # Others have the thread for as long as this had it.
                 self._runtime.loop.call_later(time.monotonic() - began, step)
-            else:
+                return
+            steps.close()  # what was looked at is held no longer than the look takes
+            if answer is not None:
                 self._runtime.link.node_notice("objects_held", number, answer)
 
         step()
 
-    def steps(self, limit: int, detail: bool) -> Iterator[ObjectsHeld | None]:
+    def steps(self, limit: int, detail: bool) -> Generator[ObjectsHeld | None, None, None]:
         """The answer, after as many times None as it takes slices."""
         runtime = self._runtime
         runtime.drain()

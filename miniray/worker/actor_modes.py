@@ -108,10 +108,7 @@ class ThreadedExecutor(Executor):
         work.begin()
         try:
             result = self._invoke(work)
-            if work.stream is not None:
-                self._run_stream(work, result)
-                result = None
-            self.answer(work, result)
+            self.answer(work, self.read(work, result))
         except (ActorExit, SystemExit) as error:
             self._end(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
@@ -321,6 +318,8 @@ class AsyncExecutor(Executor):
             if work.stream is not None:
                 await self._stream(work, result)
                 result = None
+            else:
+                result = self.read(work, result)
             self.answer(work, result)
         except (ActorExit, SystemExit) as error:
             self._end(error)
@@ -346,6 +345,7 @@ class AsyncExecutor(Executor):
                 if work.consumed == -1:
                     return
                 self._send_item(work, index, item)
+                del item  # before the next one is made
                 index += 1
                 limit = work.stream
                 while limit is not None and 0 <= limit <= index - work.consumed:

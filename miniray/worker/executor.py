@@ -6,12 +6,14 @@ executors of threaded and asyncio actors build on the same pieces (``actor_modes
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
 import signal
 import threading
 import time
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
@@ -245,9 +247,7 @@ class Executor:
         work.begin()
         try:
             result = self._invoke(work)
-            if work.stream is not None:
-                self._run_stream(work, result)
-                result = None
+            result = self.read(work, result)
             self._interruptible = False
             self.answer(work, result)
         except ActorExit:
@@ -334,6 +334,7 @@ class Executor:
     def answer(self, work: Work, result: Any) -> None:
         """Send a result; what cannot be sent becomes the call's error."""
         if work.cancelled:  # whatever it made of that
+            self._results.drop(result, work.caller)
             self.answer_error(work, TaskCancelledError(work.name))
             self.cancel_children(work)
             return
@@ -398,6 +399,27 @@ class Executor:
         work.held = None
         return kept
 
+    def read(self, work: Work, result: Any) -> Any:
+        """What is to be answered: a generator that a call has returned runs here."""
+        if work.stream is not None:
+            self._run_stream(work, result)
+            return None
+        if not isinstance(result, GeneratorType):
+            return result
+        count = len(work.return_ids)
+        return self._results.of_generator(
+            result, count, work.caller, work.name, lambda: self._whole(work)
+        )
+
+    @contextlib.contextmanager
+    def _whole(self, work: Work) -> Iterator[None]:
+        """A cancel that comes between a value and its message would leave the value to nobody."""
+        interruptible, self._interruptible = self._interruptible, False
+        yield
+        self._interruptible = interruptible  # first: a cancel is either seen here, or interrupts
+        if work.cancelled:
+            raise TaskCancelledError(work.name)
+
     def _run_stream(self, work: Work, items: Any) -> None:
         """Send what a generator yields, as far as the caller reads on."""
         if not hasattr(items, "__next__"):
@@ -414,6 +436,7 @@ class Executor:
                 if work.consumed == -1:
                     return
                 self._send_item(work, index, item)
+                del item  # before the next one is made
                 index += 1
                 self._await_reader(work, index)
         finally:
@@ -422,17 +445,10 @@ class Executor:
                 close()
 
     def _send_item(self, work: Work, index: int, item: Any) -> None:
-        """Send one item of a stream, unless it cannot be pickled.
-
-        A cancel that came between the value and the message would leave the value, which is the
-        caller's, to nobody: it is heeded when the message is sent.
-        """
-        interruptible, self._interruptible = self._interruptible, False
-        value, pin = self._results.value(item, work.caller, work.name)
-        work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
-        self._interruptible = interruptible  # first: a cancel is either seen here, or interrupts
-        if work.cancelled:
-            raise TaskCancelledError(work.name)
+        """Send one item of a stream, unless it cannot be pickled."""
+        with self._whole(work):
+            value, pin = self._results.value(item, work.caller, work.name)
+            work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
 
     def _await_reader(self, work: Work, sent: int) -> None:
         """Backpressure: wait until fewer items than the limit are unread."""

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import pickle
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
 from miniray.core.serialization import serialize
-from miniray.exceptions import TaskError
+from miniray.exceptions import TaskCancelledError, TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Generator, Iterable, Sequence
+    from contextlib import AbstractContextManager
 
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.objects import Value
     from miniray.core.peers import Peer
     from miniray.object_ref import ObjectRef
 
+logger = logging.getLogger(__name__)
+
 _NONE: Value = (p.VALUE_PICKLE, pickle.dumps(None, 5), ())
+_END = object()
+
+
+class Stored(NamedTuple):
+    """Results that are values already."""
+
+    values: Sequence[Value]
+    #: The number under which refs inside are kept; 0 if there are none.
+    pin: int
 
 
 class Results:
@@ -54,28 +67,87 @@ class Results:
         value = self._value(result, caller, name, refs)
         return value, self._pin(caller, refs) if refs else 0
 
-    def values(
-        self, result: Any, count: int, caller: Peer, name: str
-    ) -> tuple[Sequence[Value], int]:
+    def values(self, result: Any, count: int, caller: Peer, name: str) -> Stored:
         """The values of a call with several results; as ``value``.
 
         Raises:
             ValueError: the call did not return as many values as it has return ids.
         """
+        if isinstance(result, Stored):
+            return result
         if count == 1:
             value, pin = self.value(result, caller, name)
-            return (value,), pin
+            return Stored((value,), pin)
         values: list[Value] = []
         refs: list[ObjectRef[Any]] = []
         try:
             for item in _split(result, count, name):
                 values.append(self._value(item, caller, name, refs))  # noqa: PERF401 - freed below
         except BaseException:
-            # The caller owns what was written, and will never hear of it.
-            for value in values:
-                self._runtime.free_shared(value)
+            self._free(values)
             raise
-        return values, self._pin(caller, refs) if refs else 0
+        return Stored(values, self._pin(caller, refs) if refs else 0)
+
+    def of_generator(
+        self,
+        items: Generator[Any, None, None],
+        count: int,
+        caller: Peer,
+        name: str,
+        whole: Callable[[], AbstractContextManager[None]],
+    ) -> Stored:
+        """The values of a call with a fixed number of results that is a generator.
+
+        Each value is stored before the next one is made: they need not fit into the process
+        together. If it fails or ends too early, that is the error of the results that it did
+        not make, and what it yields or raises after the last one is logged, as in Ray.
+
+        Args:
+            items: what the call returned.
+            count: how many results it has.
+            caller: whose they are.
+            name: of the call, for messages.
+            whole: keeps a cancel out while a value is stored, and heeds it after.
+
+        Raises:
+            Exception: what the generator raised before its first value.
+        """
+        values: list[Value] = []
+        refs: list[ObjectRef[Any]] = []
+        try:
+            try:
+                for item in itertools.islice(items, count):
+                    with whole():
+                        values.append(self._value(item, caller, name, refs))
+                    del item  # before the next one is made
+                if len(values) < count:
+                    raise _wrong_number(name, count, len(values))
+                if next(items, _END) is not _END:
+                    logger.warning("%s has num_returns=%s and yielded more values", name, count)
+            except Exception as error:
+                if not values or isinstance(error, TaskCancelledError):
+                    raise
+                if len(values) == count:
+                    logger.exception("%s raised after the last of its results", name)
+                values += [self.error(error, name)] * (count - len(values))
+        except BaseException:
+            self._free(values)
+            raise
+        finally:
+            items.close()
+        return Stored(values, self._pin(caller, refs) if refs else 0)
+
+    def _free(self, values: Iterable[Value]) -> None:
+        """The caller owns what was written, and will never hear of it."""
+        for value in values:
+            self._runtime.free_shared(value)
+
+    def drop(self, result: Any, caller: Peer) -> None:
+        """A result is not sent."""
+        if isinstance(result, Stored):
+            self._free(result.values)
+            if result.pin:
+                self.release(caller, [result.pin])
 
     def _value(self, result: Any, caller: Peer, name: str, refs: list[ObjectRef[Any]]) -> Value:
         """Store one result; refs inside are added to ``refs``."""
@@ -165,5 +237,9 @@ def _split(result: Any, count: int, name: str) -> list[Any]:
             f"{type(result).__name__}, which cannot be split into {count}."
         ) from None
     if len(items) != count:
-        raise ValueError(f"{name} has num_returns={count} but returned {len(items)} values.")
+        raise _wrong_number(name, count, len(items))
     return items
+
+
+def _wrong_number(name: str, count: int, returned: int) -> ValueError:
+    return ValueError(f"{name} has num_returns={count} but returned {returned} values.")

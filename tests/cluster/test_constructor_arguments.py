@@ -161,6 +161,33 @@ def test_refs_in_the_value_of_an_argument_are_counted_by_a_detached_actor() -> N
     miniray.kill(actor)
 
 
+def test_an_actor_that_never_restarts_keeps_of_its_arguments_what_it_looks_at() -> None:
+    large = miniray.put(ones())
+    kept = miniray.put(ones())
+
+    @miniray.remote(num_cpus=0)
+    class Reader:
+        def __init__(self, by_value: Any, by_ref: Any, refs: list[Any]) -> None:
+            self.sizes = by_value.size + by_ref.size
+            self.refs = refs
+
+        def total(self) -> int:
+            return int(self.sizes + miniray.get(self.refs[0]).size)
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    reader = Reader.remote(ones(), large, [kept])
+    del large, kept
+    assert miniray.get(reader.total.remote()) == 3 * SIZE
+    wait_until(lambda: len(inventory()["segments"]) == 1)
+    assert miniray.get(reader.total.remote()) == 3 * SIZE
+    again = Reader.options(max_restarts=1, max_task_retries=-1)
+    restartable = again.remote(ones(), ones(), [miniray.put(ones())])
+    restart(restartable)
+    assert miniray.get(restartable.total.remote()) == 3 * SIZE
+
+
 def test_arguments_of_an_actor_that_is_not_made_are_freed() -> None:
     first = Holder.options(name="one").remote()
     miniray.get(first.pid.remote())

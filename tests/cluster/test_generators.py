@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cluster_helpers import wait_for_file, wait_until
+from cluster_helpers import count_up, wait_for_file, wait_until
 from object_helpers import inventory
 
 import miniray
@@ -274,9 +275,74 @@ def test_an_async_generator_that_fails_says_so() -> None:
         miniray.get(next(stream))
 
 
-def test_a_generator_with_a_fixed_number_of_returns_gives_refs() -> None:
-    refs = count.options(num_returns=3).remote(3)
-    assert miniray.get(refs) == [0, 1, 2]
+@pytest.fixture(params=["task", "method", "method in a thread"])
+def counting(request: pytest.FixtureRequest) -> Any:
+    """A generator of a task or an actor, by the number of its results."""
+    if request.param == "task":
+        return lambda n: count.options(num_returns=n)
+    threads = 2 if "thread" in request.param else 1
+    streamer = Streamer.options(max_concurrency=threads).remote()
+    return lambda n: streamer.count.options(num_returns=n)
+
+
+def test_a_generator_with_a_fixed_number_of_returns_gives_refs(counting: Any) -> None:
+    assert miniray.get(counting(3).remote(3)) == [0, 1, 2]
+    assert miniray.get(counting(1).remote(1)) == 0
+
+
+def test_a_generator_with_a_fixed_number_of_returns_may_yield_more(counting: Any) -> None:
+    assert miniray.get(counting(2).remote(5)) == [0, 1]
+    assert miniray.get(counting(1).remote(5)) == 0
+
+
+def test_results_that_a_generator_does_not_make_are_errors(counting: Any) -> None:
+    first, second, third = counting(3).remote(2)
+    assert miniray.get([first, second]) == [0, 1]
+    with pytest.raises(ValueError, match=r"num_returns=3 but returned 2 values"):
+        miniray.get(third)
+    with pytest.raises(ValueError, match="returned 0 values"):
+        miniray.get(counting(1).remote(0))
+
+
+def test_a_generator_that_fails_halfway_keeps_the_results_before() -> None:
+    first, *others = failing.options(num_returns=3).remote()
+    assert miniray.get(first) == 1
+    for ref in others:
+        with pytest.raises(ValueError, match="halfway") as caught:
+            miniray.get(ref)
+        assert "raise ValueError" in str(caught.value)
+
+
+def test_a_generator_that_fails_halfway_is_repeated_as_a_whole(tmp_path: Path) -> None:
+    @miniray.remote(num_returns=2, retry_exceptions=[ValueError])
+    def fails_once() -> Iterator[Any]:
+        yield np.full(300_000, 1)
+        if count_up(tmp_path / "runs") == 1:
+            raise ValueError("halfway")
+        yield 2
+
+    large, small = fails_once.remote()
+    assert miniray.get(small) == 2
+    assert miniray.get(large).sum() == 300_000
+    del large
+    wait_until(lambda: not inventory()["segments"])
+
+
+@pytest.mark.parametrize("num_returns", [4, "streaming"])
+def test_values_of_a_generator_leave_its_memory_one_by_one(num_returns: Any) -> None:
+    @miniray.remote(num_returns=num_returns)
+    def make() -> Iterator[Any]:
+        class Large:
+            def __init__(self) -> None:
+                self.data = bytes(300_000)
+                self.others = len(living)
+                living.add(self)
+
+        living: weakref.WeakSet[Large] = weakref.WeakSet()
+        for _ in range(4):
+            yield Large()
+
+    assert [large.others for large in miniray.get(list(make.remote()))] == [0, 0, 0, 0]
 
 
 def test_a_task_may_read_the_generator_of_another_task() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,34 @@ def test_objects_in_shared_memory_are_told_one_by_one_and_small_ones_counted(own
     }
     detailed = {row["id"] for row in own.report(detail=True)["objects"]}
     assert detailed == {ref.binary() for ref in [*refs, small, coming]}
+
+
+class Loop:
+    """Runs what is to be called later when it is told to."""
+
+    def __init__(self) -> None:
+        self.later: list[Any] = []
+
+    def call_later(self, _seconds: float, step: Any) -> None:
+        self.later.append(step)
+
+
+@pytest.mark.parametrize("seconds", [60, 0], ids=["answered", "too late"])
+def test_a_look_at_what_is_held_does_not_hold_it(own: Process, seconds: float) -> None:
+    held = [own.put(300_000)]
+    id = held[0].binary()
+    own.loop = loop = Loop()  # type: ignore[assignment]
+    reports = ObjectReports(own, lambda: [("a call", [*held])])  # type: ignore[arg-type]
+    gc.disable()  # a cycle may stay for as long as the process has nothing to do
+    try:
+        reports.on_asked(1, 100, False, time.monotonic() + seconds)
+        while loop.later:
+            loop.later.pop()()
+        held.clear()
+        own.drain()
+        assert own.table.entry(id) is None
+    finally:
+        gc.enable()
 
 
 def test_no_more_than_the_limit_are_told(own: Process) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from core_doubles import Caller, packed
 
+from miniray.core.borrowing import error_value
 from miniray.core.waiting import wait_for
 
 if TYPE_CHECKING:
@@ -54,6 +55,18 @@ def test_a_timeout_of_zero_looks_once() -> None:
     assert time.monotonic() - began < 1
     me.table.set_value(entry.id, packed(1))
     assert wait_for(me.loop, me.table, [entry], 1, 0, plain)
+
+
+@pytest.mark.parametrize("count", [3, 30], ids=["few", "many"])
+def test_a_wait_that_stops_at_a_failure_ends_with_the_first_one(count: int) -> None:
+    me = Caller()
+    entries = pending(me, count)
+    failure = error_value(KeyError("missing"))
+    threading.Timer(0.01, me.table.set_value, (entries[1].id, failure)).start()
+    failed: list[Entry] = []
+    assert wait_for(me.loop, me.table, entries, count, 10.0, plain, failed=failed)
+    assert failed == [entries[1]]
+    assert not any(entry.waiters for entry in entries)
 
 
 def test_the_same_object_may_be_waited_for_twice_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import types
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import pytest
 
 from miniray.core import protocol as p
 from miniray.core.ids import ObjectIds, new_id
+from miniray.exceptions import TaskCancelledError
 from miniray.object_ref import ObjectRef
 from miniray.worker.results import Results
 
@@ -91,6 +93,31 @@ def test_a_call_that_fails_after_its_first_result_leaves_nothing(
     with pytest.raises((TypeError, MemoryError)):
         results.values(([refs(), LARGE], [LARGE], last), 3, Peer(), "f")  # type: ignore[arg-type]
     assert len(store.written) == 2
+    assert store.freed == store.written
+    assert kept(results) == []
+
+
+def test_a_generator_that_is_cut_off_leaves_nothing(
+    results: Results, store: Store, refs: Any
+) -> None:
+    def items() -> Iterator[Any]:
+        yield [refs(), LARGE]
+        raise TaskCancelledError("f")
+
+    with pytest.raises(TaskCancelledError):
+        results.of_generator(items(), 2, Peer(), "f", contextlib.nullcontext)  # type: ignore[arg-type]
+    assert store.freed == store.written
+    assert kept(results) == []
+
+
+def test_results_of_a_generator_that_are_not_sent_are_dropped(
+    results: Results, store: Store, refs: Any
+) -> None:
+    caller: Any = Peer()
+    items = (item for item in ([refs(), LARGE], LARGE))
+    stored = results.of_generator(items, 2, caller, "f", contextlib.nullcontext)
+    assert len(kept(results)) == 1
+    results.drop(stored, caller)
     assert store.freed == store.written
     assert kept(results) == []
 
