@@ -12,6 +12,7 @@ import pickle
 import signal
 import threading
 import time
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
@@ -344,10 +345,9 @@ class Executor:
                 if work.stream is None
                 else ((), 0)
             )
-        except (TypeError, ValueError) as error:  # it names what was returned: frames add nothing
-            self.answer_error(work, error.with_traceback(None))
-            return
         except Exception as error:  # noqa: BLE001 - it is the call's result
+            if isinstance(error, (TypeError, ValueError)) and not isinstance(result, GeneratorType):
+                error.__traceback__ = None  # it names what was returned: frames add nothing
             self.answer_error(work, error)
             return
         del result

@@ -6,6 +6,8 @@ import itertools
 import os
 import pickle
 import threading
+import types
+from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
@@ -15,7 +17,7 @@ from miniray.core.serialization import serialize
 from miniray.exceptions import TaskError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.objects import Value
@@ -62,7 +64,7 @@ class Results:
         Raises:
             ValueError: the call did not return as many values as it has return ids.
         """
-        if count == 1:
+        if count == 1 and not isinstance(result, types.GeneratorType):
             value, pin = self.value(result, caller, name)
             return (value,), pin
         values: list[Value] = []
@@ -103,7 +105,9 @@ class Results:
         if isinstance(error, TaskError) or not isinstance(error, MinirayError):
             facts = self._runtime.facts
             actor_id = facts.actor_id.hex() if facts.actor_id is not None else None
-            wrapped = TaskError.from_exception(error, name, pid=os.getpid(), actor_id=actor_id)
+            wrapped = TaskError.from_exception(
+                error, name, pid=os.getpid(), actor_id=actor_id, actor_repr=facts.actor_repr
+            )
             return error_value(wrapped)
         return error_value(error)
 
@@ -153,17 +157,32 @@ class Results:
         callback()
 
 
-def _split(result: Any, count: int, name: str) -> list[Any]:
-    """What a call with several results returned, one by one."""
+def _split(result: Any, count: int, name: str) -> Iterator[Any]:
+    """What a call with several results returned, one by one.
+
+    A generator is asked for a value when the one before is stored, so that only one of them is in
+    the memory of this process.
+    """
     if count == 0:
-        return []
+        return
     try:
-        items = list(result)
+        items = iter(result)
     except TypeError:
         raise ValueError(
             f"{name} has num_returns={count} but returned one value of type "
             f"{type(result).__name__}, which cannot be split into {count}."
         ) from None
-    if len(items) != count:
-        raise ValueError(f"{name} has num_returns={count} but returned {len(items)} values.")
-    return items
+    found = len(result) if isinstance(result, Sized) else count
+    given = 0
+    while found == count:
+        try:
+            item = next(items)
+        except StopIteration:
+            found = given
+            break
+        given += 1
+        if given > count:
+            raise ValueError(f"{name} has num_returns={count} but yielded more values.")
+        yield item
+    if found != count:
+        raise ValueError(f"{name} has num_returns={count} but returned {found} values.")

@@ -281,3 +281,16 @@ def test_an_actor_whose_argument_failed_with_much_data_ends_with_the_reason() ->
     actor = Actor.remote(fail.remote())
     with pytest.raises(RayActorError, match="has failed, with an error of"):
         miniray.get(actor.get.remote(), timeout=30)
+
+
+def test_the_error_of_a_method_shows_the_actor_if_its_class_says_how() -> None:
+    @miniray.remote
+    class Shard:
+        def __repr__(self) -> str:
+            return "Shard-7"
+
+        def fail(self) -> None:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="repr=Shard-7"):
+        miniray.get(Shard.remote().fail.remote())

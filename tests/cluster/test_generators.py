@@ -279,6 +279,17 @@ def test_a_generator_with_a_fixed_number_of_returns_gives_refs() -> None:
     assert miniray.get(refs) == [0, 1, 2]
 
 
+def test_an_error_between_a_fixed_number_of_values_keeps_its_traceback() -> None:
+    @miniray.remote(num_returns=2)
+    def broken() -> Iterator[int]:
+        yield 1
+        raise ValueError("in the middle")
+
+    for ref in broken.remote():
+        with pytest.raises(ValueError, match=r"in broken\n(.|\n)*in the middle"):
+            miniray.get(ref)
+
+
 def test_a_task_may_read_the_generator_of_another_task() -> None:
     @miniray.remote
     def total(n: int) -> int:

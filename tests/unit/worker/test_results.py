@@ -128,3 +128,30 @@ def test_who_waits_until_all_is_counted_is_called_by_the_last_release_or_death(
     assert called == []
     results.caller_gone(second)  # type: ignore[arg-type]
     assert called == [True]
+
+
+def test_a_generator_is_asked_for_a_value_when_the_one_before_is_stored(
+    results: Any, store: Store
+) -> None:
+    stored: list[int] = []
+
+    def generate() -> Iterator[bytes]:
+        for _ in range(3):
+            stored.append(len(store.written))
+            yield LARGE
+
+    values, _ = results.values(generate(), 3, Peer(), "f")
+    assert list(values) == store.written
+    assert stored == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(2, "num_returns=2 but yielded more"), (4, "num_returns=4 but returned 3 values")],
+)
+def test_a_generator_that_does_not_yield_what_was_asked_for_leaves_nothing(
+    results: Any, store: Store, count: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        results.values((LARGE for _ in range(3)), count, Peer(), "f")
+    assert store.freed == store.written
