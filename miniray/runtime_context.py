@@ -162,7 +162,10 @@ class RuntimeContext:
 
     @property
     def gcs_address(self) -> str:
-        """Address of the head, which another driver passes to ``init``."""
+        """Address of the head, which another driver passes to ``init``.
+
+        A cluster that ``init`` has started has none that others could use.
+        """
         return self._data.address
 
     def get_session_name(self) -> str:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
+from miniray.core.exception_transport import note_place
+from miniray.core.names import short_name
 from miniray.core.serialization import serialize
 from miniray.exceptions import TaskError
 
@@ -109,6 +111,8 @@ class Results:
                 error, name, pid=os.getpid(), actor_id=actor_id, actor_repr=facts.actor_repr
             )
             return error_value(wrapped)
+        if error.__traceback__ is not None:
+            note_place(error, f"{short_name(name)}() (pid={os.getpid()})")
         return error_value(error)
 
     def holds(self) -> list[tuple[str, list[ObjectRef[Any]]]]:
