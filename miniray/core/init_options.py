@@ -158,7 +158,7 @@ def _check_address(name: str, value: Any) -> str:
     if value.startswith("unix:"):
         raise ValueError(
             f"{name}={value!r} is the address of a cluster that an init() has started: it ends "
-            f"with its driver, and no other can attach to it. Start one with `miniray start --head`."
+            f"with its driver and no other can attach. Start one with `miniray start --head`."
         )
     match = _ADDRESS.fullmatch(value)
     if match is None or not 0 < int(match[2]) < 65536:
