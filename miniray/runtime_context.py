@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.names import short_name
 from miniray.core.runtime import RuntimeContextData, current_runtime
 
 if TYPE_CHECKING:
@@ -54,8 +55,9 @@ class RuntimeContext:
         return self._data.task_id
 
     def get_task_name(self) -> str | None:
-        """Name of the task or call that runs; None in a driver."""
-        return self._data.task_name
+        """Name of the task or call that runs, as ``f`` or ``Class.method``; None in a driver."""
+        name = self._data.task_name
+        return None if name is None else short_name(name)
 
     def get_task_function_name(self) -> str | None:
         """The function (or ``Class.method``) that runs; None in a driver."""
@@ -160,7 +162,10 @@ class RuntimeContext:
 
     @property
     def gcs_address(self) -> str:
-        """Address of the head, which another driver passes to ``init``."""
+        """Address of the head, which another driver passes to ``init``.
+
+        A cluster that ``init`` has started has none that others could use.
+        """
         return self._data.address
 
     def get_session_name(self) -> str:

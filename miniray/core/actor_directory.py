@@ -14,7 +14,13 @@ from miniray.core.calls import Call
 from miniray.core.interrupts import Interrupts
 from miniray.core.runtime import ActorClassInfo, ActorLocation, ActorOptions, Exported
 from miniray.core.task_shape import effective_placement, placement_data
-from miniray.exceptions import ActorDiedError, ActorUnschedulableError, DeathCause, MinirayError
+from miniray.exceptions import (
+    ActorDiedError,
+    ActorUnschedulableError,
+    DeathCause,
+    MinirayError,
+    RuntimeEnvSetupError,
+)
 from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -325,7 +331,7 @@ def _cause(id: bytes, death: tuple[Any, ...]) -> Callable[[], MinirayError]:
 
     def make() -> MinirayError:
         creation_error = pickle.loads(creation) if creation is not None else None
-        if isinstance(creation_error, ActorUnschedulableError):
+        if isinstance(creation_error, (ActorUnschedulableError, RuntimeEnvSetupError)):
             return creation_error  # as in Ray: it never lived
         return ActorDiedError(
             DeathCause[cause],

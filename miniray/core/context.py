@@ -36,6 +36,8 @@ class ProcessFacts:
         self.session_dir = ""
         self.actor_id: bytes | None = None
         self.actor_name: str | None = None
+        #: ``repr`` of the actor, where its class defines one.
+        self.actor_repr: str | None = None
         self.was_restarted = False
         #: In an actor's worker: (id, owner's node, detached, pickled class info).
         self.own_actor: tuple[bytes, bytes, bool, bytes] | None = None

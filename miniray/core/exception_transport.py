@@ -35,16 +35,31 @@ def format_traceback(error: BaseException) -> str:
 
     Of a long one the middle is left out: what an error prints of its data is no help.
     """
-    first = error.__traceback__
-    while first is not None and first.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
-        first = first.tb_next
-    frames = first if first is not None else error.__traceback__
+    frames = _user_frames(error) or error.__traceback__
     text = "".join(traceback.format_exception(type(error), error, frames))
     left_out = len(text) - _LONGEST
     if left_out <= 0:
         return text
     half = _LONGEST // 2
     return f"{text[:half]}\n[... {left_out} characters are left out ...]\n{text[-half:]}"
+
+
+def _user_frames(error: BaseException) -> types.TracebackType | None:
+    """The traceback from the first frame of user code on; None if there is none."""
+    first = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
+        first = first.tb_next
+    return first
+
+
+def note_place(error: BaseException, place: str) -> None:
+    """Note in an error where it was raised, for one that goes to another process as it is.
+
+    Python prints such notes below the error, from version 3.11 on.
+    """
+    frames = "".join(traceback.format_tb(_user_frames(error)))
+    notes: list[str] = error.__dict__.setdefault("__notes__", [])
+    notes.append(f"Raised in {place}\n{frames}".rstrip())
 
 
 def pack(error: BaseException) -> tuple[bytes | None, str]:
@@ -99,8 +114,8 @@ def rebuild(
 def graft(cls: type[BaseException], cause: BaseException) -> BaseException:
     """Make an instance of ``cls``, a subclass of the cause's class, with the cause's state."""
     args = _args(cause)
-    is_group = isinstance(cause, _ExceptionGroup)
-    error = _new(cls, (cause.message, cause.exceptions) if is_group else args)
+    parts = (cause.message, cause.exceptions) if isinstance(cause, _ExceptionGroup) else args
+    error = _new(cls, parts)
     _set_args(error, args)
     _copy_members(cause, error)
     error.__dict__.update(cause.__dict__)

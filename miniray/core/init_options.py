@@ -155,6 +155,11 @@ def _check_address(name: str, value: Any) -> str:
             f"{name}={value!r}: miniray has no client mode. Give host:port, and a driver outside "
             f"the cluster attaches in the same way as one inside."
         )
+    if value.startswith("unix:"):
+        raise ValueError(
+            f"{name}={value!r} is the address of a cluster that an init() has started: it ends "
+            f"with its driver and no other can attach. Start one with `miniray start --head`."
+        )
     match = _ADDRESS.fullmatch(value)
     if match is None or not 0 < int(match[2]) < 65536:
         raise ValueError(

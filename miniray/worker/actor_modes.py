@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import collections
 import concurrent.futures
-import contextvars
-import functools
 import inspect
 import queue
 import threading
@@ -15,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from miniray.core import context, event_loop
 from miniray.exceptions import TaskCancelledError
 from miniray.worker.actor_loop import serving_loop
-from miniray.worker.arguments import load_arguments, reads_shared_memory
+from miniray.worker.arguments import load_arguments
+from miniray.worker.call_loop import CallLoop, key_of
 from miniray.worker.executor import Executor
 from miniray.worker.exits import ActorExit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Callable, Mapping
 
     from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.worker.call_loop import Arguments
     from miniray.worker.work import Work
-
-_Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 #: Ray's default for asyncio actors.
 ASYNC_CONCURRENCY = 1000
@@ -60,7 +57,7 @@ class ThreadedExecutor(Executor):
         self._unbegun: dict[tuple[bytes, int], Work] = {}
 
     def enqueue(self, work: Work) -> None:
-        self._unbegun[_key(work)] = work
+        self._unbegun[key_of(work)] = work
         super().enqueue(work)
 
     def begin(self, group_of: Mapping[str, str]) -> None:
@@ -86,7 +83,7 @@ class ThreadedExecutor(Executor):
             target = self._queues.get(group)
             if target is not None:
                 target.put(work)
-            elif self._unbegun.pop(_key(work), None) is not None:
+            elif self._unbegun.pop(key_of(work), None) is not None:
                 self.answer_error(work, unknown_group(work, self._sizes))
 
     def _serve(self, mine: queue.SimpleQueue[Work | None]) -> None:
@@ -94,7 +91,7 @@ class ThreadedExecutor(Executor):
             work = mine.get()
             if work is None:
                 return
-            if self._unbegun.pop(_key(work), None) is not None:
+            if self._unbegun.pop(key_of(work), None) is not None:
                 self.execute_in_thread(work)
 
     def execute_in_thread(self, work: Work) -> None:
@@ -127,14 +124,18 @@ class ThreadedExecutor(Executor):
 
         What it has started is cancelled, so if it waits for that, its ``get`` raises.
         """
-        if self._unbegun.pop(_key(work), None) is not None:
+        if self._unbegun.pop(key_of(work), None) is not None:
             self.answer_error(work, TaskCancelledError(work.name))
         else:
             self.cancel_children(work)
 
 
 class AsyncExecutor(Executor):
-    """Methods are coroutines of one event loop in the main thread."""
+    """Methods are coroutines of event loops.
+
+    The constructor and the methods without a group have one in the main thread, each concurrency
+    group has one in a thread of its own: a method that blocks holds up its group and no other.
+    """
 
     def __init__(
         self,
@@ -144,167 +145,83 @@ class AsyncExecutor(Executor):
         groups: Mapping[str, int],
     ) -> None:
         super().__init__(runtime, end)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = 0
-        self._inbox: collections.deque[Work] = collections.deque()
-        self._woken = False
-        self._begun = False
-        self._room = {_DEFAULT_GROUP: max_concurrency, **groups}
-        #: By group: calls for which there is no room yet, in order, by caller and number.
-        self._waiting: dict[str, collections.OrderedDict[tuple[bytes, int], Work]] = {
-            name: collections.OrderedDict() for name in self._room
-        }
-        self._group_of: dict[str, str] = {}
-        self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
-        #: By caller: resolved when the last of its calls has begun, if that waits for arguments.
-        self._behind: dict[bytes, asyncio.Future[None]] = {}
         #: Arguments are waited for in threads of their own: those of user code may be what gives
         #: back the memory that they wait for.
-        self._loaders = concurrent.futures.ThreadPoolExecutor(
+        loaders = concurrent.futures.ThreadPoolExecutor(
             _LOADERS, thread_name_prefix="miniray-arguments"
         )
+        self._calls = {
+            name: CallLoop(runtime, self._execute, self.answer_error, room, loaders)
+            for name, room in {_DEFAULT_GROUP: max_concurrency, **groups}.items()
+        }
+        self._group_of: dict[str, str] = {}
+        #: Calls that came before the groups of methods were known.
+        self._early: list[Work] = []
+        self._begun = False
+        self._lock = threading.Lock()
+        self._main_loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
         self._warned = False
-        self._flushing = False
 
     # --- from whichever thread reads the sockets ------------------------------------
     def enqueue(self, work: Work) -> None:
-        self._inbox.append(work)
-        self._wake()
+        if not self._begun:
+            with self._lock:
+                if not self._begun:
+                    self._early.append(work)
+                    return
+        self._pass_on(work)
 
-    def _wake(self) -> None:
-        loop = self._loop
-        if loop is not None and not self._woken:
-            self._woken = True
-            # In a context of its own: this may run in a coroutine that waits in get().
-            if self._runtime.loop.in_callback and threading.get_ident() == self._thread:
-                loop.call_soon(self._take, context=contextvars.Context())
-            else:
-                loop.call_soon_threadsafe(self._take, context=contextvars.Context())
+    def _pass_on(self, work: Work) -> None:
+        calls = self._calls_of(work)
+        if calls is None:
+            self.answer_error(work, unknown_group(work, self._calls))
+        else:
+            calls.put(work)
+
+    def _calls_of(self, work: Work) -> CallLoop | None:
+        return self._calls.get(work.group or self._group_of.get(work.target, _DEFAULT_GROUP))
 
     def interrupt(self, work: Work, force: bool) -> None:
-        loop = self._loop
-        if loop is not None:
-            loop.call_soon_threadsafe(self._cancel_task, work)
+        calls = self._calls_of(work)
+        if calls is not None:
+            calls.cancel(work)
 
-    # --- in the event loop -----------------------------------------------------------
+    # --- in the main thread ------------------------------------------------------------
     def run_loop(self, create: Callable[[], Any]) -> None:
         """Make the instance inside a running loop, then serve calls until the end."""
         event_loop.run(self._main(create), lambda: serving_loop(self._runtime.loop))
 
     async def _main(self, create: Callable[[], Any]) -> None:
         self._stopped = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        self._main_loop = asyncio.get_running_loop()
         if not create():
             return
-        self._loop = loop
-        self._thread = threading.get_ident()
-        self._begun = True
-        self._woken = False
-        self._wake()
+        for name, calls in self._calls.items():
+            if name == _DEFAULT_GROUP:
+                calls.begin()
+            else:
+                threading.Thread(
+                    target=asyncio.run, args=(calls.serve(),), name=name, daemon=True
+                ).start()
         await self._stopped.wait()
 
     def begin(self, group_of: Mapping[str, str]) -> None:
         """Remember the groups that methods belong to."""
         self._group_of = dict(group_of)
+        with self._lock:
+            for work in self._early:
+                self._pass_on(work)
+            self._early.clear()
+            self._begun = True
 
     def stop(self) -> None:
-        loop = self._loop
+        loop = self._main_loop
         if loop is not None and self._stopped is not None:
             loop.call_soon_threadsafe(self._stopped.set)
 
-    def _take(self) -> None:
-        self._woken = False
-        inbox = self._inbox
-        while inbox:
-            work = inbox.popleft()
-            group = work.group or self._group_of.get(work.target, _DEFAULT_GROUP)
-            if group not in self._room:
-                self.answer_error(work, unknown_group(work, self._room))
-            elif self._room[group] > 0 and not self._waiting[group]:
-                self._start(work, group)
-            else:
-                self._waiting[group][_key(work)] = work
-
-    def _start(self, work: Work, group: str) -> None:
-        self._room[group] -= 1
-        caller = work.caller.process_id
-        if caller in self._behind or reads_shared_memory(work):
-            execution = self._execute_in_turn(work)
-        else:
-            execution = self._execute(work)
-        asyncio.get_running_loop().create_task(self._run_one(work, group, execution))
-
-    async def _run_one(self, work: Work, group: str, execution: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        # From here on: a task that is cancelled before it has begun would end without an answer.
-        self._tasks[_key(work)] = task
-        try:
-            await execution
-        finally:
-            self._flush_soon()
-            self._tasks.pop(_key(work), None)
-            self._room[group] += 1
-            waiting = self._waiting[group]
-            if waiting and self._room[group] > 0:
-                self._start(waiting.popitem(last=False)[1], group)
-
-    def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        self._runtime.loop.flush_posted()
-
-    def _execute_in_turn(self, work: Work) -> Coroutine[Any, Any, None]:
-        """Run a call whose arguments may have to come from elsewhere, or one behind such a call.
-
-        They are waited for in a thread. Calls of one caller begin in the order sent, so those
-        that it sent later wait too; others do not.
-        """
-        caller = work.caller.process_id
-        before = self._behind.get(caller)
-        begun = self._behind[caller] = asyncio.get_running_loop().create_future()
-        return self._await_turn(work, before, begun)
-
-    async def _await_turn(
-        self, work: Work, before: asyncio.Future[None] | None, begun: asyncio.Future[None]
-    ) -> None:
-        arguments: _Arguments | None = None
-
-        def begin() -> None:
-            begun.set_result(None)
-            if self._behind.get(work.caller.process_id) is begun:
-                del self._behind[work.caller.process_id]
-
-        try:
-            if work.cancelled:
-                raise asyncio.CancelledError
-            if before is not None:
-                await asyncio.shield(before)
-            if reads_shared_memory(work):
-                load = functools.partial(load_arguments, self._runtime, work)
-                loop = asyncio.get_running_loop()
-                arguments = await loop.run_in_executor(self._loaders, load)
-        except asyncio.CancelledError:
-            if before is None or before.done():
-                begin()
-            else:  # those behind this one still wait for those before it
-                before.add_done_callback(lambda _before: begin())
-            self.answer_error(work, TaskCancelledError(work.name))
-            return
-        except Exception as error:  # noqa: BLE001 - it is the call's result
-            begin()
-            self.answer_error(work, error)
-            return
-        # The calls behind this one are tasks: they go on after this has run up to its first wait.
-        begin()
-        await self._execute(work, arguments)
-
-    async def _execute(self, work: Work, arguments: _Arguments | None = None) -> None:
+    # --- in the event loop of a group --------------------------------------------------
+    async def _execute(self, work: Work, arguments: Arguments | None = None) -> None:
         if work.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
@@ -330,7 +247,7 @@ class AsyncExecutor(Executor):
             self.answer_error(work, error)
             self.cancel_children(work)
 
-    def _invoke(self, work: Work, arguments: _Arguments | None = None) -> Any:
+    def _invoke(self, work: Work, arguments: Arguments | None = None) -> Any:
         args, kwargs = arguments or load_arguments(self._runtime, work)
         return self.method(work.target)(*args, **kwargs)
 
@@ -357,18 +274,6 @@ class AsyncExecutor(Executor):
             if close is not None:
                 await close()
 
-    def _cancel_task(self, work: Work) -> None:
-        key = _key(work)
-        task = self._tasks.get(key)
-        if task is not None:
-            task.cancel()
-            return
-        for waiting in self._waiting.values():  # its turn may never come
-            if waiting.pop(key, None) is not None:
-                self.answer_error(work, TaskCancelledError(work.name))
-                self._flush_soon()
-                return
-
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
         """A blocking get() in a coroutine works, and stops all others meanwhile."""
         if not self._warned and context.execution.get() is not None:
@@ -382,10 +287,6 @@ class AsyncExecutor(Executor):
                 stacklevel=5,
             )
         return wait(timeout)
-
-
-def _key(work: Work) -> tuple[bytes, int]:
-    return work.caller.process_id, work.number
 
 
 class _LoopEvent:

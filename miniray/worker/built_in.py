@@ -22,6 +22,9 @@ def _call(instance: Any, function: Callable[..., Any], *args: Any, **kwargs: Any
     return function(instance, *args, **kwargs)
 
 
+#: Methods of the user's class that run before an actor ends by rule; Ray's name is an alias.
+SHUTDOWN = ("__miniray_shutdown__", "__ray_shutdown__")
+
 #: What is called with the actor's instance, by name; Ray's names are aliases.
 BUILT_IN: dict[str, Callable[..., Any]] = {
     "__miniray_ready__": _ready,

@@ -31,6 +31,7 @@ from miniray.exceptions import TaskError
 from miniray.worker import stdio
 from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, ThreadedExecutor
 from miniray.worker.arguments import load_arguments
+from miniray.worker.built_in import SHUTDOWN
 from miniray.worker.executor import CANCEL_SIGNAL, Executor
 from miniray.worker.exits import ActorExit
 from miniray.worker.work import ArgumentLostError, Work
@@ -220,14 +221,18 @@ class Worker:
         instance = self.executor.instance
         if "__repr__" in _own_names(type(instance)):
             try:
-                stdio.set_name(repr(instance))
+                name = repr(instance)
             except Exception:
                 logger.exception("__repr__ of actor %s failed", actor["class_name"])
+            else:
+                stdio.set_name(name)
+                self._attachment.facts.actor_repr = name
 
     # --- the end -------------------------------------------------------------------
     def finish(self) -> int:
         """End by rule; returns the exit code."""
         link = self.runtime.link
+        self._shut_down()
         link.node_notice("finishing")
         self.executor.instance = None
         stdio.flush_all()
@@ -238,6 +243,19 @@ class Worker:
         self._left_something = hand_over(self.runtime)
         link.node_notice("leaving")
         return self._exit_code
+
+    def _shut_down(self) -> None:
+        """Let an actor clean up, if its class says how; as exit functions, it has a deadline."""
+        instance = self.executor.instance
+        for name in SHUTDOWN:
+            if name in _own_names(type(instance)):
+                self.runtime.link.node_notice("leaving")
+                self.runtime.link.flush()
+                try:
+                    getattr(instance, name)()
+                except BaseException:
+                    logger.exception("%s.%s failed", self.executor.class_name, name)
+                return
 
     def close(self) -> None:
         """Write out what is queued for others, and read what they say of what was left."""
@@ -289,10 +307,10 @@ def run_worker(spec: dict[str, Any]) -> NoReturn:
 
 def _prepare_process(spec: dict[str, Any]) -> None:
     """Make this process what user code expects of a fresh one."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     leave_in_place(signal.SIGINT, _ignore_interrupt)
     signal.signal(signal.SIGINT, _ignore_interrupt)
     stdio.install()
+    _show_own_warnings()
     sys.argv = [""]
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = __builtins__
@@ -308,6 +326,15 @@ def _prepare_process(spec: dict[str, Any]) -> None:
         sys.path.insert(0, path)
     if spec["sys_path"]:
         importlib.invalidate_caches()
+
+
+def _show_own_warnings() -> None:
+    """Only miniray's loggers get a handler: how the others are shown is the user code's choice."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    own = logging.getLogger("miniray")
+    own.addHandler(handler)
+    own.propagate = False
 
 
 def _ignore_interrupt(_number: int, _frame: object) -> None:

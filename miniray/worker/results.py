@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
+from miniray.core.exception_transport import note_place
+from miniray.core.names import short_name
 from miniray.core.serialization import serialize
 from miniray.exceptions import TaskCancelledError, TaskError
 
@@ -175,8 +177,12 @@ class Results:
         if isinstance(error, TaskError) or not isinstance(error, MinirayError):
             facts = self._runtime.facts
             actor_id = facts.actor_id.hex() if facts.actor_id is not None else None
-            wrapped = TaskError.from_exception(error, name, pid=os.getpid(), actor_id=actor_id)
+            wrapped = TaskError.from_exception(
+                error, name, pid=os.getpid(), actor_id=actor_id, actor_repr=facts.actor_repr
+            )
             return error_value(wrapped)
+        if error.__traceback__ is not None:
+            note_place(error, f"{short_name(name)}() (pid={os.getpid()})")
         return error_value(error)
 
     def holds(self) -> list[tuple[str, list[ObjectRef[Any]]]]:
@@ -225,12 +231,16 @@ class Results:
         callback()
 
 
-def _split(result: Any, count: int, name: str) -> list[Any]:
-    """What a call with several results returned, one by one."""
+def _split(result: Any, count: int, name: str) -> Iterator[Any]:
+    """What a call with several results returned, one by one.
+
+    A generator is asked for a value when the one before is stored, so that only one of them is in
+    the memory of this process.
+    """
     if count == 0:
-        return []
+        return
     try:
-        items = list(result)
+        items = iter(result)
     except TypeError:
         raise ValueError(
             f"{name} has num_returns={count} but returned one value of type "

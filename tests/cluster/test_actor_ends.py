@@ -113,6 +113,36 @@ def test_exit_handlers_run_when_an_actor_leaves(tmp_path: Path) -> None:
     wait_until((tmp_path / "tidied").exists)
 
 
+@pytest.mark.parametrize("how", ["handle", "terminate", "exit_actor", "kill"])
+def test_an_actor_that_ends_by_rule_runs_its_shutdown_method(how: str, tmp_path: Path) -> None:
+    @miniray.remote
+    class Closing:
+        def __init__(self) -> None:
+            self.peer = Counter.remote(4)
+
+        def pid(self) -> int:
+            return os.getpid()
+
+        def leave(self) -> None:
+            miniray.actor.exit_actor()
+
+        def __ray_shutdown__(self) -> None:
+            (tmp_path / "closed").write_text(str(miniray.get(self.peer.add.remote())))
+
+    actor = Closing.remote()
+    pid = miniray.get(actor.pid.remote())
+    if how == "handle":
+        del actor
+    elif how == "terminate":
+        actor.__ray_terminate__.remote()
+    elif how == "exit_actor":
+        actor.leave.remote()
+    else:
+        miniray.kill(actor)
+    wait_until(lambda: not is_alive(pid))
+    assert (tmp_path / "closed").exists() == (how != "kill")
+
+
 @pytest.mark.parametrize("name", ["miniray", "ray"])
 def test_ready_and_terminate_are_methods_of_every_actor(name: str) -> None:
     counter = Counter.remote()

@@ -14,6 +14,7 @@ import miniray
 from miniray.exceptions import RayActorError, TaskCancelledError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -207,6 +208,78 @@ def test_concurrency_groups_of_an_asyncio_actor_have_limits_of_their_own() -> No
     assert miniray.wait(refs, timeout=0.1)[0] == []
     miniray.get(actor.open.remote(), timeout=30)
     assert miniray.get(refs, timeout=30) == ["narrow"] * 3
+
+
+@miniray.remote(concurrency_groups={"io": 2, "health": 1})
+class Grouped:
+    """An asyncio actor whose groups can be blocked one by one."""
+
+    async def block(self, started: Path, go: Path) -> str:
+        started.touch()
+        wait_for_file(go)
+        return "went on"
+
+    def thread(self) -> int:
+        return threading.get_ident()
+
+    @miniray.method(concurrency_group="io")
+    async def io_thread(self) -> int:
+        await asyncio.sleep(0)
+        return threading.get_ident()
+
+    @miniray.method(concurrency_group="io")
+    async def count(self, n: int) -> AsyncIterator[int]:
+        for number in range(n):
+            await asyncio.sleep(0)
+            yield number
+
+    @miniray.method(concurrency_group="io")
+    async def wait(self) -> None:
+        await asyncio.Event().wait()
+
+    @miniray.method(concurrency_group="io")
+    async def leave(self) -> None:
+        miniray.actor.exit_actor()
+
+    @miniray.method(concurrency_group="health")
+    def is_well(self, _of: Any = None) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("group", [None, "io"])
+def test_a_method_that_blocks_holds_up_its_group_only(group: str | None, tmp_path: Path) -> None:
+    actor = Grouped.remote()
+    block = actor.block.options(concurrency_group=group) if group else actor.block
+    blocked = block.remote(tmp_path / "started", tmp_path / "go")
+    behind = (actor.io_thread if group else actor.thread).remote()
+    wait_for_file(tmp_path / "started")
+    assert miniray.get(actor.is_well.remote(b"x" * 200_000), timeout=30)
+    assert miniray.wait([behind], timeout=0)[0] == []
+    (tmp_path / "go").touch()
+    assert miniray.get(blocked, timeout=30) == "went on"
+    miniray.get(behind, timeout=30)
+
+
+def test_the_calls_of_a_group_share_a_thread_of_their_own() -> None:
+    actor = Grouped.remote()
+    main = miniray.get([actor.thread.remote() for _ in range(3)], timeout=30)
+    io = miniray.get([actor.io_thread.remote() for _ in range(3)], timeout=30)
+    moved = miniray.get(actor.thread.options(concurrency_group="io").remote(), timeout=30)
+    assert {*io, moved} == {io[0]}
+    assert {*main} == {main[0]} != {io[0]}
+
+
+def test_streams_cancels_and_ends_work_in_a_group() -> None:
+    actor = Grouped.remote()
+    numbers = actor.count.remote(5)
+    assert [miniray.get(ref, timeout=30) for ref in numbers] == list(range(5))
+    waits = [actor.wait.remote() for _ in range(3)]
+    for ref in reversed(waits):  # the last one waits for room
+        miniray.cancel(ref)
+        with pytest.raises(TaskCancelledError):
+            miniray.get(ref, timeout=30)
+    with pytest.raises(RayActorError, match="exit_actor"):
+        miniray.get(actor.leave.remote(), timeout=30)
 
 
 def test_asyncio_callers_use_many_actors_at_once() -> None:

@@ -239,6 +239,41 @@ def test_a_runtime_env_that_cannot_be_made_is_said_so() -> None:
         divide_nowhere()
 
 
+def test_an_environment_that_cannot_be_made_fails_calls_of_its_actor_as_such() -> None:
+    quick = {"setup_timeout_seconds": 1}  # making it takes longer, and fails too
+
+    @miniray.remote(runtime_env={"pip": ["/nowhere/absent.whl"], "config": quick})
+    class Actor:
+        def method(self) -> None:
+            pass
+
+    with pytest.raises(exceptions.RuntimeEnvSetupError, match=r"absent\.whl|after 1 seconds"):
+        miniray.get(Actor.remote().method.remote(), timeout=60)
+
+
+def test_an_error_of_miniray_that_leaves_a_task_says_where_it_was_raised() -> None:
+    @miniray.remote
+    class Crashing:
+        def crash(self) -> None:
+            os._exit(1)
+
+    @miniray.remote
+    def inner(actor: Any) -> None:
+        miniray.get(actor.crash.remote())
+
+    @miniray.remote
+    def outer(actor: Any) -> None:
+        miniray.get(inner.remote(actor))
+
+    with pytest.raises(exceptions.ActorDiedError) as caught:
+        miniray.get(outer.remote(Crashing.remote()))
+    first, second = caught.value.__dict__["__notes__"]
+    assert first.startswith("Raised in inner() (pid=")
+    assert "actor.crash.remote()" in first
+    assert second.startswith("Raised in outer() (pid=")
+    assert "inner.remote(actor)" in second
+
+
 def test_workers_that_end_before_they_are_ready_fail_their_tasks_with_how() -> None:
     @miniray.remote(runtime_env={"env_vars": {"PYTHONHOME": "/nowhere"}})
     def never() -> None:
@@ -281,3 +316,16 @@ def test_an_actor_whose_argument_failed_with_much_data_ends_with_the_reason() ->
     actor = Actor.remote(fail.remote())
     with pytest.raises(RayActorError, match="has failed, with an error of"):
         miniray.get(actor.get.remote(), timeout=30)
+
+
+def test_the_error_of_a_method_shows_the_actor_if_its_class_says_how() -> None:
+    @miniray.remote
+    class Shard:
+        def __repr__(self) -> str:
+            return "Shard-7"
+
+        def fail(self) -> None:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="repr=Shard-7"):
+        miniray.get(Shard.remote().fail.remote())

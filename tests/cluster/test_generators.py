@@ -345,6 +345,18 @@ def test_values_of_a_generator_leave_its_memory_one_by_one(num_returns: Any) -> 
     assert [large.others for large in miniray.get(list(make.remote()))] == [0, 0, 0, 0]
 
 
+def test_an_error_between_a_fixed_number_of_values_keeps_its_traceback() -> None:
+    @miniray.remote(num_returns=2)
+    def broken() -> Iterator[int]:
+        yield 1
+        raise ValueError("in the middle")
+
+    first, second = broken.remote()
+    assert miniray.get(first) == 1
+    with pytest.raises(ValueError, match=r"in broken\n(.|\n)*in the middle"):
+        miniray.get(second)
+
+
 def test_a_task_may_read_the_generator_of_another_task() -> None:
     @miniray.remote
     def total(n: int) -> int:

@@ -191,6 +191,22 @@ def test_lines_name_the_task_or_the_actor_that_printed_them(nodes: Cluster) -> N
     }
 
 
+def test_tasks_may_set_up_logging_as_any_program_does(nodes: Cluster) -> None:
+    output = drive("""
+        import logging
+
+        @miniray.remote
+        def work():
+            logging.getLogger("mine").warning("before")
+            logging.basicConfig(level=logging.INFO, format="%(name)s says %(message)s")
+            logging.getLogger("mine").info("after")
+
+        miniray.get(work.remote())
+        """)
+    found = [re.sub(r"pid=\d+", "pid=", line) for line in output.err.splitlines()]
+    assert found == ["(work pid=) before", "(work pid=) mine says after"]
+
+
 def test_prefixes_are_coloured_on_a_terminal_and_plain_elsewhere(nodes: Cluster) -> None:
     code = """
         @miniray.remote
@@ -233,7 +249,7 @@ def test_stderr_and_logging_go_to_stderr(nodes: Cluster) -> None:
     assert [body_of(line) for line in output.lines] == ["to stdout"]
     assert [body_of(line) for line in output.err.splitlines()] == [
         "to stderr",
-        "WARNING user: a warning",
+        "a warning",
     ]
 
 

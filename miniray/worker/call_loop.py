@@ -1,0 +1,197 @@
+"""The calls of one concurrency group of an asyncio actor, as tasks of one event loop.
+
+Says which call begins when: at most so many at once, those of one caller in the order sent.
+What a call does is the executor's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextvars
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.exceptions import TaskCancelledError
+from miniray.worker.arguments import load_arguments, reads_shared_memory
+
+if TYPE_CHECKING:
+    import concurrent.futures
+    from collections.abc import Callable, Coroutine
+
+    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.worker.work import Work
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def key_of(work: Work) -> tuple[bytes, int]:
+    """A call by its caller and number."""
+    return work.caller.process_id, work.number
+
+
+class CallLoop:
+    """Calls that share an event loop.
+
+    Args:
+        runtime: That of the process.
+        execute: Runs a call, with its arguments if these have been loaded, and answers it.
+        answer_error: Answers a call with an error.
+        room: How many calls run at once.
+        loaders: Threads in which arguments are waited for.
+    """
+
+    def __init__(
+        self,
+        runtime: ClusterRuntime,
+        execute: Callable[[Work, Arguments | None], Coroutine[Any, Any, None]],
+        answer_error: Callable[[Work, BaseException], None],
+        room: int,
+        loaders: concurrent.futures.Executor,
+    ) -> None:
+        self._runtime = runtime
+        self._execute = execute
+        self._answer_error = answer_error
+        self._room = room
+        self._loaders = loaders
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0
+        self._inbox: collections.deque[Work] = collections.deque()
+        self._woken = False
+        #: Calls for which there is no room yet, in order.
+        self._waiting: collections.OrderedDict[tuple[bytes, int], Work] = collections.OrderedDict()
+        self._tasks: dict[tuple[bytes, int], asyncio.Task[None]] = {}
+        #: By caller: resolved when the last of its calls has begun, if that waits for arguments.
+        self._behind: dict[bytes, asyncio.Future[None]] = {}
+        self._flushing = False
+
+    # --- from any thread ---------------------------------------------------------------
+    def put(self, work: Work) -> None:
+        """Run a call when its turn has come."""
+        self._inbox.append(work)
+        self._wake()
+
+    def _wake(self) -> None:
+        loop = self._loop
+        if loop is not None and not self._woken:
+            self._woken = True
+            # In a context of its own: this may run in a coroutine that waits in get().
+            if self._runtime.loop.in_callback and threading.get_ident() == self._thread:
+                loop.call_soon(self._take, context=contextvars.Context())
+            else:
+                loop.call_soon_threadsafe(self._take, context=contextvars.Context())
+
+    def cancel(self, work: Work) -> None:
+        """End a call that runs, or that waits for its turn."""
+        loop = self._loop
+        if loop is not None:
+            loop.call_soon_threadsafe(self._cancel, work)
+
+    # --- in the event loop -------------------------------------------------------------
+    async def serve(self) -> None:
+        """Run calls in this loop for ever."""
+        self.begin()
+        await asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:
+        """Run calls in the loop that runs in this thread."""
+        self._thread = threading.get_ident()
+        self._loop = asyncio.get_running_loop()
+        self._wake()
+
+    def _take(self) -> None:
+        self._woken = False
+        inbox = self._inbox
+        while inbox:
+            work = inbox.popleft()
+            if self._room > 0 and not self._waiting:
+                self._start(work)
+            else:
+                self._waiting[key_of(work)] = work
+
+    def _start(self, work: Work) -> None:
+        self._room -= 1
+        caller = work.caller.process_id
+        if caller in self._behind or reads_shared_memory(work):
+            execution = self._execute_in_turn(work)
+        else:
+            execution = self._execute(work, None)
+        asyncio.get_running_loop().create_task(self._run(work, execution))
+
+    async def _run(self, work: Work, execution: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        # From here on: a task that is cancelled before it has begun would end without an answer.
+        self._tasks[key_of(work)] = task
+        try:
+            await execution
+        finally:
+            self._flush_soon()
+            self._tasks.pop(key_of(work), None)
+            self._room += 1
+            if self._waiting and self._room > 0:
+                self._start(self._waiting.popitem(last=False)[1])
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self._runtime.loop.flush_posted()
+
+    def _cancel(self, work: Work) -> None:
+        key = key_of(work)
+        task = self._tasks.get(key)
+        if task is not None:
+            task.cancel()
+        elif self._waiting.pop(key, None) is not None:  # its turn may never come
+            self._answer_error(work, TaskCancelledError(work.name))
+            self._flush_soon()
+
+    def _execute_in_turn(self, work: Work) -> Coroutine[Any, Any, None]:
+        """Run a call whose arguments may have to come from elsewhere, or one behind such a call.
+
+        They are waited for in a thread. Calls of one caller begin in the order sent, so those
+        that it sent later wait too; others do not.
+        """
+        caller = work.caller.process_id
+        before = self._behind.get(caller)
+        begun = self._behind[caller] = asyncio.get_running_loop().create_future()
+        return self._await_turn(work, before, begun)
+
+    async def _await_turn(
+        self, work: Work, before: asyncio.Future[None] | None, begun: asyncio.Future[None]
+    ) -> None:
+        arguments: Arguments | None = None
+
+        def begin() -> None:
+            begun.set_result(None)
+            if self._behind.get(work.caller.process_id) is begun:
+                del self._behind[work.caller.process_id]
+
+        try:
+            if work.cancelled:
+                raise asyncio.CancelledError
+            if before is not None:
+                await asyncio.shield(before)
+            if reads_shared_memory(work):
+                load = functools.partial(load_arguments, self._runtime, work)
+                loop = asyncio.get_running_loop()
+                arguments = await loop.run_in_executor(self._loaders, load)
+        except asyncio.CancelledError:
+            if before is None or before.done():
+                begin()
+            else:  # those behind this one still wait for those before it
+                before.add_done_callback(lambda _before: begin())
+            self._answer_error(work, TaskCancelledError(work.name))
+            return
+        except Exception as error:  # noqa: BLE001 - it is the call's result
+            begin()
+            self._answer_error(work, error)
+            return
+        # The calls behind this one are tasks: they go on after this has run up to its first wait.
+        begin()
+        await self._execute(work, arguments)
