@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """Opens when ``arrived`` was called ``needed`` times, or ``open`` once.
-
-    One thread waits, any may open it.
-    """
+    """Opens when ``arrived`` was called ``needed`` times. One thread waits, any may open it."""
 
     __slots__ = ("_count", "_loop", "_needed", "_sleeping", "opened")
 
@@ -42,7 +39,7 @@ class Gate:
         self.open()
 
     def open(self) -> None:
-        """Open it, whatever has happened so far."""
+        """Open, whatever has not happened yet."""
         self.opened = True
         sleeping = self._sleeping
         if sleeping is None:

@@ -75,15 +75,8 @@ class ObjectAccess(RefTracking):
         pending = [entry for entry in entries if entry.value is None]
         if len(pending) > 1:
             pending = list(dict.fromkeys(pending))
-        if pending and not self._wait_for_all(entries, pending, timeout):
-            missing = [entry for entry in pending if entry.value is None]
-            first = (missing or pending)[0].id
-            call = self.calls.find(first)
-            maker = f", the result of {call.name}" if call is not None else ""
-            raise GetTimeoutError(
-                f"{len(missing)} of {len(entries)} values were not there within {timeout:g} s; "
-                f"the first is ObjectRef({first.hex()}){maker}."
-            )
+        if pending:
+            self._wait_for_all(entries, pending, timeout, deadline)
         if len(entries) == 1:
             return [self._load(entries[0], deadline)]
         # All of them begin to move while the first is waited for.
@@ -95,23 +88,29 @@ class ObjectAccess(RefTracking):
             self.shared_memory.fetches.withdraw(ahead)
 
     def _wait_for_all(
-        self, entries: Sequence[Entry], pending: Sequence[Entry], timeout: float | None
-    ) -> bool:
-        """Wait until all have values; False on timeout.
+        self,
+        entries: Sequence[Entry],
+        pending: Sequence[Entry],
+        timeout: float | None,
+        deadline: float | None,
+    ) -> None:
+        """Wait until all entries have values; raises as soon as one has failed.
 
-        Raises the first error as soon as there is one: what is missing then may never come, as
-        it may wait for what has failed.
+        The others may wait for that one, as processes of a group do in a collective operation,
+        and never end.
         """
-        if len(entries) == 1:
-            return self._wait_values(pending, 1, timeout)
-        self._raise_error_of(entries)
-        in_time = self._wait_values(pending, len(pending), timeout, stop_at_error=True)
-        self._raise_error_of(entries)
-        return in_time
-
-    def _raise_error_of(self, entries: Sequence[Entry]) -> None:
-        for entry in filter(waiting.has_failed, entries):
-            self._load(entry, None)
+        failed = [] if len(pending) == len(entries) else [e for e in entries if _is_error(e)]
+        if not failed and not self._wait_values(pending, len(pending), timeout, failed=failed):
+            missing = [entry for entry in pending if entry.value is None]
+            first = (missing or pending)[0].id
+            call = self.calls.find(first)
+            maker = f", the result of {call.name}" if call is not None else ""
+            raise GetTimeoutError(
+                f"{len(missing)} of {len(entries)} values were not there within {timeout:g} s; "
+                f"the first is ObjectRef({first.hex()}){maker}."
+            )
+        if failed:
+            self._load(failed[0], deadline)
 
     def _load(self, entry: Entry, deadline: float | None) -> Any:
         """The value of an entry; one that was lost is made again if that is possible."""
@@ -180,20 +179,12 @@ class ObjectAccess(RefTracking):
         needed: int,
         timeout: float | None,
         fetches: Fetches | None = None,
-        *,
-        stop_at_error: bool = False,
+        failed: list[Entry] | None = None,
     ) -> bool:
         self.loop.flush_posted()
         self.borrowing.want(pending)
         return waiting.wait_for(
-            self.loop,
-            self.table,
-            pending,
-            needed,
-            timeout,
-            self.block,
-            fetches,
-            stop_at_error=stop_at_error,
+            self.loop, self.table, pending, needed, timeout, self.block, fetches, failed
         )
 
     def load(self, entry: Entry, value: Value, deadline: float | None = None) -> Any:
@@ -364,6 +355,11 @@ class ObjectAccess(RefTracking):
                 await there
             finally:
                 self.table.drop_waiter(entry, ready)
+
+
+def _is_error(entry: Entry) -> bool:
+    value = entry.value
+    return value is not None and value[0] == p.VALUE_ERROR
 
 
 def _error_of(value: Value) -> BaseException:

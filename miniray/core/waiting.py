@@ -28,8 +28,7 @@ def wait_for(
     timeout: float | None,
     block: Callable[[Callable[[float | None], bool], float | None], bool],
     fetches: Fetches | None = None,
-    *,
-    stop_at_error: bool = False,
+    failed: list[Entry] | None = None,
 ) -> bool:
     """Wait until ``needed`` of the pending entries have values; False on timeout.
 
@@ -41,13 +40,17 @@ def wait_for(
         timeout: Seconds, None for no limit.
         block: Runs the wait itself; tells the node when it takes long.
         fetches: Brings values to this node, if only those count.
-        stop_at_error: Return when one of the values is an error, however many are missing then.
+        failed: Where an entry goes whose value is an error. The wait is over with the first
+            then; None if an error counts like any value.
     """
     gate = Gate(loop, needed)
-    count = _unless_failed(gate) if stop_at_error and needed > 1 else gate.arrived
     if len(pending) > _FEW:
-        return _wait_for_many(table, pending, gate, count, timeout, block, fetches)
-    arrived = count if fetches is None else _when_here(table, gate, fetches)
+        return _wait_for_many(table, pending, gate, timeout, block, fetches, failed)
+    arrived: Callable[[Entry], None] = gate.arrived
+    if fetches is not None:
+        arrived = _when_here(table, gate, fetches)
+    elif failed is not None and needed > 1:
+        arrived = _unless_failed(gate, failed)
     try:
         for entry in pending:
             if table.when_ready(entry, arrived):
@@ -59,24 +62,6 @@ def wait_for(
                 table.drop_waiter(entry, arrived)
             elif fetches is not None:
                 fetches.drop_waiter(entry, arrived)
-
-
-def _unless_failed(gate: Gate) -> Callable[[Entry], None]:
-    """What to call with an entry that has a value: counts it, or opens the gate if it failed."""
-
-    def arrived(entry: Entry) -> None:
-        if has_failed(entry):
-            gate.open()
-        else:
-            gate.arrived()
-
-    return arrived
-
-
-def has_failed(entry: Entry) -> bool:
-    """Whether what an entry has for a value is an error."""
-    value = entry.value
-    return value is not None and value[0] == p.VALUE_ERROR
 
 
 def _when_here(table: ObjectTable, gate: Gate, fetches: Fetches) -> Callable[[Entry], None]:
@@ -93,16 +78,31 @@ def _when_here(table: ObjectTable, gate: Gate, fetches: Fetches) -> Callable[[En
     return arrived
 
 
+def _unless_failed(gate: Gate, failed: list[Entry]) -> Callable[[Entry], None]:
+    """What to call with an entry that has a value: an error opens the gate at once."""
+
+    def arrived(entry: Entry) -> None:
+        value = entry.value
+        if value is not None and value[0] == p.VALUE_ERROR:
+            failed.append(entry)
+            gate.open()
+        else:
+            gate.arrived()
+
+    return arrived
+
+
 def _wait_for_many(
     table: ObjectTable,
     pending: Sequence[Entry],
     gate: Gate,
-    count: Callable[[Entry], None],
     timeout: float | None,
     block: Callable[[Callable[[float | None], bool], float | None], bool],
     fetches: Fetches | None,
+    failed: list[Entry] | None,
 ) -> bool:
     missing = {entry.id for entry in pending}
+    count = gate.arrived if failed is None else _unless_failed(gate, failed)
 
     def arrived(entry: Entry) -> None:
         if fetches is not None:

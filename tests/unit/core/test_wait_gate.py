@@ -8,7 +8,7 @@ import pytest
 from core_doubles import Caller, packed
 
 from miniray.core.borrowing import error_value
-from miniray.core.waiting import has_failed, wait_for
+from miniray.core.waiting import wait_for
 
 if TYPE_CHECKING:
     from miniray.core.objects import Entry
@@ -63,8 +63,9 @@ def test_a_wait_that_stops_at_an_error_ends_with_the_first_one(count: int) -> No
     entries = pending(me, count)
     failure = error_value(KeyError("missing"))
     threading.Timer(0.01, me.table.set_value, (entries[1].id, failure)).start()
-    assert wait_for(me.loop, me.table, entries, count, 10.0, plain, stop_at_error=True)
-    assert [has_failed(entry) for entry in entries[:3]] == [False, True, False]
+    failed: list[Entry] = []
+    assert wait_for(me.loop, me.table, entries, count, 10.0, plain, failed=failed)
+    assert failed == [entries[1]]
     assert not any(entry.waiters for entry in entries)
 
 
