@@ -172,7 +172,7 @@ def get(refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) -> list[T
 @overload
 def get(refs: ObjectRefGenerator[T], *, timeout: float | None = None) -> ObjectRefGenerator[T]: ...
 def get(refs: Any, *, timeout: float | None = None) -> Any:
-    """Wait for values and return them.
+    """Wait for values and return them. Raises as soon as one of them has failed.
 
     Args:
         refs: A ref, or a list of them.
@@ -183,8 +183,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
 
     Raises:
         GetTimeoutError: Not all values were there in time.
-        TaskError: The task failed; also an instance of the class of the task's exception. Raised as
-            soon as one of a list has failed, whether the others have values or not.
+        TaskError: The task failed; also an instance of the class of the task's exception.
         ValueError: ``refs`` is neither a ref nor a list.
         TypeError: The list holds something else than refs, or ``timeout`` is not a number.
     """

@@ -114,7 +114,7 @@ class Call:
         self.stream = stream
         self.options = options
         #: It is a task whose results can be made again by running it again.
-        self.repeatable = stream is None and target.__class__ is bytes and retries != 0
+        self.repeatable = target.__class__ is bytes and retries != 0
         #: How many top-level refs have no value yet.
         self.waiting = 0
         #: Where it was sent.
@@ -313,6 +313,20 @@ class CallTable:
             if living and self.lineage.keep(call, refs, len(living)):
                 for entry in living:
                     entry.kept = True
+
+    def remember_item(self, call: Call, stream: StreamState) -> None:
+        """Keep what it takes to make the last item of a generator again, which is shared memory."""
+        if stream.origin is None:
+            refs, error = self.resolved_refs(call)
+            if error is None:
+                stream.origin = self.lineage.stream(call, refs, stream.ids)
+        if stream.origin is None:
+            return
+        with self._table.lock:
+            entry = self._table.entry(stream.ids[-1])
+            if entry is not None:
+                self.lineage.keep_item(stream.origin, entry.id)
+                entry.kept = True
 
     def _arguments_lost(self, call: Call, lost: Any) -> None:
         """A call could not begin, because values of its refs are gone: make them again."""

@@ -1,9 +1,9 @@
 """How the results of tasks came about, so that one that was lost can be made again.
 
 Kept by the owner for results in shared memory while they, or what was made from them,
-are in use. Arguments are not kept alive for it, as in Ray: those that are gone must be
-results of tasks themselves, and are made again first. Bookkeeping only: running a task
-again is for others to do.
+are in use. Arguments are not kept alive for it: those that are gone must be results of
+tasks themselves, and are made again first. (Ray keeps those that no task can make again.)
+Bookkeeping only: running a task again is for others to do.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from miniray.core import protocol as p
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from miniray.core.calls import Call, RefArgument
     from miniray.core.objects import Value
 
@@ -28,7 +30,8 @@ class Origin:
     number: int
     target: Any
     name: str
-    return_ids: tuple[bytes, ...]
+    #: Of a generator: its items so far, which one more run makes as so many results.
+    return_ids: Sequence[bytes]
     arguments: Value
     #: Top-level refs; small ones with their values.
     refs: list[RefArgument]
@@ -70,8 +73,41 @@ class Lineage:
             refs: its top-level refs, with the values that they have now.
             results: how many of its results are in use, each of which is to be forgotten.
         """
-        if call.retries == 0 or call.arguments[0] == p.VALUE_SHARED:
+        origin = self._origin(call, refs, call.return_ids)
+        if origin is None:
             return False
+        origin.users = results
+        with self._lock:
+            if any(id in self._by_result for id in origin.return_ids):
+                return True  # it ran again: what is known of it stays good
+            for id in origin.return_ids:
+                self._by_result[id] = origin
+            self._enter(origin)
+        return True
+
+    def stream(self, call: Call, refs: list[RefArgument], items: Sequence[bytes]) -> Origin | None:
+        """What the items of a generator are made again from; None if they cannot be.
+
+        Args:
+            call: its call.
+            refs: as of ``keep``.
+            items: ids of the items so far, which grows.
+        """
+        return self._origin(call, refs, items)
+
+    def keep_item(self, origin: Origin, id: bytes) -> None:
+        """Remember a generator for one more of its items, which is to be forgotten."""
+        with self._lock:
+            self._by_result[id] = origin
+            origin.users += 1
+            if origin.number not in self._origins:
+                self._enter(origin)
+
+    def _origin(
+        self, call: Call, refs: list[RefArgument], return_ids: Sequence[bytes]
+    ) -> Origin | None:
+        if call.retries == 0 or call.arguments[0] == p.VALUE_SHARED:
+            return None
         kept: list[RefArgument] = []
         needs = list(call.arguments[2])
         size = len(call.arguments[1])
@@ -83,34 +119,29 @@ class Lineage:
             else:
                 kept.append((where, id, node, None))
                 needs.append((id, node))
-        origin = Origin(
+        return Origin(
             self._numbers(),
             call.target,
             call.name,
-            call.return_ids,
+            return_ids,
             call.arguments,
             kept,
             tuple((id, node) for id, node in needs if node),
             call.options,
             call.retries,
             call.retry_exceptions,
-            results,
-            size,
+            size=size,
         )
-        with self._lock:
-            if origin.return_ids[0] in self._by_result:
-                return True  # it ran again: what is known of it stays good
-            for id in origin.return_ids:
-                self._by_result[id] = origin
-            for id, _ in origin.needs:
-                source = self._by_result.get(id)
-                if source is not None:
-                    source.users += 1
-            self._origins[origin.number] = origin
-            self._bytes += size
-            while len(self._origins) > self._max_calls or self._bytes > self._max_bytes:
-                self._remove([next(iter(self._origins.values()))])
-        return True
+
+    def _enter(self, origin: Origin) -> None:
+        for id, _ in origin.needs:
+            source = self._by_result.get(id)
+            if source is not None:
+                source.users += 1
+        self._origins[origin.number] = origin
+        self._bytes += origin.size
+        while len(self._origins) > self._max_calls or self._bytes > self._max_bytes:
+            self._remove([next(iter(self._origins.values()))])
 
     def find(self, id: bytes) -> Origin | None:
         """What made a result."""

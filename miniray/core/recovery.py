@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _NO_ORIGIN = (
     "only results of tasks that may run again (max_retries) and whose large arguments are refs can "
-    "be made again, not values of put(), results of actors or items of generators"
+    "be made again, not values of put() or results of actors"
 )
 
 
@@ -151,7 +151,7 @@ class Recovery:
                     self._calls.next_number(),
                     origin.target,
                     origin.name,
-                    origin.return_ids,
+                    tuple(origin.return_ids),
                     origin.arguments,
                     origin.refs,
                     held,

@@ -17,11 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.core.call_site import CallSite
+    from miniray.core.lineage import Origin
     from miniray.core.objects import ObjectTable, Value
     from miniray.object_ref import ObjectRef
 
 logger = logging.getLogger(__name__)
 
+
+#: So many items of a generator can be made again when they are lost.
+MOST_REMEMBERED = 10_000
 
 #: The value of refs that only tell when something has happened.
 TRUE: Value = (VALUE_PICKLE, pickle.dumps(True, 5), ())
@@ -46,6 +50,10 @@ class StreamState:
     ) -> None:
         #: Id by which the call can be cancelled.
         self.id = id
+        #: Ids of the first items, by which a run for those that were lost knows which they are.
+        self.ids: list[bytes] = []
+        #: What they are made again from; None if they cannot be, or none had to be remembered.
+        self.origin: Origin | None = None
         #: How many items may wait unread before the executor pauses; -1: any number.
         self.limit = limit
         self._table = table
@@ -85,7 +93,10 @@ class StreamState:
                 self._on_consumed(self._consumed)
                 return False
             self._received = index + 1
-            ref = self._table.create_with_value(self._new_id(), value, contained)
+            id = self._new_id()
+            ref = self._table.create_with_value(id, value, contained)
+            if index < MOST_REMEMBERED:
+                self.ids.append(id)
             self._items.append(ref if made is None else self._table.record(ref, made))
             waiters, self._waiters = self._waiters, {}
         _wake(waiters)

@@ -242,12 +242,11 @@ class Submission(RefTracking):
         _, number, index, value, pin = message
         call = self.calls.open.get(number)
         refs = self.borrowing.hold(value[2]) if value[2] else None
-        if (
-            call is None
-            or call.stream is None
-            or not call.stream.item(index, value, refs, call.name)
-        ):
+        stream = None if call is None else call.stream
+        if call is None or stream is None or not stream.item(index, value, refs, call.name):
             self.calls.free_value(value)
+        elif call.repeatable and value[0] == p.VALUE_SHARED and index < len(stream.ids):
+            self.calls.remember_item(call, stream)
         if refs:
             self.borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
 

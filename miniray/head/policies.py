@@ -29,6 +29,21 @@ def avoid_accelerators(pool: ResourcePool) -> float:
     return 1.0 if pool.devices else 0.0
 
 
+def leave_to_others(names: Collection[str]) -> tuple[Ranker, Ranker]:
+    """Pools with the fewest devices, then with the fewest resources, beside those that are named.
+
+    For bundles: who needs what a bundle has besides may come later, and has no other one.
+    """
+
+    def devices(pool: ResourcePool) -> float:
+        return sum(name not in names for name in pool.devices)
+
+    def others(pool: ResourcePool) -> float:
+        return sum(name not in names for name in pool.total)
+
+    return devices, others
+
+
 def pack_then_spread(names: Collection[str], threshold: float) -> Ranker:
     """Pools used below the threshold are equal (so the first is filled), others by their use.
 
@@ -107,7 +122,7 @@ def _rankers_by_use(
     shared = shared_device(demand, device_names)
     best_fit = () if shared is None else (fullest_device(*shared),)
     if isinstance(demand.placement, BundleAffinity):
-        return best_fit
+        return (*leave_to_others([name for name, _ in demand.placing]), *best_fit)
     wanted = [name for name, _ in demand.placing if _MARKER not in name]
     names = tuple({"CPU", *wanted})
     needs_accelerator = any(

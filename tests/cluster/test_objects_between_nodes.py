@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from cluster_helpers import count_up, is_alive, wait_until
+from cluster_helpers import count_up, is_alive, wait_for_file, wait_until
 from object_helpers import inventory, known_objects
 
 import miniray
@@ -559,6 +559,34 @@ def test_several_results_of_one_task_are_made_again(third: Node) -> None:
     miniray.wait(refs, num_returns=3, fetch_local=False)
     kill(third)
     assert [int(array[0]) for array in miniray.get(refs, timeout=30)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["ended", "running"])
+def test_items_of_a_generator_are_made_again(third: Node, tmp_path: Path, ended: bool) -> None:
+    @miniray.remote(num_cpus=0, max_retries=1)
+    def items() -> Any:
+        first = count_up(tmp_path / "runs") == 1
+        for n in range(4):
+            if n == 3 and first and not ended:
+                wait_for_file(tmp_path / "go")
+            yield n if n == 1 else np.full(MIB, n, dtype=np.uint8)
+
+    @miniray.remote(num_cpus=0, resources={"far": 0.01})
+    def first_of(array: Any) -> int:
+        return int(array[0])
+
+    stream = items.options(**softly_on(third)).remote()
+    refs = [next(stream) for _ in range(3)]
+    if ended:
+        refs += list(stream)
+    dropped = refs.pop(0)
+    del dropped
+    kill(third)
+    assert miniray.get(first_of.remote(refs[1]), timeout=30) == 2
+    assert miniray.get(refs[0]) == 1
+    (tmp_path / "go").touch()
+    refs += list(stream)
+    assert miniray.get(refs[2], timeout=30)[0] == 3
 
 
 @pytest.mark.parametrize("reader", ["owner", "borrower"])

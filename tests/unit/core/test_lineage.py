@@ -48,6 +48,28 @@ def test_a_task_is_remembered_while_what_was_made_from_its_result_is_in_use() ->
     assert len(lineage) == 0
 
 
+def test_a_generator_is_remembered_while_one_of_its_items_is_in_use() -> None:
+    lineage = Lineage(10, 1000)
+    lineage.keep(call(b"source"), [], 1)
+    items = [b"small"]
+    origin = lineage.stream(call(b"none"), [shared(b"source")], items)
+    assert origin is not None
+    for id in (b"a", b"b"):
+        items.append(id)
+        lineage.keep_item(origin, id)
+    lineage.forget(b"source")
+    lineage.forget(b"a")
+    assert lineage.find(b"b") is origin
+    assert lineage.find(b"source") is not None
+    lineage.forget(b"b")
+    assert len(lineage) == 0
+    lineage.keep_item(origin, b"c")  # it yields on
+    assert lineage.find(b"c") is origin
+    lineage.forget(b"c")
+    assert len(lineage) == 0
+    assert lineage.stream(call(b"none", retries=0), [], items) is None
+
+
 def test_what_cannot_be_repeated_is_not_remembered() -> None:
     lineage = Lineage(10, 1000)
     assert not lineage.keep(call(b"a", retries=0), [], 1)

@@ -199,6 +199,22 @@ def test_any_bundle_with_room_serves_a_lease_that_names_none() -> None:
     assert reason.sentence() == "needs CPU 1; bundle 0 on node 00000000 has 0 of 1 free"
 
 
+def test_work_in_a_group_leaves_bundles_with_more_to_those_who_need_that() -> None:
+    large = node_pool("0" * 32, {"CPU": 8, "tape": 1}, {"GPU": ["0", "1"]})
+    scheduler = cluster(large)
+    wanted = [{"CPU": 1, "GPU": 1}, {"CPU": 1, "tape": 1}, {"GPU": 1}, {"CPU": 1}, {"CPU": 1}]
+    scheduler.create_group(group(*wanted), 0.0)
+
+    def bundle_for(resources: dict[str, float]) -> int:
+        [grant] = lease(scheduler, resources)[1].grants
+        assert grant.allocation.bundle is not None
+        return grant.allocation.bundle[1]
+
+    assert [bundle_for({"CPU": 1}) for _ in range(3)] == [3, 4, 1]
+    assert bundle_for({"GPU": 1}) == 2
+    assert bundle_for({"CPU": 1, "GPU": 1}) == 0
+
+
 def test_a_blocked_task_gives_its_cpu_to_its_bundle_only() -> None:
     scheduler = cluster(node(0, cpus=1))
     scheduler.create_group(group({"CPU": 1}), 0.0)
