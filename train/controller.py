@@ -84,7 +84,13 @@ class TrainController(RankCalls):
         self._make_group = make_group
         storage = spec.storage
         context = RunContext(
-            spec.name, storage.path, spec.run_config, spec.scaling_config, storage.filesystem
+            spec.name,
+            storage.path,
+            spec.run_config,
+            spec.scaling_config,
+            storage.filesystem,
+            run_id=spec.run_id,
+            train_loop_config=spec.configuration.get("train_loop_config"),
         )
         self._callbacks = CallbackRunner(spec.run_config.callbacks or [], context)
         assert spec.run_config.checkpoint_config is not None

@@ -182,6 +182,24 @@ def test_what_is_not_split_is_whole_on_every_rank_and_in_one_order():
         assert shards.get("train") is shards.get("train")
 
 
+@pytest.mark.parametrize("name", ["execution_options", "enable_shard_locality"])
+def test_an_option_of_rays_data_is_refused_with_what_to_do(name):
+    with pytest.raises(ValueError, match=rf"DataConfig\({name}=True\).*leave it out"):
+        DataConfig(**{name: True})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("iter_rows", "to_pylist"), ("to_torch", "iter_torch_batches"), ("schema", "pyarrow")],
+)
+def test_a_method_that_only_rays_iterators_have_says_what_to_do_instead(name, instead):
+    iterator = DataIterator("train", adapt("train", table_of(1)))
+    with pytest.raises(AttributeError, match=rf"has no '{name}': .*{instead}"):
+        getattr(iterator, name)
+    with pytest.raises(AttributeError, match=r"has no 'nothing'$"):
+        iterator.nothing  # noqa: B018
+
+
 def test_an_unknown_dataset_is_refused_with_those_that_there_are():
     shards = Shards(Datasets({"train": adapt("train", table_of(1))}), 0, 1)
     with pytest.raises(KeyError, match="no such dataset, but 'train'"):
