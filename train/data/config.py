@@ -28,7 +28,17 @@ class DataConfig:
 
     Raises:
         ValueError: A value makes no sense; the message says which and what is allowed.
+        TypeError: A subclass has a ``configure`` as Ray's, which would never be called.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "configure" in vars(cls):
+            raise TypeError(
+                f"{cls.__qualname__}.configure is how Ray's trainers prepare datasets, and is not "
+                f"called here. Prepare them before they are given to the trainer, or in the train "
+                f"loop."
+            )
 
     datasets_to_split: Literal["all"] | Sequence[str] = "all"
     _: dataclasses.KW_ONLY

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 pytest.importorskip("pyarrow")
@@ -188,6 +190,11 @@ def test_an_option_of_rays_data_is_refused_with_what_to_do(name):
         DataConfig(**{name: True})
 
 
+def test_a_configuration_that_prepares_datasets_as_rays_do_is_refused_when_it_is_defined():
+    with pytest.raises(TypeError, match=r"Own\.configure is how Ray's trainers prepare"):
+        type("Own", (DataConfig,), {"configure": lambda self, *args, **kwargs: {}})
+
+
 @pytest.mark.parametrize(
     ("name", "instead"),
     [("iter_rows", "to_pylist"), ("to_torch", "iter_torch_batches"), ("schema", "pyarrow")],
@@ -198,6 +205,12 @@ def test_a_method_that_only_rays_iterators_have_says_what_to_do_instead(name, in
         getattr(iterator, name)
     with pytest.raises(AttributeError, match=r"has no 'nothing'$"):
         iterator.nothing  # noqa: B018
+
+
+def test_a_function_that_returns_a_dataset_is_called():
+    assert ids(lambda: table_of(5)) == ids(functools.partial(table_of, 5)) == [0, 1, 2, 3, 4]
+    with pytest.raises(TypeError, match=r"datasets\['train'\] is 5 of type .*, which is no dataset"):
+        adapt("train", lambda: 5)
 
 
 def test_an_unknown_dataset_is_refused_with_those_that_there_are():
