@@ -209,7 +209,7 @@ def test_a_method_that_only_rays_iterators_have_says_what_to_do_instead(name, in
 
 def test_a_function_that_returns_a_dataset_is_called():
     assert ids(lambda: table_of(5)) == ids(functools.partial(table_of, 5)) == [0, 1, 2, 3, 4]
-    with pytest.raises(TypeError, match=r"datasets\['train'\] is 5 of type .*, which is no dataset"):
+    with pytest.raises(TypeError, match=r"is 5 of type .*, which is no dataset"):
         adapt("train", lambda: 5)
 
 
