@@ -26,7 +26,7 @@ from miniray.api import (
     shutdown,
     wait,
 )
-from miniray.core.absent import absent
+from miniray.core.absent import absent, tell_imports
 from miniray.decorator import remote
 from miniray.object_ref import ObjectRef
 from miniray.runtime_context import get_runtime_context
@@ -82,6 +82,7 @@ _ABSENT = {
     "tune": "start one training run per configuration in tasks",
     "workflow": "call tasks with the refs of others",
 }
+tell_imports(__name__, _ABSENT)
 
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there

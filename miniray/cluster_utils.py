@@ -7,6 +7,7 @@ they are different machines. All of them end with the process that started them.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
 import subprocess
@@ -19,7 +20,7 @@ from miniray.node.boot import launch
 from miniray.node.boot_options import BootOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from miniray.node.boot import StartedNode
 
@@ -190,23 +191,40 @@ class Cluster:
     def wait_for_nodes(self, timeout: float = 30.0) -> None:
         """Wait until the head counts as many living nodes as there are here.
 
+        This process need not be attached to the cluster.
+
         Raises:
             TimeoutError: it does not within ``timeout`` seconds.
         """
-        from miniray.api import nodes
-
         deadline = time.monotonic() + timeout
         expected = {node.node_id for node in self.list_all_nodes()}
-        while True:
-            alive = {node["NodeID"] for node in nodes() if node["Alive"]}
-            if alive == expected:
-                return
-            if time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"After {timeout} s the head knows {len(alive)} living nodes, "
-                    f"not {len(expected)}."
-                )
-            time.sleep(0.02)
+        with self._living() as living:
+            while (alive := living()) != expected:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"After {timeout} s the head knows {len(alive)} living nodes, "
+                        f"not {len(expected)}."
+                    )
+                time.sleep(0.02)
+
+    @contextlib.contextmanager
+    def _living(self) -> Iterator[Callable[[], set[str]]]:
+        """What asks the head for the ids of the living nodes."""
+        from miniray.api import nodes
+        from miniray.core.bootstrap import connect_for_cli
+        from miniray.core.runtime import runtime_or_none
+        from miniray.session import latest_cluster
+
+        if runtime_or_none() is not None:
+            yield lambda: {node["NodeID"] for node in nodes() if node["Alive"]}
+            return
+        record = latest_cluster(self.address)
+        if record is None:
+            raise RuntimeError(f"The head at {self.address} has ended.")
+        with contextlib.closing(connect_for_cli(record)) as connection:
+            yield lambda: {
+                node["node_id"] for node in connection.status()["nodes"] if node["state"] != "DEAD"
+            }
 
     def shutdown(self) -> None:
         """Detach this process if it is attached, and end all nodes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.absent import absent
+from miniray.core.absent import absent, tell_imports
 
 if TYPE_CHECKING:
     from miniray.train.attach import stop_run
@@ -120,6 +120,7 @@ _HOMES = {
 
 #: Names of Ray Train that are not here, and what to do instead.
 _VALIDATE = "validate in the train loop, or in a task that the train loop starts"
+_FRAMEWORK = "DataParallelTrainer runs any train loop; connect its processes in a train.Backend"
 _NODE_LOST = "the loss of a node counts like any other failure: set FailureConfig(max_failures=...)"
 _ABSENT = {
     "NCCLHangError": "FailureConfig(hang_timeout_s=...) ends a hang with WorkerHungError",
@@ -131,7 +132,12 @@ _ABSENT = {
     "ValidationFn": _VALIDATE,
     "ValidationTaskConfig": _VALIDATE,
     "get_preemption_info": _NODE_LOST,
+    "horovod": _FRAMEWORK,
+    "lightgbm": _FRAMEWORK,
+    "tensorflow": _FRAMEWORK,
+    "xgboost": _FRAMEWORK,
 }
+tell_imports(__name__, _ABSENT)
 
 #: Modules that are reached as attributes, without an import of their own.
 _MODULES = {"collective", "data", "jax", "torch"}

@@ -7,7 +7,7 @@ and what runs in them, is decided elsewhere.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from miniray.train.ranks import Ranks
 
@@ -129,9 +129,30 @@ class Backend:
         """Called when such a run is over: undo what ``join_local`` did, also if it failed."""
 
 
+#: What Ray asks of a backend's configuration and nobody asks here, and what to write instead.
+_OF_RAY = {
+    "backend_cls": "Define make_backend(), which returns the backend. Its hooks run in the process "
+    "of each rank: on_start(member) and on_shutdown()",
+    "train_func_context": "Prepare the process in on_start() of the backend, or in the train loop",
+}
+
+
 @dataclasses.dataclass
 class BackendConfig:
-    """Base of backend configurations; names the backend to use."""
+    """Base of backend configurations; names the backend to use.
+
+    Raises:
+        TypeError: A subclass names its backend as Ray's do, so that it would never be called.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, instead in _OF_RAY.items():
+            if name in vars(cls):
+                raise TypeError(
+                    f"{cls.__qualname__}.{name} is how Ray's trainers find a backend, and is not "
+                    f"used here. {instead}."
+                )
 
     def make_backend(self) -> Backend:
         """The backend that this configures."""

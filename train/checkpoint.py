@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.filesystem import download, is_local, resolve
+from miniray.train.filesystem import download, is_local, resolve, same
 from miniray.train.shared_copies import shared_copy
 from miniray.train.store import Store
 
@@ -96,8 +96,16 @@ class Checkpoint:
         return metadata
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> None:
-        """Store a dictionary of JSON values with the files, in place of an earlier one."""
-        self._files.write(METADATA_FILE, json.dumps(dict(metadata)))
+        """Store a dictionary of JSON values with the files, in place of an earlier one.
+
+        Raises:
+            TypeError: It holds something else; nothing is stored.
+        """
+        try:
+            text = json.dumps(dict(metadata))
+        except TypeError as error:
+            raise TypeError(f"Metadata of a checkpoint are JSON values: {error}.") from error
+        self._files.write(METADATA_FILE, text)
 
     def update_metadata(self, metadata: Mapping[str, Any]) -> None:
         """Add to the stored dictionary; given keys replace those of the same name."""
@@ -119,7 +127,7 @@ class Checkpoint:
         return (
             isinstance(other, Checkpoint)
             and self.path == other.path
-            and bool(self.filesystem == other.filesystem)
+            and same(self.filesystem, other.filesystem)
         )
 
     def __hash__(self) -> int:

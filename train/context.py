@@ -169,11 +169,7 @@ def report(
         CheckpointUploadError: An earlier upload in the background has failed.
     """
     session = current_session("report")
-    if validation:
-        raise ValueError(
-            "report(validation=...) is not supported. Validate in the train loop, or in a task "
-            "that the train loop starts, and report what it gives."
-        )
+    refuse_validation("report", validation)
     mode = member(CheckpointUploadMode, "report(checkpoint_upload_mode", checkpoint_upload_mode)
     if checkpoint is None:
         session.report(metrics, None)
@@ -201,6 +197,15 @@ def report(
         metrics,
         CheckpointReport(checkpoint, checkpoint_dir_name, mode, delete, checkpoint_upload_fn),
     )
+
+
+def refuse_validation(where: str, validation: Any) -> None:
+    """Raise ValueError if Ray's validation of checkpoints is asked for; ``where`` is asked."""
+    if validation:
+        raise ValueError(
+            f"{where}(validation=...) is not supported. Validate in the train loop, or in a task "
+            f"that the train loop starts, and report what it gives."
+        )
 
 
 def get_all_reported_checkpoints(

@@ -15,7 +15,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from miniray.exceptions import MinirayError
+from miniray.exceptions import MinirayError, TaskError
 from miniray.train import rank_logs
 from miniray.train.attempt import Attempt
 from miniray.train.callbacks import RunContext
@@ -84,7 +84,13 @@ class TrainController(RankCalls):
         self._make_group = make_group
         storage = spec.storage
         context = RunContext(
-            spec.name, storage.path, spec.run_config, spec.scaling_config, storage.filesystem
+            spec.name,
+            storage.path,
+            spec.run_config,
+            spec.scaling_config,
+            storage.filesystem,
+            run_id=spec.run_id,
+            train_loop_config=spec.configuration.get("train_loop_config"),
         )
         self._callbacks = CallbackRunner(spec.run_config.callbacks or [], context)
         assert spec.run_config.checkpoint_config is not None
@@ -269,6 +275,10 @@ class TrainController(RankCalls):
         assert self._attempt is not None
         try:
             result = await outcome
+        except TaskError as error:
+            # What the train loop raises is part of an outcome, so it has not begun.
+            self._attempt.lose(rank, WorkerFailure.to_load(error))
+            return
         except MinirayError as error:
             # The frames in which it was awaited here say nothing.
             self._attempt.lose(rank, WorkerFailure.of(error.with_traceback(None)))

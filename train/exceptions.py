@@ -76,6 +76,10 @@ class CheckpointUploadError(TrainingFailedError):
     """A checkpoint that was to be uploaded in the background could not be; see its cause."""
 
 
+class TrainLoopLoadError(TrainingFailedError):
+    """A worker could not load the train loop; its cause is what loading has raised."""
+
+
 class StorageNotSharedError(TrainingFailedError, ValueError):
     """The storage path names different places on different machines of a run."""
 

@@ -7,17 +7,23 @@ load, so the controller passes it on as bytes.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import traceback
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from miniray.train.exceptions import TrainLoopLoadError
 from miniray.train.ranks import listed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
+
+    from miniray.exceptions import TaskError
 
 #: An error tells of at most this many ranks what they were doing, or why they failed at one place.
 MOST_TOLD = 16
+#: An exception keeps so many causes on its way, itself included.
+MOST_CAUSES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,27 +33,34 @@ class WorkerFailure:
     Attributes:
         summary: Type and message of the exception, or how the process ended.
         traceback: The traceback as text; empty when the process ended.
-        pickled: The pickled exception; empty when it can't be pickled.
+        pickled: The exception and its causes, each pickled; none when it can't be pickled.
     """
 
     summary: str
     traceback: str = ""
-    pickled: bytes = b""
+    pickled: tuple[bytes, ...] = ()
 
     @classmethod
     def of(cls, error: BaseException, *, skip_frames: int = 0) -> WorkerFailure:
         """Describe an exception; ``skip_frames`` leaves out the outermost frames."""
-        import cloudpickle
-
         trace = error.__traceback__
         for _ in range(skip_frames):
             trace = trace.tb_next if trace is not None else None
         text = "".join(traceback.format_exception(type(error), error, trace)) if trace else ""
-        try:
-            pickled = cloudpickle.dumps(error)
-        except Exception:  # noqa: BLE001 - user exceptions may hold anything; the text remains
-            pickled = b""
-        return cls("".join(traceback.format_exception_only(error)).strip(), text, pickled)
+        summary = "".join(traceback.format_exception_only(error)).strip()
+        return cls(summary, text, _pickled(error))
+
+    @classmethod
+    def to_load(cls, error: TaskError) -> WorkerFailure:
+        """Describe that a worker could not load the train loop, so that nothing has run."""
+        failure = TrainLoopLoadError(
+            f"The worker could not load the train loop: {type(error.cause).__name__}: "
+            f"{error.cause}. What train_loop_per_worker, train_loop_config and datasets refer to "
+            f"has to be there, too: install it on every node, or give it with "
+            f"RunConfig(worker_runtime_env=...)."
+        )
+        failure.__cause__ = error.cause
+        return cls.of(failure)
 
     @property
     def frames(self) -> str:
@@ -56,16 +69,43 @@ class WorkerFailure:
 
     def exception(self) -> BaseException:
         """The exception, or a RuntimeError with its text where it can't be loaded."""
-        import pickle
-
-        if self.pickled:
-            try:
-                error = pickle.loads(self.pickled)
-            except Exception:  # noqa: BLE001 - as above, when a class is missing here
-                error = None
-            if isinstance(error, BaseException):
-                return error
+        errors = _unpickled(self.pickled)
+        for error, cause in itertools.pairwise(errors):
+            error.__cause__ = cause
+        if errors:
+            return errors[0]
         return RuntimeError(self.traceback or self.summary)
+
+
+def _pickled(error: BaseException) -> tuple[bytes, ...]:
+    """An exception and its causes, which pickle leaves out; up to the first that can't be."""
+    import cloudpickle
+
+    each: BaseException | None = error
+    pickled: list[bytes] = []
+    while each is not None and len(pickled) < MOST_CAUSES:
+        try:
+            pickled.append(cloudpickle.dumps(each))
+        except Exception:  # noqa: BLE001 - user exceptions may hold anything; the text remains
+            break
+        each = each.__cause__
+    return tuple(pickled)
+
+
+def _unpickled(pickled: Sequence[bytes]) -> list[BaseException]:
+    """The exceptions, up to the first that can't be loaded here."""
+    import pickle
+
+    errors: list[BaseException] = []
+    for data in pickled:
+        try:
+            error = pickle.loads(data)
+        except Exception:  # noqa: BLE001 - whatever is raised when a class is missing here
+            break
+        if not isinstance(error, BaseException):
+            break
+        errors.append(error)
+    return errors
 
 
 class GroupStartError(Exception):

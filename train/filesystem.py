@@ -6,6 +6,7 @@ The only place that knows which kinds of filesystem a user may give.
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,16 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
         f"{filesystem!r} is neither an fsspec nor a pyarrow filesystem. "
         f"Pass one of these, or a URL as the path."
     )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Whether two fsspec filesystems are one place, also if they wrap equal ones of pyarrow."""
+    if one == other:
+        return True
+    arrow = sys.modules.get("fsspec.implementations.arrow")  # not loaded: nothing is wrapped
+    if arrow is None or not all(isinstance(each, arrow.ArrowFSWrapper) for each in (one, other)):
+        return False
+    return bool(one.fs == other.fs)
 
 
 def is_local(filesystem: Any) -> bool:

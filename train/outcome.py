@@ -112,16 +112,17 @@ def _outcome(facts: dict[str, Any]) -> RunOutcome:
     )
 
 
-def _failure(failure: WorkerFailure) -> dict[str, str]:
+def _failure(failure: WorkerFailure) -> dict[str, Any]:
     return {
         "summary": failure.summary,
         "traceback": failure.traceback,
-        "pickled": _text(failure.pickled),
+        "pickled": [_text(each) for each in failure.pickled],
     }
 
 
-def _read_failure(facts: dict[str, str]) -> WorkerFailure:
-    return WorkerFailure(facts["summary"], facts["traceback"], _bytes(facts["pickled"]))
+def _read_failure(facts: dict[str, Any]) -> WorkerFailure:
+    pickled = tuple(_bytes(each) for each in facts["pickled"])
+    return WorkerFailure(facts["summary"], facts["traceback"], pickled)
 
 
 def _text(content: bytes) -> str:

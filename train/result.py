@@ -46,7 +46,9 @@ class Result:
     checkpoint: Checkpoint | None
     error: TrainingFailedError | None
     path: str
-    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]]
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = dataclasses.field(
+        default_factory=list
+    )
     return_value: Any = None
     _storage: RunStorage | None = None
     _unfinished: str = ""
@@ -54,8 +56,7 @@ class Result:
     @property
     def filesystem(self) -> Any:
         """The fsspec filesystem that holds ``path``."""
-        assert self._storage is not None
-        return self._storage.filesystem
+        return self._run.filesystem
 
     @property
     def metrics_dataframe(self) -> Any:
@@ -73,8 +74,7 @@ class Result:
                 "Result.metrics_dataframe needs pandas, which is not installed. Run "
                 f"`pip install pandas`, or read the same rows from {self.path}/metrics.jsonl."
             ) from error
-        assert self._storage is not None
-        rows = [flatten(row["metrics"]) for row in read_rows(self._storage)]
+        rows = [flatten(row["metrics"]) for row in read_rows(self._run)]
         return pandas.DataFrame(rows) if rows else None
 
     def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint:
@@ -141,6 +141,11 @@ class Result:
             _storage=storage,
             _unfinished=_unfinished(facts) if outcome is None else "",
         )
+
+    @property
+    def _run(self) -> RunStorage:
+        """The run's folder, also of a result that a user has made, as for a test."""
+        return self._storage if self._storage is not None else RunStorage.of_run(self.path)
 
     def __repr__(self) -> str:
         lines = [f"path: {self.path}"]

@@ -56,7 +56,8 @@ class DataParallelTrainer:
         run_config: Name, storage and rules of the run.
         datasets: Datasets by name, of which each worker gets its part from
             ``get_dataset_shard(name)``: PyTorch datasets, Arrow tables, paths of Parquet files,
-            ``pyarrow.dataset`` datasets, DataFrames, Hugging Face datasets.
+            ``pyarrow.dataset`` datasets, DataFrames, Hugging Face datasets, or functions that
+            return one, which are called here.
         dataset_config: Which of them are split and shuffled. Default: all.
 
     Raises:

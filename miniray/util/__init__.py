@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from miniray.core.absent import absent
+from miniray.core.absent import absent, tell_imports
 
 if TYPE_CHECKING:
     from miniray.api import list_named_actors
@@ -70,6 +70,7 @@ _ABSENT = {
     "metrics": "return figures from methods, or report them to a tracker in the program",
     "pdb": "breakpoint() in a worker waits for `miniray debug`",
 }
+tell_imports(__name__, _ABSENT)
 
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there

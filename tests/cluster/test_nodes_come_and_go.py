@@ -42,6 +42,8 @@ def nodes(session_root: Path) -> Iterator[Cluster]:
     """A head node, and one with the resource ``far``."""
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     cluster.add_node(num_cpus=4, resources={"far": 100})
+    cluster.wait_for_nodes()
+    assert not miniray.is_initialized(), "a program that waits for nodes need not be attached"
     miniray.init(address=cluster.address)
     cluster.wait_for_nodes()
     yield cluster

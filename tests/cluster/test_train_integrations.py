@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from miniray import train
-from miniray.train import RunConfig, ScalingConfig, WorkerGroupError
+from miniray.train import CheckpointUploadMode, RunConfig, ScalingConfig, WorkerGroupError
 from miniray.train.torch import TorchTrainer
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def lightning_loop(config: dict[str, Any]) -> dict[str, Any]:
             accelerator="cpu",
             strategy=RayDDPStrategy(),
             plugins=[RayLightningEnvironment()],
-            callbacks=[RayTrainReportCallback()],
+            callbacks=[RayTrainReportCallback(config.get("mode"))],
             default_root_dir=config["folder"],
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -113,6 +114,54 @@ def test_lightning_trains_over_the_worker_group_and_goes_on(fit: Any) -> None:
         again = fit(lightning_loop, {"epochs": 3, "resume": folder})
     assert again.return_value["epoch"] == 3
     assert [metrics["epoch"] for _, metrics in again.best_checkpoints] == [2]
+
+
+@needs("lightning", "lightning")
+def test_the_checkpoints_of_lightning_can_be_uploaded_while_it_goes_on(
+    fit: Any, tmp_path: Path
+) -> None:
+    def loop(config: dict[str, Any]) -> None:
+        tempfile.tempdir = config["scratch"]
+        lightning_loop(config)
+
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    mode = CheckpointUploadMode.ASYNC
+    result = fit(loop, {"epochs": 2, "mode": mode, "scratch": str(scratch)})
+    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [0, 1]
+    for checkpoint, _ in result.best_checkpoints:
+        assert [file.name for file in Path(checkpoint.path).iterdir()] == ["checkpoint.ckpt"]
+    assert list(scratch.iterdir()) == []  # deleted, on both ranks
+
+
+@needs("lightning", "lightning")
+def test_what_the_callback_of_lightning_can_not_do_is_refused() -> None:
+    from miniray.train.lightning import RayTrainReportCallback
+
+    with pytest.raises(ValueError, match=r"NO_UPLOAD\) makes no sense.*Use SYNC or ASYNC"):
+        RayTrainReportCallback(CheckpointUploadMode.NO_UPLOAD)
+    with pytest.raises(ValueError, match=r"CheckpointUploadMode\.SYNC"):
+        RayTrainReportCallback("ASYNC")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"RayTrainReportCallback\(validation=\.\.\.\)"):
+        RayTrainReportCallback(validation=True)
+
+
+@needs("lightning", "lightning")
+@pytest.mark.parametrize("name", ["RayDDPStrategy", "RayFSDPStrategy"])
+def test_each_lightning_strategy_takes_device_and_share_of_the_data_from_the_group(
+    fit: Any, name: str
+) -> None:
+    def loop(config: dict[str, Any]) -> list[Any]:
+        from miniray.train import lightning
+
+        strategy = getattr(lightning, config["strategy"])(
+            cluster_environment=lightning.RayLightningEnvironment()
+        )
+        kwargs = strategy.distributed_sampler_kwargs
+        return [str(strategy.root_device), kwargs, strategy.world_size]
+
+    found = fit(loop, {"strategy": name}).return_value
+    assert found == ["cpu", {"num_replicas": 2, "rank": 0}, 2]
 
 
 @needs("lightning", "lightning")
@@ -160,6 +209,7 @@ def transformers_loop(config: dict[str, Any]) -> dict[str, Any]:
         per_device_train_batch_size=2,
         save_strategy="epoch",
         logging_strategy="epoch",
+        eval_strategy="epoch" if "eval" in config else "no",
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
@@ -167,7 +217,11 @@ def transformers_loop(config: dict[str, Any]) -> dict[str, Any]:
     )
     trainer = prepare_trainer(
         Trainer(
-            model=model, args=arguments, train_dataset=data, callbacks=[RayTrainReportCallback()]
+            model=model,
+            args=arguments,
+            train_dataset=data,
+            eval_dataset=config.get("eval"),
+            callbacks=[RayTrainReportCallback()],
         )
     )
     resume = None
@@ -199,6 +253,26 @@ def test_transformers_trains_over_the_worker_group_and_goes_on(fit: Any, shards:
         )
     assert again.return_value["step"] == 12
     assert [metrics["step"] for _, metrics in again.best_checkpoints] == [12]
+
+
+@needs("transformers", "huggingface")
+def test_a_transformers_trainer_evaluates_on_several_shards_by_name(fit: Any) -> None:
+    import pyarrow as pa
+
+    def loop(config: dict[str, Any]) -> Any:
+        shards = {
+            name: train.get_dataset_shard(name).iter_torch_batches(batch_size=2)
+            for name in ("easy", "hard")
+        }
+        return transformers_loop({**config, "eval": shards})
+
+    def table(rows: int) -> Any:
+        ids = [[n % 20, 1, 2] for n in range(rows)]
+        return pa.table({"input_ids": ids, "labels": [0, 1] * (rows // 2)})
+
+    datasets = {"train": table(16), "easy": table(8), "hard": table(12)}
+    result = fit(loop, {"epochs": 1, "shards": True}, datasets=datasets)
+    assert {"eval_easy_loss", "eval_hard_loss"} <= set(result.metrics)
 
 
 @needs("datasets", "huggingface")

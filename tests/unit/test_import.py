@@ -81,6 +81,29 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(
         look_up()
 
 
+@pytest.mark.parametrize(
+    ("statement", "told"),
+    [
+        ("from miniray import tune", "miniray has no 'tune': start one training run"),
+        ("import miniray.data", "miniray has no 'data': give datasets= to a trainer"),
+        ("from miniray.util import metrics", "miniray has no 'metrics': return figures"),
+        ("from miniray.train import SyncConfig", "miniray has no 'SyncConfig': what is reported"),
+        ("from miniray.train.xgboost import XGBoostTrainer", "miniray has no 'xgboost'"),
+        ("from miniray.train.torch import TorchCheckpoint", "state_dict"),
+        ("from miniray.train.torch.xla import TorchXLAConfig", "miniray has no 'xla'"),
+    ],
+)
+def test_an_import_of_what_only_ray_has_says_what_to_do_instead(statement: str, told: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=told):
+        exec(statement)
+
+
+@pytest.mark.parametrize("statement", ["from miniray import nothing", "import miniray.nothing"])
+def test_an_import_of_a_name_that_nobody_has_is_that_of_any_package(statement: str) -> None:
+    with pytest.raises(ImportError, match=r"cannot import name 'nothing'|No module named"):
+        exec(statement)
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         miniray.nothing  # noqa: B018

@@ -28,6 +28,9 @@ class RunContext:
         report_number: Number of the report that ``after_report`` and ``after_checkpoint`` are
             about, from 0. It goes on after a restart, and when a later run of the same name
             continues this one. None in other hooks.
+        run_id: Tells the run from others of the same name.
+        train_loop_config: As given to the trainer, with JSON values, as ``config.json`` of
+            the run's folder has it: what JSON has no form for is text, and secrets are left out.
     """
 
     name: str
@@ -36,6 +39,8 @@ class RunContext:
     scaling_config: ScalingConfig
     filesystem: Any = None
     report_number: int | None = None
+    run_id: str = ""
+    train_loop_config: Any = None
 
     def get_run_config(self) -> RunConfig:
         """The run's configuration."""

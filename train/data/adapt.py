@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,8 @@ if TYPE_CHECKING:
 
 _ALLOWED = (
     "a PyTorch dataset (with __len__ and __getitem__, or with __iter__), a pyarrow.Table, paths of "
-    "Parquet files, a pyarrow.dataset.Dataset, a pandas.DataFrame or a Hugging Face dataset"
+    "Parquet files, a pyarrow.dataset.Dataset, a pandas.DataFrame, a Hugging Face dataset, or a "
+    "function that returns one"
 )
 
 
@@ -59,9 +62,11 @@ def check_rows(name: str, source: Source | StreamSource, parts: int) -> None:
 
 
 def adapt(name: Any, dataset: Any) -> Source | StreamSource:
-    """The source of one dataset; see ``adapt_all``."""
+    """The source of one dataset, or of what a function returns; see ``adapt_all``."""
     if not isinstance(name, str) or not name:
         raise TypeError(f"datasets has the key {name!r}; names of datasets are non-empty strings.")
+    if inspect.isroutine(dataset) or isinstance(dataset, functools.partial):
+        dataset = dataset()
     try:
         source = _source_of(name, dataset)
     except (ValueError, FileNotFoundError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Literal
 
-from miniray.train.config.checks import is_whole
+from miniray.train.config.checks import NOT_GIVEN, is_whole, refuse_given
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -22,17 +22,40 @@ class DataConfig:
             ``"all"``. The others keep their order, and so would a dataset sorted by label: each
             worker would see only some of the labels.
         seed: From which the orders are drawn. The same seed gives the same orders.
+        execution_options: Refused, as the one below: nothing is executed, each worker reads its
+            part by itself.
+        enable_shard_locality: Refused.
 
     Raises:
         ValueError: A value makes no sense; the message says which and what is allowed.
+        TypeError: A subclass has a ``configure`` as Ray's, which would never be called.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "configure" in vars(cls):
+            raise TypeError(
+                f"{cls.__qualname__}.configure is how Ray's trainers prepare datasets, and is not "
+                f"called here. Prepare them before they are given to the trainer, or in the train "
+                f"loop."
+            )
 
     datasets_to_split: Literal["all"] | Sequence[str] = "all"
     _: dataclasses.KW_ONLY
     datasets_to_shuffle: Literal["all"] | Sequence[str] = "all"
     seed: int = 0
+    execution_options: dataclasses.InitVar[Any] = NOT_GIVEN
+    enable_shard_locality: dataclasses.InitVar[Any] = NOT_GIVEN
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, execution_options: Any, enable_shard_locality: Any) -> None:
+        instead = "Each worker reads its part of the data by itself: leave it out."
+        refuse_given(
+            "DataConfig",
+            {
+                "execution_options": (execution_options, instead),
+                "enable_shard_locality": (enable_shard_locality, instead),
+            },
+        )
         self.datasets_to_split = _names("datasets_to_split", self.datasets_to_split)
         self.datasets_to_shuffle = _names("datasets_to_shuffle", self.datasets_to_shuffle)
         if not is_whole(self.seed, least=0):

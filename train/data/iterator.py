@@ -23,6 +23,20 @@ if TYPE_CHECKING:
     from miniray.train.data.split import BatchPlan
 
 
+#: What an iterator of Ray's has beside batches, and what to do instead.
+_OF_RAY = {
+    "get_context": "each worker reads its part by itself, and nothing is configured for it",
+    "iter_jax_batches": "iter_batches() gives NumPy arrays, which JAX takes",
+    "iter_rows": 'go through iter_batches(batch_format="pyarrow") and to_pylist() of each batch',
+    "iter_tf_batches": "iter_batches() gives NumPy arrays, which TensorFlow takes",
+    "materialize": "collect what iter_batches() gives",
+    "schema": 'it is that of a batch of iter_batches(batch_format="pyarrow")',
+    "stats": "profile the train loop",
+    "to_tf": "iter_batches() gives NumPy arrays, which TensorFlow takes",
+    "to_torch": "iter_torch_batches() gives tensors",
+}
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchSpec:
     """How a train loop wants its batches.
@@ -72,6 +86,12 @@ class DataIterator:
         self._world_size = world_size
         self._seed = None if seed is None else seed + zlib.crc32(name.encode())
         self._position = self._start_of(0)
+
+    if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+        def __getattr__(self, name):
+            instead = f": {_OF_RAY[name]}" if name in _OF_RAY else ""
+            raise AttributeError(f"a DataIterator has no {name!r}{instead}", name=name, obj=self)
 
     def iter_batches(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from miniray.train.backend import Backend, BackendConfig
 from miniray.train.config.checks import is_whole
-from miniray.train.jax.tpu import slice_environments
+from miniray.train.jax.tpu import DECIDED_HERE, slice_environments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -78,9 +78,11 @@ class JaxBackend(Backend):
         """Choose the platform, set the slice's variables, connect the processes."""
         import jax
 
-        # What the platform itself has set, such as GKE, holds.
         for name, value in member.environment.items():
-            os.environ.setdefault(name, value)
+            if name in DECIDED_HERE:
+                os.environ[name] = value
+            else:
+                os.environ.setdefault(name, value)  # what the platform has set, such as GKE, holds
         name = platform(self._config, member.resources)
         if "JAX_PLATFORMS" not in os.environ:
             os.environ["JAX_PLATFORMS"] = name

@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 #: Port on which slices find each other, on the first host of the first one.
 MEGASCALE_PORT = 8081
 
+#: What only the run knows: a platform tells each host of the slices that it was started with, and
+#: libtpu waits for those also when the run has fewer.
+DECIDED_HERE = frozenset(
+    {"MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"}
+)
+
 
 def slice_environments(workers: Sequence[WorkerInfo]) -> list[dict[str, str]]:
     """The variables of each worker, one worker on each host.

@@ -9,19 +9,27 @@ from __future__ import annotations
 from miniray.train.lightning.callback import RayTrainReportCallback
 from miniray.train.lightning.setup import (
     RayDDPStrategy,
+    RayDeepSpeedStrategy,
+    RayFSDPStrategy,
     RayLightningEnvironment,
     prepare_trainer,
 )
 
 MinirayDDPStrategy = RayDDPStrategy
+MinirayDeepSpeedStrategy = RayDeepSpeedStrategy
+MinirayFSDPStrategy = RayFSDPStrategy
 MinirayLightningEnvironment = RayLightningEnvironment
 MinirayTrainReportCallback = RayTrainReportCallback
 
 __all__ = [
     "MinirayDDPStrategy",
+    "MinirayDeepSpeedStrategy",
+    "MinirayFSDPStrategy",
     "MinirayLightningEnvironment",
     "MinirayTrainReportCallback",
     "RayDDPStrategy",
+    "RayDeepSpeedStrategy",
+    "RayFSDPStrategy",
     "RayLightningEnvironment",
     "RayTrainReportCallback",
     "prepare_trainer",

@@ -19,6 +19,8 @@ _pl = lightning()
 _plugins = importlib.import_module(f"{_pl.__name__}.plugins.environments")
 _LightningEnvironment: Any = _plugins.LightningEnvironment
 _DDPStrategy: Any = _pl.strategies.DDPStrategy
+_FSDPStrategy: Any = _pl.strategies.FSDPStrategy
+_DeepSpeedStrategy: Any = _pl.strategies.DeepSpeedStrategy
 
 
 class RayLightningEnvironment(_LightningEnvironment):  # type: ignore[misc]
@@ -55,12 +57,11 @@ class RayLightningEnvironment(_LightningEnvironment):  # type: ignore[misc]
         """Leave the variables of the group as they are; it goes on after this fit."""
 
 
-class RayDDPStrategy(_DDPStrategy):  # type: ignore[misc]
-    """DistributedDataParallel over the worker group. For ``pl.Trainer(strategy=...)``.
+class _InGroup:
+    """What each strategy knows of the worker group; before Lightning's class among the bases."""
 
-    Takes the arguments of Lightning's ``DDPStrategy``. How the process group is made is said by
-    ``TorchConfig`` of the trainer.
-    """
+    world_size: int
+    global_rank: int
 
     @property
     def root_device(self) -> torch.device:
@@ -71,6 +72,33 @@ class RayDDPStrategy(_DDPStrategy):  # type: ignore[misc]
     def distributed_sampler_kwargs(self) -> dict[str, int]:
         """By which Lightning splits the data of its loaders."""
         return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+
+class RayDDPStrategy(_InGroup, _DDPStrategy):  # type: ignore[misc]
+    """DistributedDataParallel over the worker group. For ``pl.Trainer(strategy=...)``.
+
+    Takes the arguments of Lightning's ``DDPStrategy``. How the process group is made is said by
+    ``TorchConfig`` of the trainer.
+    """
+
+
+class RayFSDPStrategy(_InGroup, _FSDPStrategy):  # type: ignore[misc]
+    """FullyShardedDataParallel over the worker group, on GPUs. For ``pl.Trainer(strategy=...)``.
+
+    Takes the arguments of Lightning's ``FSDPStrategy``. How the process group is made is said by
+    ``TorchConfig`` of the trainer.
+    """
+
+
+class RayDeepSpeedStrategy(_InGroup, _DeepSpeedStrategy):  # type: ignore[misc]
+    """DeepSpeed over the worker group, on GPUs. For ``pl.Trainer(strategy=...)``.
+
+    Takes the arguments of Lightning's ``DeepSpeedStrategy``, and needs DeepSpeed. How the process
+    group is made is said by ``TorchConfig`` of the trainer.
+    """
+
+
+_STRATEGIES = (RayDDPStrategy, RayFSDPStrategy, RayDeepSpeedStrategy)
 
 
 def prepare_trainer(trainer: Any) -> Any:
@@ -85,11 +113,12 @@ def prepare_trainer(trainer: Any) -> Any:
     Raises:
         RuntimeError: It has another strategy or environment; the message says what to pass.
     """
-    if not isinstance(trainer.strategy, RayDDPStrategy):
+    if not isinstance(trainer.strategy, _STRATEGIES):
         raise RuntimeError(  # noqa: TRY004 - as in Ray
             f"The strategy of the Lightning trainer is {type(trainer.strategy).__name__}, which "
             f"does not know the worker group. Pass "
-            f"pl.Trainer(strategy=miniray.train.lightning.RayDDPStrategy(), ...)."
+            f"pl.Trainer(strategy=miniray.train.lightning.RayDDPStrategy(), ...), or another of "
+            f"{', '.join(kind.__name__ for kind in _STRATEGIES)}."
         )
     environment = trainer.strategy.cluster_environment
     if not isinstance(environment, RayLightningEnvironment):

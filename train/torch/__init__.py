@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.absent import absent
+from miniray.core.absent import absent, tell_imports
 from miniray.train.torch.config import TorchConfig
 from miniray.train.torch.trainer import TorchTrainer
 
@@ -35,7 +35,9 @@ _HOMES = {
 _ABSENT = {
     "TorchCheckpoint": "save model.state_dict() with torch.save() into a folder, and report "
     "Checkpoint.from_directory(folder)",
+    "xla": "PyTorch runs on CPUs and GPUs here; on TPUs train with miniray.train.jax.JaxTrainer",
 }
+tell_imports(__name__, _ABSENT)
 
 __all__ = [
     "TorchConfig",

@@ -56,6 +56,14 @@ def test_metadata_is_stored_with_the_files(folder):
     assert Checkpoint.from_directory(folder).get_metadata() == {"a": 1, "b": 3}
 
 
+def test_metadata_that_are_no_json_are_refused_and_the_earlier_ones_stay(folder):
+    checkpoint = Checkpoint.from_directory(folder)
+    checkpoint.set_metadata({"epoch": 3})
+    with pytest.raises(TypeError, match=r"JSON values: Object of type object"):
+        checkpoint.update_metadata({"model": object()})
+    assert checkpoint.get_metadata() == {"epoch": 3}
+
+
 def test_a_checkpoint_can_be_pickled(remote):
     assert pickle.loads(pickle.dumps(remote)) == remote
 
@@ -64,6 +72,17 @@ def test_a_pyarrow_filesystem_is_accepted(folder):
     checkpoint = Checkpoint(str(folder), pyarrow.fs.LocalFileSystem())
     with checkpoint.as_directory() as path:
         assert Path(path, "model.pt").read_text() == "weights"
+
+
+def test_checkpoints_on_equal_filesystems_of_pyarrow_are_equal(folder):
+    def on(root):
+        local = pyarrow.fs.LocalFileSystem()
+        return Checkpoint(folder.name, pyarrow.fs.SubTreeFileSystem(str(root), local))
+
+    checkpoint = on(folder.parent)
+    assert pickle.loads(pickle.dumps(checkpoint)) == checkpoint == on(folder.parent)
+    assert checkpoint != on(folder)
+    assert checkpoint != Checkpoint(folder.name, fsspec.filesystem("memory"))
 
 
 def test_a_relative_path_becomes_absolute(folder, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 pytest.importorskip("pyarrow")
@@ -180,6 +182,35 @@ def test_what_is_not_split_is_whole_on_every_rank_and_in_one_order():
         (batch,) = shards.get("valid").iter_batches()
         assert batch["id"].tolist() == [0, 1, 2, 3]
         assert shards.get("train") is shards.get("train")
+
+
+@pytest.mark.parametrize("name", ["execution_options", "enable_shard_locality"])
+def test_an_option_of_rays_data_is_refused_with_what_to_do(name):
+    with pytest.raises(ValueError, match=rf"DataConfig\({name}=True\).*leave it out"):
+        DataConfig(**{name: True})
+
+
+def test_a_configuration_that_prepares_datasets_as_rays_do_is_refused_when_it_is_defined():
+    with pytest.raises(TypeError, match=r"Own\.configure is how Ray's trainers prepare"):
+        type("Own", (DataConfig,), {"configure": lambda self, *args, **kwargs: {}})
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("iter_rows", "to_pylist"), ("to_torch", "iter_torch_batches"), ("schema", "pyarrow")],
+)
+def test_a_method_that_only_rays_iterators_have_says_what_to_do_instead(name, instead):
+    iterator = DataIterator("train", adapt("train", table_of(1)))
+    with pytest.raises(AttributeError, match=rf"has no '{name}': .*{instead}"):
+        getattr(iterator, name)
+    with pytest.raises(AttributeError, match=r"has no 'nothing'$"):
+        iterator.nothing  # noqa: B018
+
+
+def test_a_function_that_returns_a_dataset_is_called():
+    assert ids(lambda: table_of(5)) == ids(functools.partial(table_of, 5)) == [0, 1, 2, 3, 4]
+    with pytest.raises(TypeError, match=r"is 5 of type .*, which is no dataset"):
+        adapt("train", lambda: 5)
 
 
 def test_an_unknown_dataset_is_refused_with_those_that_there_are():

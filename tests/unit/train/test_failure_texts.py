@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
+
+from miniray.exceptions import TaskError
+from miniray.train.exceptions import CheckpointUploadError
 from miniray.train.failures import MOST_TOLD, WorkerFailure, describe
 from miniray.train.ranks import listed
 
@@ -60,3 +65,36 @@ def test_a_list_of_ranks_reads_as_part_of_a_sentence():
     assert listed({1, 0}) == "ranks 0 and 1"
     assert listed(range(4)) == "ranks 0, 1, 2 and 3"
     assert listed(range(64), most=3) == "ranks 0, 1, 2 and 61 more"
+
+
+def test_an_exception_keeps_its_causes_on_its_way_to_the_driver():
+    outer = CheckpointUploadError("outer")
+    outer.__cause__ = ValueError("middle")
+    outer.__cause__.__cause__ = KeyError("inner")
+    found = WorkerFailure.of(outer).exception()
+    assert isinstance(found, CheckpointUploadError)
+    assert repr(found.__cause__) == "ValueError('middle')"
+    assert repr(found.__cause__.__cause__) == "KeyError('inner')"
+
+
+def test_a_cause_that_can_not_be_pickled_costs_the_cause_and_not_the_exception():
+    outer = ValueError("outer")
+    outer.__cause__ = RuntimeError(threading.Lock())
+    failure = WorkerFailure.of(outer)
+    assert repr(failure.exception()) == "ValueError('outer')"
+    assert failure.exception().__cause__ is None
+    of_another_place = dataclasses.replace(failure, pickled=(*failure.pickled, b"no pickle"))
+    assert repr(of_another_place.exception()) == "ValueError('outer')"
+
+
+def test_a_train_loop_that_can_not_be_loaded_says_what_is_missing_and_how_to_bring_it():
+    error = TaskError("TrainWorker.run", "Traceback ...", ModuleNotFoundError("No module 'x'"))
+    failures = dict.fromkeys((0, 1), WorkerFailure.to_load(error))
+    text = describe(failures, [])
+    assert text.startswith(
+        "[Ranks 0 and 1] miniray.train.exceptions.TrainLoopLoadError: The worker"
+    )
+    assert "ModuleNotFoundError: No module 'x'. What train_loop_per_worker" in text
+    assert "worker_runtime_env" in text
+    assert "Traceback" not in text
+    assert isinstance(failures[0].exception().__cause__, ModuleNotFoundError)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from miniray.train import RunConfig, ScalingConfig
+from miniray.train.backend import Member
 from miniray.train.jax import JaxConfig, JaxTrainer
 from miniray.train.jax.config import platform
 from miniray.train.policies import ScalingDecision
-from miniray.train.ranks import SLICE_LABEL, WORKER_LABEL, WorkerInfo, assign_ranks
+from miniray.train.ranks import SLICE_LABEL, WORKER_LABEL, Ranks, WorkerInfo, assign_ranks
 from miniray.train.v2.jax import JaxTrainer as SameTrainer
 from miniray.train.worker_group import WorkerGroup
 
@@ -86,6 +89,21 @@ def test_each_worker_of_a_group_gets_its_own_variables():
     # The slice of the first worker comes first, and its hosts in the slice's own order.
     assert placed == [(1, "0", "1"), (2, "1", "0"), (0, "0", "0"), (3, "1", "1")]
     assert {member.master_address for member in members} == {"10.0.0.2"}
+
+
+def test_the_run_knows_better_than_the_platform_how_many_slices_there_are(monkeypatch):
+    pytest.importorskip("jax")
+    of_platform = {"MEGASCALE_NUM_SLICES": "4", "TPU_WORKER_ID": "7", "JAX_PLATFORMS": "cpu"}
+    for name, value in of_platform.items():
+        monkeypatch.setenv(name, value)
+    told = {"MEGASCALE_NUM_SLICES": "2", "TPU_WORKER_ID": "0", "MEGASCALE_PORT": "8081"}
+    monkeypatch.setenv("MEGASCALE_PORT", "9")
+    ranks = Ranks(0, 1, 0, 1, 0)
+    member = Member(ranks, "10.0.0.0", "10.0.0.0", 1, None, {"TPU": 4.0}, {}, told)
+    JaxConfig().make_backend().on_start(member)
+    assert os.environ["MEGASCALE_NUM_SLICES"] == "2"
+    # What is that of the host itself the platform knows.
+    assert (os.environ["TPU_WORKER_ID"], os.environ["MEGASCALE_PORT"]) == ("7", "9")
 
 
 def test_slices_of_different_sizes_are_refused():

@@ -38,6 +38,15 @@ def test_the_results_of_a_folder_are_read_back(run_folder):
     assert result.filesystem.exists(result.path)
 
 
+def test_a_result_can_be_made_by_hand_as_for_a_test(run_folder):
+    best = Checkpoint(f"{run_folder}/checkpoint_000001")
+    result = Result({"loss": 0.1}, best, None, str(run_folder), [(best, {"loss": 0.1})])
+    assert result.get_best_checkpoint("loss", "min") == best
+    assert result.filesystem.exists(result.path)
+    assert "checkpoint_000001" in str(result)
+    assert Result(metrics=None, checkpoint=None, error=None, path="/run").best_checkpoints == []
+
+
 def test_the_best_checkpoint_of_any_metric_is_found(run_folder):
     result = Result.from_path(f"{run_folder}/")
     assert result.get_best_checkpoint("eval/loss", "min").path.endswith("checkpoint_000001")

@@ -126,6 +126,7 @@ def start(tmp_path):
         hang_timeout=None,
         failure_policy=None,
         run_id=None,
+        configuration=None,
         **checkpoint_config,
     ):
         failure_config = FailureConfig(
@@ -150,6 +151,7 @@ def start(tmp_path):
             failure_policy=failure_policy or LimitedRetries(failure_config),
             scaling_policy=scaling or default_scaling(scaling_config),
             hang_timeout=hang_timeout,
+            configuration=configuration or {},
             run_id=run_id or secrets.token_hex(4),
         )
         groups = []
@@ -834,6 +836,20 @@ def test_callbacks_see_states_reports_and_failures(start):
         ("RUNNING", "ERRORED"),
         ("ERRORED", "[Rank 1] RuntimeError: boom"),
     ]
+
+
+def test_callbacks_are_told_which_run_it_is_and_what_its_loop_is_called_with(start):
+    class Listener(Callback):
+        def on_start(self, run_context):
+            told.append((run_context.run_id, run_context.train_loop_config))
+
+    async def loop(rank):
+        pass
+
+    told = []
+    config = {"train_loop_config": {"lr": 0.1}}
+    run(start(callbacks=[Listener()], run_id="abc", configuration=config), loop)
+    assert told == [("abc", {"lr": 0.1})]
 
 
 def test_reports_are_numbered_on_over_restarts_and_resumed_runs(start):

@@ -12,6 +12,7 @@ import pytest
 
 from miniray.core.serialization import serialize
 from miniray.train import (
+    BackendConfig,
     ControllerError,
     DataParallelTrainer,
     FailureConfig,
@@ -68,6 +69,12 @@ def test_an_unknown_name_of_the_train_layer_is_an_attribute_error():
 def test_a_name_that_only_ray_has_says_what_to_do_instead(module, name, instead):
     with pytest.raises(AttributeError, match=instead):
         getattr(importlib.import_module(module), name)
+
+
+@pytest.mark.parametrize("name", ["backend_cls", "train_func_context"])
+def test_a_backend_configuration_that_is_written_for_ray_is_refused_when_it_is_defined(name):
+    with pytest.raises(TypeError, match=rf"Config\.{name} is how Ray's trainers"):
+        type("Config", (BackendConfig,), {name: property(lambda self: None)})
 
 
 @pytest.mark.parametrize("method", ["restore", "can_restore"])

@@ -51,6 +51,8 @@ def prepare_trainer(trainer: Any) -> Any:
         def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
             """The loader of the evaluation data."""
             given = self.eval_dataset if eval_dataset is None else eval_dataset
+            if isinstance(given, str):  # one of several, which the trainer goes through by name
+                given = self.eval_dataset[given]
             loader = _loader(given)
             return loader if loader is not None else super().get_eval_dataloader(eval_dataset)
 
