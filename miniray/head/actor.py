@@ -9,6 +9,7 @@ from miniray.core.ids import owner_of
 from miniray.head.actor_states import PENDING
 
 if TYPE_CHECKING:
+    from miniray.head.actor_states import Death
     from miniray.head.demands import Demand
     from miniray.head.jobs import Job
     from miniray.head.nodes import Node
@@ -41,6 +42,8 @@ class Actor:
     exiting: bool = False
     killed: bool = False
     told: Told = 0
+    #: Once it is dead.
+    death: Death | None = None
 
     @property
     def owner(self) -> bytes:

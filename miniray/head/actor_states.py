@@ -32,6 +32,10 @@ class Death(NamedTuple):
     creation: bytes | None
 
 
+#: Of an actor whose end was asked for before the head had heard of it.
+NEVER_MADE = Death(DeathCause.KILLED.name, "", None, 0, "", "", None)
+
+
 class DeadActor(NamedTuple):
     """What is remembered of an actor that is dead."""
 
@@ -75,3 +79,9 @@ def death_of(actor: Actor, cause: DeathCause, how: ProcessExit, creation: bytes 
     return Death(
         cause.name, actor.class_name, how.code, how.pid or actor.pid, node_id, detail, creation
     )
+
+
+def remembered(actor: Actor) -> DeadActor:
+    """What is remembered of an actor that is dead."""
+    assert actor.death is not None
+    return DeadActor(actor.death, actor.spec["name"] or "", actor.spec["namespace"] or "")

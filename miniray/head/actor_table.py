@@ -5,13 +5,13 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
-from miniray.head.actor_states import DeadActor
+from miniray.head.actor_states import remembered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from miniray.head.actor import Actor
-    from miniray.head.actor_states import Death
+    from miniray.head.actor_states import DeadActor
 
 #: So many dead actors are remembered, so that late callers learn why.
 _REMEMBERED = 10_000
@@ -98,14 +98,17 @@ class ActorTable:
         self._by_process.pop(actor.process_id, None)
         actor.lease, actor.node, actor.process_id, actor.pid = 0, None, b"", 0
 
-    def died(self, actor: Actor, death: Death) -> None:
+    def died(self, actor: Actor) -> None:
         """An actor is dead for good, and its name is free."""
         del self._actors[actor.id]
         if actor.name is not None:
             del self._names[actor.name]
         self.disown(actor)
-        spec = actor.spec
-        self._dead[actor.id] = DeadActor(death, spec["name"] or "", spec["namespace"] or "")
+        self.enter_dead(actor.id, remembered(actor))
+
+    def enter_dead(self, id: bytes, dead: DeadActor) -> None:
+        """An actor is dead, of which nothing else may be known."""
+        self._dead[id] = dead
         if len(self._dead) > _REMEMBERED:
             self._dead.popitem(last=False)
 

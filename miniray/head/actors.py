@@ -20,8 +20,10 @@ from miniray.head.actor_spec import daemon_spec
 from miniray.head.actor_states import (
     ALIVE,
     DEAD,
+    NEVER_MADE,
     RESTARTING,
     Circumstances,
+    DeadActor,
     cause_of_death,
     death_of,
 )
@@ -36,7 +38,6 @@ from miniray.head.reasons import ReasonKind, severity
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
-    from miniray.head.actor_states import DeadActor
     from miniray.head.clients import ClientDirectory
     from miniray.head.grants import GrantTable, Timers
     from miniray.head.jobs import JobDirectory
@@ -78,8 +79,8 @@ class ActorDirectory:
         self._on_change = on_change
         self._table = ActorTable()
         self._subscribers = ActorSubscribers(clients, timers)
-        #: After a restart of the head: actors by the node that is to report them.
-        self._awaited: dict[bytes, list[Actor]] = {}
+        #: After a restart of the head: actors and their leases by the node that is to report them.
+        self._awaited: dict[bytes, list[tuple[Actor, int]]] = {}
         clients.on_ended.append(self._process_ended)
 
     # --- what clients ask ------------------------------------------------------------
@@ -94,8 +95,12 @@ class ActorDirectory:
         Raises:
             ActorAlreadyExistsError: the name is taken.
         """
-        if self._table.get(id) is not None or self._table.dead(id) is not None:
+        if self._table.get(id) is not None:
             return None  # repeated after the head before this one had kept it
+        dead = self._table.dead(id)
+        if dead is not None:  # the same; or its end was asked for on another way, which was quicker
+            self._subscribers.tell_dead(requester, id, dead.death)
+            return None
         client = self._clients.get(requester)
         job_id = client.job_id if client is not None else b""
         actor = Actor(
@@ -158,6 +163,8 @@ class ActorDirectory:
         """End an actor's process; it starts again if it may and ``no_restart`` is False."""
         actor = self._table.get(id)
         if actor is None:
+            if no_restart and self._table.dead(id) is None:  # it is not to be made any more
+                self._table.enter_dead(id, DeadActor(NEVER_MADE, "", ""))
             return
         if no_restart or actor.restarts_left == 0:
             self._die(actor, DeathCause.KILLED)
@@ -365,8 +372,8 @@ class ActorDirectory:
         elif not ended:
             self._end(actor, kill=cause is not DeathCause.OUT_OF_SCOPE)
         self._table.leave_place(actor)
-        actor.state = DEAD
-        self._table.died(actor, death)
+        actor.state, actor.death = DEAD, death
+        self._table.died(actor)
         if actor.spec["detached"]:
             self._jobs.release(actor.job_id)
         self._subscribers.tell_death(actor.id, death)
@@ -378,10 +385,18 @@ class ActorDirectory:
         actor.job = self._jobs.get(actor.job_id)
         self._enter(actor)
         if node_id:
-            self._awaited.setdefault(node_id, []).append(actor)
+            self._awaited.setdefault(node_id, []).append((actor, actor.lease))
+            # So it is found by what its node tells of its end.
+            self._table.leased(actor, actor.lease)
+            if actor.process_id:
+                self._table.lives_in(actor, actor.process_id)
         else:
             actor.lease = 0
             self._submit(actor)
+
+    def restore_dead(self, id: bytes, dead: DeadActor) -> None:
+        """Remember an actor that died under an earlier head."""
+        self._table.enter_dead(id, dead)
 
     def node_reports(
         self, node: Node, processes: Mapping[int, bytes], homeless: Container[int]
@@ -393,8 +408,8 @@ class ActorDirectory:
             processes: by lease.
             homeless: those of the leases whose bundle is gone.
         """
-        for actor in self._awaited.pop(node.id, ()):
-            if actor.state == DEAD:
+        for actor, lease in self._awaited.pop(node.id, ()):
+            if actor.lease != lease:  # it has ended
                 continue
             process_id = processes.get(actor.lease)
             if process_id is None:
@@ -431,8 +446,8 @@ class ActorDirectory:
 
     def node_never_came(self, node_id: bytes) -> None:
         """A node did not come back, or was of no use."""
-        for actor in self._awaited.pop(node_id, ()):
-            if actor.state != DEAD:
+        for actor, lease in self._awaited.pop(node_id, ()):
+            if actor.lease == lease:
                 self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
 
     def end_orphans(self) -> None:

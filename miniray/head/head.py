@@ -153,7 +153,7 @@ class Head:
             if not node.drivers_only:
                 self.drains.joins(node)
                 self.quarantines.joins(node, hello.quarantines)
-                self.recovery.add_node(node, hello.leases)
+                self.recovery.add_node(node, hello.leases, hello.lately.messages)
         except (ValueError, KeyError) as error:
             reason = f"the head cannot use what the node reports of its leases: {error}"
             node.send(stop=head_pb2.Stop(reason=reason))
@@ -208,9 +208,10 @@ class Head:
         if not node.alive:
             return
         node.heard = self._timers.time()
-        self._handle(node, message)
+        self.handle(node, message)
 
-    def _handle(self, node: Node, message: head_pb2.FromNode) -> None:
+    def handle(self, node: Node, message: head_pb2.FromNode) -> None:
+        """Do what a message says."""
         kind = message.WhichOneof("kind")
         handler = self._handlers.get(kind or "")
         if handler is None:
@@ -223,7 +224,7 @@ class Head:
 
     def _batch(self, node: Node, message: head_pb2.FromNode) -> None:
         for part in message.batch.messages:
-            self._handle(node, part)
+            self.handle(node, part)
 
     def _attached(self, node: Node, attached: head_pb2.ProcessAttached) -> None:
         job_id = attached.job_id or attached.process_id

@@ -370,6 +370,7 @@ class TaskLeases:
         # The client knows its group under another number, so it cannot be asked for it.
         lease.revoked = True
         self.leases[number] = group.leases[number] = lease
+        self._grants.restore(number, self, group, group.demand)
         group.total = len(group.leases)
         if number not in self._held.get(owner, (number,)):
             self.give_back(owner, number)

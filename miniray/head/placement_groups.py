@@ -107,6 +107,8 @@ class PlacementGroups:
         self._names: dict[tuple[str, str], PlacementGroup] = {}
         #: Groups that are removed when their creator ends.
         self._owned: dict[bytes, set[bytes]] = {}
+        #: Groups that were removed before this head heard of them.
+        self._never: dict[bytes, None] = {}
         #: Waiters of groups that the head has not heard of yet.
         self._early: dict[bytes, list[Waiter]] = {}
         clients.on_ended.append(self._creator_ended)
@@ -130,11 +132,11 @@ class PlacementGroups:
         group = PlacementGroup(id, name, namespace, detached, strategy, bundles, selectors)
         group.waiters = self._early.pop(id, [])
         self._groups[id] = group
+        creator = owner_of(id)
+        if id in self._never or (not detached and self._clients.get(creator) is None):
+            self.remove(id)
+            return
         if not detached:
-            creator = owner_of(id)
-            if self._clients.get(creator) is None:
-                self.remove(id)
-                return
             self._owned.setdefault(creator, set()).add(id)
         try:
             if name:
@@ -205,9 +207,10 @@ class PlacementGroups:
             self._clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
 
     def remove(self, id: bytes) -> None:
-        """Remove a group, with what runs in it; unknown ids change nothing."""
+        """Remove a group, with what runs in it; one that is not known is never made."""
         group = self._groups.pop(id, None)
         if group is None:
+            self.forbid(id)
             return
         group.removed = True
         owned = self._owned.get(owner_of(id))
@@ -222,6 +225,12 @@ class PlacementGroups:
             self._grants.remove_group(id)
         self._on_change(group)
         self._settle(group)
+
+    def forbid(self, id: bytes) -> None:
+        """A group is not to be made, though its creator may ask for it (again)."""
+        self._never[id] = None
+        if len(self._never) > _REMEMBERED:
+            del self._never[next(iter(self._never))]
 
     def table(self, id: bytes | None) -> dict[str, Any]:
         """Ray's table of one group ({} if it is not known), or of all by hex id."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import marshal
+
 from miniray.head.actor import Actor
+from miniray.head.actor_states import DeadActor, Death, remembered
 from miniray.head.allocations import allocation_from_json, allocation_json
 from miniray.head.bundles import PlacementGroupState
 from miniray.head.jobs import Job
@@ -49,6 +51,18 @@ def read_actor(record: bytes) -> tuple[Actor, bytes]:
     """An actor without its job, and the node that it was on (empty: none)."""
     fields, node_id = marshal.loads(record)
     return Actor(job=None, **fields), node_id
+
+
+def dead_actor_record(actor: Actor) -> bytes:
+    """An actor that is dead as it is remembered."""
+    death, name, namespace = remembered(actor)
+    return marshal.dumps((actor.id, tuple(death), name, namespace))
+
+
+def read_dead_actor(record: bytes) -> tuple[bytes, DeadActor]:
+    """Id and fate of an actor that is dead."""
+    id, death, name, namespace = marshal.loads(record)
+    return id, DeadActor(Death(*death), name, namespace)
 
 
 def group_record(group: PlacementGroup) -> bytes:

@@ -48,6 +48,10 @@ class Recovery:
             head.kv.restore(namespace, key, value)
         for record in saved.jobs:
             head.jobs.restore(records.read_job(record))
+        for record in saved.dead_actors:
+            head.actors.restore_dead(*records.read_dead_actor(record))
+        for id in saved.removed_groups:
+            head.placement_groups.forbid(id)
         actors = [records.read_actor(record) for record in saved.actors]
         self._expected = {node_id.hex() for _, node_id in actors if node_id}
         if saved.epoch > 1:
@@ -62,8 +66,18 @@ class Recovery:
         for actor, node_id in actors:
             head.actors.restore(actor, node_id)
 
-    def add_node(self, node: Node, reports: Iterable[head_pb2.RunningLease]) -> None:
+    def add_node(
+        self,
+        node: Node,
+        reports: Iterable[head_pb2.RunningLease],
+        lately: Iterable[head_pb2.FromNode] = (),
+    ) -> None:
         """A node joins with what runs there: what is known is taken over, the rest is ended.
+
+        Args:
+            node: which one.
+            reports: what runs there.
+            lately: what it has told of ends, and may not have been heard or kept.
 
         Raises:
             ValueError: what it reports does not fit it.
@@ -90,6 +104,8 @@ class Recovery:
         head.grants.add_node(node.pool, bundles.items(), leases.items(), lasting)
         for group_id in {key[0] for key in bundles}:
             head.placement_groups.reported(group_id)
+        for message in lately:
+            head.handle(node, message)
         processes = {number: report.process_id for number, (report, _) in running.items()}
         head.actors.node_reports(node, processes, homeless)
         for number, (report, _) in running.items():
@@ -101,9 +117,7 @@ class Recovery:
                 self._adopt(report, node)
         self._reported.add(node.name)
 
-    def _bundles_on(
-        self, node: Node, running: Iterable[Allocation]
-    ) -> dict[BundleKey, Allocation]:
+    def _bundles_on(self, node: Node, running: Iterable[Allocation]) -> dict[BundleKey, Allocation]:
         """The bundles that were kept of a node and are there.
 
         The end of a group may not have been kept, and what it had granted to others: these run.
@@ -118,12 +132,10 @@ class Recovery:
                 trial.adopt(held)
         found = {}
         for key in sorted(awaited, key=lambda key: key not in used):
-            try:
-                _take(trial, awaited[key])
-            except ValueError as error:
-                logger.warning("bundle %d of group %s is gone: %s", key[1], key[0].hex(), error)
-            else:
+            if _take(trial, awaited[key]):
                 found[key] = awaited[key]
+            else:
+                logger.warning("others have the room of bundle %d of %s", key[1], key[0].hex())
         return found
 
     def _is_of_before(self, report: head_pb2.RunningLease, node: Node) -> bool:
@@ -157,9 +169,12 @@ class Recovery:
         head.nodes.tell_all()
 
 
-def _take(pool: ResourcePool, held: Allocation) -> None:
-    """Count a bundle; ValueError if there is no room for it (CPU may be in debt)."""
-    for name, units in held.scalars:
-        if name != "CPU" and pool.free.get(name, 0) < units:
-            raise ValueError(f"there is too little of {name}")
-    pool.adopt(held)
+def _take(pool: ResourcePool, held: Allocation) -> bool:
+    """Count a bundle, if there is room for it (CPU may be in debt)."""
+    if any(name != "CPU" and pool.free.get(name, 0) < units for name, units in held.scalars):
+        return False
+    try:
+        pool.adopt(held)
+    except ValueError:
+        return False
+    return True

@@ -10,8 +10,10 @@ import asyncio
 import concurrent.futures
 import logging
 import sqlite3
+import time
 from typing import TYPE_CHECKING
 
+from miniray.config import config
 from miniray.head import records
 from miniray.head.actor_states import DEAD
 from miniray.head.storage import Saved
@@ -34,8 +36,15 @@ CREATE TABLE IF NOT EXISTS things (
 CREATE TABLE IF NOT EXISTS key_values (
     namespace TEXT NOT NULL, key NOT NULL, value BLOB NOT NULL, PRIMARY KEY (namespace, key)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ended (
+    kind TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (kind, key)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS ended_at ON ended (at);
 """
 _ACTOR, _GROUP, _JOB = "actor", "placement_group", "job"
+#: So many of each kind that have ended are told to the next head.
+_REMEMBERED = 10_000
 
 
 class SqliteStorage:
@@ -55,6 +64,8 @@ class SqliteStorage:
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="storage")
         #: What changed since the last write, and is not being written.
         self._things: dict[tuple[str, bytes], bytes | None] = {}
+        #: What of it has ended, and how.
+        self._ended: dict[tuple[str, bytes], bytes] = {}
         self._values: dict[tuple[str, Key], bytes | None] = {}
         self._writing: asyncio.Task[None] | None = None
 
@@ -76,18 +87,39 @@ class SqliteStorage:
         for kind, record in database.execute("SELECT kind, record FROM things"):
             kept[kind].append(record)
         values = database.execute("SELECT namespace, key, value FROM key_values").fetchall()
-        return Saved(row[0], epoch, kept[_ACTOR], kept[_GROUP], kept[_JOB], values)
+        return Saved(
+            row[0],
+            epoch,
+            kept[_ACTOR],
+            kept[_GROUP],
+            kept[_JOB],
+            values,
+            [record for _, record in self._read_ended(_ACTOR)],
+            [key for key, _ in self._read_ended(_GROUP)],
+        )
+
+    def _read_ended(self, kind: str) -> list[tuple[bytes, bytes]]:
+        """(key, record) of what ended lately, the latest last."""
+        rows = self._database.execute(
+            "SELECT key, record FROM ended WHERE kind = ? ORDER BY at DESC LIMIT ?",
+            (kind, _REMEMBERED),
+        ).fetchall()
+        return rows[::-1]
 
     # --- hearing of changes ----------------------------------------------------------
     def actor(self, actor: Actor) -> None:
         """An actor can start, moved, or died."""
-        record = None if actor.state == DEAD else records.actor_record(actor)
-        self._change(_ACTOR, actor.id, record)
+        if actor.state == DEAD:
+            self._end(_ACTOR, actor.id, records.dead_actor_record(actor))
+        else:
+            self._change(_ACTOR, actor.id, records.actor_record(actor))
 
     def placement_group(self, group: PlacementGroup) -> None:
         """A group was asked for, placed, or removed."""
-        gone = group.removed or group.state is None
-        self._change(_GROUP, group.id, None if gone else records.group_record(group))
+        if group.removed or group.state is None:
+            self._end(_GROUP, group.id, b"")
+        else:
+            self._change(_GROUP, group.id, records.group_record(group))
 
     def job(self, job: Job) -> None:
         """A job began or ended."""
@@ -102,6 +134,10 @@ class SqliteStorage:
         self._things[kind, key] = record
         self._write_soon()
 
+    def _end(self, kind: str, key: bytes, record: bytes) -> None:
+        self._ended[kind, key] = record
+        self._change(kind, key, None)
+
     # --- writing -----------------------------------------------------------------
     def _write_soon(self) -> None:
         if self._writing is None or self._writing.done():
@@ -112,8 +148,9 @@ class SqliteStorage:
         while self._things or self._values:
             things, self._things = self._things, {}
             values, self._values = self._values, {}
+            ended, self._ended = self._ended, {}
             try:
-                await loop.run_in_executor(self._writer, self._write, things, values)
+                await loop.run_in_executor(self._writer, self._write, things, values, ended)
             except sqlite3.Error:
                 # The cluster goes on; only a restart of the head would miss this.
                 logger.exception("%d changes could not be kept", len(things) + len(values))
@@ -122,8 +159,18 @@ class SqliteStorage:
         self,
         things: dict[tuple[str, bytes], bytes | None],
         values: dict[tuple[str, Key], bytes | None],
+        ended: dict[tuple[str, bytes], bytes],
     ) -> None:
+        now = time.time()
         with self._database as database:
+            if ended:
+                database.executemany(
+                    "REPLACE INTO ended VALUES (?, ?, ?, ?)",
+                    [(*key, record, now) for key, record in ended.items()],
+                )
+                # Daemons that come back later than this have stopped.
+                forgotten = now - 2 * config().head_grace
+                database.execute("DELETE FROM ended WHERE at < ?", (forgotten,))
             database.executemany(
                 "REPLACE INTO things VALUES (?, ?, ?)",
                 [(*key, record) for key, record in things.items() if record is not None],

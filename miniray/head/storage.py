@@ -56,3 +56,6 @@ class Saved:
     jobs: list[bytes]
     #: (namespace, key, value)
     values: list[tuple[str, Key, bytes]]
+    #: Actors that died lately, and groups that were removed: daemons may ask for them again.
+    dead_actors: list[bytes] = dataclasses.field(default_factory=list)
+    removed_groups: list[bytes] = dataclasses.field(default_factory=list)

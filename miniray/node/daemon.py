@@ -169,7 +169,7 @@ class NodeDaemon:
         welcome = await self._head.join(
             channel,
             timeout,
-            hello=lambda: hello(self._config, self._pool),
+            hello=lambda: hello(self._config, self._pool, self._head.lately()),
             on_message=self._from_head,
             usage=self._usage,
         )
@@ -339,17 +339,16 @@ class NodeDaemon:
         self._traffic.ended_here(process_id)
         if gone:
             self._tell_unclaimed(process_id, code)
-        self._head.tell(
-            ended=head_pb2.ProcessEnded(
-                process_id=process_id,
-                pid=pid,
-                exit_code=code or 0,
-                exit_known=code is not None,
-                planned=planned,
-                lease=lease,
-                detail=self._memory_kills.explain(code),
-            )
+        ended = head_pb2.ProcessEnded(
+            process_id=process_id,
+            pid=pid,
+            exit_code=code or 0,
+            exit_known=code is not None,
+            planned=planned,
+            lease=lease,
+            detail=self._memory_kills.explain(code),
         )
+        self._head.report(head_pb2.FromNode(ended=ended))
 
     def _tell_unclaimed(self, process_id: bytes, code: int | None) -> None:
         """Let owners free what a process wrote for them and had not told them of."""

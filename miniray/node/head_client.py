@@ -70,6 +70,15 @@ class HeadClient:
         """Send a message of this kind."""
         self.session.send(head_pb2.FromNode(**kind))
 
+    def report(self, message: head_pb2.FromNode) -> None:
+        """Tell how an actor ends, or has ended: this head, and the next one if that is soon."""
+        self._requests.reported(message)
+        self.session.send(message)
+
+    def lately(self) -> head_pb2.FromNodeBatch:
+        """What was reported of late and may be lost."""
+        return head_pb2.FromNodeBatch(messages=self._requests.reports())
+
     def request(self, process_id: bytes, number: int, method: str, body: bytes) -> None:
         """A process's request, or its notice (number 0); one that is too large is refused."""
         if len(body) > _LARGEST:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Seconds of a session after which the head has certainly kept what it was asked.
 _KEPT_AFTER = 2.0
+#: Bytes of the reports that one message takes.
+_LARGEST = 16 << 20
 #: Requests that make or end something. What a client wants to hear of, and which leases it
 #: wants, it tells every head anew (`ClusterRuntime._on_head_back`).
 _LASTING = frozenset(
@@ -43,6 +45,8 @@ class HeadRequests:
         self._clock = clock
         self._open: dict[tuple[bytes, int], head_pb2.FromNode] = {}
         self._recent: collections.deque[tuple[float, head_pb2.FromNode]] = collections.deque()
+        #: How actors ended, of late.
+        self._reports: collections.deque[tuple[float, head_pb2.FromNode]] = collections.deque()
         #: When the session ended; None while there is one. However long it takes until there is
         #: another head, nobody has kept anything meanwhile.
         self._ended: float | None = None
@@ -61,6 +65,24 @@ class HeadRequests:
             now = self._clock()
             self._recent.append((now, message))
             self._drop_older(now)
+
+    def reported(self, message: head_pb2.FromNode) -> None:
+        """The head is told how an actor ends, or has ended."""
+        now = self._clock()
+        self._reports.append((now, message))
+        self._drop_older(now)
+
+    def reports(self) -> list[head_pb2.FromNode]:
+        """What was told of ends and may be lost, as far as one message can take it."""
+        self._drop_older(self._clock())
+        left = _LARGEST
+        found: list[head_pb2.FromNode] = []
+        for _, message in self._reports:
+            left -= message.ByteSize()
+            if left < 0:
+                break
+            found.append(message)
+        return found
 
     def answered(self, process_id: bytes, number: int) -> None:
         """The head answered a request."""
@@ -83,6 +105,7 @@ class HeadRequests:
         self._ended = None
         # This head may end too before it has kept them.
         self._recent = collections.deque((now, message) for _, message in self._recent)
+        self._reports = collections.deque((now, message) for _, message in self._reports)
         sent = {id(message): message for _, message in self._recent}
         sent.update((id(message), message) for message in self._open.values())
         for message in waiting:
@@ -91,5 +114,6 @@ class HeadRequests:
 
     def _drop_older(self, now: float) -> None:
         until = now if self._ended is None else self._ended
-        while self._recent and until - self._recent[0][0] > _KEPT_AFTER:
-            self._recent.popleft()
+        for told in (self._recent, self._reports):
+            while told and until - told[0][0] > _KEPT_AFTER:
+                told.popleft()

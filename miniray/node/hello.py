@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from miniray.node.workers import WorkerPool
 
 
-def hello(node: NodeConfig, pool: WorkerPool) -> head_pb2.NodeHello:
+def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) -> head_pb2.NodeHello:
     """The first message of a session: after a restart of the head it is where leases come from."""
     devices = node.accelerators.devices
     return head_pb2.NodeHello(
@@ -54,6 +54,7 @@ def hello(node: NodeConfig, pool: WorkerPool) -> head_pb2.NodeHello:
         drivers_only=node.drivers_only,
         takes_batches=True,
         quarantines=quarantines(pool),
+        lately=lately,
     )
 
 

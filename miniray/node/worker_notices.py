@@ -44,8 +44,8 @@ class WorkerNotices:
     def _exiting(self, client: Client, why: str) -> None:
         self._pool.exiting(client.process_id, why)
         worker = self._pool.workers.get(client.process_id)
-        if why == "exit_actor" and worker is not None and worker.lease is not None:
-            self._report_actor(worker, exiting=True)
+        if why == "exit_actor" and worker is not None:
+            self._report_end(worker, exiting=True)
 
     def _awaits_calls(self, client: Client, callees: list[bytes]) -> None:
         worker = self._pool.awaits_calls(client.process_id, callees)
@@ -66,18 +66,18 @@ class WorkerNotices:
         worker = self._pool.workers.get(client.process_id)
         if worker is not None:
             worker.pid = client.pid
-            if worker.lease is not None:
+            if worker.lease is not None and worker.lease.actor_id is not None:
                 worker.lease.alive = True
-            self._report_actor(worker)
+                self._head.session.send(actor_report(worker, worker.lease))
 
     def _actor_failed(self, client: Client, error: bytes) -> None:
         worker = self._pool.workers.get(client.process_id)
         if worker is not None:
             worker.failed = True
             worker.exiting = "failed"
-            self._report_actor(worker, error=error)
+            self._report_end(worker, error=error)
 
-    def _report_actor(self, worker: Worker, **facts: Any) -> None:
+    def _report_end(self, worker: Worker, **facts: Any) -> None:
         lease = worker.lease
         if lease is not None and lease.actor_id is not None:
-            self._head.session.send(actor_report(worker, lease, **facts))
+            self._head.report(actor_report(worker, lease, **facts))

@@ -80,3 +80,47 @@ def test_what_is_still_to_be_sent_is_not_repeated(requests: HeadRequests) -> Non
 def test_answers_to_nobody_are_ignored(requests: HeadRequests) -> None:
     requests.answered(b"one", 5)
     assert requests.to_repeat([]) == []
+
+
+def test_the_time_without_a_head_does_not_count(requests: HeadRequests, clock: Clock) -> None:
+    """Nobody can have kept anything meanwhile, and a head takes some seconds to start."""
+    old, ended = request(0, method="kill_actor"), request(0, method="kill_actor")
+    requests.sent(old)
+    clock.now += 1.9
+    requests.sent(ended)
+    clock.now += 1
+    requests.session_ended()
+    clock.now += 20
+    meanwhile = request(0, method="return_lease")
+    requests.sent(meanwhile)
+    assert requests.to_repeat([meanwhile]) == [ended]
+
+
+def test_what_was_repeated_is_repeated_to_the_next_head_if_that_follows_soon(
+    requests: HeadRequests, clock: Clock
+) -> None:
+    ended = request(0, method="kill_actor")
+    requests.sent(ended)
+    for _ in range(3):
+        clock.now += 1.5
+        requests.session_ended()
+        clock.now += 5
+        assert requests.to_repeat([]) == [ended]
+    clock.now += 3
+    requests.session_ended()
+    assert requests.to_repeat([]) == []
+
+
+def test_how_actors_ended_of_late_is_told_to_every_head(
+    requests: HeadRequests, clock: Clock
+) -> None:
+    old, new, large = (head_pb2.FromNode(ended=head_pb2.ProcessEnded(pid=n)) for n in range(3))
+    large.ended.detail = "x" * (20 << 20)
+    requests.reported(old)
+    clock.now += 3
+    requests.reported(new)
+    requests.session_ended()
+    clock.now += 30
+    requests.reported(large)
+    assert requests.reports() == [new]
+    assert requests.to_repeat([]) == []

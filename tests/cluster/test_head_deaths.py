@@ -1,0 +1,92 @@
+"""A head that is killed while others die, or wait: what it knew, its successor has to hear."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from cluster_helpers import is_alive, wait_for_file, wait_until
+
+import miniray
+from miniray.cluster_utils import Cluster
+from miniray.exceptions import WorkerCrashedError
+from miniray.util.state import get_cluster_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A head that starts again takes some seconds where other tests run too.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def nodes(session_root: Path) -> Iterator[Cluster]:
+    """A head that waits for others only shortly, on a node with one CPU."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINIRAY_NODE_TIMEOUT", "5")
+        cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 1})
+        yield cluster
+        cluster.shutdown()
+
+
+def head_pid() -> int:
+    root = Path(os.environ["MINIRAY_TMPDIR"])
+    records = [json.loads(path.read_text()) for path in root.glob("miniray-*/clusters/*.json")]
+    [head] = [record["processes"]["head"]["pid"] for record in records if record["is_head"]]
+    return int(head)
+
+
+@miniray.remote(num_cpus=1)
+def first(folder: Path) -> str:
+    (folder / "begun").touch()
+    wait_for_file(folder / "go", timeout=100)
+    return "first"
+
+
+@miniray.remote(num_cpus=0.5)
+def second() -> str:
+    return "second"
+
+
+@miniray.remote(num_cpus=1)
+def both(folder: Path) -> list[str]:
+    return miniray.get([first.remote(folder), second.remote()])
+
+
+@miniray.remote(num_cpus=0, resources={"there": 1}, max_retries=0)
+def hang(folder: Path) -> None:
+    (folder / "runs").touch()
+    wait_for_file(folder / "never", timeout=150)
+
+
+def test_a_task_that_waits_for_others_has_given_its_cpu_back_to_the_next_head_too(
+    nodes: Cluster, tmp_path: Path
+) -> None:
+    ref = both.remote(tmp_path)
+    wait_for_file(tmp_path / "begun")
+    head = head_pid()
+    os.kill(head, signal.SIGKILL)
+    wait_until(lambda: not is_alive(head))
+    wait_until(lambda: miniray.cluster_resources().get("CPU") == 1)
+    (tmp_path / "go").touch()
+    assert miniray.get(ref, timeout=60) == ["first", "second"]
+    wait_until(lambda: miniray.available_resources().get("CPU") == 1)
+
+
+def test_a_node_that_dies_together_with_the_head_is_missed(nodes: Cluster, tmp_path: Path) -> None:
+    node = nodes.add_node(num_cpus=1, resources={"there": 1})
+    ref = hang.remote(tmp_path)
+    wait_for_file(tmp_path / "runs")
+    head = head_pid()
+    os.kill(head, signal.SIGSTOP)
+    nodes.remove_node(node, allow_graceful=False)
+    os.kill(head, signal.SIGKILL)
+    with pytest.raises(WorkerCrashedError):
+        miniray.get(ref, timeout=60)
+    assert "there" not in miniray.cluster_resources()
+    # The daemons know too, and do not go on asking it.
+    wait_until(lambda: len(get_cluster_memory(timeout=1).nodes) == 1)
