@@ -231,16 +231,12 @@ class Results:
         callback()
 
 
-def _split(result: Any, count: int, name: str) -> Iterator[Any]:
-    """What a call with several results returned, one by one.
-
-    A generator is asked for a value when the one before is stored, so that only one of them is in
-    the memory of this process.
-    """
+def _split(result: Any, count: int, name: str) -> list[Any]:
+    """What a call with several results returned, one by one."""
     if count == 0:
-        return
+        return []
     try:
-        items = iter(result)
+        items = list(result)
     except TypeError:
         raise ValueError(
             f"{name} has num_returns={count} but returned one value of type "
