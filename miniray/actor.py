@@ -396,6 +396,10 @@ def method(*args: Any, **options: Any) -> Any:
 def exit_actor() -> NoReturn:
     """End the current actor, from one of its methods. Calls that wait will fail.
 
+    If its class has a method ``__miniray_shutdown__``, that runs before the process ends: here, and
+    when the actor ends by ``__miniray_terminate__`` or with its last handle, but not by ``kill``.
+    It has five seconds.
+
     Raises:
         TypeError: This is not an actor.
     """

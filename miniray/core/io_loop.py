@@ -52,6 +52,15 @@ def _eventfd() -> int:
     return os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
+class _Unflushed:
+    """A connection that keeps something; each time it does is an entry of its own in a queue."""
+
+    __slots__ = ("connection",)
+
+    def __init__(self, connection: Posted) -> None:
+        self.connection = connection
+
+
 class IOLoop:
     """An epoll loop in a daemon thread; implements ``core.poller.Poller``."""
 
@@ -74,7 +83,7 @@ class IOLoop:
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._cancelled: set[int] = set()
         self._numbers = itertools.count()
-        self._unflushed: collections.deque[Posted] = collections.deque()
+        self._unflushed: collections.deque[_Unflushed] = collections.deque()
         self._flush_scheduled = False
         # Reentrant: a garbage collection may run user code anywhere.
         self._lock = threading.RLock()
@@ -166,7 +175,7 @@ class IOLoop:
 
     def flush_soon(self, connection: Posted) -> None:
         """Write what a connection keeps, in the loop's next turn."""
-        self._unflushed.append(connection)
+        self._unflushed.append(_Unflushed(connection))
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self.call_soon(self._flush)
@@ -176,14 +185,22 @@ class IOLoop:
         self.flush_posted()
 
     def flush_posted(self) -> None:
-        """Write what connections keep; any thread does so before it waits."""
+        """Write what connections keep; any thread does so before it waits.
+
+        All of it is written when this returns, also what another thread has begun to write: user
+        code that runs next may hold the interpreter's lock for minutes.
+        """
         unflushed = self._unflushed
         while unflushed:
             try:
-                connection = unflushed.popleft()
-            except IndexError:  # another thread took it
+                first = unflushed[0]
+            except IndexError:  # another thread was quicker
                 return
-            connection.flush_posted()
+            first.connection.flush_posted()
+            try:
+                unflushed.remove(first)
+            except ValueError:  # as above
+                continue
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
         """Run a callback after a delay; returns a function that cancels it."""

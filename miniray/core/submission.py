@@ -98,6 +98,9 @@ class Submission(RefTracking):
     ) -> Any:
         client = self.actors.client(actor, info)
         retries = options.max_task_retries
+        how = None
+        if options.name or options.concurrency_group:
+            how = (options.concurrency_group, options.name or None)
         return self._submit(
             args,
             kwargs,
@@ -108,7 +111,7 @@ class Submission(RefTracking):
             client,
             info.max_task_retries if retries is None else retries,
             options.retry_exceptions,
-            options.concurrency_group,
+            how,
             actor,
         )
 

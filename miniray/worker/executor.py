@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 #: Interrupts the main thread when the running task is cancelled.
 CANCEL_SIGNAL = signal.SIGUSR1
+#: Seconds that a quick task or method takes at most.
+_QUICK = 0.001
 #: Seconds until it is sent again if it had no effect, at first and at most.
 _SIGNAL_AGAIN, _SIGNAL_AGAIN_AT_MOST = 0.02, 1.0
 
@@ -66,6 +68,10 @@ class Executor:
         self._functions: dict[bytes, Any] = {}
         self._running: Work | None = None
         self._interruptible = False
+        #: Functions and methods that were quick when they ran last. Answers wait for others, to be
+        #: written together; before one that may take long, and hold the interpreter's lock for
+        #: all of that time, they are written.
+        self._quick: set[Any] = set()
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
         self._recall = Recall(runtime, self._queue, self._open, lambda: self._running)
@@ -108,9 +114,12 @@ class Executor:
 
     def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_CALL: a method of this worker's actor."""
-        _, number, _actor, _epoch, method, arguments, refs, return_ids, group, stream = message
+        _, number, _actor, _epoch, method, arguments, refs, return_ids, how, stream = message
         name = f"{self.class_name}.{method}"
+        group, given = how or (None, None)
         work = Work(peer, number, method, name, arguments, refs, return_ids, group, stream)
+        if given is not None:
+            work.name = given
         fetch_arguments(self._runtime, work)
         self._open[(peer.process_id, number)] = work
         self.enqueue(work)
@@ -242,6 +251,8 @@ class Executor:
         if work.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
+        if work.target not in self._quick:
+            self._runtime.loop.flush_posted()
         token = context.execution.set(self.execution_of(work))
         self._running = work
         work.begin()
@@ -270,7 +281,7 @@ class Executor:
         """What the runtime context tells while a piece of work runs."""
         ids = work.return_ids
         task_id = ids[0] if ids else call_id(work.caller.process_id, work.number)
-        work.execution = context.Execution(task_id, work.name, work.name)
+        work.execution = context.Execution(task_id, work.name, work.function_name)
         work.execution.cancelled = work.cancelled  # a cancel may come between any two lines
         return work.execution
 
@@ -357,6 +368,10 @@ class Executor:
         held = self._still_held(work)
         status = p.STATUS_STREAM_END if work.stream is not None else p.STATUS_OK
         seconds = time.perf_counter() - work.started
+        if seconds > _QUICK:
+            self._quick.discard(work.target)
+        elif work.target not in self._quick:
+            self._quick.add(work.target)
         self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, pin))
 
     def answer_error(self, work: Work, error: BaseException) -> None:

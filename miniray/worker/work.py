@@ -32,6 +32,7 @@ class Work:
         "consumed",
         "consumed_changed",
         "execution",
+        "function_name",
         "group",
         "held",
         "name",
@@ -60,6 +61,7 @@ class Work:
         self.number = number
         self.target = target
         self.name = name
+        self.function_name = name
         self.arguments = arguments
         self.refs = refs
         self.return_ids = return_ids

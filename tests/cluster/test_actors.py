@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -370,3 +371,40 @@ def test_a_call_that_cannot_be_placed_is_still_pending_after_a_while() -> None:
     miniray.kill(actor)
     with pytest.raises(RayError):
         miniray.get(ref, timeout=30)
+
+
+def test_answers_do_not_wait_for_a_call_that_holds_the_interpreters_lock(tmp_path: Path) -> None:
+    @miniray.remote
+    class Native:
+        def quick(self) -> str:
+            return "quick"
+
+        def hold(self, pipe: str) -> str:
+            # Unlike CDLL, this keeps the lock; it returns when somebody opens the pipe to write.
+            return "held" * (ctypes.PyDLL(None).open(pipe.encode(), os.O_RDONLY) > 0)
+
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    actor = Native.remote()
+    miniray.get(actor.quick.remote())
+    quick = [actor.quick.remote() for _ in range(5)]
+    held = actor.hold.remote(str(pipe))
+    try:
+        assert miniray.get(quick, timeout=30) == ["quick"] * 5
+    finally:
+        os.close(os.open(pipe, os.O_WRONLY))
+    assert miniray.get(held, timeout=30) == "held"
+
+
+def test_a_name_given_to_a_call_is_in_its_runtime_context() -> None:
+    @miniray.remote
+    class Actor:
+        def names(self) -> tuple[str | None, str | None]:
+            context = miniray.get_runtime_context()
+            return context.get_task_name(), context.get_task_function_name()
+
+    actor = Actor.remote()
+    name, function = miniray.get(actor.names.options(name="mine").remote())
+    assert name == "mine"
+    assert (function or "").endswith("Actor.names")
+    assert miniray.get(actor.names.remote())[0] == "Actor.names"
