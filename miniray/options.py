@@ -70,7 +70,7 @@ def _strategy(name: str, value: Any) -> Any:
 def _group(name: str, value: Any) -> Any:
     from miniray.util.placement_group import PlacementGroup
 
-    if value != "default" and not isinstance(value, PlacementGroup):
+    if value not in (None, "default") and not isinstance(value, PlacementGroup):
         raise check.wrong_type(name, value, "a PlacementGroup")
     return value
 
@@ -167,7 +167,8 @@ def checked(
     """Check what a user gave and put it over ``base``; what is left out has its default.
 
     Args:
-        given: Option names and values as the user wrote them. None means the default.
+        given: Option names and values as the user wrote them. None means the default, but for
+            ``placement_group``: no group, though the caller's captures what it starts.
         known: The options there are, with their checks.
         what: What they are options of, for messages: "a task", "an actor".
         base: Checked options that hold where ``given`` says nothing.
@@ -181,7 +182,7 @@ def checked(
         if name not in known:
             raise _unknown(name, known, what)
         options.pop(name, None)
-        if value is not None:
+        if value is not None or name == "placement_group":
             options[name] = known[name](name, value)
     return options
 
@@ -332,7 +333,7 @@ def _placement(
         *options.get("fallback_strategy", ()),
     )
     strategy = options.get("scheduling_strategy")
-    group = options.get("placement_group")
+    group = options.get("placement_group", "default")
     if group not in (None, "default"):
         if strategy is not None:
             raise ValueError(
@@ -352,6 +353,8 @@ def _placement(
         return NodeAffinity(strategy.node_id, strategy.soft), selectors
     if isinstance(strategy, NodeLabelSchedulingStrategy):
         return Anywhere(), _by_labels(strategy, selectors)
+    if strategy is None and group is None:
+        return Anywhere(), selectors
     named: dict[Any, Placement] = {"SPREAD": Spread(), "DEFAULT": Anywhere()}
     return named.get(strategy), selectors
 

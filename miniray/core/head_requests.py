@@ -45,8 +45,9 @@ class HeadRequests(RuntimeParts):
         bundle_label_selector: Sequence[Mapping[str, str]] | None,
     ) -> bytes:
         id = self.ids.new()
+        tell = self.link.head_request if name else self.link.head_notice  # a name may be taken
         try:
-            self.link.head_notice(
+            tell(
                 "create_placement_group",
                 id,
                 [dict(bundle) for bundle in bundles],
@@ -58,25 +59,25 @@ class HeadRequests(RuntimeParts):
                 if bundle_label_selector is not None
                 else None,
             )
-        except BaseException:  # a signal's handler raised: nobody knows of the group
+        except BaseException:  # refused, or a signal's handler raised: nobody knows of the group
             self.link.head_notice("remove_placement_group", id)
             raise
         return id
 
-    def placement_group_ready(self, id: bytes) -> ObjectRef[Any]:
+    def placement_group_ready(self, id: bytes, value: Any) -> ObjectRef[Any]:
         """A ref that this process owns and that the head's answer makes ready."""
         ref = self.table.create(self.ids.new())
         object_id = ref.binary()
+        serialized = serialize(value)
 
         def answer(error: Any, result: Any, _fd: int) -> None:
             from miniray.core.node_link import rebuild_error
 
             if error is None:
-                serialized = serialize(True)
-                value: Value = (serialized.form, serialized.payload(), ())
+                found: Value = (serialized.form, serialized.payload(), ())
             else:
-                value = error_value(rebuild_error(error))
-            self.table.set_value(object_id, value)
+                found = error_value(rebuild_error(error))
+            self.table.set_value(object_id, found)
 
         self.link.head_request_async("await_placement_group", (id,), answer)
         return ref

@@ -272,11 +272,15 @@ class Runtime(abc.ABC):
         lifetime: str | None,
         bundle_label_selector: Sequence[Mapping[str, str]] | None,
     ) -> bytes:
-        """Ask for a placement group; returns its id at once."""
+        """Ask for a placement group; returns its id at once.
+
+        Raises:
+            ValueError: The name is taken.
+        """
 
     @abc.abstractmethod
-    def placement_group_ready(self, id: bytes) -> ObjectRef[Any]:
-        """A ref that becomes ready when the group is placed."""
+    def placement_group_ready(self, id: bytes, value: Any) -> ObjectRef[Any]:
+        """A ref to the value, that becomes ready when the group is placed."""
 
     @abc.abstractmethod
     def remove_placement_group(self, id: bytes) -> None:

@@ -61,8 +61,12 @@ class PlacementGroup:
             return GroupStatus.REMOVED.value
         return self.state.status.value
 
-    def table(self) -> dict[str, Any]:
-        """What users see, in the form of Ray's ``placement_group_table``."""
+    def table(self, waits: Reason | None = None) -> dict[str, Any]:
+        """What users see, in the form of Ray's ``placement_group_table``.
+
+        Args:
+            waits: why it is not placed, if that was looked at.
+        """
         placed = self.state.allocations if self.state is not None and not self.removed else {}
         created = self.status == GroupStatus.CREATED.value
         took = 1000 * ((self.placed or time.time()) - self.asked)
@@ -81,9 +85,19 @@ class PlacementGroup:
                 "scheduling_latency_ms": took if created else 0.0,
                 "scheduling_attempt": 1,
                 "highest_retry_delay_ms": 0.0,
-                "scheduling_state": "FINISHED" if created else self.status,
+                "scheduling_state": self._progress(waits),
             },
         }
+
+    def _progress(self, waits: Reason | None) -> str:
+        """How far its placing is, in the words of Ray's table."""
+        if self.status == GroupStatus.CREATED.value:
+            return "FINISHED"
+        if self.status == GroupStatus.REMOVED.value:
+            return "REMOVED"
+        if waits is None:
+            return "QUEUED"
+        return "INFEASIBLE" if waits.infeasible else "NO_RESOURCES"
 
 
 class PlacementGroups:
@@ -126,9 +140,18 @@ class PlacementGroups:
         detached: bool,
         selectors: list[dict[str, str]] | None,
     ) -> None:
-        """Ask for a group; what is wrong with it is told to who waits for it."""
+        """Ask for a group; what is wrong with its bundles is told to who waits for it.
+
+        Raises:
+            ValueError: the name is taken.
+        """
         if id in self._groups or id in self._removed:
             return  # repeated after the head before this one had kept it
+        if (namespace, name) in self._names:
+            raise ValueError(
+                f"The name {name!r} is taken by another placement group in namespace "
+                f"{namespace!r}. Use get_placement_group({name!r}) for it."
+            )
         group = PlacementGroup(id, name, namespace, detached, strategy, bundles, selectors)
         group.waiters = self._early.pop(id, [])
         self._groups[id] = group
@@ -138,9 +161,9 @@ class PlacementGroups:
             return
         if not detached:
             self._owned.setdefault(creator, set()).add(id)
+        if name:
+            self._names[namespace, name] = group
         try:
-            if name:
-                self._take_name(group)
             group.state = PlacementGroupState.of(id, bundles, strategy, selectors)
         except ValueError as error:
             group.error = error
@@ -149,15 +172,6 @@ class PlacementGroups:
         self._grants.create_group(group.state)
         if group.placed is None:
             self._on_change(group)
-
-    def _take_name(self, group: PlacementGroup) -> None:
-        key = (group.namespace, group.name)
-        if key in self._names:
-            raise ValueError(
-                f"The name {group.name!r} is taken by another placement group in namespace "
-                f"{group.namespace!r}. Use get_placement_group({group.name!r}) for it."
-            )
-        self._names[key] = group
 
     def pin(self, id: bytes, label: str) -> list[str]:
         """Keep a group on nodes with the values of a label that its nodes have now.
@@ -233,12 +247,15 @@ class PlacementGroups:
             del self._never[next(iter(self._never))]
 
     def table(self, id: bytes | None) -> dict[str, Any]:
-        """Ray's table of one group ({} if it is not known), or of all by hex id."""
+        """Ray's table of one group ({} if it is not known), or of all by hex id.
+
+        Why a group waits is looked at for one alone: it is a look at every node.
+        """
         if id is None:
             known: Sequence[Mapping[bytes, PlacementGroup]] = (self._removed, self._groups)
             return {key.hex(): group.table() for some in known for key, group in some.items()}
         group = self._groups.get(id) or self._removed.get(id)
-        return {} if group is None else group.table()
+        return {} if group is None else group.table(self._grants.scheduler.explain_group(id))
 
     def find(self, name: str, namespace: str) -> bytes | None:
         """Id of a named group, or None."""

@@ -1,6 +1,7 @@
 """The public modules beside the core API: placement groups, scheduling strategies, pools, queue.
 
-Names that Ray has in ``ray.util`` itself are here too, loaded on first use.
+Names that Ray has in ``ray.util`` itself are here too, loaded on first use; but ``placement_group``
+is the name of a module and of a function in it, and has to be the function whatever is imported.
 """
 
 from __future__ import annotations
@@ -9,6 +10,13 @@ import importlib
 from typing import TYPE_CHECKING
 
 from miniray.core.absent import absent, tell_imports
+from miniray.util.placement_group import (
+    get_current_placement_group,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 
 if TYPE_CHECKING:
     from miniray.api import list_named_actors
@@ -16,29 +24,17 @@ if TYPE_CHECKING:
     from miniray.util.check_serialize import inspect_serializability
     from miniray.util.helpers import as_completed, map_unordered
     from miniray.util.node_address import get_node_ip_address
-    from miniray.util.placement_group import (
-        get_current_placement_group,
-        get_placement_group,
-        placement_group,
-        placement_group_table,
-        remove_placement_group,
-    )
     from miniray.util.serialization import deregister_serializer, register_serializer
 
 _HOMES = {
     "ActorPool": "miniray.util.actor_pool",
     "as_completed": "miniray.util.helpers",
     "deregister_serializer": "miniray.util.serialization",
-    "get_current_placement_group": "miniray.util.placement_group",
     "get_node_ip_address": "miniray.util.node_address",
-    "get_placement_group": "miniray.util.placement_group",
     "inspect_serializability": "miniray.util.check_serialize",
     "list_named_actors": "miniray.api",
     "map_unordered": "miniray.util.helpers",
-    "placement_group": "miniray.util.placement_group",
-    "placement_group_table": "miniray.util.placement_group",
     "register_serializer": "miniray.util.serialization",
-    "remove_placement_group": "miniray.util.placement_group",
 }
 
 __all__ = [

@@ -82,7 +82,7 @@ class PlacementGroup:
         """A ref that becomes ready when all bundles are reserved; its value is this group."""
         if self.is_empty:
             return current_runtime().put(self)
-        return current_runtime().placement_group_ready(self.id)
+        return current_runtime().placement_group_ready(self.id, self)
 
     def wait(self, timeout_seconds: float = 30) -> bool:
         """Wait until all bundles are reserved.
@@ -142,7 +142,7 @@ def placement_group(
             which all bundles are then: ``{"ray.io/gpu-domain": "STRICT_PACK"}``.
 
     Raises:
-        ValueError: The bundles, the strategy or the lifetime are not valid.
+        ValueError: The bundles, the strategy or the lifetime are not valid, or the name is taken.
     """
     wanted = check_bundles(bundles)
     if strategy is not None and strategy not in STRATEGIES:
@@ -196,7 +196,12 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
 
 
 def placement_group_table(placement_group: PlacementGroup | None = None) -> dict[str, Any]:
-    """What is known of a group (bundles, strategy, state), or of all by hex id."""
+    """What is known of a group (bundles, strategy, state), or of all by hex id.
+
+    For a group that waits, ``["stats"]["scheduling_state"]`` says whether there is too little room
+    now ("NO_RESOURCES") or on all nodes together ("INFEASIBLE"); in the table of all groups, only
+    that it waits ("QUEUED").
+    """
     id = None if placement_group is None else _checked(placement_group).id
     return current_runtime().placement_group_table(id)
 

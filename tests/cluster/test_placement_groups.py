@@ -208,6 +208,31 @@ def test_children_of_a_task_stay_in_its_group_only_if_it_is_captured(make: Make)
     assert get_current_placement_group() is None
 
 
+def test_a_child_that_names_no_group_leaves_the_one_that_captures_it(make: Make) -> None:
+    @miniray.remote(num_cpus=1)
+    def parent() -> list[Any]:
+        def where() -> Any:
+            return get_current_placement_group()
+
+        child = miniray.remote(num_cpus=0)(where)
+        groups: tuple[Any, ...] = (None, "default")
+        return miniray.get([child.options(placement_group=group).remote() for group in groups])
+
+    group = make([{"CPU": 2}])
+    captured = in_group(group, placement_group_capture_child_tasks=True)
+    found = miniray.get(parent.options(scheduling_strategy=captured).remote(), timeout=30)
+    assert found == [None, group]
+
+
+def test_a_name_that_is_taken_is_refused_at_once(make: Make) -> None:
+    group = make([{"CPU": 1}], name="mine")
+    with pytest.raises(ValueError, match="'mine' is taken"):
+        placement_group([{"CPU": 1}], name="mine")
+    assert get_placement_group("mine") == miniray.get(group.ready(), timeout=30)
+    states = [table["state"] for table in placement_group_table().values()]
+    assert "PENDING" not in states
+
+
 def test_a_named_group_is_found_by_its_name(make: Make) -> None:
     group = make([{"CPU": 1}], name="mine")
     assert group.wait(30)

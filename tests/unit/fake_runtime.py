@@ -199,8 +199,8 @@ class FakeRuntime(Runtime):
         self.groups[id] = (name, [dict(bundle) for bundle in bundles])
         return id
 
-    def placement_group_ready(self, id: bytes) -> ObjectRef[Any]:
-        return self.ref(id)
+    def placement_group_ready(self, id: bytes, value: Any) -> ObjectRef[Any]:
+        return self.ref(value)
 
     def remove_placement_group(self, id: bytes) -> None:
         del self.groups[id]

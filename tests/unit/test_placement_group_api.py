@@ -41,7 +41,7 @@ def test_a_group_is_made_found_and_removed(runtime: FakeRuntime) -> None:
     assert runtime.last.options == ("SPREAD", "detached", [{}, {"zone": "a"}])
     assert group.bundle_specs == [{"CPU": 1}, {"GPU": 0.5}]
     assert group.wait(1)
-    assert miniray.get(group.ready()) == group.id
+    assert miniray.get(group.ready()) == group
     found = get_placement_group("it")
     assert found == group
     assert found.bundle_count == 2
@@ -87,7 +87,7 @@ def test_wait_says_when_the_group_is_not_placed_in_time(
     runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = placement_group([{"CPU": 1}])
-    monkeypatch.setattr(runtime, "placement_group_ready", lambda _id: runtime.ref(ready=False))
+    monkeypatch.setattr(runtime, "placement_group_ready", lambda *_: runtime.ref(ready=False))
 
     assert not group.wait(0)
 
@@ -124,6 +124,12 @@ def test_a_group_can_be_sent(runtime: FakeRuntime) -> None:
     assert sent == group
     assert hash(sent) == hash(group)
     assert sent.bundle_specs == [{"CPU": 1}]
+
+
+def test_the_function_has_its_name_whatever_was_imported() -> None:
+    import miniray.util.placement_group
+
+    assert miniray.util.placement_group is placement_group  # type: ignore[comparison-overlap]
 
 
 def test_the_empty_group_is_ready(runtime: FakeRuntime) -> None:

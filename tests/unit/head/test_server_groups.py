@@ -104,15 +104,37 @@ def test_groups_are_removed_with_their_creator_unless_detached(daemon: FakeDaemo
 def test_a_name_serves_one_group_of_a_namespace(daemon: FakeDaemon) -> None:
     driver = daemon.driver()
     first = create(daemon, driver, [{"CPU": 1}], name="one")
-    second = create(daemon, driver, [{"CPU": 1}], name="one")
+    second = (driver + new_id(), [{"CPU": 1}], "PACK", "one", "tests", False, None)
+    with pytest.raises(ValueError, match="taken"):
+        daemon.ask(driver, "create_placement_group", *second)
+    assert daemon.ask(driver, "placement_group_table", None).keys() == {first.hex()}
     assert daemon.ask(driver, "find_placement_group", "one", "tests") == first
     assert daemon.ask(driver, "find_placement_group", "one", "elsewhere") is None
-    with pytest.raises(ValueError, match="taken"):
-        daemon.answer(driver, wait(daemon, driver, second))
-    daemon.ask(driver, "remove_placement_group", second)
+    daemon.ask(driver, "remove_placement_group", second[0])
     assert daemon.ask(driver, "find_placement_group", "one", "tests") == first
     daemon.ask(driver, "remove_placement_group", first)
     assert daemon.ask(driver, "find_placement_group", "one", "tests") is None
+
+
+def test_the_table_of_a_group_says_whether_it_will_ever_fit(daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+
+    def progress(id: bytes) -> str:
+        stats = daemon.ask(driver, "placement_group_table", id)["stats"]
+        return str(stats["scheduling_state"])
+
+    held = create(daemon, driver, [{"CPU": 3}])
+    waits, never = create(daemon, driver, [{"CPU": 2}]), create(daemon, driver, [{"CPU": 5}])
+    assert [progress(id) for id in (held, waits, never)] == [
+        "FINISHED",
+        "NO_RESOURCES",
+        "INFEASIBLE",
+    ]
+    every = daemon.ask(driver, "placement_group_table", None)
+    assert [every[id.hex()]["stats"]["scheduling_state"] for id in (waits, never)] == ["QUEUED"] * 2
+    daemon.ask(driver, "remove_placement_group", held)
+    daemon.answer(driver, wait(daemon, driver, waits))
+    assert [progress(id) for id in (held, waits)] == ["REMOVED", "FINISHED"]
 
 
 def test_what_is_wrong_with_a_group_is_told_to_who_waits(daemon: FakeDaemon) -> None:
