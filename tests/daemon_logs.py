@@ -27,7 +27,10 @@ def pytest_runtest_makereport(
     report = yield
     if report.failed:
         for path in sorted(_logs(getattr(item, "funcargs", {}))):
-            lines = path.read_text(errors="replace").splitlines()
+            try:
+                lines = path.read_text(errors="replace").splitlines()
+            except FileNotFoundError:  # its cluster ends at this moment
+                continue
             if lines:
                 name = f"{path.parent.parent.name}/{path.name}"
                 report.sections.append((f"end of {name}", "\n".join(lines[-LINES:])))
