@@ -95,6 +95,8 @@ class Config:
     lineage_bytes: int = 64 * 1024 * 1024
     #: Record where small values were put too, for `miniray memory`; of large ones it always is.
     record_call_sites: bool = False
+    #: Do not tell the errors of tasks and methods whose results were dropped unread.
+    ignore_unhandled_errors: bool = False
     #: Size of one piece of an object on its way between daemons.
     transfer_chunk: int = 1024 * 1024
     #: A node that passes a copy on and sends nothing for this long is left for another one. A

@@ -284,6 +284,7 @@ class Borrowing:
                 value: Value | None = error_value(error)
             elif self._table.when_ready(entry, lambda entry: self._send_value(peer, entry)):
                 value = entry.value
+                entry.seen = True
             else:
                 continue
             assert value is not None
@@ -307,6 +308,7 @@ class Borrowing:
 
     @staticmethod
     def _send_value(peer: Peer, entry: Entry) -> None:
+        entry.seen = True
         peer.send((p.PEER_VALUE, [(entry.id, entry.value)]))
 
     def on_borrow(self, peer: Peer, message: tuple[Any, ...]) -> None:

@@ -235,6 +235,8 @@ class CallTable:
                 return resolved, error_value(ObjectLostError(id.hex(), NOT_ATTACHED))
             value = known if entry is None else entry.value
             if value is not None and value[0] == p.VALUE_ERROR:
+                if entry is not None:
+                    entry.seen = True  # it is the error of this call too
                 return resolved, value
             resolved.append((where, id, node, value))
         return resolved, None

@@ -29,6 +29,7 @@ from miniray.core.shared_memory import SharedMemory
 from miniray.core.submission import Submission
 from miniray.core.task_client import TaskClient
 from miniray.core.unclaimed import UnclaimedResults
+from miniray.core.unseen_errors import UnseenErrors
 from miniray.exceptions import (
     NodeDiedError,
     NotInitializedError,
@@ -99,6 +100,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self._exported: set[bytes] = set()
         self._code_of: weakref.WeakKeyDictionary[Any, Exported] = weakref.WeakKeyDictionary()
         self._futures: concurrent.futures.ThreadPoolExecutor | None = None
+        self.unseen_errors = UnseenErrors(lambda tell: self._future_pool().submit(tell))
         self._lock = threading.RLock()  # a collection in here may make a future
         self._closed = False
         self._quiet = False

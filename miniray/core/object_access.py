@@ -111,6 +111,8 @@ class ObjectAccess(RefTracking):
                 f"the first is ObjectRef({first.hex()}){maker}."
             )
         if failed:
+            for entry in entries:  # one error stands for all that is wrong with them
+                entry.seen = True
             self._load(failed[0], deadline)
 
     def _load(self, entry: Entry, deadline: float | None) -> Any:
@@ -197,8 +199,20 @@ class ObjectAccess(RefTracking):
             mapping, block = self._map(entry, value, deadline)
             return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
         if form == p.VALUE_ERROR:
-            raise _error_of(value)
+            entry.seen = True
+            raise self._error_of(value)
         return deserialize(form, value[1])
+
+    def _error_of(self, value: Value) -> BaseException:
+        """What an error value raises.
+
+        Made here and not where it is raised: a frame that is in its traceback and has it in a
+        variable would be a cycle, which holds the refs of who called until the next garbage
+        collection.
+        """
+        error: BaseException = pickle.loads(value[1])
+        self.unseen_errors.raised(error)
+        return error.as_instanceof_cause() if isinstance(error, TaskError) else error
 
     def wait(
         self,
@@ -361,16 +375,6 @@ class ObjectAccess(RefTracking):
 def _is_error(entry: Entry) -> bool:
     value = entry.value
     return value is not None and value[0] == p.VALUE_ERROR
-
-
-def _error_of(value: Value) -> BaseException:
-    """What an error value raises.
-
-    Made here and not where it is raised: a frame that is in its traceback and has it in a variable
-    would be a cycle, which holds the refs of who called until the next garbage collection.
-    """
-    error: BaseException = pickle.loads(value[1])
-    return error.as_instanceof_cause() if isinstance(error, TaskError) else error
 
 
 def _resolve(future: Any) -> None:

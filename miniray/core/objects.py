@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.core.ids import owner_of
+from miniray.core.protocol import VALUE_ERROR
 from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class Entry:
         "mapping",
         "owner_node",
         "registered",
+        "seen",
         "value",
         "waiters",
         "wanted",
@@ -51,6 +53,9 @@ class Entry:
     #: Where it was put, or what made it; not there where that is not recorded: one more store
     #: for every entry would show in the time of a put.
     made: CallSite
+    #: Owner's side: somebody has asked for the value, or was given it; not there otherwise. It
+    #: matters for errors only.
+    seen: bool
 
     def __init__(self, id: bytes, owner_node: bytes) -> None:
         self.id = id
@@ -93,6 +98,9 @@ class Outside(Protocol):
 
     def origin_unused(self, id: bytes) -> None:
         """An object whose making is remembered went away."""
+
+    def error_unseen(self, value: Value) -> None:
+        """An object went away whose value is an error that nobody has seen."""
 
 
 class ObjectTable:
@@ -189,18 +197,21 @@ class ObjectTable:
         """
         with self.lock:
             entry = self._entries.get(id)
-            if entry is None:
-                return False
-            if entry.value is not None:
-                return value is entry.value
-            entry.value = value
-            entry.contained = contained
-            if made is not None:
-                entry.made = made
-            waiters = entry.waiters
-            entry.waiters = None
-            if self._watchers:
-                waiters = [*(waiters or ()), *self._watchers]
+            if entry is not None:
+                if entry.value is not None:
+                    return value is entry.value
+                entry.value = value
+                entry.contained = contained
+                if made is not None:
+                    entry.made = made
+                waiters = entry.waiters
+                entry.waiters = None
+                if self._watchers:
+                    waiters = [*(waiters or ()), *self._watchers]
+        if entry is None:
+            if value[0] == VALUE_ERROR and self.is_owned(id):
+                self._outside.error_unseen(value)
+            return False
         for waiter in waiters or ():
             _tell(waiter, entry)
         return True
@@ -379,6 +390,8 @@ class ObjectTable:
         entry.mapping = None
         if entry.value is not None:
             self._outside.free_shared(entry.value)
+            if entry.value[0] == VALUE_ERROR and not getattr(entry, "seen", False):
+                self._outside.error_unseen(entry.value)
         if entry.kept:
             self._outside.origin_unused(entry.id)
 

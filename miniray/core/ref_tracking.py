@@ -7,6 +7,7 @@ comes by and at the latest by the I/O thread. Pickled and unpickled refs are see
 from __future__ import annotations
 
 import collections
+import contextlib
 import gc
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ class RefTracking(RuntimeParts):
 
     #: The last look of the I/O thread found nothing dropped.
     _quiet: bool
+    #: This process has left the cluster.
+    _closed: bool
     #: Held by the thread that counts dropped refs.
     _draining: threading.RLock
 
@@ -126,6 +129,12 @@ class RefTracking(RuntimeParts):
     def origin_unused(self, id: bytes) -> None:
         """An object whose making is remembered went away."""
         self.calls.lineage.forget(id)
+
+    def error_unseen(self, value: Any) -> None:
+        """An object went away whose value is an error that nobody has seen."""
+        if not self._closed:
+            with contextlib.suppress(RuntimeError):  # this process ends, and starts no threads
+                self.unseen_errors.dropped(value)
 
     def actor_unreferenced(self, id: bytes) -> None:
         """The last handle of an actor of this process went away."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from miniray.core.recovery import Recovery
     from miniray.core.shared_memory import SharedMemory
     from miniray.core.task_client import TaskClient
+    from miniray.core.unseen_errors import UnseenErrors
 
 
 class RuntimeParts(Runtime):
@@ -46,6 +47,7 @@ class RuntimeParts(Runtime):
     tasks: TaskClient
     recovery: Recovery
     actors: ActorDirectory
+    unseen_errors: UnseenErrors
     #: Merges an environment with the job's and uploads what it names.
     prepare_runtime_env: Callable[[Mapping[str, Any] | None], str]
     #: Runs around a wait that blocks the task (in a worker it gives the CPU back).

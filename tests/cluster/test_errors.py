@@ -6,13 +6,17 @@ import os
 import pickle
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from cluster_helpers import wait_until
 
 import miniray
 from miniray import exceptions
 from miniray.exceptions import RayActorError, RayError, RayTaskError, WorkerCrashedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -329,3 +333,66 @@ def test_the_error_of_a_method_shows_the_actor_if_its_class_says_how() -> None:
 
     with pytest.raises(ValueError, match="repr=Shard-7"):
         miniray.get(Shard.remote().fail.remote())
+
+
+# --- errors that nobody asks for ----------------------------------------------------------------
+
+
+@pytest.fixture
+def unhandled(caplog: pytest.LogCaptureFixture) -> Callable[[str], int]:
+    """How many of the messages of this process about such errors have these words."""
+
+    def count(words: str) -> int:
+        told = [message for message in caplog.messages if message.startswith("Unhandled error")]
+        return sum(words in message for message in told)
+
+    return count
+
+
+def test_an_error_whose_ref_was_dropped_is_told(unhandled: Callable[[str], int]) -> None:
+    @miniray.remote
+    def fails_early() -> None:
+        raise ValueError("nobody looks")
+
+    @miniray.remote
+    def fails_late() -> None:
+        raise ValueError("nobody looked")
+
+    fails_early.remote()
+    wait_until(lambda: unhandled("nobody looks") == 1)
+    ref = fails_late.remote()
+    miniray.wait([ref])
+    assert not unhandled("nobody looked")
+    del ref
+    wait_until(lambda: unhandled("nobody looked") == 1)
+
+
+def test_an_error_that_somebody_got_is_not_told(unhandled: Callable[[str], int]) -> None:
+    @miniray.remote
+    def fails(_argument: object = None) -> None:
+        raise ValueError("somebody looks")
+
+    @miniray.remote
+    def takes(_argument: object) -> None:
+        pass
+
+    @miniray.remote
+    def looks(refs: list[miniray.ObjectRef[None]]) -> str:
+        with pytest.raises(ValueError, match="somebody looks"):
+            miniray.get(refs[0])
+        return "looked"
+
+    @miniray.remote
+    def marker() -> None:
+        raise KeyError("the last one")
+
+    refs = [fails.remote() for _ in range(3)]
+    with pytest.raises(ValueError, match="somebody looks"):
+        miniray.get(refs)
+    with pytest.raises(ValueError, match="somebody looks"):
+        miniray.get(takes.remote(fails.remote()))
+    assert miniray.get(looks.remote([fails.remote()])) == "looked"
+    del refs
+    marker.remote()
+    wait_until(lambda: unhandled("the last one") == 1)
+    assert not unhandled("somebody looks")

@@ -170,6 +170,7 @@ class Outside:
         self.freed: list[Any] = []
         self.unborrowed: list[bytes] = []
         self.unreferenced: list[bytes] = []
+        self.unseen: list[Any] = []
 
     def free_shared(self, value: Any) -> None:
         self.freed.append(value)
@@ -179,6 +180,9 @@ class Outside:
 
     def actor_unreferenced(self, id: bytes) -> None:
         self.unreferenced.append(id)
+
+    def error_unseen(self, value: Any) -> None:
+        self.unseen.append(value)
 
 
 class Caller:
