@@ -331,6 +331,19 @@ class ClusterScheduler:
         group = self._table.groups.groups.get(group_id)
         return None if group is None else group.explain(self.nodes.values())
 
+    def explain_groups(self, looks: int) -> dict[bytes, Reason | None]:
+        """Why groups are not placed, by id.
+
+        Args:
+            looks: how many nodes to look at, for all kinds of groups together. What groups of one
+                kind lack is the same; None for the kinds that came later than those looked at.
+        """
+        groups = self._table.groups
+        nodes = self.nodes.values()
+        kinds = groups.first_unplaced()[: max(1, looks // max(1, len(nodes)))]
+        reasons = {first.like: first.explain(nodes) for first in kinds}
+        return {id: reasons.get(group.like) for id, group in groups.unplaced.items()}
+
     def revocation_candidates(self, lease_id: bytes, idle: Iterable[bytes]) -> list[bytes]:
         """Leases to ask back so that a waiting request fits.
 
