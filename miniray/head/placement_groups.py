@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: So many removed groups are remembered.
 _REMEMBERED = 1024
-#: For the table of all groups, so many nodes are looked at to say why groups wait.
-_LOOKS = 2000
+#: For the table of all groups, so many looks at a node are taken to say why groups wait.
+_LOOKS = 1000
 #: A handle can be quicker than the notice that its group exists; it waits this long, in seconds.
 _EARLY_WAIT = 10.0
 

@@ -18,7 +18,7 @@ from miniray.head.revocation import choose_revocations, fits_after
 from miniray.head.table import Lease, ResourceTable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Hashable, Iterable, Mapping
 
     from miniray.head.bundles import PlacementGroupState
     from miniray.head.demands import Demand, LeaseRequest
@@ -335,13 +335,17 @@ class ClusterScheduler:
         """Why groups are not placed, by id.
 
         Args:
-            looks: how many nodes to look at, for all kinds of groups together. What groups of one
-                kind lack is the same; None for the kinds that came later than those looked at.
+            looks: how many nodes to look at, for all bundles together. Groups that lack the same
+                are looked at once; None for those that came later than these looks reach.
         """
         groups = self._table.groups
         nodes = self.nodes.values()
-        kinds = groups.first_unplaced()[: max(1, looks // max(1, len(nodes)))]
-        reasons = {first.like: first.explain(nodes) for first in kinds}
+        reasons: dict[Hashable, Reason | None] = {}
+        for first in groups.first_unplaced():
+            looks -= len(nodes) * len(first.state.missing)
+            if looks < 0:
+                break
+            reasons[first.like] = first.explain(nodes)
         return {id: reasons.get(group.like) for id, group in groups.unplaced.items()}
 
     def revocation_candidates(self, lease_id: bytes, idle: Iterable[bytes]) -> list[bytes]:
