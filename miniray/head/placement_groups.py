@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: So many removed groups are remembered.
 _REMEMBERED = 1024
+#: For the table of all groups, so many looks at a node are taken to say why groups wait.
+_LOOKS = 1000
 #: A handle can be quicker than the notice that its group exists; it waits this long, in seconds.
 _EARLY_WAIT = 10.0
 
@@ -247,13 +249,15 @@ class PlacementGroups:
             del self._never[next(iter(self._never))]
 
     def table(self, id: bytes | None) -> dict[str, Any]:
-        """Ray's table of one group ({} if it is not known), or of all by hex id.
-
-        Why a group waits is looked at for one alone: it is a look at every node.
-        """
+        """Ray's table of one group ({} if it is not known), or of all by hex id."""
         if id is None:
             known: Sequence[Mapping[bytes, PlacementGroup]] = (self._removed, self._groups)
-            return {key.hex(): group.table() for some in known for key, group in some.items()}
+            waits = self._grants.scheduler.explain_groups(_LOOKS)
+            return {
+                key.hex(): group.table(waits.get(key))
+                for some in known
+                for key, group in some.items()
+            }
         group = self._groups.get(id) or self._removed.get(id)
         return {} if group is None else group.table(self._grants.scheduler.explain_group(id))
 

@@ -18,7 +18,7 @@ from miniray.head.revocation import choose_revocations, fits_after
 from miniray.head.table import Lease, ResourceTable
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Hashable, Iterable, Mapping
 
     from miniray.head.bundles import PlacementGroupState
     from miniray.head.demands import Demand, LeaseRequest
@@ -349,6 +349,23 @@ class ClusterScheduler:
         """Why a group is not placed; None if it is, or does not exist. Looks at every node."""
         group = self._table.groups.groups.get(group_id)
         return None if group is None else group.explain(self.nodes.values())
+
+    def explain_groups(self, looks: int) -> dict[bytes, Reason | None]:
+        """Why groups are not placed, by id.
+
+        Args:
+            looks: how many nodes to look at, for all bundles together. Groups that lack the same
+                are looked at once; None for those that came later than these looks reach.
+        """
+        groups = self._table.groups
+        nodes = self.nodes.values()
+        reasons: dict[Hashable, Reason | None] = {}
+        for first in groups.first_unplaced():
+            looks -= len(nodes) * len(first.state.missing)
+            if looks < 0:
+                break
+            reasons[first.like] = first.explain(nodes)
+        return {id: reasons.get(group.like) for id, group in groups.unplaced.items()}
 
     def revocation_candidates(self, lease_id: bytes, idle: Iterable[bytes]) -> list[bytes]:
         """Leases to ask back so that a waiting request fits.

@@ -199,8 +199,8 @@ def placement_group_table(placement_group: PlacementGroup | None = None) -> dict
     """What is known of a group (bundles, strategy, state), or of all by hex id.
 
     For a group that waits, ``["stats"]["scheduling_state"]`` says whether there is too little room
-    now ("NO_RESOURCES") or on all nodes together ("INFEASIBLE"); in the table of all groups, only
-    that it waits ("QUEUED").
+    now ("NO_RESOURCES") or on all nodes together ("INFEASIBLE"). Of many different groups that wait
+    in a large cluster, the table of all says of the later ones only that they do ("QUEUED").
     """
     id = None if placement_group is None else _checked(placement_group).id
     return current_runtime().placement_group_table(id)

@@ -116,7 +116,9 @@ def test_a_name_serves_one_group_of_a_namespace(daemon: FakeDaemon) -> None:
     assert daemon.ask(driver, "find_placement_group", "one", "tests") is None
 
 
-def test_the_table_of_a_group_says_whether_it_will_ever_fit(daemon: FakeDaemon) -> None:
+def test_the_table_of_a_group_says_whether_it_will_ever_fit(
+    daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     driver = daemon.driver()
 
     def progress(id: bytes) -> str:
@@ -131,7 +133,11 @@ def test_the_table_of_a_group_says_whether_it_will_ever_fit(daemon: FakeDaemon) 
         "INFEASIBLE",
     ]
     every = daemon.ask(driver, "placement_group_table", None)
-    assert [every[id.hex()]["stats"]["scheduling_state"] for id in (waits, never)] == ["QUEUED"] * 2
+    for id in (held, waits, never):
+        assert every[id.hex()] == daemon.ask(driver, "placement_group_table", id)
+    monkeypatch.setattr("miniray.head.placement_groups._LOOKS", 1)
+    every = daemon.ask(driver, "placement_group_table", None)
+    assert every[never.hex()]["stats"]["scheduling_state"] == "QUEUED"
     daemon.ask(driver, "remove_placement_group", held)
     daemon.answer(driver, wait(daemon, driver, waits))
     assert [progress(id) for id in (held, waits)] == ["REMOVED", "FINISHED"]
