@@ -72,6 +72,7 @@ _MODULES = frozenset({"runtime_env", "train", "util"})
 _ABSENT = {
     "ClientBuilder": "miniray.init('HOST:PORT') attaches from any machine",
     "LoggingConfig": "leave it out; miniray.train has one for training runs",
+    "air": "miniray.train has what trainers take and return",
     "autoscaler": "start and stop nodes with `miniray start` and `miniray stop`",
     "client": "miniray.init('HOST:PORT') attaches from any machine",
     "dag": "call tasks and methods with the refs of others",

@@ -121,6 +121,7 @@ _HOMES = {
 #: Names of Ray Train that are not here, and what to do instead.
 _VALIDATE = "validate in the train loop, or in a task that the train loop starts"
 _FRAMEWORK = "DataParallelTrainer runs any train loop; connect its processes in a train.Backend"
+_HERE = "import from miniray.train itself what is public"
 _NODE_LOST = "the loss of a node counts like any other failure: set FailureConfig(max_failures=...)"
 _ABSENT = {
     "NCCLHangError": "FailureConfig(hang_timeout_s=...) ends a hang with WorkerHungError",
@@ -131,6 +132,10 @@ _ABSENT = {
     "ValidationConfig": _VALIDATE,
     "ValidationFn": _VALIDATE,
     "ValidationTaskConfig": _VALIDATE,
+    "base_trainer": _HERE,
+    "constants": _HERE,
+    "data_parallel_trainer": _HERE,
+    "error": _HERE,
     "get_preemption_info": _NODE_LOST,
     "horovod": _FRAMEWORK,
     "lightgbm": _FRAMEWORK,

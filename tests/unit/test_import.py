@@ -89,6 +89,8 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(
         ("from miniray.util import metrics", "miniray has no 'metrics': return figures"),
         ("from miniray.train import SyncConfig", "miniray has no 'SyncConfig': what is reported"),
         ("from miniray.train.xgboost import XGBoostTrainer", "miniray has no 'xgboost'"),
+        ("from miniray.train.base_trainer import TrainingFailedError", "from miniray.train itself"),
+        ("from miniray.train.v2.api.config import RunConfig", "from miniray.train itself"),
         ("from miniray.train.torch import TorchCheckpoint", "state_dict"),
         ("from miniray.train.torch.xla import TorchXLAConfig", "miniray has no 'xla'"),
     ],
