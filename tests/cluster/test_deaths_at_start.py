@@ -68,6 +68,15 @@ def children(pid: int) -> set[int]:
     return found
 
 
+def has_open(pid: int, name: str) -> bool:
+    """Whether a process has opened a file of this name."""
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed while we looked
+            if path.readlink().name == name:
+                return True
+    return False
+
+
 def heads_that_served() -> int:
     """How often a head of the cluster has said so in its log."""
     logs = Path(os.environ["MINIRAY_TMPDIR"]).glob("miniray-*/*/logs/head.log")
@@ -99,9 +108,10 @@ def test_a_head_that_is_killed_before_its_own_node_is_back_is_followed_by_anothe
     before, served = children(node), heads_that_served()
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: children(node) - before)
+    (second,) = children(node) - before
+    wait_until(lambda: has_open(second, "head.log"))  # it has been told all that it needs
     os.kill(node, signal.SIGSTOP)
     try:
-        (second,) = children(node) - before
         wait_until(lambda: heads_that_served() > served)
         os.kill(second, signal.SIGKILL)
         wait_until(lambda: not is_alive(second))
