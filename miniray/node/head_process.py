@@ -135,6 +135,21 @@ class HeadProcess:
         self._process, self.pid, self._answer = process, process.pid, read
 
     # --- the end -----------------------------------------------------------------
+    async def ended(self) -> None:
+        """Wait until the process has ended."""
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        loop.add_reader(fd, over.set)
+        try:
+            await over.wait()
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+
     def end(self, grace: float) -> None:
         """End the process if it runs, within ``grace`` seconds gently; waits for its end."""
         end_process(self.pid, grace)

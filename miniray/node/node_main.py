@@ -317,10 +317,14 @@ class NodeStart:
     async def _find_head_again(self, daemon: NodeDaemon) -> None:
         """Have a session with a head again, or stop the node."""
         try:
-            if self._head is not None:
+            if self._head is None:
+                await daemon.rejoin(config().head_grace)
+                return
+            rejoined = False
+            while not rejoined:  # a head may end as soon as it serves
                 await self._head.restart()
                 self._publish()
-            await daemon.rejoin(config().head_grace)
+                rejoined = await first_of(daemon.rejoin(config().head_grace), self._head.ended())
         except (BootError, MinirayError, OSError) as error:
             daemon.stop(f"the head of the cluster is gone and did not come back: {error}")
 

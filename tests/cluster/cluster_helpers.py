@@ -46,9 +46,10 @@ def is_alive(pid: int) -> bool:
     """Whether a process exists and is not merely waiting to be reaped."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        # Of a process that was killed, the first thread may be gone before the others are.
+        return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state != "Z"
 
 
 def processes_with(variable: str, value: str) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -60,8 +61,26 @@ def head_of(nodes: Cluster) -> int:
 
 
 def children(pid: int) -> set[int]:
-    threads = Path(f"/proc/{pid}/task").glob("*/children")
-    return {int(child) for path in threads for child in path.read_text().split()}
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended while we looked
+            found.update(map(int, path.read_text().split()))
+    return found
+
+
+def has_open(pid: int, name: str) -> bool:
+    """Whether a process has opened a file of this name."""
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed while we looked
+            if path.readlink().name == name:
+                return True
+    return False
+
+
+def heads_that_served() -> int:
+    """How often a head of the cluster has said so in its log."""
+    logs = Path(os.environ["MINIRAY_TMPDIR"]).glob("miniray-*/*/logs/head.log")
+    return sum(log.read_text().count("the head listens") for log in logs)
 
 
 def test_a_head_that_is_killed_before_it_serves_is_followed_by_another(nodes: Cluster) -> None:
@@ -78,3 +97,26 @@ def test_a_head_that_is_killed_before_it_serves_is_followed_by_another(nodes: Cl
     there = nodes.add_node(num_cpus=1, resources={"there": 1})
     assert miniray.get(task.remote(), timeout=50) == there.node_id
     nodes.remove_node(there)
+
+
+def test_a_head_that_is_killed_before_its_own_node_is_back_is_followed_by_another(
+    nodes: Cluster,
+) -> None:
+    assert nodes.head_node is not None
+    node = nodes.head_node.pids["node"]
+    first = head_of(nodes)
+    before, served = children(node), heads_that_served()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: children(node) - before)
+    (second,) = children(node) - before
+    wait_until(lambda: has_open(second, "head.log"))  # it has been told all that it needs
+    os.kill(node, signal.SIGSTOP)
+    try:
+        wait_until(lambda: heads_that_served() > served)
+        os.kill(second, signal.SIGKILL)
+        wait_until(lambda: not is_alive(second))
+    finally:
+        os.kill(node, signal.SIGCONT)
+    wait_until(lambda: heads_that_served() > served + 1)
+    wait_until(lambda: head_of(nodes) not in (first, second))
+    assert miniray.cluster_resources()["CPU"] == 2

@@ -6,10 +6,18 @@ import pytest
 from cluster_model import World
 
 
-@pytest.mark.parametrize("seed", range(24))
-def test_nothing_is_held_when_all_has_ended_whatever_was_lost_meanwhile(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "steps"),
+    [
+        *[(seed, 300) for seed in range(12)],
+        *[pytest.param(seed, 1000, marks=pytest.mark.slow) for seed in range(100, 200)],
+    ],
+)
+def test_nothing_is_held_when_all_has_ended_whatever_was_lost_meanwhile(
+    seed: int, steps: int
+) -> None:
     world = World(seed)
-    for _ in range(300):
+    for _ in range(steps):
         world.step()
     world.release_all()
 
