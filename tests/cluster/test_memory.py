@@ -182,7 +182,7 @@ def test_large_arguments_are_listed_with_their_call(tmp_path: Path) -> None:
 
 
 def test_arguments_of_a_constructor_are_held_as_it_may_run_again() -> None:
-    keeper = Keeper.remote(miniray.put(zeros(200_000)))
+    keeper = Keeper.options(max_restarts=1).remote(miniray.put(zeros(200_000)))
     miniray.get(keeper.drop.remote())
     assert f"argument of Keeper.__init__ in {DRIVER}" in the_object(200_000).why
 
