@@ -232,7 +232,15 @@ class PendingCallsLimitExceededError(MinirayError):
 
 
 class WorkerCrashedError(MinirayError):
-    """The worker process ended while it ran a task."""
+    """The worker process ended while it ran a task.
+
+    Attributes:
+        function_name: The task.
+        pid: Process id of the worker, or 0.
+        node_id: Hex id of its node, or empty.
+        exit_code: Exit code; a negative one is the signal that ended it; None if not known.
+        detail: What else is known, as a sentence.
+    """
 
     def __init__(
         self,
@@ -242,20 +250,23 @@ class WorkerCrashedError(MinirayError):
         node_id: str = "",
         code: int | None = None,
         starting: bool = False,
+        with_node: bool = False,
+        detail: str = "",
     ) -> None:
         task = f"task {function_name}" if function_name else "a task"
         worker = f"The worker{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''}"
+        how = "was lost with its node" if with_node else describe_exit(code)
+        more = detail or "Its log has more."
         super().__init__(
-            f"{worker} {describe_exit(code)} before it was ready, as others before it. "
-            f"Their logs have more."
+            f"{worker} {how} before it was ready, as others before it. Their logs have more."
             if starting
-            else f"{worker} that ran {task} {describe_exit(code)}. Its log has more; "
-            f"max_retries lets such a task run again."
+            else f"{worker} that ran {task} {how}. {more} max_retries lets such a task run again."
         )
         self.function_name = function_name
         self.pid = pid
         self.node_id = node_id
         self.exit_code = code
+        self.detail = detail
 
 
 class NodeDiedError(MinirayError):

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from miniray.core.node_link import NodeLink
     from miniray.core.peers import Peer, PeerTable
 
+#: Seconds that a task whose process has ended waits to hear how.
+_TO_HEAR = 5.0
 #: The most leases of one shape that a client asks for at once.
 _MAX_LEASES = 1024
 
@@ -410,11 +412,34 @@ class TaskClient:
             self._next.give_up(lease, group)
             failed = self._sort_lost(list(lease.calls.values()), group)
             self._pump(group)
-        for call in failed:
-            self._calls.fail(
-                call,
-                WorkerCrashedError(call.name, node_id=peer.node_id.hex()),
-            )
+        if failed:
+            self._fail_crashed(failed, peer)
+
+    def _fail_crashed(self, calls: list[Call], peer: Peer) -> None:
+        """Fail what a process has taken with it, as soon as it is known how that ended."""
+
+        def fail(
+            code: int | None = None, pid: int = 0, with_node: bool = False, detail: str = ""
+        ) -> None:
+            open_calls, calls[:] = list(calls), []
+            for call in open_calls:
+                error = WorkerCrashedError(
+                    call.name,
+                    pid=pid,
+                    node_id=peer.node_id.hex(),
+                    code=code,
+                    with_node=with_node,
+                    detail=detail,
+                )
+                self._calls.fail(call, error)
+
+        def answer(error: Any, how: Any, _fd: int) -> None:
+            if calls:  # in time
+                cancel()
+                fail(*how if error is None else ())
+
+        cancel = self._loop.call_later(_TO_HEAR, fail)
+        self._link.head_request_async("await_end", (peer.process_id,), answer)
 
     @staticmethod
     def _sort_lost(calls: list[Call], group: LeaseGroup) -> list[Call]:

@@ -18,6 +18,7 @@ from miniray.head.actors import ActorDirectory
 from miniray.head.clients import Client, ClientDirectory, ProcessExit
 from miniray.head.departures import Departures
 from miniray.head.drains import Drains
+from miniray.head.ends import ProcessEnds
 from miniray.head.grants import GrantTable
 from miniray.head.jobs import JobDirectory
 from miniray.head.kv import KeyValues
@@ -66,6 +67,7 @@ class Head:
         self.scheduler = ClusterScheduler(tunables.reserve_after, tunables.hybrid_threshold)
         self.nodes = NodeDirectory()
         self.clients = ClientDirectory(self.nodes)
+        self.ends = ProcessEnds(self.clients)
         self.jobs = JobDirectory()
         self.kv = KeyValues(storage.key_value)
         self.grants = GrantTable(

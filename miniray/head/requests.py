@@ -73,6 +73,7 @@ class Requests:
         self._later: dict[str, Callable[..., None]] = {
             "await_placement_group": groups.wait,
             "await_drained": head.drains.wait,
+            "await_end": head.ends.wait,
         }
 
     def handle(self, request: common_pb2.ClientRequest) -> None:

@@ -288,8 +288,10 @@ def test_a_task_without_retries_fails_when_its_process_is_killed(tmp_path: Path)
         count_up(path)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(WorkerCrashedError):
+    with pytest.raises(WorkerCrashedError, match="SIGKILL") as caught:
         miniray.get(dies.remote(tmp_path / "runs"))
+    assert caught.value.exit_code == -signal.SIGKILL
+    assert caught.value.pid
     assert (tmp_path / "runs").stat().st_size == 1
 
 

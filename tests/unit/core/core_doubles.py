@@ -92,6 +92,8 @@ class FakeLink:
         self.room = 1 << 40
         #: Which of the requests for room may be kept waiting.
         self.patience: list[bool] = []
+        #: Whether the head knows how processes ended.
+        self.hears_of_ends = True
 
     def node_request(self, method: str, args: tuple[Any, ...], **_how: Any) -> tuple[Any, int]:
         if method == "create_segment":
@@ -119,6 +121,13 @@ class FakeLink:
 
     def head_notice(self, method: str, *args: Any) -> None:
         self.to_head.append((method, *args))
+
+    def head_request_async(
+        self, method: str, args: tuple[Any, ...], answer: Callable[[Any, Any, int], None]
+    ) -> None:
+        assert method == "await_end"
+        if self.hears_of_ends:
+            answer(None, (-9, 7, False, ""), -1)
 
     def noticed(self, method: str) -> list[tuple[Any, ...]]:
         return [notice[1:] for notice in self.notices if notice[0] == method]

@@ -384,6 +384,25 @@ def test_only_the_task_that_had_begun_pays_for_a_crash(world: Fixture) -> None:
     assert last.calls == [second.number, third.number]
 
 
+def test_the_error_of_a_crash_says_how_the_process_ended(world: Fixture) -> None:
+    call = world.call()
+    world.lose(world.grant())
+    error = world.error_of(call)
+    assert isinstance(error, WorkerCrashedError)
+    assert (error.exit_code, error.pid, error.function_name) == (-9, 7, call.name)
+
+
+def test_the_error_of_a_crash_does_not_wait_for_a_head_that_does_not_know(world: Fixture) -> None:
+    world.link.hears_of_ends = False
+    call = world.call()
+    world.lose(world.grant())
+    assert world.me.result_of(call) is None
+    world.me.loop.fire()
+    error = world.error_of(call)
+    assert isinstance(error, WorkerCrashedError)
+    assert error.exit_code is None
+
+
 def test_a_cancelled_task_behind_a_crash_is_cancelled(world: Fixture) -> None:
     world.fast()
     first, second = world.call(retries=-1), world.call()

@@ -1,0 +1,63 @@
+"""Who asks how a process ended hears it, whenever that is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from miniray.head.clients import ProcessExit
+from miniray.head.ends import REMEMBERED, ProcessEnds
+
+
+class Clients:
+    def __init__(self) -> None:
+        self.on_ended: list[Any] = []
+        self.answers: list[Any] = []
+
+    def answer(self, process_id: bytes, request: int, result: Any) -> None:
+        self.answers.append((process_id, request, result))
+
+    def end(self, process_id: bytes, how: ProcessExit) -> None:
+        for hook in self.on_ended:
+            hook(process_id, how)
+
+
+@pytest.fixture
+def clients() -> Clients:
+    return Clients()
+
+
+@pytest.fixture
+def ends(clients: Clients) -> ProcessEnds:
+    return ProcessEnds(clients)  # type: ignore[arg-type]
+
+
+CRASH = ProcessExit(code=-9, pid=7, detail="Memory ran out.")
+
+
+def test_it_is_told_when_it_is_known_already(clients: Clients, ends: ProcessEnds) -> None:
+    clients.end(b"worker", CRASH)
+    ends.wait((b"driver", 3), b"worker")
+    assert clients.answers == [(b"driver", 3, (-9, 7, False, "Memory ran out."))]
+
+
+def test_it_is_told_to_all_who_wait_when_it_happens(clients: Clients, ends: ProcessEnds) -> None:
+    ends.wait((b"driver", 3), b"worker")
+    ends.wait((b"other", 5), b"worker")
+    clients.end(b"stranger", CRASH)
+    assert not clients.answers
+    clients.end(b"worker", ProcessExit(pid=7, with_node=True))
+    assert clients.answers == [
+        (b"driver", 3, (None, 7, True, "")),
+        (b"other", 5, (None, 7, True, "")),
+    ]
+
+
+def test_neither_ends_nor_questions_are_kept_for_ever(clients: Clients, ends: ProcessEnds) -> None:
+    for number in range(REMEMBERED + 1):
+        clients.end(b"%d" % number, CRASH)
+        ends.wait((b"driver", number), b"lives %d" % number)
+    ends.wait((b"driver", 0), b"0")
+    clients.end(b"lives 0", CRASH)
+    assert not clients.answers
