@@ -31,7 +31,7 @@ def is_empty(base: Path) -> bool:
 def test_a_node_that_ends_without_a_word_is_told_with_the_last_line_of_its_log(
     monkeypatch: pytest.MonkeyPatch, base: Path
 ) -> None:
-    run_instead(monkeypatch, "import sys; print('first'); sys.exit('no room left')")
+    run_instead(monkeypatch, "import sys; print('first', flush=True); sys.exit('no room left')")
     with pytest.raises(BootError) as failure:
         boot.launch(BootOptions(head=True))
     assert str(failure.value) == (

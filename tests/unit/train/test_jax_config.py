@@ -91,8 +91,8 @@ def test_each_worker_of_a_group_gets_its_own_variables():
     assert {member.master_address for member in members} == {"10.0.0.2"}
 
 
+@pytest.mark.slow  # it needs JAX
 def test_the_run_knows_better_than_the_platform_how_many_slices_there_are(monkeypatch):
-    pytest.importorskip("jax")
     of_platform = {"MEGASCALE_NUM_SLICES": "4", "TPU_WORKER_ID": "7", "JAX_PLATFORMS": "cpu"}
     for name, value in of_platform.items():
         monkeypatch.setenv(name, value)
