@@ -31,7 +31,8 @@ pytestmark = pytest.mark.timeout(240)
 
 #: A run whose rank 0 reports a checkpoint in each step, as soon as the test lets it.
 DRIVER = """
-import json, os, sys, tempfile, time
+import json, os, signal, sys, tempfile, time
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 from pathlib import Path
 import miniray
 from miniray import train

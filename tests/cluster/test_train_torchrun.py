@@ -178,7 +178,8 @@ def test_a_debugger_stops_in_the_loop(tmp_path: Path) -> None:
         check=False,
     )
     assert "('at', 0)" in done.stdout, done.stdout + done.stderr
-    assert json.loads((tmp_path / "told-alone").read_text())[0] == [1.0, "Linear", 1, 0]
+    told = json.loads((tmp_path / "told-alone").read_text())
+    assert told[0] == [1.0, "Linear", 1, 0, sum(range(7))]
 
 
 def test_ctrl_c_ends_a_local_run(tmp_path: Path) -> None:
