@@ -95,8 +95,6 @@ class Config:
     lineage_bytes: int = 64 * 1024 * 1024
     #: Record where small values were put too, for `miniray memory`; of large ones it always is.
     record_call_sites: bool = False
-    #: Do not tell the errors of tasks and methods whose results were dropped unread.
-    ignore_unhandled_errors: bool = False
     #: Size of one piece of an object on its way between daemons.
     transfer_chunk: int = 1024 * 1024
     #: A node that passes a copy on and sends nothing for this long is left for another one. A
@@ -104,6 +102,8 @@ class Config:
     transfer_stall: float = 10.0
 
     # --- output ------------------------------------------------------------------
+    #: Do not tell the errors of tasks and methods whose results were dropped unread.
+    ignore_unhandled_errors: bool = False
     #: Identical lines from many workers are folded into one with a count.
     dedup_logs: bool = True
     #: Time over which identical lines are folded.

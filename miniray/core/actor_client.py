@@ -6,6 +6,7 @@ means that calls wait for the head's word.
 
 from __future__ import annotations
 
+import bisect
 import collections
 import threading
 from typing import TYPE_CHECKING, Any
@@ -156,11 +157,8 @@ class ActorClient:
         """
         self._sent.pop(call.number, None)
         call.peer = None
-        queue = self._queue
-        place = 0
-        while place < len(queue) and queue[place].number < call.number:
-            place += 1
-        queue.insert(place, call)
+        place = bisect.bisect_left(self._queue, call.number, key=lambda other: other.number)
+        self._queue.insert(place, call)
 
     def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
         """Withdraw a queued call, or ask the actor to cancel it."""

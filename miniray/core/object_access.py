@@ -19,6 +19,7 @@ from miniray.core.ref_tracking import RefTracking
 from miniray.core.serialization import deserialize, serialize
 from miniray.exceptions import (
     GetTimeoutError,
+    MinirayError,
     ObjectLostError,
     TaskError,
 )
@@ -76,10 +77,18 @@ class ObjectAccess(RefTracking):
         pending = [entry for entry in entries if entry.value is None]
         if len(pending) > 1:
             pending = list(dict.fromkeys(pending))
-        if pending:
-            self._wait_for_all(entries, pending, timeout, deadline)
-        if len(entries) == 1:
-            return [self._load(entries[0], deadline)]
+        try:
+            if pending:
+                self._wait_for_all(entries, pending, timeout, deadline)
+            if len(entries) == 1:
+                return [self._load(entries[0], deadline)]
+            return self._load_all(entries, deadline)
+        except MinirayError:
+            for entry in entries:  # one error stands for all that is wrong with them
+                entry.seen = True
+            raise
+
+    def _load_all(self, entries: Sequence[Entry], deadline: float | None) -> list[Any]:
         # All of them begin to move while the first is waited for.
         values = (entry.value for entry in entries if entry.mapping is None)
         ahead = self.shared_memory.fetches.prefetch(value for value in values if value is not None)
@@ -111,8 +120,6 @@ class ObjectAccess(RefTracking):
                 f"the first is ObjectRef({first.hex()}){maker}."
             )
         if failed:
-            for entry in entries:  # one error stands for all that is wrong with them
-                entry.seen = True
             self._load(failed[0], deadline)
 
     def _load(self, entry: Entry, deadline: float | None) -> Any:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniray.head.clients import ProcessExit
+
 if TYPE_CHECKING:
-    from miniray.head.clients import ClientDirectory, ProcessExit
+    from miniray.head.clients import ClientDirectory
+    from miniray.head.grants import Timers
 
     #: Who asked, and the number of the request.
     Waiter = tuple[bytes, int]
 
-#: So many are remembered: of processes that ended, and of those that are asked for and go on.
+#: So many processes that ended are remembered.
 REMEMBERED = 1000
+#: Seconds after which it is answered that nothing is known: a process may only have lost its
+#: socket, or have ended under an earlier head.
+UNTIL_UNKNOWN = 10.0
 
 
 class ProcessEnds:
     """The ends of late, and who waits to hear of others."""
 
-    def __init__(self, clients: ClientDirectory) -> None:
+    def __init__(self, clients: ClientDirectory, timers: Timers) -> None:
         self._clients = clients
+        self._timers = timers
         self._known: dict[bytes, ProcessExit] = {}
         self._waiting: dict[bytes, list[Waiter]] = {}
         clients.on_ended.append(self._ended)
@@ -27,20 +34,24 @@ class ProcessEnds:
         """Answer a request when it is known how a process ended.
 
         The answer is (exit code or None, pid or 0, whether its node was lost, what else is known).
-        Who asks has a deadline of its own: a process that only lost its socket may go on.
         """
         known = self._known.get(process_id)
         if known is not None:
             self._answer(waiter, known)
             return
-        self._waiting.setdefault(process_id, []).append(waiter)
-        if len(self._waiting) > REMEMBERED:
-            del self._waiting[next(iter(self._waiting))]
+        waiting = self._waiting.setdefault(process_id, [])
+        waiting.append(waiter)
+        if len(waiting) == 1:
+            unknown = ProcessExit()
+            self._timers.call_later(UNTIL_UNKNOWN, lambda: self._tell(process_id, unknown))
 
     def _ended(self, process_id: bytes, how: ProcessExit) -> None:
         self._known[process_id] = how
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
+        self._tell(process_id, how)
+
+    def _tell(self, process_id: bytes, how: ProcessExit) -> None:
         for waiter in self._waiting.pop(process_id, ()):
             self._answer(waiter, how)
 

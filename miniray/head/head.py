@@ -67,7 +67,7 @@ class Head:
         self.scheduler = ClusterScheduler(tunables.reserve_after, tunables.hybrid_threshold)
         self.nodes = NodeDirectory()
         self.clients = ClientDirectory(self.nodes)
-        self.ends = ProcessEnds(self.clients)
+        self.ends = ProcessEnds(self.clients, timers)
         self.jobs = JobDirectory()
         self.kv = KeyValues(storage.key_value)
         self.grants = GrantTable(

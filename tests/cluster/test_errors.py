@@ -373,6 +373,10 @@ def test_an_error_that_somebody_got_is_not_told(unhandled: Callable[[str], int])
         raise ValueError("somebody looks")
 
     @miniray.remote
+    def other() -> None:
+        raise TypeError("somebody looks at the one beside it")
+
+    @miniray.remote
     def takes(_argument: object) -> None:
         pass
 
@@ -389,10 +393,14 @@ def test_an_error_that_somebody_got_is_not_told(unhandled: Callable[[str], int])
     refs = [fails.remote() for _ in range(3)]
     with pytest.raises(ValueError, match="somebody looks"):
         miniray.get(refs)
+    both = [fails.remote(), other.remote()]
+    miniray.wait(both, num_returns=2)
+    with pytest.raises(ValueError, match="somebody looks"):
+        miniray.get(both)
     with pytest.raises(ValueError, match="somebody looks"):
         miniray.get(takes.remote(fails.remote()))
     assert miniray.get(looks.remote([fails.remote()])) == "looked"
-    del refs
+    del refs, both
     marker.remote()
     wait_until(lambda: unhandled("the last one") == 1)
     assert not unhandled("somebody looks")

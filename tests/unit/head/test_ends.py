@@ -28,9 +28,22 @@ def clients() -> Clients:
     return Clients()
 
 
+class Timers:
+    def __init__(self) -> None:
+        self.later: list[Any] = []
+
+    def call_later(self, _delay: float, callback: Any) -> None:
+        self.later.append(callback)
+
+
 @pytest.fixture
-def ends(clients: Clients) -> ProcessEnds:
-    return ProcessEnds(clients)  # type: ignore[arg-type]
+def timers() -> Timers:
+    return Timers()
+
+
+@pytest.fixture
+def ends(clients: Clients, timers: Timers) -> ProcessEnds:
+    return ProcessEnds(clients, timers)  # type: ignore[arg-type]
 
 
 CRASH = ProcessExit(code=-9, pid=7, detail="Memory ran out.")
@@ -54,10 +67,18 @@ def test_it_is_told_to_all_who_wait_when_it_happens(clients: Clients, ends: Proc
     ]
 
 
-def test_neither_ends_nor_questions_are_kept_for_ever(clients: Clients, ends: ProcessEnds) -> None:
+def test_it_is_told_after_a_while_that_nothing_is_known(
+    clients: Clients, ends: ProcessEnds, timers: Timers
+) -> None:
+    ends.wait((b"driver", 3), b"worker")
+    (give_up,) = timers.later
+    give_up()
+    clients.end(b"worker", CRASH)
+    assert clients.answers == [(b"driver", 3, (None, 0, False, ""))]
+
+
+def test_ends_are_not_kept_for_ever(clients: Clients, ends: ProcessEnds) -> None:
     for number in range(REMEMBERED + 1):
         clients.end(b"%d" % number, CRASH)
-        ends.wait((b"driver", number), b"lives %d" % number)
     ends.wait((b"driver", 0), b"0")
-    clients.end(b"lives 0", CRASH)
     assert not clients.answers
