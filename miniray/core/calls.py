@@ -241,6 +241,17 @@ class CallTable:
             resolved.append((where, id, node, value))
         return resolved, None
 
+    def shared_values(self, call: Call) -> list[Value]:
+        """What a call reads from shared memory: its arguments and the refs among them."""
+        found = [call.arguments] if call.arguments[0] == p.VALUE_SHARED else []
+        for _, id, _, value in call.refs:
+            if value is None:
+                entry = self._table.entry(id)
+                value = None if entry is None else entry.value  # noqa: PLW2901
+            if value is not None and value[0] == p.VALUE_SHARED:
+                found.append(value)
+        return found
+
     def find(self, id: bytes) -> Call | None:
         """The open call that makes an object."""
         with self._lock:

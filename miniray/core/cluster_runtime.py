@@ -108,6 +108,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         #: Pushes from the daemon or the head, by topic.
         self.on_topic: dict[str, Callable[..., None]] = {
             "lease_granted": self.tasks.on_granted,
+            "no_room_near": self.tasks.on_no_room,
             "lease_failed": self.tasks.on_failed,
             "lease_revoked": self.tasks.on_revoked,
             "process_died": self.peers.process_died,

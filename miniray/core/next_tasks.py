@@ -1,7 +1,8 @@
-"""Tasks that wait while all leases of their shape are busy: one for each lease is the next there.
+"""Which of the tasks that wait goes to which lease.
 
-So what it will read can move to that lease's node while another task runs. Which tasks there are,
-and when one is sent, is for ``task_client.py``, whose lock protects this.
+While all leases of a shape are busy, one task is the next at each: so what it will read can move to
+that lease's node while another task runs. When one is sent is for ``task_client.py``, whose lock
+protects this; where a task should run, for ``locality.py``.
 """
 
 from __future__ import annotations
@@ -9,53 +10,114 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.core import protocol as p
+from miniray.core.locality import preferred
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from miniray.core.calls import Call, CallTable
-    from miniray.core.objects import Value
-    from miniray.core.task_client import Lease, LeaseGroup
+    from miniray.core.lease_groups import Lease, LeaseGroup
+
+#: So many leases are looked at when something changes: each change makes room at one.
+_LOOK = 8
 
 
 class NextTasks:
     """Chooses them, and tells the workers."""
 
-    def __init__(self, calls: CallTable) -> None:
+    def __init__(self, calls: CallTable, clock: Callable[[], float]) -> None:
         self._calls = calls
+        self._clock = clock
+
+    def enter(self, call: Call, group: LeaseGroup) -> None:
+        """Queue a task whose values are there, behind the others."""
+        group.queue.append(call)
+        self._wish(call, group)
+
+    def put_back(self, calls: Sequence[Call], group: LeaseGroup) -> None:
+        """Tasks that were taken are the first in the queue again, in this order."""
+        group.queue.extendleft(reversed(calls))
+        for call in calls:
+            self._wish(call, group)
+
+    def _wish(self, call: Call, group: LeaseGroup) -> None:
+        if call.refs and group.spec["placement"] is None:
+            values = self._calls.shared_values(call)
+            where = preferred(values) if values else None
+            if where is not None:
+                group.wishes.add(call, *where, self._clock())
 
     def choose(self, group: LeaseGroup) -> None:
-        """Give leases that have none the first tasks of the queue, if their arguments must move."""
+        """Give leases that have none one of the first tasks, if its arguments must move there."""
         queue = group.queue
         if group.spread or not queue:  # those that are spread run anywhere but here
             return
-        values = self._shared(queue[0])
-        for lease in group.leases.values():
-            if not values:
-                return  # it begins as soon as it is sent, and those behind it are soon the first
-            if lease.next is not None or lease.leaving or not lease.calls:
+        call = queue[0]
+        values = self._calls.shared_values(call)
+        without = group.without_next
+        for _ in range(min(len(without), _LOOK)):
+            lease = next(iter(without.values()))
+            without.move_to_end(lease.id)
+            if lease.leaving or not lease.calls:
                 continue
             node = lease.peer.node_id
+            index = self._best(group, node)
+            if index is None:
+                continue
+            if queue[index] is not call:
+                call = queue[index]
+                values = self._calls.shared_values(call)
+            if not values:
+                return  # it begins as soon as it is sent, and those behind it are soon the first
             remote = [(form, where, ()) for form, where, _ in values if where[0] != node]
             if remote:
-                lease.next = call = queue.popleft()
+                self._take_out(group, index)
+                lease.next = call
                 group.chosen[lease.id] = lease
+                del without[lease.id]
                 lease.peer.send((p.PEER_AHEAD, call.number, remote))
-                values = self._shared(queue[0]) if queue else []
+                if not queue:
+                    return
 
-    def _shared(self, call: Call) -> list[Value]:
-        """What a task reads from shared memory."""
-        values: list[Value | None] = [call.arguments]
-        if call.refs:
-            values += [value for *_, value in self._calls.resolved_refs(call)[0]]
-        return [value for value in values if value is not None and value[0] == p.VALUE_SHARED]
+    def _best(self, group: LeaseGroup, node: bytes) -> int | None:
+        """Which of the queued tasks a lease on a node should run; None: none for now."""
+        if not group.wishes:
+            return 0
+        return group.wishes.best(group.queue, node, self._clock())
+
+    def patience(self, group: LeaseGroup) -> float | None:
+        """Seconds until a task that waits for a certain node may go to another; None: none does."""
+        return group.wishes.wait(group.queue, self._clock())
+
+    def lose_patience(self, group: LeaseGroup) -> None:
+        """Tasks that have waited long enough for a certain node may go to others."""
+        group.wishes.give_up(group.queue, self._clock())
+
+    def full(self, node: bytes, group: LeaseGroup) -> None:
+        """There is no room for a further lease on a node: those that are there may be enough."""
+        if not any(lease.peer.node_id == node for lease in group.leases.values()):
+            group.wishes.full(node, self._clock())
+
+    @staticmethod
+    def _take_out(group: LeaseGroup, index: int) -> Call:
+        """Take a task out of the queue."""
+        queue = group.queue
+        call = queue[index]
+        del queue[index]
+        if group.wishes:
+            group.wishes.drop(call)
+        return call
 
     def take(self, lease: Lease, group: LeaseGroup) -> Call | None:
         """What to send to a lease: its next task, or else one that waits for any, or another."""
         if lease.next is not None:
             call, lease.next = lease.next, None  # its worker hears of it by getting it
             del group.chosen[lease.id]
+            group.without_next[lease.id] = lease
             return call
         if group.queue:
-            return group.queue.popleft()
+            index = self._best(group, lease.peer.node_id)
+            return None if index is None else self._take_out(group, index)
         if group.chosen:
             return self._take_back(next(iter(group.chosen.values())), group)
         return None
@@ -65,6 +127,8 @@ class NextTasks:
         """What is next at a lease is not any more; returns it."""
         call, lease.next = lease.next, None
         group.chosen.pop(lease.id, None)
+        if call is not None and lease.id in group.leases:
+            group.without_next[lease.id] = lease
         if call is not None and not lease.peer.lost:
             lease.peer.send((p.PEER_AHEAD, call.number, ()))
         return call
@@ -73,17 +137,24 @@ class NextTasks:
         """A lease takes no more tasks: what was next there is the first that waits."""
         call = self._take_back(lease, group)
         if call is not None:
-            group.queue.appendleft(call)
+            self.put_back((call,), group)
 
-    def give_up_all(self, group: LeaseGroup) -> None:
-        """All that wait are in the queue again, in their order."""
+    def leave_all(self, group: LeaseGroup) -> list[Call]:
+        """Take out all tasks that wait, in their order."""
         for lease in reversed(list(group.chosen.values())):
             self.give_up(lease, group)
+        calls = list(group.queue)
+        group.queue.clear()
+        group.wishes.clear()
+        return calls
 
-    def withdraw(self, call: Call, group: LeaseGroup) -> bool:
-        """A task is not to run; False if it is not next anywhere."""
+    def withdraw(self, call: Call, group: LeaseGroup) -> None:
+        """A task that waits is not to run."""
+        if call in group.queue:
+            group.queue.remove(call)
+            group.wishes.drop(call)
+            return
         for lease in group.chosen.values():
             if lease.next is call:
                 self._take_back(lease, group)
-                return True
-        return False
+                return

@@ -8,7 +8,6 @@ at a worker depends on how long its tasks have taken so far.
 
 from __future__ import annotations
 
-import collections
 import itertools
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
 from miniray.core import protocol as p
+from miniray.core.lease_groups import Lease, LeaseGroup
 from miniray.core.next_tasks import NextTasks
 from miniray.core.node_link import rebuild_error
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError
@@ -34,65 +34,17 @@ _TO_HEAR = 5.0
 _MAX_LEASES = 1024
 
 
-class Lease:
-    """A worker that runs this client's tasks of one shape."""
-
-    __slots__ = ("calls", "group", "id", "idle_since", "leaving", "next", "peer", "remaining",
-                 "window")  # fmt: skip
-
-    def __init__(self, id: int, peer: Peer, group: LeaseGroup, max_calls: int) -> None:
-        self.id = id
-        self.peer = peer
-        self.group = group
-        #: Sent and unanswered, in order.
-        self.calls: dict[int, Call] = {}
-        #: What is sent as soon as there is room, and moves its arguments meanwhile.
-        self.next: Call | None = None
-        #: How many tasks may be there at once.
-        self.window = 1
-        self.idle_since = time.monotonic()
-        #: The head wants it back: nothing more is sent.
-        self.leaving = False
-        #: Tasks that its worker will still run before it ends (max_calls); -1: any number.
-        #: Tasks that are to be spread take a lease each.
-        self.remaining = 1 if group.spread else max_calls or -1
-
-    @property
-    def open(self) -> bool:
-        """Whether it takes more tasks."""
-        return not self.leaving and self.remaining != 0
-
-
-class LeaseGroup:
-    """All tasks of one shape."""
-
-    __slots__ = ("asked", "chosen", "duration", "id", "keep", "leases", "queue", "spec", "spread")
-
-    def __init__(self, id: int, spec: dict[str, Any], keep: float) -> None:
-        self.id = id
-        self.spec = spec
-        self.spread = spec["placement"] == ("spread",)
-        #: Seconds an idle lease is kept: leases with devices go back at once.
-        self.keep = keep
-        self.queue: collections.deque[Call] = collections.deque()
-        self.leases: dict[int, Lease] = {}
-        #: Those of them that have a next task, which is not in the queue.
-        self.chosen: dict[int, Lease] = {}
-        #: Leases the head was last told to grant in all; 0 when there is nothing to do.
-        self.asked = 0
-        #: Seconds that a task takes, a moving average; None until the first has ended.
-        self.duration: float | None = None
-
-    @property
-    def waiting(self) -> int:
-        """How many tasks were not sent."""
-        return len(self.queue) + len(self.chosen)
-
-
 class TaskClient:
     """Queues and leases of all shapes. Thread-safe; implements ``calls.Channel``."""
 
-    def __init__(self, calls: CallTable, peers: PeerTable, link: NodeLink, loop: IOLoop) -> None:
+    def __init__(
+        self,
+        calls: CallTable,
+        peers: PeerTable,
+        link: NodeLink,
+        loop: IOLoop,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._calls = calls
         self._peers = peers
         self._link = link
@@ -102,7 +54,7 @@ class TaskClient:
         self._groups: dict[Any, LeaseGroup] = {}
         self._by_id: dict[int, LeaseGroup] = {}
         self._by_peer: dict[bytes, Lease] = {}
-        self._next = NextTasks(calls)
+        self._next = NextTasks(calls, clock)
         self._sweeping = False
 
     def group(self, key: Any, make_spec: Callable[[], dict[str, Any]]) -> LeaseGroup:
@@ -124,14 +76,14 @@ class TaskClient:
         """Queue a task; ``call.options`` holds its group."""
         if self._calls.open_call(call):
             with self._lock:
-                call.options.queue.append(call)
+                self._next.enter(call, call.options)
                 self._pump(call.options)
 
     def dependencies_ready(self, call: Call) -> None:
         """A task's refs have their values."""
         with self._lock:
             if not call.cancelled:
-                call.options.queue.append(call)
+                self._next.enter(call, call.options)
                 self._pump(call.options)
 
     def retry(self, call: Call) -> None:
@@ -139,7 +91,7 @@ class TaskClient:
         with self._lock:
             self._take_from_lease(call)
             call.peer = None
-            call.options.queue.append(call)
+            self._next.enter(call, call.options)
             self._pump(call.options)
 
     def withdraw(self, call: Call) -> None:
@@ -162,10 +114,7 @@ class TaskClient:
             if call.peer is not None:
                 call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
                 return False
-            if call in group.queue:
-                group.queue.remove(call)
-            else:
-                self._next.withdraw(call, group)
+            self._next.withdraw(call, group)
         self._calls.fail(call, TaskCancelledError(call.name))
         return True
 
@@ -190,25 +139,35 @@ class TaskClient:
     # --- sending -----------------------------------------------------------------
     def _pump(self, group: LeaseGroup) -> None:
         """Send what the leases take, ask for more leases if something is left over."""
-        if group.waiting:
-            for lease in group.leases.values():
-                while lease.open and len(lease.calls) < lease.window:
-                    call = self._next.take(lease, group)
-                    if call is None:
-                        break
-                    self._send(call, lease)
-                if not group.waiting:
-                    break
+        self._fill(group)
         if group.waiting:
             self._next.choose(group)
             # Only the queue's first tasks decide: a lease serves many of them.
             wanted = min(len(group.leases) + group.waiting, _MAX_LEASES)
-            if wanted > group.asked:
-                self._ask(group, wanted)
+            near = group.wishes.hint(group.queue)
+            if wanted > group.asked or (near != group.near and group.asked > len(group.leases)):
+                self._ask(group, max(wanted, group.asked), near)
+            if group.wishes.refused:
+                self._look_again(group)
         elif group.leases:
             self._sweep_later(group)
         elif group.asked:
             self._ask(group, 0)
+
+    def _fill(self, group: LeaseGroup) -> None:
+        """Send what the leases take."""
+        with_room = group.with_room
+        index = 0
+        while index < len(with_room) and group.waiting:
+            lease = group.leases[with_room[index]]
+            while lease.open and len(lease.calls) < lease.window:
+                call = self._next.take(lease, group)
+                if call is None:
+                    index += 1
+                    break
+                self._send(call, lease)
+            else:
+                group.note_no_room(lease)
 
     def _send(self, call: Call, lease: Lease) -> None:
         refs = call.refs
@@ -235,10 +194,25 @@ class TaskClient:
             )
         )
 
-    def _ask(self, group: LeaseGroup, wanted: int) -> None:
-        first = group.spec
-        group.asked = wanted
-        self._link.head_notice("want_leases", group.id, first, wanted)
+    def _ask(self, group: LeaseGroup, wanted: int, near: bytes = b"") -> None:
+        group.asked, group.near = wanted, near
+        self._link.head_notice("want_leases", group.id, group.spec, wanted, near)
+
+    def _look_again(self, group: LeaseGroup) -> None:
+        """Send tasks that wait for a certain node elsewhere, once they have waited long enough."""
+        group.wishes.refused = False
+        delay = None if group.waits else self._next.patience(group)
+        if delay is None:
+            return
+        group.waits = True
+
+        def over() -> None:
+            with self._lock:
+                group.waits = False
+                self._next.lose_patience(group)
+                self._pump(group)
+
+        self._loop.call_later(delay, over)
 
     def _take_from_lease(self, call: Call) -> None:
         peer = call.peer
@@ -246,18 +220,25 @@ class TaskClient:
             return
         lease = self._by_peer.get(peer.process_id)
         if lease is not None and lease.calls.pop(call.number, None) is not None:
-            self._note_idle(lease)
+            self._note_left(lease)
 
-    def _note_idle(self, lease: Lease) -> None:
+    def _note_left(self, lease: Lease) -> None:
         """A task has left a lease: if it was the last one, the lease is idle, or over."""
+        lease.group.note_room(lease)
         if not lease.calls:
             lease.idle_since = time.monotonic()
+            lease.group.wishes.room(lease.peer.node_id)
             if not lease.open:
                 self._return(lease)
 
     # --- leases ------------------------------------------------------------------
     def on_granted(
-        self, group_id: int, lease_id: int, node_id: bytes, process_id: bytes, max_calls: int
+        self,
+        group_id: int,
+        lease_id: int,
+        node_id: bytes,
+        process_id: bytes,
+        max_calls: int,
     ) -> None:
         """The head grants a lease of a worker that ends after ``max_calls`` tasks (0: none)."""
         with self._lock:
@@ -265,14 +246,25 @@ class TaskClient:
             if group is None:
                 self._link.head_notice("return_lease", lease_id)
                 return
+            if lease_id in group.leases:
+                return  # told twice
             peer = self._peers.get(node_id, process_id)
             lease = Lease(lease_id, peer, group, max_calls)
             lease.window = self._window(group)
-            group.leases[lease_id] = lease
+            group.add(lease)
             self._by_peer[process_id] = lease
+            group.wishes.room(node_id)
             self._pump(group)
             if peer.lost:
                 self.on_peer_lost(peer)
+
+    def on_no_room(self, group_id: int, node_id: bytes) -> None:
+        """The head says that a lease cannot be on the node that was asked for."""
+        with self._lock:
+            group = self._by_id.get(group_id)
+            if group is not None:
+                self._next.full(node_id, group)
+                self._pump(group)
 
     def on_failed(self, group_id: int, error: bytes) -> None:
         """The head says that no lease of this shape can ever be had."""
@@ -280,9 +272,7 @@ class TaskClient:
             group = self._by_id.get(group_id)
             if group is None:
                 return
-            self._next.give_up_all(group)
-            failed = list(group.queue)
-            group.queue.clear()
+            failed = self._next.leave_all(group)
             group.asked = len(group.leases)
         for call in failed:
             self._calls.fail(call, rebuild_error(error))
@@ -329,7 +319,7 @@ class TaskClient:
                 wanted = min(group.waiting, _MAX_LEASES)
                 group.asked = wanted + len(group.leases)
                 if wanted:
-                    self._link.head_notice("want_leases", group.id, group.spec, wanted)
+                    self._link.head_notice("want_leases", group.id, group.spec, wanted, group.near)
 
     def on_recalled(self, peer: Peer, numbers: list[int]) -> None:
         """A worker hands back tasks that it had not begun."""
@@ -350,15 +340,15 @@ class TaskClient:
             # Its running task is a long one: nothing more is queued behind it.
             lease.window = 1
             group.duration = max(group.duration or 0.0, config().recall_after)
-            group.queue.extendleft(reversed(back))
-            self._note_idle(lease)
+            self._next.put_back(back, group)
+            self._note_left(lease)
             self._pump(group)
         for call in cancelled:
             self._calls.fail(call, TaskCancelledError(call.name))
 
     def _return(self, lease: Lease) -> None:
         group = lease.group
-        if group.leases.pop(lease.id, None) is None:
+        if not group.remove(lease):
             return
         self._by_peer.pop(lease.peer.process_id, None)
         self._next.give_up(lease, group)
@@ -372,7 +362,7 @@ class TaskClient:
         if group.asked > len(group.leases):
             self._ask(group, len(group.leases))  # what is on its way comes back when it arrives
         if group.keep == 0.0:
-            for lease in [lease for lease in group.leases.values() if not lease.calls]:
+            for lease in group.idle():
                 self._return(lease)
             return
         if not self._sweeping:
@@ -385,9 +375,7 @@ class TaskClient:
             now = time.monotonic()
             again = False
             for group in self._groups.values():
-                for lease in list(group.leases.values()):
-                    if lease.calls:
-                        continue
+                for lease in group.idle():
                     if now - lease.idle_since >= group.keep * 0.9:
                         self._return(lease)
                     else:
@@ -405,7 +393,7 @@ class TaskClient:
                     self._by_peer[peer.process_id] = lease
                 return
             group = lease.group
-            group.leases.pop(lease.id, None)
+            group.remove(lease)
             group.asked = max(0, group.asked - 1)
             # Its process may not be given to anybody else.
             self._link.head_notice("return_lease", lease.id, True)
@@ -441,8 +429,7 @@ class TaskClient:
         cancel = self._loop.call_later(_TO_HEAR, fail)
         self._link.head_request_async("await_end", (peer.process_id,), answer)
 
-    @staticmethod
-    def _sort_lost(calls: list[Call], group: LeaseGroup) -> list[Call]:
+    def _sort_lost(self, calls: list[Call], group: LeaseGroup) -> list[Call]:
         """Requeue what may run again; returns what may not. Only the first had begun."""
         failed = []
         again = []
@@ -454,5 +441,5 @@ class TaskClient:
             if index == 0 and call.retries > 0:
                 call.retries -= 1
             again.append(call)
-        group.queue.extendleft(reversed(again))
+        self._next.put_back(again, group)
         return failed

@@ -125,13 +125,21 @@ class CandidateIndex:
                 self._pushed[order] = pool.version
         return None
 
-    def is_as_good(self, pool: ResourcePool) -> bool:
-        """Whether a pool fits and the policy ranks it no worse than the best one."""
+    def is_as_good(self, pool: ResourcePool, *, however_used: bool) -> bool:
+        """Whether a pool fits and the policy ranks it no worse than the best one.
+
+        Args:
+            pool: the pool.
+            however_used: its use, for which the last ranker stands, does not count.
+        """
         entry = self._entry(pool)
         if entry is None:
             return False
         best = self.best()
-        return best is not None and entry[0] <= self._rank(best)
+        if best is None:
+            return False
+        counts = -1 if however_used else None
+        return entry[0][:counts] <= self._rank(best)[:counts]
 
     def _rank(self, pool: ResourcePool) -> tuple[float, ...]:
         return tuple([ranker(pool) for ranker in self._rankers])

@@ -91,8 +91,10 @@ class LeaseRequest(NamedTuple):
     #: Names the request while it waits and the lease once it is granted.
     lease_id: bytes
     demand: Demand
-    #: Node where the requester runs; preferred by the default policy while that packs.
+    #: Node that the default policy prefers: where the requester runs, or what it will read is.
     near: str | None = None
+    #: Prefer it as long as it has room, not only while the policy packs.
+    fill: bool = False
 
 
 class Grant(NamedTuple):

@@ -156,13 +156,20 @@ class GrantTable:
         return self._numbers()
 
     def submit_as(
-        self, number: int, requester: Requester, token: Any, demand: Demand, near: str | None
+        self,
+        number: int,
+        requester: Requester,
+        token: Any,
+        demand: Demand,
+        near: str | None,
+        *,
+        fill: bool = False,
     ) -> None:
-        """``submit`` under a number from ``reserve_number``."""
+        """``submit`` under a number from ``reserve_number``; for ``fill`` see ``LeaseRequest``."""
         now = self._timers.time()
         request = Request(number, requester, token, demand, now, time.time())
         self._requests[number] = self.waiting[number] = request
-        self.apply(self.scheduler.submit(LeaseRequest(lease_id(number), demand, near), now))
+        self.apply(self.scheduler.submit(LeaseRequest(lease_id(number), demand, near, fill), now))
         if number in self.waiting:
             self._to_warn.append((now + self._warn_after, number))
             self._arm_warning()

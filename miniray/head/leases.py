@@ -46,12 +46,17 @@ class LeaseGroup:
     id: int
     name: str
     job_id: bytes
-    near: str
+    #: Node of the client.
+    home: str
     demand: Demand
     #: What daemons are told of its leases. ``max_calls`` may be None: 1 for those with devices.
     spec: dict[str, Any]
     #: Leases wanted in all, those had included.
     total: int = 0
+    #: Node where the first of its tasks should run, for what they read; empty: the client's.
+    near: str = ""
+    #: The client knows that there is no room on that node.
+    told_full: bool = False
     #: Numbers of the requests that wait.
     waiting: dict[int, None] = dataclasses.field(default_factory=dict)
     #: How many may wait. One that is granted is followed by the next one, behind those of
@@ -128,8 +133,10 @@ class TaskLeases:
         clients.on_ended.append(self._client_ended)
 
     # --- what clients ask ------------------------------------------------------------
-    def want(self, client_id: bytes, group_id: int, spec: dict[str, Any], total: int) -> None:
-        """A client wants so many leases of a group in all."""
+    def want(
+        self, client_id: bytes, group_id: int, spec: dict[str, Any], total: int, near: bytes = b""
+    ) -> None:
+        """A client wants so many leases of a group in all; near a node, if it names one."""
         client = self._clients.get(client_id)
         if client is None:
             return  # it ended meanwhile
@@ -143,7 +150,17 @@ class TaskLeases:
                 return
             groups[group_id] = group
         group.total = total
+        if group.near != near.hex():
+            group.near, group.told_full = near.hex(), False
         self._balance(group)
+        if group.waiting:
+            self._tell_full(group)
+
+    def _tell_full(self, group: LeaseGroup) -> None:
+        """The client's tasks need not wait for a further lease on the node that it named."""
+        if group.near and not group.told_full:
+            group.told_full = True
+            self._clients.push(group.client_id, "no_room_near", group.id, bytes.fromhex(group.near))
 
     def give_back(self, client_id: bytes, number: int, broken: bool = False) -> None:
         """A client is done with a lease; ``broken``: its worker cannot be reached any more."""
@@ -174,7 +191,7 @@ class TaskLeases:
             id=group_id,
             name=spec["name"],
             job_id=client.job_id,
-            near=client.node.name,
+            home=client.node.name,
             demand=Demand.of(
                 spec["resources"],
                 placement=placement_from_data(placement),
@@ -190,7 +207,8 @@ class TaskLeases:
         while len(group.waiting) < min(may_wait, group.total - len(group.leases)):
             number = self._grants.reserve_number()
             group.waiting[number] = None
-            self._grants.submit_as(number, self, group, group.demand, group.near)
+            near, fill = group.near or group.home, bool(group.near)
+            self._grants.submit_as(number, self, group, group.demand, near, fill=fill)
         while len(group.waiting) > max(0, min(may_wait, group.total - len(group.leases))):
             number, _ = group.waiting.popitem()
             self._grants.withdraw(number)
@@ -236,6 +254,10 @@ class TaskLeases:
         assert node is not None  # the scheduler has living nodes only
         limit = token.max_calls(allocation)
         lease = TaskLease(number, token, node.id, self._timers.time(), limit)
+        if token.near == allocation.node_id:
+            token.told_full = False
+        else:
+            self._tell_full(token)
         self.leases[number] = token.leases[number] = lease
         node.send(
             start_lease=head_pb2.StartLease(

@@ -97,11 +97,12 @@ class ShapeQueue:
         """Key of the only pool that may be used as things are; None if any may."""
         return self.bound if self._target() is None else self.bound or self.preferred
 
-    def find(self, near: str | None) -> ResourcePool | None:
+    def find(self, near: str | None, *, fill: bool = False) -> ResourcePool | None:
         """The best pool for a request of this shape now, or None.
 
         Args:
             near: node that the default policy prefers while it is not much used.
+            fill: it does so as long as there is room.
         """
         pools = self.domain.pools.pools
         target = self._target()
@@ -113,7 +114,7 @@ class ShapeQueue:
             )
         if near is not None and self.demand.placement is None:
             pool = pools.get(near)
-            if pool is not None and self._index.is_as_good(pool):
+            if pool is not None and self._index.is_as_good(pool, however_used=fill):
                 return pool
         return self._index.best()
 

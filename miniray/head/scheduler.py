@@ -183,7 +183,7 @@ class ClusterScheduler:
         """
         table = self._table
         out = Decisions()
-        lease_id, demand, near = request
+        lease_id, demand, near, fill = request
         if lease_id in table.leases or lease_id in table.queue_of:
             raise ValueError(f"lease {lease_id.hex()} exists already")
         why = self._impossible(demand)
@@ -192,7 +192,7 @@ class ClusterScheduler:
             return out
         domain = table.domain_for(demand)
         queue = domain.queue(demand)
-        pool = None if queue.waiting else queue.find(near)
+        pool = None if queue.waiting else queue.find(near, fill=fill)
         if pool is not None:
             table.grant(queue, lease_id, pool, out)
             return out

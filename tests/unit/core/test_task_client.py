@@ -10,11 +10,13 @@ from core_doubles import NODE, Caller, FakePeer, packed
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
-from miniray.core.task_client import LeaseGroup, TaskClient
+from miniray.core.locality import RATE
+from miniray.core.task_client import TaskClient
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError
 
 if TYPE_CHECKING:
     from miniray.core.calls import Call
+    from miniray.core.lease_groups import LeaseGroup
 
 
 class Fixture:
@@ -28,7 +30,9 @@ class Fixture:
             self.me.peers,  # type: ignore[arg-type]
             self.link,  # type: ignore[arg-type]
             self.me.loop,  # type: ignore[arg-type]
+            clock=lambda: self.now,
         )
+        self.now = 100.0
         self.leases = 0
 
     def group(self, key: str = "cpu", max_calls: int = 0, **resources: float) -> LeaseGroup:
@@ -44,13 +48,13 @@ class Fixture:
         self.client.submit(call)
         return call
 
-    def grant(self, group: LeaseGroup | None = None) -> FakePeer:
+    def grant(self, group: LeaseGroup | None = None, node: bytes = NODE) -> FakePeer:
         self.leases += 1
         process = b"worker%02d" % self.leases
         group = group or self.group()
         limit = group.spec["max_calls"]
-        self.client.on_granted(group.id, self.leases, NODE, process, limit)
-        return self.me.peers.get(NODE, process)
+        self.client.on_granted(group.id, self.leases, node, process, limit)
+        return self.me.peers.get(node, process)
 
     def reply(self, peer: FakePeer, call: Call, seconds: float = 0.05) -> None:
         """As the runtime hands a reply on."""
@@ -72,9 +76,18 @@ class Fixture:
         """Let tasks be so short that many go down one lease."""
         self.group().duration = 0.0001
 
+    def stored(self, node: bytes, size: int) -> Any:
+        """A ref of a value in the memory of a node."""
+        value = (p.VALUE_SHARED, (node, self.me.calls.next_number(), size), ())
+        return self.me.table.create_with_value(self.me.ids.new(), value, None)
+
     @property
     def wanted(self) -> list[int]:
-        return [wanted for _, _, wanted in self.link.head_heard("want_leases")]
+        return [wanted for _, _, wanted, _ in self.link.head_heard("want_leases")]
+
+    @property
+    def asked_near(self) -> list[bytes]:
+        return [near for *_, near in self.link.head_heard("want_leases")]
 
     @property
     def returned(self) -> list[int]:
@@ -135,9 +148,8 @@ def test_the_error_of_an_argument_is_the_tasks(world: Fixture) -> None:
 
 # --- what is next ---------------------------------------------------------------------
 def far_away(world: Fixture) -> Any:
-    """A ref of a value in the memory of another node."""
-    value = (p.VALUE_SHARED, (b"far away", world.leases + 7, 1 << 20), ())
-    return world.me.table.create_with_value(world.me.ids.new(), value, None)
+    """A ref of a value in the memory of another node, too small for going there."""
+    return world.stored(b"far away", 1 << 18)
 
 
 def told_ahead(peer: FakePeer) -> list[tuple[int, int]]:
@@ -157,8 +169,7 @@ def test_the_next_task_of_a_busy_worker_has_its_arguments_moved_there(world: Fix
 
 
 def test_tasks_whose_arguments_are_there_stay_in_the_queue(world: Fixture) -> None:
-    here = (p.VALUE_SHARED, (NODE, 7, 1 << 20), ())
-    ref = world.me.table.create_with_value(world.me.ids.new(), here, None)
+    ref = world.stored(NODE, 1 << 20)
     for _ in range(3):
         world.call(ref)
     assert told_ahead(world.grant()) == []
@@ -211,6 +222,106 @@ def test_tasks_that_can_never_run_fail_also_if_they_are_next(world: Fixture) -> 
     world.grant()
     world.client.on_failed(world.group().id, pickle.dumps(ValueError("never")))
     assert [type(world.error_of(call)) for call in calls] == [type(None), ValueError, ValueError]
+
+
+# --- near what is read ----------------------------------------------------------------
+FAR = b"far away"
+LARGE = 200 << 20
+
+
+def test_a_lease_is_asked_for_where_most_of_what_the_task_reads_is(world: Fixture) -> None:
+    world.call(world.stored(NODE, LARGE), world.stored(FAR, LARGE // 2), world.stored(FAR, LARGE))
+    assert world.asked_near == [FAR]
+
+
+def test_a_task_that_comes_later_has_its_own_node_asked_for_when_it_is_the_first(
+    world: Fixture,
+) -> None:
+    world.call()
+    second = world.call(world.stored(FAR, LARGE))
+    assert world.asked_near == [b"", FAR]
+    world.grant()
+    assert world.grant(node=FAR).calls == [second.number]
+
+
+@pytest.mark.parametrize("placement", [("spread",), ("node", b"other", False)])
+def test_a_task_whose_place_was_chosen_goes_there(world: Fixture, placement: Any) -> None:
+    group = world.client.group(
+        "there", lambda: {"resources": {"CPU": 1}, "max_calls": 0, "placement": placement}
+    )
+    world.call(world.stored(FAR, LARGE), group=group)
+    assert world.asked_near == [b""]
+
+
+def test_a_task_runs_where_its_values_are_although_another_lease_is_idle(world: Fixture) -> None:
+    world.reply(world.grant(), world.call())
+    call = world.call(world.stored(FAR, LARGE))
+    assert (world.wanted[-1], world.asked_near[-1]) == (2, FAR)
+    assert world.grant(node=FAR).calls == [call.number]
+
+
+def test_a_task_does_not_wait_for_a_node_without_room(world: Fixture) -> None:
+    idle = world.grant()
+    call = world.call(world.stored(FAR, LARGE))
+    assert idle.calls == []
+    world.client.on_no_room(world.group().id, FAR)
+    assert idle.calls == [call.number]
+    later = world.call(world.stored(FAR, LARGE))
+    assert told_ahead(idle) == [(later.number, 1)]
+
+
+def test_a_task_waits_for_a_busy_lease_on_its_node_if_there_is_no_room_for_another(
+    world: Fixture,
+) -> None:
+    calls = [world.call(world.stored(FAR, LARGE)) for _ in range(2)]
+    there, idle = world.grant(node=FAR), world.grant()
+    world.client.on_no_room(world.group().id, FAR)
+    assert idle.calls == []
+    world.reply(there, calls[0])
+    assert there.calls == [call.number for call in calls]
+
+
+def test_a_task_waits_for_a_node_as_long_as_moving_its_values_would_take(world: Fixture) -> None:
+    idle = world.grant()
+    call = world.call(world.stored(FAR, LARGE))
+    ((delay, _),) = [timer for timer in world.me.loop.timers if timer[0] < config().lease_idle]
+    assert delay == pytest.approx(LARGE / RATE)
+    world.now += delay
+    world.me.loop.fire()
+    assert idle.calls == [call.number]
+
+
+def test_a_busy_worker_gets_first_what_its_node_has(world: Fixture) -> None:
+    running, far, near = (
+        world.call(),
+        world.call(world.stored(FAR, LARGE)),
+        world.call(world.stored(NODE, LARGE)),
+    )
+    peer = world.grant()
+    world.reply(peer, running)
+    assert peer.calls == [running.number, near.number]
+    world.now += 1
+    world.me.loop.fire()
+    assert told_ahead(peer) == [(far.number, 1)]
+
+
+def test_a_task_that_is_handed_back_still_goes_where_its_values_are(world: Fixture) -> None:
+    world.fast()
+    running, call = world.call(), world.call(world.stored(NODE, LARGE))
+    peer = world.grant()
+    assert peer.calls == [running.number, call.number]
+    world.recall(peer, call)
+    assert world.grant(node=FAR).calls == []
+    world.reply(peer, running)
+    assert peer.calls == [running.number, call.number, call.number]
+
+
+def test_a_cancelled_task_leaves_no_wish(world: Fixture) -> None:
+    call = world.call(world.stored(FAR, LARGE))
+    world.client.cancel(call, force=False, recursive=True)
+    world.call(world.stored(FAR, LARGE))
+    world.client.on_failed(world.group().id, pickle.dumps(ValueError("never")))
+    assert not world.group().wishes
 
 
 # --- the end of leases ----------------------------------------------------------------

@@ -43,10 +43,14 @@ def join(
 
 
 def ask(
-    scheduler: ClusterScheduler, demand: Demand, now: float = 0.0, near: str | None = None
+    scheduler: ClusterScheduler,
+    demand: Demand,
+    now: float = 0.0,
+    near: str | None = None,
+    fill: bool = False,
 ) -> tuple[bytes, Decisions]:
     lease_id = b"lease%d" % next(_numbers)
-    return lease_id, scheduler.submit(LeaseRequest(lease_id, demand, near), now)
+    return lease_id, scheduler.submit(LeaseRequest(lease_id, demand, near, fill), now)
 
 
 def places(scheduler: ClusterScheduler, demand: Demand, count: int) -> list[int]:
@@ -142,6 +146,22 @@ def test_the_requesters_node_is_preferred_while_it_is_as_good() -> None:
     near = [ask(scheduler, demand, near=node_id(1))[1].grants[0] for _ in range(3)]
 
     assert [int(grant.allocation.node_id, 16) for grant in near] == [1, 1, 0]
+
+
+def test_the_node_of_the_data_is_preferred_until_it_is_full() -> None:
+    scheduler = cluster({"CPU": 4}, {"CPU": 4})
+    demand = Demand.of({"CPU": 1})
+    near = [ask(scheduler, demand, near=node_id(1), fill=True)[1].grants[0] for _ in range(5)]
+
+    assert [int(grant.allocation.node_id, 16) for grant in near] == [1, 1, 1, 1, 0]
+
+
+def test_work_without_accelerators_stays_off_an_accelerator_node_that_has_its_data() -> None:
+    scheduler = cluster({"CPU": 4})
+    join(scheduler, 1, {"CPU": 4}, gpus=1)
+    _, out = ask(scheduler, Demand.of({"CPU": 1}), near=node_id(1), fill=True)
+
+    assert out.grants[0].allocation.node_id == node_id(0)
 
 
 def test_labels_decide_which_nodes_are_used() -> None:

@@ -29,8 +29,8 @@ def daemon(cluster: FakeCluster) -> FakeDaemon:
     return cluster.node({"CPU": 4})
 
 
-def want(daemon: FakeDaemon, client: bytes, total: int, **spec: Any) -> None:
-    daemon.notice(client, "want_leases", GROUP, task_spec(**spec), total)
+def want(daemon: FakeDaemon, client: bytes, total: int, near: bytes = b"", **spec: Any) -> None:
+    daemon.notice(client, "want_leases", GROUP, task_spec(**spec), total, near)
 
 
 def start(daemon: FakeDaemon, starts: Sequence[head_pb2.StartLease]) -> list[int]:
@@ -80,6 +80,27 @@ def test_a_worker_that_had_devices_ends_after_a_task_unless_told_otherwise(
         assert json.loads(begun.spec)["max_calls"] == limit
         start(daemon, [begun])
         assert [body[4] for body in daemon.pushes(client, "lease_granted")] == [limit]
+
+
+def test_leases_are_on_the_node_that_is_named_until_it_is_full(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    other = cluster.node({"CPU": 2})
+    client = daemon.driver()
+    want(daemon, client, 1)
+    want(daemon, client, 3, near=other.node_id)
+    assert (len(daemon.take("start_lease")), len(other.take("start_lease"))) == (1, 2)
+    assert daemon.pushes(client, "no_room_near") == []
+    want(daemon, client, 4, near=other.node_id)
+    assert len(daemon.take("start_lease")) == 1
+    assert daemon.pushes(client, "no_room_near") == [(GROUP, other.node_id)]
+
+
+def test_who_names_a_node_hears_also_that_there_is_no_room_at_all(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    want(daemon, client, 5, near=daemon.node_id)
+    assert len(daemon.take("start_lease")) == 4
+    assert daemon.pushes(client, "no_room_near") == [(GROUP, daemon.node_id)]
 
 
 def test_as_many_leases_come_as_are_wanted_and_fit(daemon: FakeDaemon) -> None:
