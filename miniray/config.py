@@ -22,7 +22,7 @@ class Config:
     # --- starting and stopping -------------------------------------------------
     #: How long a driver waits for an embedded cluster, or a command for a daemon, to be ready.
     start_timeout: float = 30.0
-    #: How long a worker may take from its start to its first message.
+    #: How long a worker that starts waits for its daemon to let it in.
     worker_start_timeout: float = 60.0
     #: How long the daemons of a started cluster wait for a lost head to come back.
     head_grace: float = 60.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
@@ -42,9 +41,6 @@ if TYPE_CHECKING:
 
     from miniray.core.io_loop import IOLoop
     from miniray.core.node_link import NodeLink
-    from miniray.core.runtime import (
-        Exported,
-    )
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +94,6 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self.borrowing.recover = self.recovery.again
         self.actors = ActorDirectory(self)
         self._exported: set[bytes] = set()
-        self._code_of: weakref.WeakKeyDictionary[Any, Exported] = weakref.WeakKeyDictionary()
         self._futures: concurrent.futures.ThreadPoolExecutor | None = None
         self.unseen_errors = UnseenErrors(lambda tell: self._future_pool().submit(tell))
         self._lock = threading.RLock()  # a collection in here may make a future

@@ -8,7 +8,6 @@ import struct
 
 #: Bytes of the id of a process (driver, worker), of a node and of a job.
 PROCESS_ID_LENGTH = 8
-NIL = b"\0" * PROCESS_ID_LENGTH
 _NUMBER = struct.Struct(">Q")
 
 

@@ -73,7 +73,6 @@ class NodeDaemon:
         self._config = node
         self.node_id = node.node_id
         self.stopped = asyncio.Event()
-        self.stop_reason = ""
         self._template = TemplateClient(
             control, template_pid, self._worker_exited, self._template_gone, self._worker_lingers
         )
@@ -473,7 +472,6 @@ class NodeDaemon:
     def stop(self, reason: str) -> None:
         """End the node."""
         if not self.stopped.is_set():
-            self.stop_reason = reason
             logger.info("the node stops: %s", reason)
             self.stopped.set()
 

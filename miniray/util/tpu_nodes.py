@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 SLICE_NAME = "ray.io/tpu-slice-name"
 WORKER_ID = "ray.io/tpu-worker-id"
-TOPOLOGY = "ray.io/tpu-topology"
 POD_TYPE = "ray.io/tpu-pod-type"
 #: Of every node.
 NODE_ID = "ray.io/node-id"

@@ -20,6 +20,7 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from miniray.config import config
 from miniray.core import context, forks
 from miniray.core.attach import Attachment
 from miniray.core.gates import Gate
@@ -58,7 +59,7 @@ class Worker:
             "worker",
             spec["job_id"],
             {},
-            timeout=60.0,
+            timeout=config().worker_start_timeout,
             on_shutdown=lambda _attachment: None,
             on_lost=_daemon_lost,
         )
@@ -198,6 +199,8 @@ class Worker:
             failure = TaskError.from_exception(
                 error, name, pid=os.getpid(), actor_id=actor["actor_id"].hex()
             )
+            # For who calls no method, and so never gets it.
+            sys.stderr.write(f"{failure}\n")
             self._exit_code = 1
             self._ending = True
             link.node_notice("actor_failed", pickle.dumps(failure, 5))

@@ -191,6 +191,20 @@ def test_lines_name_the_task_or_the_actor_that_printed_them(nodes: Cluster) -> N
     }
 
 
+def test_the_error_of_a_constructor_is_seen_although_no_method_is_called(nodes: Cluster) -> None:
+    output = drive("""
+        @miniray.remote
+        class Broken:
+            def __init__(self):
+                raise ValueError("no such file: weights")
+
+        broken = Broken.remote()
+        while miniray.util.state.get_actor(broken._actor_id.hex()).state != "DEAD":
+            time.sleep(0.01)
+        """)
+    assert re.search(r"^\(Broken pid=\d+\) ValueError: no such file: weights$", output.err, re.M)
+
+
 def test_tasks_may_set_up_logging_as_any_program_does(nodes: Cluster) -> None:
     output = drive("""
         import logging
