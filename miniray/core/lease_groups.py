@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,8 @@ class Lease:
 class LeaseGroup:
     """All tasks of one shape."""
 
-    __slots__ = ("asked", "chosen", "duration", "id", "keep", "leases", "near", "queue", "spec",
-                 "spread", "waits", "wishes", "with_room", "without_next")  # fmt: skip
+    __slots__ = ("asked", "chosen", "duration", "id", "keep", "leases", "near", "next_look",
+                 "queue", "spec", "spread", "wishes", "with_room", "without_next")  # fmt: skip
 
     def __init__(self, id: int, spec: dict[str, Any], keep: float) -> None:
         self.id = id
@@ -75,8 +76,8 @@ class LeaseGroup:
         self.near = b""
         #: Where queued tasks should run.
         self.wishes = Wishes()
-        #: They are looked at again when one has waited long enough.
-        self.waits = False
+        #: When they are looked at again, as one will have waited long enough.
+        self.next_look = math.inf
         #: Seconds that a task takes, a moving average; None until the first has ended.
         self.duration: float | None = None
 

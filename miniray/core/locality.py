@@ -131,14 +131,14 @@ class Wishes:
             if wish is not None and now >= wish.until and not self._is_full(wish.node, now):
                 self._full[wish.node] = now
 
-    def wait(self, queue: Iterable[Call], now: float) -> float | None:
-        """Seconds until the next of the first tasks may run anywhere; None if none waits for it."""
-        waits = [
-            wish.until - now
+    def until(self, queue: Iterable[Call], now: float) -> float | None:
+        """When the next of the first tasks may run anywhere; None if none waits for it."""
+        times = [
+            wish.until
             for call in itertools.islice(queue, LOOK)
             if (wish := self._of.get(call.number)) is not None and not self._may_go(wish, now)
         ]
-        return min(waits, default=None)
+        return min(times, default=None)
 
     def _may_go(self, wish: Wish, now: float) -> bool:
         """Whether a task may run on another node than it wishes for."""

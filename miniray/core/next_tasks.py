@@ -85,9 +85,14 @@ class NextTasks:
             return 0
         return group.wishes.best(group.queue, node, self._clock())
 
-    def patience(self, group: LeaseGroup) -> float | None:
-        """Seconds until a task that waits for a certain node may go to another; None: none does."""
-        return group.wishes.wait(group.queue, self._clock())
+    def patience(self, group: LeaseGroup) -> tuple[float, float] | None:
+        """When a task that waits for a certain node may go to another, and in how many seconds.
+
+        None if none waits.
+        """
+        now = self._clock()
+        until = group.wishes.until(group.queue, now)
+        return None if until is None else (until, until - now)
 
     def lose_patience(self, group: LeaseGroup) -> None:
         """Tasks that have waited long enough for a certain node may go to others."""

@@ -9,6 +9,7 @@ at a worker depends on how long its tasks have taken so far.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -201,14 +202,14 @@ class TaskClient:
     def _look_again(self, group: LeaseGroup) -> None:
         """Send tasks that wait for a certain node elsewhere, once they have waited long enough."""
         group.wishes.refused = False
-        delay = None if group.waits else self._next.patience(group)
-        if delay is None:
+        patience = self._next.patience(group)
+        if patience is None or patience[0] >= group.next_look:
             return
-        group.waits = True
+        group.next_look, delay = patience
 
         def over() -> None:
             with self._lock:
-                group.waits = False
+                group.next_look = math.inf
                 self._next.lose_patience(group)
                 self._pump(group)
 

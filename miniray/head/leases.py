@@ -10,10 +10,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import math
 import pickle
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
+from miniray.core.locality import FULL_FOR
 from miniray.core.task_shape import placement_from_data
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.allocations import allocation_json
@@ -55,8 +57,8 @@ class LeaseGroup:
     total: int = 0
     #: Node where the first of its tasks should run, for what they read; empty: the client's.
     near: str = ""
-    #: The client knows that there is no room on that node.
-    told_full: bool = False
+    #: When the client was told that there is no room on that node.
+    told_full: float = -math.inf
     #: Numbers of the requests that wait.
     waiting: dict[int, None] = dataclasses.field(default_factory=dict)
     #: How many may wait. One that is granted is followed by the next one, behind those of
@@ -151,15 +153,16 @@ class TaskLeases:
             groups[group_id] = group
         group.total = total
         if group.near != near.hex():
-            group.near, group.told_full = near.hex(), False
+            group.near, group.told_full = near.hex(), -math.inf
         self._balance(group)
         if group.waiting:
             self._tell_full(group)
 
     def _tell_full(self, group: LeaseGroup) -> None:
         """The client's tasks need not wait for a further lease on the node that it named."""
-        if group.near and not group.told_full:
-            group.told_full = True
+        now = self._timers.time()
+        if group.near and now - group.told_full >= FULL_FOR:
+            group.told_full = now
             self._clients.push(group.client_id, "no_room_near", group.id, bytes.fromhex(group.near))
 
     def give_back(self, client_id: bytes, number: int, broken: bool = False) -> None:
@@ -255,7 +258,7 @@ class TaskLeases:
         limit = token.max_calls(allocation)
         lease = TaskLease(number, token, node.id, self._timers.time(), limit)
         if token.near == allocation.node_id:
-            token.told_full = False
+            token.told_full = -math.inf
         else:
             self._tell_full(token)
         self.leases[number] = token.leases[number] = lease

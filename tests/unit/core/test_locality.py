@@ -81,8 +81,8 @@ def test_a_task_waits_as_long_as_its_data_would_move_within_limits(
     size: int, patience: float
 ) -> None:
     wishes, queue = tasks((THERE, size))
-    assert wishes.wait(queue, 0.0) == patience
-    assert wishes.wait(queue, patience) is None
+    assert wishes.until(queue, 0.0) == patience
+    assert wishes.until(queue, patience) is None
 
 
 def test_a_full_node_is_not_waited_for_until_it_has_room_or_time_has_passed() -> None:
@@ -102,7 +102,7 @@ def test_a_full_node_is_not_waited_for_until_it_has_room_or_time_has_passed() ->
 
 def test_a_node_that_was_waited_for_in_vain_counts_as_full() -> None:
     wishes, queue = tasks((THERE, 100 * MIB), (THERE, 1 << 40))
-    now = wishes.wait(queue, 0.0) or 0.0
+    now = wishes.until(queue, 0.0) or 0.0
     wishes.give_up(queue, now)
     assert wishes.best(queue[1:], HERE, now) == 0
 

@@ -291,6 +291,18 @@ def test_a_task_waits_for_a_node_as_long_as_moving_its_values_would_take(world: 
     assert idle.calls == [call.number]
 
 
+def test_a_task_with_less_patience_than_the_one_before_it_does_not_wait_longer(
+    world: Fixture,
+) -> None:
+    world.fast()
+    idle = world.grant()
+    world.call(world.stored(FAR, 10 * LARGE))
+    small = world.call(world.stored(FAR, LARGE))
+    world.now += LARGE / RATE
+    world.me.loop.fire()
+    assert small.number in idle.calls
+
+
 def test_a_busy_worker_gets_first_what_its_node_has(world: Fixture) -> None:
     running, far, near = (
         world.call(),

@@ -10,6 +10,7 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
 from miniray._proto import head_pb2
+from miniray.core.locality import FULL_FOR
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.revocations import may_ask
 
@@ -96,11 +97,19 @@ def test_leases_are_on_the_node_that_is_named_until_it_is_full(
     assert daemon.pushes(client, "no_room_near") == [(GROUP, other.node_id)]
 
 
-def test_who_names_a_node_hears_also_that_there_is_no_room_at_all(daemon: FakeDaemon) -> None:
+def test_who_names_a_node_hears_once_in_a_while_that_there_is_no_room_at_all(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
     client = daemon.driver()
     want(daemon, client, 5, near=daemon.node_id)
     assert len(daemon.take("start_lease")) == 4
-    assert daemon.pushes(client, "no_room_near") == [(GROUP, daemon.node_id)]
+    told = (GROUP, daemon.node_id)
+    assert daemon.pushes(client, "no_room_near") == [told]
+    want(daemon, client, 6, near=daemon.node_id)
+    assert daemon.pushes(client, "no_room_near") == []
+    cluster.timers.pass_time(FULL_FOR)
+    want(daemon, client, 7, near=daemon.node_id)
+    assert daemon.pushes(client, "no_room_near") == [told]
 
 
 def test_as_many_leases_come_as_are_wanted_and_fit(daemon: FakeDaemon) -> None:
