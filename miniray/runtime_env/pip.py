@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import site
 import sys
@@ -80,7 +81,10 @@ async def build_venv(
         RuntimeEnvSetupError: The installer failed; the message ends in its output.
     """
     environ = {name: text for name, text in os.environ.items() if name not in _HIDDEN_VARIABLES}
-    environ |= env_vars
+    # Here, so that what an installer leaves that is killed goes with the folder.
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    environ |= {"TMPDIR": str(temporary), **env_vars}
     environ |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1"}
     asked = ", ".join(pip["packages"])
 
@@ -100,6 +104,7 @@ async def build_venv(
     await run(*install, "-r", str(requirements), *pip.get("pip_install_options", ()))
     if pip["pip_check"]:
         await run(python, "-m", "pip", "check")
+    await uninterrupted(shutil.rmtree, temporary)
 
 
 async def _run(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import tempfile
@@ -32,12 +31,16 @@ def session_root() -> Iterator[Path]:
     """A folder for session files that no other cluster knows, so that none finds another.
 
     When the module is done, no process that was started with it may be left, and
-    neither may the sockets that those processes had.
+    neither may the sockets that those processes had. Temporary files are in a folder of their own
+    meanwhile, as processes that are killed leave them behind.
     """
     # Not tmp_path: a socket's path has at most 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="mr-test-", dir="/tmp"))
-    before = os.environ.get("MINIRAY_TMPDIR")
-    os.environ["MINIRAY_TMPDIR"] = str(root)
+    temporary = tempfile.mkdtemp(prefix="mr-temp-", dir="/tmp")
+    patch = pytest.MonkeyPatch()
+    patch.setenv("MINIRAY_TMPDIR", str(root))
+    patch.setenv("TMPDIR", temporary)
+    patch.setattr(tempfile, "tempdir", None)  # looked up again
     sockets: set[Path] = set()
     root_key = ("MINIRAY_TMPDIR", str(root))
     try:
@@ -47,11 +50,9 @@ def session_root() -> Iterator[Path]:
         wait_until(lambda: not processes_with(*root_key), timeout=10)
     finally:
         miniray.shutdown()
-        if before is None:
-            del os.environ["MINIRAY_TMPDIR"]
-        else:
-            os.environ["MINIRAY_TMPDIR"] = before
+        patch.undo()
         shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     left = {path for path in sockets if path.exists()}
     assert not left, f"sockets are left on disk: {left}"
 

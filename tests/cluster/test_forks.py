@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import multiprocessing
+import multiprocessing.util
 import os
 import random
 import select
@@ -65,8 +66,16 @@ def open_sockets() -> int:
     return count
 
 
+@pytest.fixture(scope="module")
+def folder_of_multiprocessing() -> None:
+    """It is this process's own, which removes it when it ends, and not this module's."""
+    multiprocessing.util.get_temp_dir()
+
+
 @pytest.fixture(scope="module", autouse=True)
-def servers_of_multiprocessing_end(session_root: Path) -> Iterator[None]:
+def servers_of_multiprocessing_end(
+    folder_of_multiprocessing: None, session_root: Path
+) -> Iterator[None]:
     """They are this process's own and would stay as long as it does."""
     from multiprocessing import forkserver, resource_tracker
 

@@ -110,7 +110,7 @@ def command(folder: Path, mode: str, *before: str) -> list[str]:
 
 def torchrun(folder: Path, mode: str) -> subprocess.CompletedProcess[str]:
     run = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
     return subprocess.run(
         command(folder, mode, *run),
         env=environment,

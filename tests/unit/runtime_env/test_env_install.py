@@ -417,7 +417,7 @@ def test_a_rebuilt_local_wheel_is_another_virtual_environment(tmp_path):
     assert pip.venv_key(entry, {}) != first
 
 
-def test_a_cancelled_install_is_killed_with_its_children(tmp_path):
+def test_a_cancelled_install_is_killed_with_its_children_and_leaves_no_files(tmp_path, monkeypatch):
     source = tmp_path / "slow"
     source.mkdir()
     started = tmp_path / "started"
@@ -428,7 +428,8 @@ def test_a_cancelled_install_is_killed_with_its_children(tmp_path):
     (source / "slow.py").write_text(
         textwrap.dedent(
             f"""
-            import os, subprocess, sys, time
+            import os, subprocess, sys, tempfile, time
+            tempfile.mkdtemp()
             child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             with open({str(started)!r}, "w") as pipe:
                 pipe.write(f"{{os.getpid()}} {{child.pid}}")
@@ -436,6 +437,10 @@ def test_a_cancelled_install_is_killed_with_its_children(tmp_path):
             """
         )
     )
+
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
 
     async def main():
         manager = EnvironmentManager(tmp_path / "cache")
@@ -453,3 +458,4 @@ def test_a_cancelled_install_is_killed_with_its_children(tmp_path):
     _, running = psutil.wait_procs(alive, timeout=10)
     assert [process for process in running if process.status() != psutil.STATUS_ZOMBIE] == []
     assert locked_files(tmp_path / "cache") == []
+    assert list(place.iterdir()) == []
