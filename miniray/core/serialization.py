@@ -5,9 +5,9 @@ The packed form, in messages and in shared memory alike::
     u64 number of buffers n | u64 length of the pickle | n x u64 buffer lengths
     pickle | padding | buffer 0 | padding | buffer 1 ...
 
-Buffers begin at multiples of 64 bytes. Reading makes no copy: NumPy arrays and
-the like are views of the block. Refs inside a value are collected while it is
-pickled, so that whoever keeps the bytes can keep the refs alive.
+Buffers begin at multiples of 64 bytes, those under 1 KiB at multiples of 16. Reading makes no
+copy: NumPy arrays and the like are read-only views of the block. Refs inside a value are
+collected while it is pickled, so that whoever keeps the bytes can keep the refs alive.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 
     from miniray.object_ref import ObjectRef
 
-ALIGNMENT = 64
-#: Buffers below this stay inside the pickle: an out-of-band slot costs more than the copy.
-_MIN_BUFFER = 1024
+#: Of the first byte of a buffer in its block; the second for buffers smaller than ``_LARGE``, of
+#: which a value may have thousands.
+ALIGNMENT, SMALL_ALIGNMENT = 64, 16
+_LARGE = 1024
 _HEAD = struct.Struct("<QQ")
 #: Types whose pickle needs neither cloudpickle nor a look at refs.
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
@@ -83,7 +84,7 @@ class Serialized:
         pieces: list[bytes | memoryview] = [head, *self.parts]
         position = len(head) + self.pickled
         for buffer in self.buffers:
-            gap = -position % ALIGNMENT
+            gap = _gap(position, buffer.nbytes)
             if gap:
                 pieces.append(bytes(gap))
             pieces.append(buffer)
@@ -94,8 +95,13 @@ class Serialized:
 def _packed_size(pickle_length: int, buffers: Sequence[memoryview]) -> int:
     position = _HEAD.size + 8 * len(buffers) + pickle_length
     for buffer in buffers:
-        position += -position % ALIGNMENT + buffer.nbytes
+        position += _gap(position, buffer.nbytes) + buffer.nbytes
     return position
+
+
+def _gap(position: int, size: int) -> int:
+    """Bytes to leave out before a buffer of this size."""
+    return -position % (ALIGNMENT if size >= _LARGE else SMALL_ALIGNMENT)
 
 
 def serialize(value: Any, returned_by: str = "") -> Serialized:
@@ -159,7 +165,7 @@ def _serialize(value: Any) -> Serialized:
             view = buffer.raw()
         except BufferError:  # not contiguous: pickle copies it into the stream
             return True
-        if view.nbytes < _MIN_BUFFER:
+        if not view.nbytes:
             return True
         buffers.append(view)
         return False
@@ -223,7 +229,7 @@ def deserialize(form: int, data: Any, *, mapped: bool = False) -> Any:
     # Arrays over a read-only buffer are read-only: one value is shared by all its readers.
     locked = view.toreadonly()
     for size in lengths:
-        position += -position % ALIGNMENT
+        position += _gap(position, size)
         buffers.append(locked[position : position + size])
         position += size
     if form != VALUE_TENSORS:

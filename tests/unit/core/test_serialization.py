@@ -15,6 +15,7 @@ from miniray.core import serialization
 from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
 from miniray.core.serialization import (
     ALIGNMENT,
+    SMALL_ALIGNMENT,
     Serialized,
     deserialize,
     dumps_code,
@@ -61,9 +62,9 @@ def test_arrays_of_any_size_come_back_aligned_and_without_a_copy(sizes: list[int
     back = deserialize(serialized.form, memoryview(block))
     for array, size in zip(back, sizes, strict=True):
         assert (array == np.arange(size)).all()
-        if size * 8 >= 1024:
+        if size:
             offset = array.__array_interface__["data"][0] - start
-            assert offset % ALIGNMENT == 0
+            assert offset % (ALIGNMENT if size * 8 >= 1024 else SMALL_ALIGNMENT) == 0
             assert 0 < offset < len(block)
             assert not array.flags.writeable
 
@@ -93,8 +94,14 @@ def test_large_bytes_inside_of_a_value_are_written_from_where_they_are(kind: Any
         assert type(back["a"][1] if isinstance(back, dict) else back[0]) is kind
 
 
-def test_empty_and_small_buffers_stay_in_the_pickle() -> None:
-    assert serialize([np.empty(0), np.arange(3)]).form == VALUE_PICKLE
+def test_empty_buffers_stay_in_the_pickle() -> None:
+    assert serialize([np.empty(0), np.empty(0)]).form == VALUE_PICKLE
+
+
+@pytest.mark.parametrize("size", [1, 3, 127, 128])
+def test_an_array_is_read_only_however_small_it_is(size: int) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        round_trip(np.zeros(size))[0] = 1.0
 
 
 def test_arguments_are_a_pair_of_args_and_kwargs() -> None:
