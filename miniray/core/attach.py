@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import context
 from miniray.core.cluster_runtime import ClusterRuntime
+from miniray.core.ignored_signals import IgnoredSignals
 from miniray.core.io_loop import IOLoop
 from miniray.core.node_link import NodeLink
 
@@ -43,6 +44,7 @@ class Attachment:
         #: Prints what workers print and the head warns of, in a driver.
         self.log_thread: LogThread | None = None
         self.loop = IOLoop()
+        self._ignored = IgnoredSignals(self.loop) if role == "driver" else None
         self.loop.start()
         try:
             self.link = NodeLink(
@@ -76,6 +78,8 @@ class Attachment:
 
     def open(self) -> None:
         """Begin to handle pushes: the runtime's handlers are complete."""
+        if self._ignored is not None:
+            self._ignored.install()
         with self._lock:
             self._runtime = self.runtime
             early, self._early = self._early, []
@@ -117,6 +121,8 @@ class Attachment:
 
     def close(self) -> None:
         """Close all sockets and end the I/O thread."""
+        if self._ignored is not None:
+            self._ignored.remove()
         self.runtime.close_sockets()
         self.runtime.shared_memory.close()
         self.link.close()
