@@ -27,7 +27,7 @@ DEFAULT_CLUSTER: dict[str, Any] = {"num_cpus": 4}
 
 
 @pytest.fixture(scope="module")
-def session_root() -> Iterator[Path]:
+def session_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder for session files that no other cluster knows, so that none finds another.
 
     When the module is done, no process that was started with it may be left, and
@@ -36,6 +36,7 @@ def session_root() -> Iterator[Path]:
     """
     # Not tmp_path: a socket's path has at most 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="mr-test-", dir="/tmp"))
+    tmp_path_factory.getbasetemp()  # where it was; else it would go with the next line's
     temporary = tempfile.mkdtemp(prefix="mr-temp-", dir="/tmp")
     patch = pytest.MonkeyPatch()
     patch.setenv("MINIRAY_TMPDIR", str(root))
