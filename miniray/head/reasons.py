@@ -374,8 +374,8 @@ def _amount(name: str, units: int) -> str:
     if name not in _BYTES:
         return f"{from_units(units):.10g}"
     size = from_units(units)
-    for unit in ("B", "KiB", "MiB"):
+    for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.4g} {unit}"
         size /= 1024
-    return f"{size:.4g} GiB"
+    return f"{f'{size:.1f}'.removesuffix('.0')} TiB"

@@ -31,6 +31,7 @@ def nodes() -> list[ResourcePool]:
         ({"CPU": 64}, "needs CPU 64; the largest node, ab12cd34, has 8"),
         ({"GPU": 3}, "needs GPU 3; the largest node, ab12cd34, has 2"),
         ({"memory": 2**32}, "needs memory 4 GiB; the largest node, ab12cd34, has 1 GiB"),
+        ({"memory": 2**50}, "needs memory 1024 TiB; the largest node, ab12cd34, has 1 GiB"),
         ({"GPU": 1, "licence": 1}, "no single node has all of GPU 1, licence 1"),
     ],
 )
