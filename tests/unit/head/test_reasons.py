@@ -29,8 +29,10 @@ def nodes() -> list[ResourcePool]:
         ({"CPU": 4}, "needs CPU 4; node ab12cd34 has 2 of 8 free"),
         (
             {"CPU": 4, "GPU": 2},
-            "needs CPU 4; node ab12cd34 has 2 of 8 free; "
-            "and needs GPU 2 in whole devices; node ab12cd34 has 0 of 2 wholly free",
+            (
+                "needs CPU 4; node ab12cd34 has 2 of 8 free; "
+                "and needs GPU 2 in whole devices; node ab12cd34 has 0 of 2 wholly free"
+            ),
         ),
         ({"FPGA": 1}, "needs FPGA 1; no node has FPGA"),
         ({"CPU": 64}, "needs CPU 64; the largest node, ab12cd34, has 8"),
