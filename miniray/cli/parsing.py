@@ -29,6 +29,10 @@ class JsonObject(_ParamType):
 
     name = "JSON"
 
+    def __init__(self, example: str = '{"FPGA": 2}') -> None:
+        """Take ``example`` to show in errors how to write one."""
+        self._example = example
+
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> dict[str, Any]:
@@ -36,9 +40,9 @@ class JsonObject(_ParamType):
         try:
             parsed = json.loads(value)
         except json.JSONDecodeError as error:
-            self.fail(f"{value!r} is not JSON: {error}. Write it as '{{\"FPGA\": 2}}'.", param, ctx)
+            self.fail(f"{value!r} is not JSON: {error}. Write it as '{self._example}'.", param, ctx)
         if not isinstance(parsed, dict):
-            self.fail(f"{value!r} is not a JSON object. Write it as '{{\"FPGA\": 2}}'.", param, ctx)
+            self.fail(f"{value!r} is not a JSON object. Write it as '{self._example}'.", param, ctx)
         return parsed
 
 
@@ -52,7 +56,7 @@ class Labels(_ParamType):
     ) -> Mapping[str, str]:
         """Parse the text; the keys and values are checked with the other options."""
         if value.lstrip().startswith("{"):
-            return JsonObject().convert(value, param, ctx)
+            return JsonObject('{"zone": "a"}').convert(value, param, ctx)
         labels: dict[str, str] = {}
         for pair in value.split(","):
             key, equals, text = pair.strip().partition("=")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from miniray.cli.services import Services
     from miniray.node.boot_options import BootResult
 
+_DEVICES = '{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}'
+
 
 @click.command()
 @click.option("--head", is_flag=True, help="Start a new cluster with its head here.")
@@ -52,11 +54,10 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--devices",
-    type=JsonObject(),
+    type=JsonObject(_DEVICES),
     default="{}",
-    help="""Custom devices, of which work gets some by their ids in a variable: '{"FPGA": """
-    """{"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}'; "fractional": false if one can't be """
-    "shared.",
+    help="Custom devices, of which work gets some by their ids in a variable: "
+    f"""'{_DEVICES}'; "fractional": false if one can't be shared.""",
 )
 @click.option(
     "--labels", type=Labels(), default="{}", help="Labels of this node: zone=a,disk=ssd, or JSON."
@@ -80,12 +81,12 @@ def start(
     block: bool,
     **given: Any,
 ) -> None:
-    r"""Start a node on this machine: a new cluster (--head), or one more node of a running one.
+    """Start a node on this machine: a new cluster (--head), or one more node of a running one.
 
     \b
     miniray start --head
     miniray start --address HOST:PORT --token TOKEN
-    """
+    """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
     head = given["head"]
     if head == (given["address"] is not None):
         raise click.UsageError(

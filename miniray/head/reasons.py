@@ -317,28 +317,32 @@ def _explain_infeasible(needs: Needs, pools: Collection[ResourcePool]) -> Reason
 def _explain_busy(needs: Needs, pool: ResourcePool, owner: object) -> Reason:
     if pool.closed:
         return Reason(ReasonKind.DRAINING, node_id=pool.node_id)
-    for name, units in needs:
-        available = _available(pool, name, units)
-        if available < units:
-            of_devices = name in pool.devices
-            total = _most(pool, name, units)
-            bundle = -1 if pool.key is None else pool.key[1]
-            return Reason(
-                ReasonKind.BUSY,
-                name,
-                units,
-                available,
-                total,
-                pool.node_id,
-                bundle,
-                of_devices,
-                describe_quarantined(pool, name) if of_devices else "",
-            )
+    lacking = [pair for pair in needs if _available(pool, *pair) < pair[1]]
+    if lacking:
+        first, *others = [_shortage_of(pool, name, units) for name, units in lacking]
+        told = [first.detail, *(f"and {each.sentence()}" for each in others)]
+        return dataclasses.replace(first, detail="; ".join(filter(None, told)))
     if not pool.admits(owner, needs):
         refused = (pair for pair in needs if not pool.admits(owner, (pair,)))
         name, units = next(refused, needs[0])
         return Reason(ReasonKind.RESERVED, name, units, node_id=pool.node_id)
     return Reason(ReasonKind.QUEUED, node_id=pool.node_id)
+
+
+def _shortage_of(pool: ResourcePool, name: str, units: int) -> Reason:
+    """Say how much of one resource is missing on a node or in a bundle."""
+    of_devices = name in pool.devices
+    return Reason(
+        ReasonKind.BUSY,
+        name,
+        units,
+        _available(pool, name, units),
+        _most(pool, name, units),
+        pool.node_id,
+        -1 if pool.key is None else pool.key[1],
+        of_devices,
+        describe_quarantined(pool, name) if of_devices else "",
+    )
 
 
 def _available(pool: ResourcePool, name: str, units: int) -> int:
@@ -374,8 +378,8 @@ def _amount(name: str, units: int) -> str:
     if name not in _BYTES:
         return f"{from_units(units):.10g}"
     size = from_units(units)
-    for unit in ("B", "KiB", "MiB"):
+    for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.4g} {unit}"
         size /= 1024
-    return f"{size:.4g} GiB"
+    return f"{f'{size:.1f}'.removesuffix('.0')} TiB"

@@ -338,8 +338,13 @@ def check_fits(group: PlacementGroup, index: int, demand: Mapping[str, float]) -
     ):
         return
     where = "any bundle" if index == -1 else f"bundle {index}"
+    hint = ""
+    if demand.get("CPU") == 1 and all(bundle.get("CPU", 0) < 1 for bundle in candidates):
+        hint = (
+            " Tasks need 1 CPU, and actors 1 CPU to be placed, unless num_cpus says otherwise: "
+            "add CPU to the bundle, or give num_cpus=0."
+        )
     raise ValueError(
         f"The demand {dict(demand)} does not fit into {where} of the placement group, which has "
-        f"{candidates}. Tasks need 1 CPU, and actors 1 CPU to be placed, unless num_cpus says "
-        f"otherwise: add CPU to the bundle, or give num_cpus=0."
+        f"{candidates}.{hint}"
     )

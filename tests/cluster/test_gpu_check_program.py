@@ -79,6 +79,12 @@ def test_device_memory_that_stays_is_found(tmp_path: Path) -> None:
     assert sum(line.startswith("AssertionError: free at the start") for line in lines) == 3
 
 
+def test_a_variable_that_was_not_set_is_found_even_if_there_is_one_gpu(tmp_path: Path) -> None:
+    lines, code = with_stand_in(tmp_path, 1, "visibility", MINIRAY_NOSET_CUDA_VISIBLE_DEVICES="1")
+    assert code == 1
+    assert "AssertionError: (None, ['0'], 1, True)" in lines
+
+
 def test_detection_is_checked_and_the_rest_is_skipped_with_the_reason(tmp_path: Path) -> None:
     lines, code = run(tmp_path, 2)
     assert code == 0, lines

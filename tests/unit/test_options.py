@@ -235,6 +235,9 @@ def test_a_demand_that_no_bundle_can_meet_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="num_cpus=0"):
         actor(num_gpus=1, scheduling_strategy=strategy)
     assert actor(num_cpus=0, num_gpus=1, scheduling_strategy=strategy).placement is not None
+    with pytest.raises(ValueError, match="does not fit into any bundle") as refused:
+        task(num_cpus=0, num_gpus=2, scheduling_strategy=strategy)
+    assert "num_cpus" not in str(refused.value)  # a CPU is not what is missing
 
 
 def test_a_bundle_index_beyond_the_group_is_refused() -> None:

@@ -267,6 +267,18 @@ def test_a_broken_or_slow_driver_counts_as_none_and_is_logged_in_one_line(
 
 
 @each_family
+def test_a_vendors_tool_has_ten_seconds_where_there_are_devices(
+    machine: FakeMachine, case: Case
+) -> None:
+    limits: list[float] = []
+    machine.nvml = limits.append  # it is not installed
+    case.build(machine)
+    resolve(machine, case)
+    limits += [timeout for _, timeout in machine.calls]
+    assert limits == [10] * (case.family in {"nvidia", "neuron", "gaudi", "ascend"})
+
+
+@each_family
 def test_the_user_can_override_a_broken_driver(machine: FakeMachine, case: Case) -> None:
     case.build(machine)
     case.spoil(machine, BROKEN)

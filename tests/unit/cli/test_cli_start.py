@@ -110,6 +110,7 @@ def test_a_head_ignores_the_token_of_the_environment(
         (["--head", "--num-gpus", "-1"], "num_gpus must be a finite number of at least 0, not -1"),
         (["--head", "--num-cpus", "many"], "'many' is not a valid float"),
         (["--head", "--resources", "{FPGA: 1}"], "is not JSON"),
+        (["--head", "--devices", "[1]"], """Write it as '{"FPGA": {"count": 4, "env": """),
         (["--head", "--devices", '{"FPGA": 4}'], """write {"FPGA": {"count": 4, "env": """),
         (["--head", "--devices", '{"FPGA": {"env": "X"}}'], "with the keys count, env, fractional"),
         (["--head", "--devices", '{"GPU": {"count": 1}}'], "use num_gpus for it"),
@@ -144,6 +145,13 @@ def test_bad_options_are_one_line_and_start_nothing(
     assert "--help" in line
     assert result.exit_code == 2
     assert boot.asked == []
+
+
+def test_the_help_shows_both_ways_to_start_on_lines_of_their_own(
+    miniray: Callable[..., Result],
+) -> None:
+    lines = [line.strip() for line in miniray("start", "--help").stdout.splitlines()]
+    assert {"miniray start --head", "miniray start --address HOST:PORT --token TOKEN"} <= {*lines}
 
 
 def test_a_wrong_token_is_never_echoed(miniray: Callable[..., Result]) -> None:

@@ -27,10 +27,18 @@ def nodes() -> list[ResourcePool]:
         ),
         ({"GPU": 2}, "needs GPU 2 in whole devices; node ab12cd34 has 0 of 2 wholly free"),
         ({"CPU": 4}, "needs CPU 4; node ab12cd34 has 2 of 8 free"),
+        (
+            {"CPU": 4, "GPU": 2},
+            (
+                "needs CPU 4; node ab12cd34 has 2 of 8 free; "
+                "and needs GPU 2 in whole devices; node ab12cd34 has 0 of 2 wholly free"
+            ),
+        ),
         ({"FPGA": 1}, "needs FPGA 1; no node has FPGA"),
         ({"CPU": 64}, "needs CPU 64; the largest node, ab12cd34, has 8"),
         ({"GPU": 3}, "needs GPU 3; the largest node, ab12cd34, has 2"),
         ({"memory": 2**32}, "needs memory 4 GiB; the largest node, ab12cd34, has 1 GiB"),
+        ({"memory": 2**50}, "needs memory 1024 TiB; the largest node, ab12cd34, has 1 GiB"),
         ({"GPU": 1, "licence": 1}, "no single node has all of GPU 1, licence 1"),
     ],
 )
