@@ -80,12 +80,12 @@ def start(
     block: bool,
     **given: Any,
 ) -> None:
-    r"""Start a node on this machine: a new cluster (--head), or one more node of a running one.
+    """Start a node on this machine: a new cluster (--head), or one more node of a running one.
 
     \b
     miniray start --head
     miniray start --address HOST:PORT --token TOKEN
-    """
+    """  # noqa: D301 - the character \b has click keep the lines as they are
     head = given["head"]
     if head == (given["address"] is not None):
         raise click.UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -175,3 +176,20 @@ def test_arrays_stay_what_they_are_after_shutdown_in_a_cluster_that_goes_on() ->
         assert len(kept) == 5
         assert (array == 7).all()
         miniray.shutdown()
+
+
+def test_a_cluster_of_several_nodes_is_waited_for_and_shut_down() -> None:
+    cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 1})
+    node = cluster.add_node(num_cpus=1)
+    assert cluster.head_node is not None
+    pids = [*cluster.head_node.pids.values(), *node.pids.values()]
+    cluster.wait_for_nodes()
+    os.kill(node.pids["node"], signal.SIGKILL)
+    wait_until(lambda: sum(each["Alive"] for each in miniray.nodes()) == 1)
+    with pytest.raises(TimeoutError, match="knows 1 living nodes, not 2"):
+        cluster.wait_for_nodes(timeout=0.1)
+    cluster.shutdown()
+    assert not miniray.is_initialized()
+    assert not any(map(is_alive, pids))
+    with pytest.raises(RuntimeError, match="no head"):
+        _ = cluster.address
