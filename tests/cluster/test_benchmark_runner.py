@@ -3,44 +3,32 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from cluster_helpers import is_alive, processes_with, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The program of a row, the head, the daemon and the template.
 PROCESSES = 4
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    # Not tmp_path: sockets with a path of more than 107 bytes would be elsewhere, and stay.
-    path = Path(tempfile.mkdtemp(prefix="mr-test-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_benchmark_that_is_ended_leaves_none_of_its_processes(
-    number: signal.Signals, folder: Path
+    number: signal.Signals, tmp_path: Path
 ) -> None:
     def started() -> set[int]:
-        return {pid for at in folder.iterdir() for pid in processes_with("MINIRAY_TMPDIR", str(at))}
+        return {
+            pid for at in tmp_path.iterdir() for pid in processes_with("MINIRAY_TMPDIR", str(at))
+        }
 
     runner = subprocess.Popen(
         [sys.executable, str(ROOT / "benchmarks" / "micro.py"), "--only", "idle"],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -54,4 +42,4 @@ def test_a_benchmark_that_is_ended_leaves_none_of_its_processes(
     assert code == {signal.SIGTERM: 128 + signal.SIGTERM}.get(number, -number)
     wait_until(lambda: not any(map(is_alive, pids)))
     if number != signal.SIGKILL:
-        assert not list(folder.iterdir())
+        assert not list(tmp_path.iterdir())
