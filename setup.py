@@ -15,6 +15,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).resolve().parent
 PROTO = ROOT / "proto"
 GENERATED = ROOT / "miniray" / "_proto"
+_PACKAGE = "miniray._proto"
 
 
 def generate() -> None:
@@ -51,6 +52,9 @@ class BuildWithProto(build_py):
 
     def run(self) -> None:
         generate()
+        # In a fresh clone it was not there yet when the packages were looked for.
+        if _PACKAGE not in self.packages:
+            self.packages.append(_PACKAGE)
         super().run()
 
 

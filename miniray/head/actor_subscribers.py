@@ -15,7 +15,15 @@ if TYPE_CHECKING:
 #: A handle can be quicker than the notice that its actor exists; it waits this long, in seconds.
 _EARLY_WAIT = 10.0
 #: Of an actor that nothing is known of.
-UNKNOWN = Death(DeathCause.UNKNOWN.name, "", None, 0, "", "", None)
+UNKNOWN = Death(
+    cause=DeathCause.UNKNOWN.name,
+    class_name="",
+    exit_code=None,
+    pid=0,
+    node_id="",
+    detail="This cluster does not know the actor: it is one of another cluster, or ended long ago.",
+    creation=None,
+)
 
 
 class ActorSubscribers:

@@ -42,6 +42,8 @@ _MAX_NAMED = 16
 #: By so much the priority is lower of what is imported beside others. It has two thirds of their
 #: share then: with far less it is not ready on a busy machine when the next ranks start.
 _NICER = 2
+#: https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 def set_subreaper() -> None:
@@ -366,8 +368,18 @@ class Template:
 
 
 def _import(modules: list[str]) -> None:
-    for module in modules:
-        importlib.import_module(module)
+    # Without the backends of vendors that PyTorch would load: they may start threads or look at
+    # their devices, and no fork has those whole.
+    before = os.environ.get(_AUTOLOAD)
+    os.environ[_AUTOLOAD] = "0"
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        if before is None:
+            del os.environ[_AUTOLOAD]
+        else:
+            os.environ[_AUTOLOAD] = before
 
 
 def _import_beside(modules: list[str]) -> None:

@@ -26,12 +26,18 @@ if TYPE_CHECKING:
 
 #: A driver that makes one actor on each of two nodes and lets them call each other.
 CROSSING = """
-import json, sys
+import json, os, sys
+import psutil
 import miniray
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
+def network():
+    return "grpc" in sys.modules or len(psutil.Process().net_connections("inet"))
+
 @miniray.remote
 class Half:
+    def network(self):
+        return network()
     def node(self):
         return miniray.get_runtime_context().get_node_id()
     def ask(self, other):
@@ -50,6 +56,7 @@ print(json.dumps({
     # One after the other: each waits for the other one meanwhile.
     "crossed": [miniray.get(b.ask.remote(a)), miniray.get(a.ask.remote(b))],
     "sizes": [miniray.get(x.size_of.remote(y, 10_000_000)) for x, y in ((a, b), (b, a))],
+    "network": [network(), *miniray.get([a.network.remote(), b.network.remote()])],
 }))
 """
 
@@ -142,6 +149,7 @@ def assert_crosses(told: dict[str, Any]) -> None:
     assert told["actors"] == told["nodes"]
     assert told["crossed"] == told["nodes"]
     assert told["sizes"] == [10_000_000] * 2
+    assert told["network"] == [0] * 3  # neither driver nor worker is on it, nor has loaded gRPC
 
 
 def test_actors_of_two_nodes_of_one_machine_call_each_other(command: CommandLine) -> None:
@@ -205,6 +213,25 @@ def test_a_driver_outside_of_the_cluster_attaches_with_address_and_token(
         )
         == 1
     )
+
+
+def test_workers_run_in_the_folder_of_their_driver(
+    shared: CommandLine, head: Started, tmp_path: Path
+) -> None:
+    del head
+    (tmp_path / "beside.py").write_text("VALUE = 7\n")
+    source = """
+import json, os, miniray
+miniray.init(address="auto", log_to_driver=False)
+@miniray.remote
+def look():
+    import beside
+    return [os.getcwd(), beside.VALUE]
+print(json.dumps(miniray.get(look.remote())))
+"""
+    driver = shared.popen(sys.executable, "-c", source, cwd=tmp_path)
+    output, _ = driver.communicate(timeout=30)
+    assert json.loads(output) == [str(tmp_path.resolve()), 7]
 
 
 def assert_speaks_only_tls(port: int) -> None:

@@ -208,14 +208,29 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("role", ["boot", "template"])
 def test_a_started_node_ends_when_its_daemon_or_template_is_killed(
-    command: CommandLine, role: str
+    command: CommandLine, tmp_path: Path, role: str
 ) -> None:
+    path = tmp_path / "pids"
     command.start_head("--num-cpus", "2")
-    driver = start(command, ATTACHED + WAIT)
+    source = f"""{CHILDREN}
+@miniray.remote(num_cpus=0)
+def work():
+    breed({str(path)!r})
+    time.sleep(1000)
+work.remote()
+{WAIT}
+"""
+    driver = start(command, ATTACHED + source)
+    pids = children(path)
     os.kill(process_of(command, role), signal.SIGKILL)
-    wait_until(lambda: command.pids() == {driver.pid}, timeout=10)
-    driver.kill()
-    driver.communicate(timeout=10)
+    try:
+        wait_until(lambda: command.pids() == {driver.pid}, timeout=10)
+        wait_until(lambda: not any(map(is_alive, pids)), timeout=20)
+    finally:
+        for pid in filter(is_alive, pids):
+            os.kill(pid, signal.SIGKILL)
+        driver.kill()
+        driver.communicate(timeout=10)
     command.leaves_nothing()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from cluster_helpers import is_alive, wait_until
 import miniray
 from miniray.cluster_utils import Cluster
 from miniray.core.runtime import current_runtime
-from miniray.exceptions import ObjectLostError
+from miniray.exceptions import ActorDiedError, ObjectLostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,6 +115,16 @@ def test_a_ref_of_an_earlier_cluster_is_lost_wherever_it_is_used() -> None:
         miniray.get(inside, timeout=30)
 
 
+def test_an_actor_of_an_earlier_cluster_is_dead_with_a_word_on_why() -> None:
+    miniray.init(num_cpus=1)
+    holder = Holder.remote()
+    miniray.get(holder.pid.remote())
+    miniray.shutdown()
+    miniray.init(num_cpus=1)
+    with pytest.raises(ActorDiedError, match="one of another cluster, or ended long ago"):
+        miniray.get(holder.pid.remote(), timeout=30)
+
+
 def test_the_first_use_starts_a_cluster_by_itself() -> None:
     ref = miniray.put(1)
     assert miniray.is_initialized()
@@ -175,3 +186,20 @@ def test_arrays_stay_what_they_are_after_shutdown_in_a_cluster_that_goes_on() ->
         assert len(kept) == 5
         assert (array == 7).all()
         miniray.shutdown()
+
+
+def test_a_cluster_of_several_nodes_is_waited_for_and_shut_down() -> None:
+    with Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 1}) as cluster:
+        node = cluster.add_node(num_cpus=1)
+        assert cluster.head_node is not None
+        pids = [*cluster.head_node.pids.values(), *node.pids.values()]
+        cluster.wait_for_nodes()
+        os.kill(node.pids["node"], signal.SIGKILL)
+        wait_until(lambda: sum(each["Alive"] for each in miniray.nodes()) == 1)
+        with pytest.raises(TimeoutError, match="knows 1 living nodes, not 2"):
+            cluster.wait_for_nodes(timeout=0.1)
+        cluster.shutdown()
+        assert not miniray.is_initialized()
+        assert not any(map(is_alive, pids))
+        with pytest.raises(RuntimeError, match="no head"):
+            _ = cluster.address

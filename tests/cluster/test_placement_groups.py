@@ -136,6 +136,11 @@ def test_a_group_can_be_given_as_an_option(make: Make) -> None:
     assert group.wait(30)
     task = group_id.options(placement_group=group, placement_group_bundle_index=1)
     assert miniray.get(task.remote(), timeout=30) == group.id.hex()
+    mixed = make([{"CPU": 1}, {"CPU": 1, "GPU": 1}])
+    with_gpu = group_id.options(num_gpus=1, placement_group=mixed, placement_group_bundle_index=1)
+    assert miniray.get(with_gpu.remote(), timeout=30) == mixed.id.hex()
+    with pytest.raises(ValueError, match="bundle 0"):
+        with_gpu.options(placement_group_bundle_index=0).remote()
 
 
 def test_a_bundle_serves_no_more_than_it_has(make: Make, tmp_path: Path) -> None:

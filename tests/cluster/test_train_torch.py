@@ -56,6 +56,7 @@ def test_the_process_group_is_ready_when_the_loop_begins(fit: Any, init_method: 
             "total": total.item(),
             "backend": dist.get_backend(),
             "device": str(train.torch.get_device()),
+            "threads": torch.get_num_threads(),
             "variables": [os.environ[name] for name in names],
         }
 
@@ -63,6 +64,7 @@ def test_the_process_group_is_ready_when_the_loop_begins(fit: Any, init_method: 
         "total": 3,
         "backend": "gloo",
         "device": "cpu",
+        "threads": 1,  # as many as a worker has CPUs
         "variables": ["0", "2", "0", "2", "0"],
     }
 

@@ -102,6 +102,20 @@ def test_a_resource_says_where_work_runs() -> None:
     assert miniray.get(Far.remote().node.remote()) == there()
 
 
+def test_the_modules_of_a_runtime_env_reach_another_node(tmp_path: Path) -> None:
+    package = tmp_path / "carried_along"
+    package.mkdir()
+    (package / "__init__.py").write_text("ANSWER = 42\n")
+
+    @miniray.remote(resources={"far": 1}, runtime_env={"py_modules": [str(package)]})
+    def answer() -> tuple[int, str]:
+        import carried_along
+
+        return carried_along.ANSWER, miniray.get_runtime_context().get_node_id()
+
+    assert miniray.get(answer.remote(), timeout=30) == (42, there())
+
+
 def test_an_affinity_says_where_work_runs() -> None:
     for wanted in (here(), there()):
         strategy = NodeAffinitySchedulingStrategy(wanted, soft=False)

@@ -126,6 +126,12 @@ def test_a_method_refuses_what_belongs_to_actors() -> None:
         method(num_cpus=1)
 
 
+def test_a_task_whose_worker_was_lost_is_tried_three_times_more_unless_it_says_otherwise() -> None:
+    assert task().max_retries == 3
+    assert not task().retry_exceptions
+    assert task(max_retries=0).max_retries == 0
+
+
 def test_a_task_needs_one_cpu_unless_it_says_otherwise() -> None:
     assert task().resources == {"CPU": 1}
     assert task(num_cpus=0).resources == {}

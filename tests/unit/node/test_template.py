@@ -276,6 +276,23 @@ async def test_a_template_can_have_another_with_more_modules(node: Node) -> None
     await until(lambda: not alive(other.pid))
 
 
+@pytest.mark.parametrize("before", [None, "1"])
+def test_modules_are_loaded_without_the_backends_of_vendors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None
+) -> None:
+    variable = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+    (tmp_path / "like_torch.py").write_text(f"import os; loads = os.environ.get({variable!r})")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "like_torch", raising=False)
+    if before is None:
+        monkeypatch.delenv(variable, raising=False)
+    else:
+        monkeypatch.setenv(variable, before)
+    template_module._import(["like_torch"])
+    assert sys.modules["like_torch"].loads == "0"
+    assert os.environ.get(variable) == before  # what workers load themselves is up to the user
+
+
 @with_node
 async def test_workers_of_a_template_that_was_killed_are_ended(node: Node) -> None:
     gone: list[int] = []

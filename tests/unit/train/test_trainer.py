@@ -4,6 +4,7 @@ import functools
 import importlib
 import io
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -28,7 +29,7 @@ from miniray.train import (
 from miniray.train.failures import WorkerFailure
 from miniray.train.outcome import RunOutcome, make_error
 from miniray.train.packed import sent
-from miniray.train.progress import PlainDisplay
+from miniray.train.progress import PlainDisplay, make_display
 from miniray.train.progress_feed import Progress, Row
 from miniray.train.state import RunState, check_transition
 from miniray.train.torch import TorchConfig, TorchTrainer
@@ -278,6 +279,33 @@ def test_progress_without_a_terminal_is_plain_lines():
         "[run] (4 more reports)",
         "[run] report 3: loss=0.1235 eval/n=2 -> checkpoint_000003",
     ]
+
+
+class Terminal(io.StringIO):
+    """A standard output that says it is a terminal, and keeps what is written."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_on_a_terminal_is_one_line_with_the_newest_metrics_below_the_checkpoints(
+    monkeypatch,
+):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    display = make_display("run")
+    display.show(Progress(1, RunState.RUNNING, [Row(0, {"loss": 0.5}, "checkpoint_000000")], 0, []))
+    display.show(Progress(2, RunState.FINISHED, [Row(1, {"loss": 0.25}, None)], 0, []))
+    display.close()
+    plain = re.sub(r"\x1b\[[\d;?]*m", "", terminal.getvalue())
+    shown = [
+        part.strip() for part in re.split(r"\x1b\[[\d;?]*[A-Za-z]|[\r\n]", plain) if part.strip()
+    ]
+    assert "report 0: loss=0.5 -> checkpoint_000000" in shown
+    assert re.fullmatch(r"0:00:0\d run: finished · .* · report 1: loss=0\.25", shown[-1])
+    assert plain.count("\n") == 2  # after the checkpoint, and at the end
 
 
 @pytest.mark.parametrize(
