@@ -21,7 +21,7 @@ import types
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.config import config
-from miniray.core import context, forks
+from miniray.core import context, forks, thread_counts
 from miniray.core.attach import Attachment
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others, hand_over
@@ -95,6 +95,7 @@ class Worker:
         facts.capture_child_tasks = assignment["capture_child_tasks"]
         facts.runtime_env = json.loads(assignment["runtime_env"] or "{}")
         facts.job_id = self.spec["job_id"]
+        thread_counts.limit(assignment["resources"].get("CPU", 0))
 
     def _on_lease(self, assignment: dict[str, Any]) -> None:
         """This idle worker runs tasks of another lease now."""

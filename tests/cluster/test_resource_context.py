@@ -144,3 +144,25 @@ def test_a_task_can_ask_for_the_resource_of_its_node() -> None:
 def test_the_driver_has_no_gpus_of_its_own() -> None:
     assert miniray.get_gpu_ids() == []
     assert miniray.is_initialized()
+
+
+def test_numerical_libraries_start_as_many_threads_as_a_worker_has_cpus() -> None:
+    @miniray.remote
+    def threads() -> str | None:
+        return os.environ.get("OMP_NUM_THREADS")
+
+    @miniray.remote
+    class Reader:
+        def threads(self) -> str | None:
+            return os.environ.get("OMP_NUM_THREADS")
+
+    mine = {"env_vars": {"OMP_NUM_THREADS": "7"}}
+    asked = [
+        threads.remote(),
+        threads.options(num_cpus=2).remote(),
+        threads.options(num_cpus=0.5).remote(),
+        threads.options(num_cpus=2, runtime_env=mine).remote(),
+        Reader.remote().threads.remote(),
+        Reader.options(num_cpus=2).remote().threads.remote(),
+    ]
+    assert miniray.get(asked) == ["1", "2", "1", "7", "1", "2"]

@@ -11,6 +11,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from miniray.core import thread_counts
 from miniray.head.amounts import ACCELERATORS
 from miniray.train.backend import Backend
 from miniray.train.torch import environment
@@ -68,7 +69,7 @@ class TorchBackend(Backend):
         )
         # This works only before CUDA is first used; a worker's process is new.
         os.environ.update(environment.shared_visibility(member, os.environ, rocm=rocm))
-        if "OMP_NUM_THREADS" not in os.environ:
+        if not thread_counts.given():
             cores = len(os.sched_getaffinity(0))
             cpus = member.resources.get("CPU", 0)
             torch.set_num_threads(
