@@ -57,11 +57,13 @@ def preferred(values: Iterable[Value]) -> tuple[bytes, int] | None:
 class Wishes:
     """The wishes of the queued tasks of one shape; false if none has any."""
 
-    __slots__ = ("_full", "_of", "refused")
+    __slots__ = ("_full", "_of", "asked_in_vain", "refused")
 
     def __init__(self) -> None:
         #: A lease was left to others, as all of the first tasks still wait for certain nodes.
         self.refused = False
+        #: When there was no room for a lease where one was asked for.
+        self.asked_in_vain = -FULL_FOR
         #: By the number of the call.
         self._of: dict[int, Wish] = {}
         #: Nodes that had no room, and when that was.
