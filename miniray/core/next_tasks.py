@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.core import protocol as p
-from miniray.core.locality import FULL_FOR, preferred
+from miniray.core.locality import preferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,17 +103,17 @@ class NextTasks:
     def full(self, node: bytes, group: LeaseGroup) -> None:
         """There is no room for a further lease on a node: those that are there may be enough."""
         now = self._clock()
-        group.wishes.asked_in_vain = now
+        group.wishes.no_further(node, now)
         if not any(lease.open and lease.peer.node_id == node for lease in group.leases.values()):
             group.wishes.full(node, now)
 
-    def wanted(self, group: LeaseGroup) -> int:
+    def wanted(self, group: LeaseGroup, near: bytes) -> int:
         """How many leases would be of use in all, when those with room have what they may take.
 
-        If there was no room just now where the tasks should run, those will serve them elsewhere.
+        If there is no room for another one where the first task should run, those will serve it.
         """
-        in_vain = group.wishes.asked_in_vain
-        spare = len(group.with_room) if self._clock() - in_vain < FULL_FOR else 0
+        in_vain = group.wishes.asks_in_vain(near, self._clock())
+        spare = len(group.with_room) if in_vain else 0
         return len(group.leases) + max(0, group.waiting - spare)
 
     @staticmethod

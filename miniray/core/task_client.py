@@ -144,8 +144,8 @@ class TaskClient:
         if group.waiting:
             self._next.choose(group)
             # Only the queue's first tasks decide: a lease serves many of them.
-            wanted = min(self._next.wanted(group), _MAX_LEASES)
             near = group.wishes.hint(group.queue)
+            wanted = min(self._next.wanted(group, near), _MAX_LEASES)
             if wanted > group.asked or (near != group.near and group.asked > len(group.leases)):
                 self._ask(group, max(wanted, group.asked), near)
             if group.wishes.refused:

@@ -362,6 +362,19 @@ def test_no_more_leases_are_asked_for_than_tasks_wait_where_there_is_no_room(
     assert world.wanted == [1, 2, 3]
 
 
+def test_a_node_without_room_keeps_no_lease_from_being_asked_for_on_another(
+    world: Fixture,
+) -> None:
+    first = world.call(world.stored(FAR, LARGE))
+    world.call(world.stored(FAR, LARGE))
+    far, _idle = world.grant(node=FAR), world.grant()
+    world.client.on_no_room(world.group().id, FAR)
+    world.reply(far, first)
+    call = world.call(world.stored(b"third", LARGE))
+    assert (world.wanted[-1], world.asked_near[-1]) == (3, b"third")
+    assert world.grant(node=b"third").calls == [call.number]
+
+
 def test_a_lease_that_goes_back_is_not_waited_for(world: Fixture) -> None:
     calls = [world.call(world.stored(FAR, LARGE)) for _ in range(2)]
     world.grant(node=FAR)
