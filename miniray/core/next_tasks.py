@@ -52,6 +52,8 @@ class NextTasks:
         queue = group.queue
         if group.spread or not queue:  # those that are spread run anywhere but here
             return
+        if group.with_room:
+            return  # what these leave to other nodes is theirs once it has waited long enough
         call = queue[0]
         values = self._calls.shared_values(call)
         without = group.without_next
@@ -100,8 +102,19 @@ class NextTasks:
 
     def full(self, node: bytes, group: LeaseGroup) -> None:
         """There is no room for a further lease on a node: those that are there may be enough."""
-        if not any(lease.peer.node_id == node for lease in group.leases.values()):
-            group.wishes.full(node, self._clock())
+        now = self._clock()
+        group.wishes.no_further(node, now)
+        if not any(lease.open and lease.peer.node_id == node for lease in group.leases.values()):
+            group.wishes.full(node, now)
+
+    def wanted(self, group: LeaseGroup, near: bytes) -> int:
+        """How many leases would be of use in all, when those with room have what they may take.
+
+        If there is no room for another one where the first task should run, those will serve it.
+        """
+        in_vain = group.wishes.asks_in_vain(near, self._clock())
+        spare = len(group.with_room) if in_vain else 0
+        return len(group.leases) + max(0, group.waiting - spare)
 
     @staticmethod
     def _take_out(group: LeaseGroup, index: int) -> Call:
@@ -122,7 +135,8 @@ class NextTasks:
             return call
         if group.queue:
             index = self._best(group, lease.peer.node_id)
-            return None if index is None else self._take_out(group, index)
+            if index is not None:
+                return self._take_out(group, index)
         if group.chosen:
             return self._take_back(next(iter(group.chosen.values())), group)
         return None

@@ -83,9 +83,10 @@ class ObjectAccess(RefTracking):
             if len(entries) == 1:
                 return [self._load(entries[0], deadline)]
             return self._load_all(entries, deadline)
-        except MinirayError:
-            for entry in entries:  # one error stands for all that is wrong with them
-                entry.seen = True
+        except MinirayError as error:
+            if type(error) is not GetTimeoutError:  # which says nothing of what they will be
+                for entry in entries:  # one error stands for all that is wrong with them
+                    entry.seen = True
             raise
 
     def _load_all(self, entries: Sequence[Entry], deadline: float | None) -> list[Any]:

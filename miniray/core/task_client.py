@@ -144,8 +144,8 @@ class TaskClient:
         if group.waiting:
             self._next.choose(group)
             # Only the queue's first tasks decide: a lease serves many of them.
-            wanted = min(len(group.leases) + group.waiting, _MAX_LEASES)
             near = group.wishes.hint(group.queue)
+            wanted = min(self._next.wanted(group, near), _MAX_LEASES)
             if wanted > group.asked or (near != group.near and group.asked > len(group.leases)):
                 self._ask(group, max(wanted, group.asked), near)
             if group.wishes.refused:
@@ -356,7 +356,8 @@ class TaskClient:
         group.asked = max(0, group.asked - 1)
         self._link.head_notice("return_lease", lease.id)
         if group.waiting:
-            self._ask(group, min(len(group.leases) + group.waiting, _MAX_LEASES))
+            wanted = min(len(group.leases) + group.waiting, _MAX_LEASES)
+            self._ask(group, wanted, group.wishes.hint(group.queue))
 
     def _sweep_later(self, group: LeaseGroup) -> None:
         """Return leases that stay idle: one timer for all groups."""

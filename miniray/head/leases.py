@@ -159,11 +159,19 @@ class TaskLeases:
             self._tell_full(group)
 
     def _tell_full(self, group: LeaseGroup) -> None:
-        """The client's tasks need not wait for a further lease on the node that it named."""
+        """The client's tasks need not wait for a further lease on the node that it named.
+
+        Not told while the worker of one starts there: the client does not know that it may wait
+        for that one.
+        """
         now = self._timers.time()
-        if group.near and now - group.told_full >= FULL_FOR:
-            group.told_full = now
-            self._clients.push(group.client_id, "no_room_near", group.id, bytes.fromhex(group.near))
+        if not group.near or now - group.told_full < FULL_FOR:
+            return
+        near = bytes.fromhex(group.near)
+        if any(not x.process_id and x.node_id == near for x in group.leases.values()):
+            return
+        group.told_full = now
+        self._clients.push(group.client_id, "no_room_near", group.id, near)
 
     def give_back(self, client_id: bytes, number: int, broken: bool = False) -> None:
         """A client is done with a lease; ``broken``: its worker cannot be reached any more."""

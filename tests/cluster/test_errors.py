@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_helpers import wait_until
+from cluster_helpers import wait_for_file, wait_until
 
 import miniray
 from miniray import exceptions
@@ -17,6 +17,7 @@ from miniray.exceptions import RayActorError, RayError, RayTaskError, WorkerCras
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -365,6 +366,23 @@ def test_an_error_whose_ref_was_dropped_is_told(unhandled: Callable[[str], int])
     assert not unhandled("nobody looked")
     del ref
     wait_until(lambda: unhandled("nobody looked") == 1)
+
+
+def test_an_error_after_a_get_that_ran_out_of_time_is_told(
+    unhandled: Callable[[str], int], tmp_path: Path
+) -> None:
+    @miniray.remote
+    def fails(go: Path) -> None:
+        wait_for_file(go)
+        raise ValueError("nobody waited so long")
+
+    refs = [fails.remote(tmp_path / "go")]
+    with pytest.raises(exceptions.GetTimeoutError):
+        miniray.get(refs, timeout=0.1)
+    (tmp_path / "go").touch()
+    miniray.wait(refs)
+    refs.clear()
+    wait_until(lambda: unhandled("nobody waited so long") == 1)
 
 
 def test_an_error_that_somebody_got_is_not_told(unhandled: Callable[[str], int]) -> None:

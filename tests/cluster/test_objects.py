@@ -599,15 +599,27 @@ def test_a_value_that_cannot_be_unpickled_raises_where_it_is_read(size: int) -> 
     assert miniray.get(maker.pid.remote()) == pid
 
 
-def test_a_result_that_cannot_be_pickled_is_its_calls_error() -> None:
+def test_a_result_that_cannot_be_pickled_is_its_calls_error_and_its_worker_lives_on() -> None:
     import threading
 
     @miniray.remote
+    class Maker:
+        def make(self) -> Any:
+            return [np.ones(MIB), threading.Lock()]
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    @miniray.remote(max_retries=0)
     def make() -> Any:
         return [np.ones(MIB), threading.Lock()]
 
-    with pytest.raises(TypeError, match="lock"):
-        miniray.get(make.remote())
+    maker = Maker.remote()
+    pid = miniray.get(maker.pid.remote())
+    for ref in (make.remote(), maker.make.remote()):
+        with pytest.raises(TypeError, match="lock"):
+            miniray.get(ref)
+    assert miniray.get(maker.pid.remote()) == pid
 
 
 def test_no_process_remembers_objects_that_are_gone() -> None:

@@ -37,6 +37,16 @@ class OnGpu:
         return os.getpid()
 
 
+def test_what_a_task_with_a_gpu_has_put_outlives_its_worker() -> None:
+    @miniray.remote(num_gpus=1, num_cpus=0)
+    def make() -> Any:
+        return os.getpid(), [miniray.put(bytes(number)) for number in (10, 1 << 20)]
+
+    pid, refs = miniray.get(make.remote())
+    wait_until(lambda: not is_alive(pid))
+    assert [len(value) for value in miniray.get(refs)] == [10, 1 << 20]
+
+
 def test_a_call_that_needs_what_its_ending_caller_holds_says_so() -> None:
     @miniray.remote(num_gpus=1, num_cpus=0)
     def outer() -> Any:

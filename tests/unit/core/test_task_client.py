@@ -328,6 +328,73 @@ def test_a_task_that_is_handed_back_still_goes_where_its_values_are(world: Fixtu
     assert peer.calls == [running.number, call.number, call.number]
 
 
+def test_a_task_that_an_idle_lease_leaves_to_a_busy_one_goes_there_in_time(world: Fixture) -> None:
+    world.call()
+    there = world.grant(node=FAR)
+    idle = world.grant()
+    call = world.call(world.stored(FAR, LARGE), far_away(world), world.stored(NODE, 1 << 18))
+    assert idle.calls == told_ahead(there) == []
+    world.now += LARGE / RATE
+    world.me.loop.fire()
+    assert idle.calls == [call.number]
+
+
+def test_a_lease_that_may_not_take_what_is_first_takes_what_is_next_at_another(
+    world: Fixture,
+) -> None:
+    _running, next_one = world.call(), world.call(far_away(world))
+    busy = world.grant()
+    assert told_ahead(busy) == [(next_one.number, 1)]
+    world.call(world.stored(FAR, LARGE))
+    assert world.grant(node=b"third").calls == [next_one.number]
+
+
+def test_no_more_leases_are_asked_for_than_tasks_wait_where_there_is_no_room(
+    world: Fixture,
+) -> None:
+    for _ in range(2):
+        world.call(world.stored(FAR, LARGE))
+    world.grant(node=FAR)
+    world.client.on_no_room(world.group().id, FAR)
+    assert world.grant().calls == []
+    assert world.wanted == [1, 2]
+    world.call(world.stored(FAR, LARGE))
+    assert world.wanted == [1, 2, 3]
+
+
+def test_a_node_without_room_keeps_no_lease_from_being_asked_for_on_another(
+    world: Fixture,
+) -> None:
+    first = world.call(world.stored(FAR, LARGE))
+    world.call(world.stored(FAR, LARGE))
+    far, _idle = world.grant(node=FAR), world.grant()
+    world.client.on_no_room(world.group().id, FAR)
+    world.reply(far, first)
+    call = world.call(world.stored(b"third", LARGE))
+    assert (world.wanted[-1], world.asked_near[-1]) == (3, b"third")
+    assert world.grant(node=b"third").calls == [call.number]
+
+
+def test_a_lease_that_goes_back_is_not_waited_for(world: Fixture) -> None:
+    calls = [world.call(world.stored(FAR, LARGE)) for _ in range(2)]
+    world.grant(node=FAR)
+    idle = world.grant()
+    world.client.on_revoked(1, world.group().id)
+    assert idle.calls == []
+    world.client.on_no_room(world.group().id, FAR)
+    assert idle.calls == [calls[1].number]
+
+
+def test_a_lease_in_place_of_one_that_is_over_is_asked_for_where_the_next_task_reads(
+    world: Fixture,
+) -> None:
+    group = world.group("once", max_calls=1)
+    calls = [world.call(world.stored(FAR, LARGE), group=group) for _ in range(2)]
+    world.reply(world.grant(group, FAR), calls[0])
+    assert world.returned == [1]
+    assert set(world.asked_near) == {FAR}
+
+
 def test_a_cancelled_task_leaves_no_wish(world: Fixture) -> None:
     call = world.call(world.stored(FAR, LARGE))
     world.client.cancel(call, force=False, recursive=True)

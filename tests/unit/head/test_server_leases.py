@@ -90,10 +90,25 @@ def test_leases_are_on_the_node_that_is_named_until_it_is_full(
     client = daemon.driver()
     want(daemon, client, 1)
     want(daemon, client, 3, near=other.node_id)
-    assert (len(daemon.take("start_lease")), len(other.take("start_lease"))) == (1, 2)
+    starts = other.take("start_lease")
+    assert (len(daemon.take("start_lease")), len(starts)) == (1, 2)
+    start(other, starts)
     assert daemon.pushes(client, "no_room_near") == []
     want(daemon, client, 4, near=other.node_id)
     assert len(daemon.take("start_lease")) == 1
+    assert daemon.pushes(client, "no_room_near") == [(GROUP, other.node_id)]
+
+
+def test_nobody_hears_of_a_full_node_before_the_lease_that_starts_there(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    other = cluster.node({"CPU": 1})
+    client = daemon.driver()
+    want(daemon, client, 3, near=other.node_id)
+    want(daemon, client, 9, near=other.node_id)
+    assert daemon.pushes(client, "no_room_near") == []
+    start(other, other.take("start_lease"))
+    want(daemon, client, 10, near=other.node_id)
     assert daemon.pushes(client, "no_room_near") == [(GROUP, other.node_id)]
 
 
@@ -101,8 +116,9 @@ def test_who_names_a_node_hears_once_in_a_while_that_there_is_no_room_at_all(
     cluster: FakeCluster, daemon: FakeDaemon
 ) -> None:
     client = daemon.driver()
+    want(daemon, client, 4, near=daemon.node_id)
+    start(daemon, daemon.take("start_lease"))
     want(daemon, client, 5, near=daemon.node_id)
-    assert len(daemon.take("start_lease")) == 4
     told = (GROUP, daemon.node_id)
     assert daemon.pushes(client, "no_room_near") == [told]
     want(daemon, client, 6, near=daemon.node_id)
