@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.train.driver import (
     AGAIN,
+    ANSWER_TIMEOUT,
     abort,
     controller_options,
     follow,
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from miniray.train.worker import TrainLoop
 
 logger = logging.getLogger(__name__)
-
-#: Seconds after which a controller that does not answer is killed, when its run is to be stopped.
-ANSWER_TIMEOUT = 10.0
 
 
 def run_detached(spec: RunSpec, loop: TrainLoop) -> RunOutcome:

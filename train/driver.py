@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 #: Seconds that a run gets to end after Ctrl-C, before its controller is killed.
 ABORT_TIMEOUT = 10.0
 
+#: Seconds after which a controller that does not answer is killed, when its run is to be stopped.
+ANSWER_TIMEOUT = 10.0
+
 #: Calls that drivers repeat when a controller is started again; they change nothing.
 AGAIN = {"max_task_retries": -1}
 
@@ -49,7 +52,10 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
         outcome: RunOutcome = miniray.get(run)
         return outcome
     except KeyboardInterrupt:
-        abort(controller, run)
+        # One that waits for resources has no workers, and nothing to end first.
+        lives, _ = miniray.wait([controller.__ray_ready__.remote()], timeout=ANSWER_TIMEOUT)
+        if lives:
+            abort(controller, run)
         raise
     except miniray.exceptions.MinirayError as error:
         raise ControllerError(error) from error

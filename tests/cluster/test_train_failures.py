@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from miniray.train import (
     WorkerGroupError,
     WorkerHungError,
 )
-from miniray.util.state import list_placement_groups
+from miniray.util.state import list_actors, list_placement_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -208,6 +209,33 @@ def test_ctrl_c_twice_waits_for_no_upload(fit: Any, tmp_path: Path) -> None:
         fit(loop)
     (pid,) = pids(tmp_path)
     wait_until(lambda: not is_alive(pid), timeout=10)
+
+
+def test_ctrl_c_ends_a_run_whose_controller_waits_for_resources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miniray.train.driver.ANSWER_TIMEOUT", 0.2)
+    trainer = DataParallelTrainer(
+        lambda: None,
+        scaling_config=ScalingConfig(trainer_resources={"nowhere": 1}),
+        run_config=RunConfig(storage_path=tmp_path),
+    )
+
+    def waits() -> bool:
+        actors = [each for each in list_actors() if each.class_name == "TrainController"]
+        return "PENDING_CREATION" in {each.state for each in actors}
+
+    def interrupt() -> None:
+        wait_until(waits, timeout=60)
+        # From another process: one of its own may come just before this one's main thread sleeps.
+        subprocess.run(["kill", "-INT", str(os.getpid())], check=True)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    interrupting.join()
+    wait_until(lambda: not waits(), timeout=30)
 
 
 DRIVER = """

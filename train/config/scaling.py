@@ -231,9 +231,9 @@ class ScalingConfig:
             resources.setdefault("GPU", 1.0)
         if self.use_tpu:
             resources.setdefault("TPU", tpu.default_chips(self))
-        if self.accelerator_type is not None:
-            name = f"accelerator_type:{self.accelerator_type}"
-            resources.setdefault(name, ACCELERATOR_TYPE_SHARE)
+        kind = tpu.type_of_nodes(self) if self.use_tpu else self.accelerator_type
+        if kind is not None:
+            resources.setdefault(f"accelerator_type:{kind}", ACCELERATOR_TYPE_SHARE)
         return resources
 
     @property

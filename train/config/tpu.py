@@ -66,6 +66,16 @@ def slice_shape(config: ScalingConfig) -> SliceShape | None:
         ) from None
 
 
+def type_of_nodes(config: ScalingConfig) -> str | None:
+    """The accelerator type as nodes name it: ``TPU-V6E`` for the hosts of a slice of ``v6e``."""
+    if slice_shape(config) is None:
+        return config.accelerator_type
+    from miniray.accelerators.tpu_topology import generation
+
+    assert config.accelerator_type is not None
+    return f"TPU-{generation(config.accelerator_type).upper()}"
+
+
 def default_chips(config: ScalingConfig) -> float:
     """Chips of a worker that are not given: those of a host of the slice, else 1."""
     shape = slice_shape(config)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from miniray.train.context import get_context
+from miniray.train.context import current_session
 from miniray.train.torch.batches import move, moved_ahead
 from miniray.train.torch.devices import get_device
 from miniray.train.torch.sampling import share_of
@@ -49,9 +49,9 @@ def prepare_data_loader(
         raise TypeError(
             f"prepare_data_loader() takes a torch.utils.data.DataLoader, not {data_loader!r}."
         )
-    context = get_context()
-    if add_dist_sampler and context.get_world_size() > 1:
-        data_loader = share_of(data_loader, context.get_world_rank(), context.get_world_size())
+    ranks = current_session("torch.prepare_data_loader").ranks
+    if add_dist_sampler and ranks.world_size > 1:
+        data_loader = share_of(data_loader, ranks.world_rank, ranks.world_size)
     if not move_to_device:
         return data_loader
     device = get_device()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from miniray.train.context import get_context
+from miniray.train.context import current_session
 from miniray.train.torch.amp import autocast_forward
 from miniray.train.torch.devices import get_device
 
@@ -43,10 +43,13 @@ def prepare_model(
         The wrapped model; for ``"fsdp2"``, one worker or None the model itself.
 
     Raises:
+        TypeError: This is no module.
         ValueError: The strategy is not known, or there are arguments without a strategy.
         RuntimeError: ``"fsdp"`` without GPUs, or called outside a train loop.
         ImportError: ``"fsdp2"`` with a PyTorch that does not have it.
     """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"prepare_model() takes a torch.nn.Module, not {model!r}.")
     if parallel_strategy is not None and parallel_strategy not in STRATEGIES:
         raise ValueError(
             f"prepare_model(parallel_strategy={parallel_strategy!r}) is not known. "
@@ -57,24 +60,24 @@ def prepare_model(
             f"prepare_model(parallel_strategy=None) wraps nothing, so it takes no "
             f"parallel_strategy_kwargs such as {next(iter(parallel_strategy_kwargs))!r}."
         )
-    context = get_context()
+    ranks = current_session("torch.prepare_model").ranks
     device = move_to_device if isinstance(move_to_device, torch.device) else get_device()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    alone = context.get_world_size() == 1
+    alone = ranks.world_size == 1
     if move_to_device and (alone or parallel_strategy != "fsdp2"):
         model = model.to(device)
     autocast_forward(model, device)
     if parallel_strategy is None or alone:
         return model
     options = dict(parallel_strategy_kwargs or {})
-    if context.get_local_rank() == 0:
+    if ranks.local_rank == 0:
         logger.info("Wrapping the model for %s on %s.", parallel_strategy, device)
     if parallel_strategy == "ddp":
         return _ddp(model, device, options)
     if parallel_strategy == "fsdp":
         return _fsdp(model, options)
-    return _fsdp2(model, device, context.get_world_size(), options)
+    return _fsdp2(model, device, ranks.world_size, options)
 
 
 def _ddp(model: torch.nn.Module, device: torch.device, options: dict[str, Any]) -> torch.nn.Module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from miniray.train.config import instance_of
 from miniray.train.torch.config import TorchConfig
 from miniray.train.trainer import DataParallelTrainer
 
@@ -51,7 +52,7 @@ class TorchTrainer(DataParallelTrainer):
         super().__init__(
             train_loop_per_worker,
             train_loop_config=train_loop_config,
-            backend_config=torch_config if torch_config is not None else TorchConfig(),
+            backend_config=instance_of("torch_config", torch_config, TorchConfig),
             scaling_config=scaling_config,
             run_config=run_config,
             datasets=datasets,

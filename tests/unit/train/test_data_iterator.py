@@ -308,6 +308,17 @@ def test_tensors_of_columns():
     assert again["x"].tolist() == [1.0, 2.0]
 
 
+def test_tensors_go_to_the_device_that_is_named_or_is_the_workers(monkeypatch):
+    torch = pytest.importorskip("torch")
+    table = pa.table({"x": [1.0, 2.0]})
+    iterator = DataIterator("train", adapt("train", table), seed=None)
+    (batch,) = iterator.iter_torch_batches(device="meta")
+    assert batch["x"].device == torch.device("meta")
+    monkeypatch.setattr("miniray.train.torch.get_device", lambda: torch.device("meta"))
+    (batch,) = iterator.iter_torch_batches()
+    assert batch["x"].device == torch.device("meta")
+
+
 def test_tensors_of_pytorch_datasets():
     torch = pytest.importorskip("torch")
     data = torch.utils.data.TensorDataset(torch.arange(10.0).unsqueeze(1), torch.arange(10))

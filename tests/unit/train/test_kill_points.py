@@ -62,16 +62,14 @@ def upload(storage, source, name, spare):
 
 
 def newest(storage):
-    """The name of the newest checkpoint, of which everything must be there; None if none is."""
+    """The name of the newest checkpoint; None if none is. Of all, everything must be there."""
     records = storage.records()
-    if not records:
-        return None
-    name = records[-1].name
-    assert records[-1].metrics == {"name": name}
-    for rank in range(RANKS):
-        content = storage.filesystem.cat_file(f"{storage.path}/{name}/shards/rank{rank}")
-        assert content == f"weights of {rank}".encode()
-    return name
+    for record in records:
+        assert record.metrics == {"name": record.name}
+        for rank in range(RANKS):
+            file = f"{storage.path}/{record.name}/shards/rank{rank}"
+            assert storage.filesystem.cat_file(file) == f"weights of {rank}".encode()
+    return records[-1].name if records else None
 
 
 def check(storage, sources, committed):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import re
 import sys
 import types
 from typing import ClassVar
@@ -26,7 +28,7 @@ from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.row_files import CsvFile, JsonLinesFile
 from miniray.train.callbacks.runner import CallbackRunner
 from miniray.train.filesystem import resolve
-from miniray.train.progress import PlainDisplay, make_display
+from miniray.train.progress import LiveDisplay, PlainDisplay, make_display
 from miniray.train.progress_feed import Progress, Row
 from miniray.train.progress_meter import (
     ProgressGoals,
@@ -242,6 +244,34 @@ def test_the_display_follows_the_progress_callback(capsys, monkeypatch):
     display.show(Progress(1, RunState.RUNNING, [row(0)], 0, []))
     display.show(Progress(2, RunState.RUNNING, [row(20)], 0, []))
     assert "[run] step 21/41, 1 steps/s, 0:20 left" in capsys.readouterr().out.splitlines()
+
+
+def test_a_terminal_gets_one_line_with_epoch_pace_time_left_and_metrics(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    clock = types.SimpleNamespace(monotonic=iter([100.0, 120.0]).__next__)
+    monkeypatch.setattr("miniray.train.progress.time", clock)
+    for name, value in {"TERM": "xterm", "COLUMNS": "200", "LINES": "20"}.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    display = make_display("run", [ProgressCallback(total_steps=41)])
+    assert isinstance(display, LiveDisplay)
+    display.show(Progress(1, RunState.RUNNING, [row(0, epoch=0)], 0, ["Some note."]))
+    news = Row(20, {"epoch": 1, "loss": 0.25}, "checkpoint_000020")
+    display.show(Progress(2, RunState.RUNNING, [news], 0, []))
+    display.show(Progress(3, RunState.FINISHED, [], 0, []))
+    display.close()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).replace("\r", "\n")
+    lines = [line.strip() for line in shown.splitlines()]
+    assert "Some note." in lines
+    assert "report 20: epoch=1 loss=0.25 -> checkpoint_000020" in lines
+    assert lines[-1].endswith(
+        "run: finished · epoch 1, step 21/41, 1 steps/s, 0:20 left · "
+        "report 20: epoch=1 loss=0.25 -> checkpoint_000020"
+    )
 
 
 @pytest.mark.parametrize("total", [0, -1, 1.5, "3"])

@@ -141,6 +141,12 @@ def test_a_tpu_worker_holds_the_chips_of_a_host_of_its_slice(kind, topology, wor
     assert config.additional_resources_per_worker == {f"accelerator_type:{kind}": 0.001}
 
 
+@pytest.mark.parametrize("kind", ["v6e", "V6E", "tpu-v6e"])
+def test_a_tpu_type_is_asked_for_by_the_name_that_nodes_have(kind):
+    config = ScalingConfig(num_workers=4, use_tpu=True, topology="4x4", accelerator_type=kind)
+    assert config.worker_resources["accelerator_type:TPU-V6E"] == 0.001
+
+
 @pytest.mark.parametrize("chips", [1, 2, 4])
 def test_a_tpu_worker_may_hold_some_chips_of_its_host(chips):
     config = ScalingConfig(

@@ -27,13 +27,13 @@ INTERFACES = {
 
 
 def test_the_variables_of_torchrun_are_set():
-    assert torchrun_variables(member()) == {
-        "RANK": "1",
-        "WORLD_SIZE": "4",
+    assert torchrun_variables(member(ranks=Ranks(5, 6, 1, 3, 2))) == {
+        "RANK": "5",
+        "WORLD_SIZE": "6",
         "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "NODE_RANK": "0",
-        "GROUP_RANK": "0",
+        "LOCAL_WORLD_SIZE": "3",
+        "NODE_RANK": "2",
+        "GROUP_RANK": "2",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "2000",
     }
@@ -139,7 +139,7 @@ def test_nonsense_in_a_torch_config_is_refused(arguments, message):
 
 
 def test_a_process_group_of_one_is_made_and_ended(monkeypatch):
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
     import torch.distributed as dist
 
     names = [*torchrun_variables(member()), "GLOO_SOCKET_IFNAME", "ACCELERATE_TORCH_DEVICE"]
@@ -148,7 +148,7 @@ def test_a_process_group_of_one_is_made_and_ended(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    backend = TorchConfig().make_backend()
+    backend = TorchConfig(timeout_s=77).make_backend()
     backend.on_start(
         member(
             ranks=Ranks(0, 1, 0, 1, 0),
@@ -159,6 +159,8 @@ def test_a_process_group_of_one_is_made_and_ended(monkeypatch):
         )
     )
     assert (dist.get_world_size(), dist.get_backend()) == (1, "gloo")
+    group = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    assert group.options._timeout.total_seconds() == 77
     assert os.environ["MASTER_PORT"] == str(port)
     assert os.environ["GLOO_SOCKET_IFNAME"] == "lo"
     assert os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"

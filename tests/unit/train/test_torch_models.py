@@ -17,6 +17,7 @@ from miniray.train.torch import (  # noqa: E402
     enable_reproducibility,
     get_device,
     get_devices,
+    prepare_data_loader,
     prepare_model,
     prepare_optimizer,
 )
@@ -56,6 +57,20 @@ def test_outside_a_train_loop_there_is_no_device(function):
 
 
 # --- models --------------------------------------------------------------------------------------
+
+
+def test_what_is_no_model_is_refused(alone):
+    with pytest.raises(TypeError, match=r"prepare_model\(\) takes a torch\.nn\.Module, not 3"):
+        prepare_model(3)
+
+
+def test_outside_a_train_loop_nothing_can_be_prepared():
+    loader = torch.utils.data.DataLoader(range(2))
+    prepared = {prepare_model: torch.nn.Linear(1, 1), prepare_data_loader: loader}
+    for function, given in prepared.items():
+        message = rf"train\.torch\.{function.__name__}\(\) works only inside a train loop"
+        with pytest.raises(RuntimeError, match=message):
+            function(given)
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "fsdp2", None])

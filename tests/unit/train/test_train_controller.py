@@ -21,6 +21,7 @@ from miniray.train import (
     RunConfig,
     ScalingConfig,
 )
+from miniray.train.attempt import Attempt
 from miniray.train.backend import Backend
 from miniray.train.controller import TrainController
 from miniray.train.exceptions import (
@@ -286,6 +287,15 @@ def test_ranks_may_report_metrics_alone_a_different_number_of_times(start):
     assert outcome.metrics == {"epoch": 4}
     assert [note for note in progress.notes if "do not report equally often" in note]
     assert len(progress.rows) == 5
+
+
+def test_that_ranks_do_not_report_equally_often_is_told_once():
+    told = []
+    attempt = Attempt(1, 2, 0, tell=told.append)
+    attempt.finish(1, b"")
+    for index in range(5):
+        attempt.report(0, index, Report({}))
+    assert len(told) == 1
 
 
 def test_an_error_tells_what_the_other_ranks_did(start):

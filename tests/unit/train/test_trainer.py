@@ -187,6 +187,8 @@ def test_an_unknown_argument_is_refused():
 def test_a_config_in_the_wrong_place_is_refused():
     with pytest.raises(ValueError, match=r"scaling_config=.*ScalingConfig"):
         DataParallelTrainer(print, scaling_config=RunConfig())
+    with pytest.raises(ValueError, match=r"torch_config='gloo' must be a .*TorchConfig"):
+        TorchTrainer(print, torch_config="gloo")
 
 
 def test_the_options_of_a_worker_follow_its_resources():

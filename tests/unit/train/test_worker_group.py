@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import types
 
 import pytest
 
@@ -11,6 +12,7 @@ from miniray.train import Backend, RunConfig, ScalingConfig, worker_group
 from miniray.train.failures import GroupStartError
 from miniray.train.policies import FixedScaling
 from miniray.train.ranks import WorkerInfo
+from miniray.train.worker import TrainWorker
 from miniray.train.worker_group import WorkerGroup, gather_workers
 
 
@@ -87,6 +89,17 @@ def test_each_rank_is_told_its_own_address_and_that_of_rank_0():
     assert [first.address, second.address] == ["10.0.0.1", "10.0.0.2"]
     assert {first.master_address, second.master_address} == {"10.0.0.1"}
     assert not first.shares_devices
+
+
+def test_a_worker_listens_at_the_address_of_its_node(monkeypatch):
+    place = types.SimpleNamespace(get_node_id=lambda: "b", get_accelerator_ids=dict)
+    monkeypatch.setattr("miniray.get_runtime_context", lambda: place)
+    monkeypatch.setattr("miniray.train.worker.output_of_this_process", str)
+    worker = TrainWorker(Backend())
+    told = worker.describe({"a": "127.0.0.1", "b": "127.0.0.2"})
+    with worker._listener as listener:
+        assert listener.getsockname() == ("127.0.0.2", told.port)
+    assert told.address == "127.0.0.2"
 
 
 def test_ranks_are_told_whether_they_share_a_device():
