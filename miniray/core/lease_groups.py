@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Lease:
     """A worker that runs this client's tasks of one shape."""
 
-    __slots__ = ("calls", "group", "has_room", "id", "idle_since", "leaving", "next", "peer",
-                 "remaining", "window")  # fmt: skip
+    __slots__ = ("_unused", "calls", "group", "has_room", "id", "idle_since", "leaving", "next",
+                 "peer", "remaining", "window")  # fmt: skip
 
     def __init__(self, id: int, peer: Peer, group: LeaseGroup, max_calls: int) -> None:
         self.id = id
@@ -40,8 +40,15 @@ class Lease:
         #: Tasks that its worker will still run before it ends (max_calls); -1: any number.
         #: Tasks that are to be spread take a lease each.
         self.remaining = 1 if group.spread else max_calls or -1
+        #: Tasks that its worker may run beyond those that may be sent to it.
+        self._unused = max_calls - self.remaining
         #: It is one of its group's ``with_room``.
         self.has_room = False
+
+    @property
+    def calls_left(self) -> int:
+        """How many tasks its worker may run after those sent; 0 also if there is no limit."""
+        return max(0, self._unused + self.remaining)
 
     @property
     def open(self) -> bool:

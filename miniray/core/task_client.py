@@ -354,7 +354,7 @@ class TaskClient:
         self._by_peer.pop(lease.peer.process_id, None)
         self._next.give_up(lease, group)
         group.asked = max(0, group.asked - 1)
-        self._link.head_notice("return_lease", lease.id)
+        self._link.head_notice("return_lease", lease.id, False, lease.calls_left)
         if group.waiting:
             wanted = min(len(group.leases) + group.waiting, _MAX_LEASES)
             self._ask(group, wanted, group.wishes.hint(group.queue))

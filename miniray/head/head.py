@@ -119,7 +119,9 @@ class Head:
             "attached": lambda node, message: self._attached(node, message.attached),
             "ended": lambda _, message: self._process_ended(message.ended),
             "lease_started": lambda _, message: self.leases.started(
-                message.lease_started.lease, message.lease_started.process_id
+                message.lease_started.lease,
+                message.lease_started.process_id,
+                message.lease_started.calls_left,
             ),
             "lease_failed": lambda _, message: self._lease_failed(message.lease_failed),
             "actor": lambda _, message: self.actors.reported(message.actor),

@@ -173,15 +173,24 @@ class TaskLeases:
         group.told_full = now
         self._clients.push(group.client_id, "no_room_near", group.id, near)
 
-    def give_back(self, client_id: bytes, number: int, broken: bool = False) -> None:
-        """A client is done with a lease; ``broken``: its worker cannot be reached any more."""
+    def give_back(
+        self, client_id: bytes, number: int, broken: bool = False, calls_left: int = 0
+    ) -> None:
+        """A client is done with a lease.
+
+        Args:
+            client_id: of the client.
+            number: of the lease.
+            broken: its worker cannot be reached any more.
+            calls_left: how many of the tasks after which its worker ends were not used.
+        """
         lease = self.leases.get(number)
         if lease is None:
             self._held.get(client_id, set()).discard(number)  # its node has yet to report it
         if lease is None or lease.returned or lease.group.client_id != client_id:
             return
         lease.group.total = max(0, lease.group.total - 1)
-        self._drop(lease, kill=broken)
+        self._drop(lease, kill=broken, calls_left=min(calls_left, lease.max_calls))
         self._balance(lease.group)
 
     def _group(self, client: Client, group_id: int, spec: dict[str, Any]) -> LeaseGroup:
@@ -321,8 +330,14 @@ class TaskLeases:
         )
 
     # --- what daemons say --------------------------------------------------------------
-    def started(self, number: int, process_id: bytes) -> None:
-        """A lease has its worker: its client may use it."""
+    def started(self, number: int, process_id: bytes, calls_left: int = 0) -> None:
+        """A lease has its worker: its client may use it.
+
+        Args:
+            number: of the lease.
+            process_id: of the worker.
+            calls_left: after how many tasks it ends, if it has run some already; else 0.
+        """
         lease = self.leases.get(number)
         if lease is None or lease.returned or lease.ended or lease.process_id:
             return
@@ -335,7 +350,7 @@ class TaskLeases:
             number,
             lease.node_id,
             process_id,
-            lease.max_calls,
+            calls_left or lease.max_calls,
         )
         if lease.revoked:  # while its worker started
             self._ask_for(lease)
@@ -422,19 +437,20 @@ class TaskLeases:
             self._client_ended(client_id, ProcessExit())
 
     # --- ending ------------------------------------------------------------------------
-    def _drop(self, lease: TaskLease, *, kill: bool) -> None:
+    def _drop(self, lease: TaskLease, *, kill: bool, calls_left: int = 0) -> None:
         """The client has no part in it any more."""
         lease.returned = True
         lease.group.leases.pop(lease.number, None)
         if lease.ended:
             self.leases.pop(lease.number, None)
         else:
-            self._end(lease, kill=kill)
+            self._end(lease, kill=kill, calls_left=calls_left)
 
-    def _end(self, lease: TaskLease, *, kill: bool) -> None:
+    def _end(self, lease: TaskLease, *, kill: bool, calls_left: int = 0) -> None:
         node = self._nodes.get(lease.node_id)
         if node is not None and not lease.ended:
-            node.send(end_lease=head_pb2.EndLease(lease=lease.number, kill=kill))
+            end = head_pb2.EndLease(lease=lease.number, kill=kill, calls_left=calls_left)
+            node.send(end_lease=end)
 
     def _give_up(self, group: LeaseGroup, error: BaseException | bytes) -> None:
         """The group's queued tasks fail; it keeps the leases that it has."""

@@ -242,7 +242,8 @@ class NodeDaemon:
         elif kind == "start_actor":
             self._start_actor(message.start_actor)
         elif kind == "end_lease":
-            self._pool.end(message.end_lease.lease, kill=message.end_lease.kill)
+            end = message.end_lease
+            self._pool.end(end.lease, kill=end.kill, calls_left=end.calls_left)
         elif kind == "end_actor":
             self._pool.end(message.end_actor.lease, kill=message.end_actor.kill)
         elif kind == "job_ended":
@@ -374,7 +375,10 @@ class NodeDaemon:
         """A task lease has its worker."""
         self._head.tell(
             lease_started=head_pb2.LeaseStarted(
-                lease=lease.number, process_id=worker.process_id, pid=worker.pid
+                lease=lease.number,
+                process_id=worker.process_id,
+                pid=worker.pid,
+                calls_left=worker.calls_left,
             )
         )
 

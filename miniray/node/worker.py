@@ -51,13 +51,10 @@ class NodeLease:
         return short_name(self.spec.get("class_name") or self.spec.get("name") or "")
 
     @property
-    def reusable(self) -> bool:
-        """Whether its worker may run tasks of other leases of the same shape afterwards.
-
-        Not with a limit of calls: the worker may be about to end by it, and only it and its
-        client know. (A task with a device has the limit 1 unless it says otherwise.)
-        """
-        return self.actor_id is None and not self.spec.get("max_calls", 0)
+    def max_calls(self) -> int:
+        """After how many tasks its worker ends; 0: no limit. With devices 1, unless told."""
+        limit: int = self.spec.get("max_calls", 0)
+        return limit
 
 
 @dataclasses.dataclass
@@ -78,6 +75,8 @@ class Worker:
     #: It ends by rule ("exit_actor", "rule", ...); None: it should live.
     exiting: str | None = None
     idle_since: float = 0.0
+    #: With a limit of calls: how many it has left, since it was given back; 0 if it never was.
+    calls_left: int = 0
     environment: WorkerEnvironment | None = None
     template: TemplateClient | None = None
     outputs: list[OutputPipe] = dataclasses.field(default_factory=list)

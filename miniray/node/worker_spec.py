@@ -26,7 +26,9 @@ def pool_key(lease: NodeLease) -> tuple[Any, ...]:
         (name, lease.allocation["resources"].get(name), tuple(ids))
         for name, ids in sorted(lease.devices.items())
     )
-    return (lease.job_id, lease.spec["runtime_env"], devices)
+    # Calls are counted per function.
+    counted = (lease.max_calls, lease.name) if lease.max_calls else None
+    return (lease.job_id, lease.spec["runtime_env"], devices, counted)
 
 
 def assignment(lease: NodeLease) -> dict[str, Any]:

@@ -121,8 +121,17 @@ class WorkerPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def end(self, number: int, *, kill: bool) -> None:
-        """The head ends a lease."""
+    def end(self, number: int, *, kill: bool, calls_left: int = 0) -> None:
+        """The head ends a lease.
+
+        Its worker may run tasks of other leases of the same kind afterwards, unless it is an actor,
+        or has run as many as it may.
+
+        Args:
+            number: of the lease.
+            kill: its worker is to end at once.
+            calls_left: how many of its ``max_calls`` were not used; the client has counted them.
+        """
         lease = self.leases.get(number)
         if lease is None:
             return
@@ -132,7 +141,12 @@ class WorkerPool:
             return  # its start sees that it is over
         if kill:
             self._ends.kill(worker)
-        elif lease.reusable and worker.exiting is None:
+        elif (
+            lease.actor_id is None
+            and worker.exiting is None
+            and (calls_left or not lease.max_calls)
+        ):
+            worker.calls_left = calls_left
             self._free(lease)
             self._idle.add(worker)
         else:

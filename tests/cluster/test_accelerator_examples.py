@@ -152,6 +152,17 @@ def test_max_calls_of_zero_asks_for_the_same_worker_again() -> None:
     assert (first[1], second[1]) == (1, 2)
 
 
+def test_a_worker_with_devices_ends_after_max_calls_also_if_they_come_one_by_one() -> None:
+    leak_gpus = ray.remote(num_gpus=3, max_calls=2)(leak)
+    found = [ray.get(leak_gpus.remote(), timeout=30) for _ in range(3)]
+    found += ray.get([leak_gpus.remote() for _ in range(3)], timeout=30)
+    processes = [process for process, _, _ in found]
+    assert [held for _, held, _ in found] == [1, 2, 1, 2, 1, 2]
+    assert processes[::2] == processes[1::2]
+    assert len(set(processes)) == 3
+    wait_until(lambda: not any(map(is_alive, processes)))
+
+
 # --- fractions -------------------------------------------------------------------------------
 
 

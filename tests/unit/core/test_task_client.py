@@ -406,6 +406,18 @@ def test_a_cancelled_task_leaves_no_wish(world: Fixture) -> None:
 # --- the end of leases ----------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("max_calls", "left"), [(0, 0), (1, 0), (3, 2)])
+@pytest.mark.parametrize("placement", [None, ("spread",)])
+def test_a_lease_goes_back_with_the_number_of_calls_that_its_worker_has_left(
+    world: Fixture, max_calls: int, left: int, placement: Any
+) -> None:
+    spec = {"resources": {"GPU": 1}, "max_calls": max_calls, "placement": placement}
+    group = world.client.group("gpu", lambda: spec)
+    call = world.call(group=group)
+    world.reply(world.grant(group), call)
+    assert world.link.head_heard("return_lease") == [(1, False, left)]
+
+
 def test_an_idle_lease_goes_back_after_a_while(world: Fixture) -> None:
     call = world.call()
     peer = world.grant()

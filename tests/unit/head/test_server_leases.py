@@ -128,6 +128,23 @@ def test_who_names_a_node_hears_once_in_a_while_that_there_is_no_room_at_all(
     assert daemon.pushes(client, "no_room_near") == [told]
 
 
+def test_a_worker_that_was_given_back_is_handed_on_with_the_calls_that_it_has_left(
+    daemon: FakeDaemon,
+) -> None:
+    client = daemon.driver()
+    (number,) = get(daemon, client, 1, max_calls=5)
+    daemon.notice(client, "return_lease", number, False, 3)
+    assert daemon.one("end_lease").calls_left == 3
+    daemon.tell(lease_ended=head_pb2.LeaseEnded(lease=number))
+    want(daemon, client, 1, max_calls=5)
+    again = daemon.one("start_lease").lease
+    process_id = daemon.worker(client)
+    daemon.tell(
+        lease_started=head_pb2.LeaseStarted(lease=again, process_id=process_id, calls_left=3)
+    )
+    assert [body[4] for body in daemon.pushes(client, "lease_granted")] == [5, 3]
+
+
 def test_as_many_leases_come_as_are_wanted_and_fit(daemon: FakeDaemon) -> None:
     client = daemon.driver()
     assert len(get(daemon, client, 2)) == 2
