@@ -286,8 +286,8 @@ def test_arguments_of_a_task_move_while_another_one_runs_where_it_will(
     busy = total_when.remote(str(go))
     refs = [there(MIB), there(2 * MIB)]
     task = total_when.remote("", *refs)
-    large = total_when.remote("", np.ones(4 * MIB, dtype=np.uint8))  # it is the one after
     wait_until(lambda: miniray.get(reader.whole_bytes.remote()) >= 3 * MIB)
+    large = total_when.remote("", np.ones(4 * MIB, dtype=np.uint8))  # it is the one after
     assert miniray.wait([busy, task, large], timeout=0) == ([], [busy, task, large])
     with frozen(source(nodes)):
         go.touch()
