@@ -267,6 +267,9 @@ def processes_by(variable: str) -> dict[str, list[ProcessId]]:
                     continue
                 process = ProcessId.of(pid)
                 value = variable_of(pid, variable)
+            except BlockingIOError:
+                waiting.append(pid)
+                continue
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it has ended meanwhile, or hides its environment as set-uid ones do
             if value is not None and process.alive():

@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import signal
 
-#: Flag of a thread that has begun to end (PF_EXITING in the kernel's linux/sched.h).
-_EXITING = 0x4
+#: Where the kernel shows its processes.
+_PROC = "/proc"
+#: Flags of a thread that has begun to end, and of one of the kernel's own (PF_EXITING and
+#: PF_KTHREAD in linux/sched.h).
+_EXITING, _OF_KERNEL = 0x4, 0x200000
 _KILLED = 1 << (signal.SIGKILL - 1)
-#: Places in stat after the name, from proc(5): state, flags, signals pending for the thread.
-_STATE, _FLAGS, _PENDING = 0, 6, 28
+#: Places in stat after the name, from proc(5): state, flags, signals pending for the thread, and
+#: the address at which its environment ends.
+_STATE, _FLAGS, _PENDING, _ENVIRONMENT_END = 0, 6, 28, 48
 
 
 def is_dying(pid: int) -> bool:
@@ -21,7 +25,7 @@ def is_dying(pid: int) -> bool:
 
     Most are gone a moment later. One that is not hangs on its way, maybe with its files open.
     """
-    fields = _stat(f"/proc/{pid}/stat")
+    fields = _stat(f"{_PROC}/{pid}/stat")
     if fields is None:
         return False
     # A fatal signal to a process is put down for each of its threads.
@@ -31,10 +35,10 @@ def is_dying(pid: int) -> bool:
 def may_hang_readers(pid: int) -> bool:
     """Whether a thread of a process waits in the kernel, so that it may hold the memory's lock."""
     try:
-        threads = os.listdir(f"/proc/{pid}/task")
+        threads = os.listdir(f"{_PROC}/{pid}/task")
     except (FileNotFoundError, ProcessLookupError):
         return False
-    stats = (_stat(f"/proc/{pid}/task/{thread}/stat") for thread in threads)
+    stats = (_stat(f"{_PROC}/{pid}/task/{thread}/stat") for thread in threads)
     return any(fields is not None and fields[_STATE] == "D" for fields in stats)
 
 
@@ -42,15 +46,34 @@ def variable_of(pid: int, name: str) -> str | None:
     """Value of a variable in the environment that a process was started with; None if it has none.
 
     Raises:
+        BlockingIOError: it is on its way into a new program (execve), which has no environment yet.
+            That takes it well under a millisecond, or as long as the disk takes.
         OSError: it is gone, or its environment may not be read.
     """
-    with open(f"/proc/{pid}/environ", "rb") as file:
-        variables = file.read().split(b"\0")
+    # An empty one is looked at again: the new program may have got its own in between.
+    environment = _environment(pid) or _environment(pid)
     prefix = f"{name}=".encode()
-    for variable in variables:
+    for variable in environment.split(b"\0"):
         if variable.startswith(prefix):
             return variable[len(prefix) :].decode("utf-8", "replace")
     return None
+
+
+def _environment(pid: int) -> bytes:
+    with open(f"{_PROC}/{pid}/environ", "rb") as file:
+        environment = file.read()
+    if not environment:
+        _require_program(pid)
+    return environment
+
+
+def _require_program(pid: int) -> None:
+    """Raise OSError if a process has left its program: for the next one, or for good."""
+    fields = _stat(f"{_PROC}/{pid}/stat")
+    if fields is None or int(fields[_FLAGS]) & _EXITING:
+        raise ProcessLookupError(f"Process {pid} has ended.")
+    if fields[_ENVIRONMENT_END] == "0" and not int(fields[_FLAGS]) & _OF_KERNEL:
+        raise BlockingIOError(f"Process {pid} is on its way into a new program.")
 
 
 def _stat(path: str) -> list[str] | None:

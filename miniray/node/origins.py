@@ -39,7 +39,12 @@ class Unsure:
 
 def worker_of(pid: int) -> str | None:
     """The id of the worker that a process descends from, or "" if it hides it; None: not now."""
-    return None if may_hang_readers(pid) else _read(pid)
+    if may_hang_readers(pid):
+        return None
+    try:
+        return _read(pid)
+    except BlockingIOError:
+        return None
 
 
 def read_apart(pid: int) -> tuple[str | None, int]:
@@ -74,5 +79,7 @@ def read_apart(pid: int) -> tuple[str | None, int]:
 def _read(pid: int) -> str:
     try:
         return variable_of(pid, WORKER_VARIABLE) or ""
+    except BlockingIOError:
+        raise  # it is between two programs: whose it is can be read soon
     except OSError:
         return ""

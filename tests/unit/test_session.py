@@ -19,6 +19,7 @@ from miniray.session import (
     create_session,
     find_clusters,
     latest_cluster,
+    processes_by,
     remove_session,
     session_processes,
     user_root,
@@ -404,3 +405,22 @@ def test_every_process_started_inside_a_session_is_found() -> None:
         for process in found:
             os.kill(process.pid, signal.SIGKILL)
         stranger.kill()
+
+
+def test_a_process_that_begins_another_program_meanwhile_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its environment can't be read in that moment."""
+    refused: list[int] = []
+
+    def variable_of(pid: int, name: str) -> str | None:
+        if pid != os.getpid():
+            return None
+        if not refused:
+            refused.append(pid)
+            raise BlockingIOError(pid)
+        return "here"
+
+    monkeypatch.setattr("miniray.session.variable_of", variable_of)
+    assert [found.pid for found in processes_by("MINIRAY_TEST_MARK")["here"]] == [os.getpid()]
+    assert refused

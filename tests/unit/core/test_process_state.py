@@ -15,18 +15,22 @@ from miniray.core.process_state import is_dying, may_hang_readers, variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 #: A line of /proc/<pid>/stat (Linux 6.1) of a process whose name has a parenthesis and a space.
 STAT = (
     "4242 (a) b) {state} 1 4242 4242 0 -1 {flags} 103 0 0 0 0 0 0 0 20 0 1 0 12345 2400256 200 "
-    "18446744073709551615 1 1 0 0 0 {pending} 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 0 0 0\n"
+    "18446744073709551615 1 1 0 0 0 {pending} 0 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 7 {end} 0\n"
 )
 
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
     environment = {**os.environ, "MINIRAY_TEST_MARK": "a=b"}
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=-1, env=environment) as process:
+    program = [sys.executable, "-c", "print(flush=True), input()"]
+    with subprocess.Popen(program, stdin=-1, stdout=-1, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it has left this interpreter, whose copy it was, for its own
         yield process
         process.kill()
 
@@ -45,7 +49,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 def test_a_process_is_dying_from_its_first_step_on_or_once_it_was_killed(
     monkeypatch: pytest.MonkeyPatch, state: str, flags: int, pending: int, dying: bool
 ) -> None:
-    line = STAT.format(state=state, flags=flags, pending=pending)
+    line = STAT.format(state=state, flags=flags, pending=pending, end=8)
     fields = line.rpartition(")")[2].split()
     monkeypatch.setattr(process_state, "_stat", lambda path: fields)
     assert is_dying(4242) is dying
@@ -77,3 +81,30 @@ def test_a_variable_of_another_process_is_read(child: subprocess.Popen[bytes]) -
     child.wait()
     with pytest.raises(FileNotFoundError):
         variable_of(child.pid, "MINIRAY_TEST_MARK")
+
+
+@pytest.mark.parametrize(
+    ("flags", "end", "error"),
+    [
+        (0x400000, 0, BlockingIOError),  # its memory is new, and has no environment yet
+        (0x400004, 0, ProcessLookupError),  # PF_EXITING: its memory is gone
+        (0x400000, 7, None),  # started with no variable at all
+        (0x200000, 0, None),  # PF_KTHREAD
+    ],
+)
+def test_a_process_between_two_programs_is_told_from_one_without_variables(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    flags: int,
+    end: int,
+    error: type[OSError] | None,
+) -> None:
+    monkeypatch.setattr(process_state, "_PROC", str(tmp_path))
+    (tmp_path / "4242").mkdir()
+    (tmp_path / "4242/environ").write_bytes(b"")
+    (tmp_path / "4242/stat").write_text(STAT.format(state="R", flags=flags, pending=0, end=end))
+    if error is None:
+        assert variable_of(4242, "MINIRAY_TEST_MARK") is None
+    else:
+        with pytest.raises(error, match="4242"):
+            variable_of(4242, "MINIRAY_TEST_MARK")
