@@ -47,6 +47,8 @@ class HeadRequests(RuntimeParts):
         id = self.ids.new()
         tell = self.link.head_request if name else self.link.head_notice  # a name may be taken
         try:
+            if lifetime != "detached":
+                self.own_groups.add(id)
             tell(
                 "create_placement_group",
                 id,
@@ -60,6 +62,7 @@ class HeadRequests(RuntimeParts):
                 else None,
             )
         except BaseException:  # refused, or a signal's handler raised: nobody knows of the group
+            self.own_groups.discard(id)
             self.link.head_notice("remove_placement_group", id)
             raise
         return id
@@ -83,7 +86,12 @@ class HeadRequests(RuntimeParts):
         return ref
 
     def remove_placement_group(self, id: bytes) -> None:
-        self.link.head_request("remove_placement_group", id)
+        if id in self.own_groups:
+            # It ends with this process's node too, so that no answer is needed to be sure of it.
+            self.own_groups.discard(id)
+            self.link.head_notice("remove_placement_group", id)
+        else:
+            self.link.head_request("remove_placement_group", id)
 
     def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
         found: dict[str, Any] = self.link.head_request("placement_group_table", id)

@@ -48,6 +48,8 @@ class RuntimeParts(Runtime):
     recovery: Recovery
     actors: ActorDirectory
     unseen_errors: UnseenErrors
+    #: Placement groups of this process that are removed when it ends, at the latest.
+    own_groups: set[bytes]
     #: Merges an environment with the job's and uploads what it names.
     prepare_runtime_env: Callable[[Mapping[str, Any] | None], str]
     #: Runs around a wait that blocks the task (in a worker it gives the CPU back).

@@ -258,7 +258,33 @@ def test_the_table_tells_what_a_group_is_and_how_it_stands(make: Make) -> None:
     assert table["bundles"] == {0: {"CPU": 1.0}, 1: {"GPU": 1.0}}
     assert group.id.hex() in placement_group_table()
     remove_placement_group(group)
-    wait_until(lambda: placement_group_table(group)["state"] == "REMOVED")
+    assert placement_group_table(group)["state"] == "REMOVED"
+
+
+def test_what_is_asked_after_a_removal_finds_nothing_of_the_group(make: Make) -> None:
+    for _ in range(20):
+        group = make([{"CPU": 4}], name="again")
+        assert group.wait(30)
+        remove_placement_group(group)
+        assert miniray.available_resources()["CPU"] == 4
+
+
+def test_a_group_that_outlives_its_creator_is_removed_when_that_is_answered(make: Make) -> None:
+    @miniray.remote(num_cpus=0)
+    def state_of(group: PlacementGroup) -> Any:
+        return placement_group_table(group)["state"]
+
+    @miniray.remote(num_cpus=0)
+    def removed(group: PlacementGroup) -> None:
+        remove_placement_group(group)
+
+    detached = make([{"CPU": 1}], lifetime="detached")
+    assert detached.wait(30)
+    remove_placement_group(detached)
+    assert miniray.get(state_of.remote(detached), timeout=30) == "REMOVED"
+    of_another = make([{"CPU": 1}])
+    miniray.get(removed.remote(of_another), timeout=30)
+    assert placement_group_table(of_another)["state"] == "REMOVED"
 
 
 def test_a_group_can_be_passed_to_tasks(make: Make) -> None:
