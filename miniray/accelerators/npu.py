@@ -1,11 +1,12 @@
-"""Huawei Ascend NPUs: counted by device node, named by ``npu-smi``.
+"""Huawei Ascend NPUs: counted by device node, named by ``npu-smi`` or the device library (ACL).
 
-The tool asks the driver, and is not the device library (ACL), which is a framework to import and
-initialises devices to count them.
+Containers often have the library without the tool.
 """
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from miniray.accelerators.base import Detected, Family
@@ -13,6 +14,9 @@ from miniray.accelerators.host import TOOL_TIMEOUT, DetectionError, ToolNotFound
 
 if TYPE_CHECKING:
     from miniray.accelerators.host import Host
+
+#: By its path, and apart from the user's modules (-I): it needs nothing of the package.
+_ASK_LIBRARY = (sys.executable, "-I", str(Path(__file__).with_name("ascendcl.py")))
 
 
 class AscendNPU(Family):
@@ -25,7 +29,7 @@ class AscendNPU(Family):
     fractional = True
 
     def detect(self, host: Host) -> Detected:
-        """Count ``/dev/davinci<N>``; the tool, where there is one, must agree to talk."""
+        """Count ``/dev/davinci<N>``; the tool or the library, where it is, must agree to talk."""
         count = len(host.numbered("/dev", "davinci"))
         if not count:
             return Detected()
@@ -34,7 +38,7 @@ class AscendNPU(Family):
         try:
             listing = host.run(["npu-smi", "info"], TOOL_TIMEOUT)
         except ToolNotFoundError:
-            return Detected(ids)
+            return Detected(ids, host.run(_ASK_LIBRARY, TOOL_TIMEOUT).strip() or None)
         return Detected(ids, _type(listing))
 
 
