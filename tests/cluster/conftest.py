@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import cloudpickle
 import pytest
 from cluster_helpers import processes_with, socket_paths, wait_until
 from daemon_logs import pytest_runtest_makereport  # noqa: F401 -- a hook
@@ -24,6 +25,21 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 #: What a module gets that does not say otherwise in a constant named CLUSTER.
 DEFAULT_CLUSTER: dict[str, Any] = {"num_cpus": 4}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sent_to_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """What a test module defines goes to the workers itself, as from a program or a notebook.
+
+    Otherwise each of them would import the module, and pytest with it, which takes ten times as
+    long as all that the worker is started for. ``IMPORTED_BY_WORKERS`` of a module has it so.
+    """
+    if getattr(request.module, "IMPORTED_BY_WORKERS", False):
+        yield
+        return
+    cloudpickle.register_pickle_by_value(request.module)
+    yield
+    cloudpickle.unregister_pickle_by_value(request.module)
 
 
 @pytest.fixture(scope="module")

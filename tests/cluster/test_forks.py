@@ -26,6 +26,9 @@ from miniray.exceptions import NotInitializedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# multiprocessing imports what it runs, in the workers too.
+IMPORTED_BY_WORKERS = True
+
 pytestmark = [
     pytest.mark.usefixtures("cluster"),
     # Forking a process that has threads is what these tests are about.

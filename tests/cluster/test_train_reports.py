@@ -33,6 +33,9 @@ from miniray.train import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# A file system's class can only be imported: it keeps locks.
+IMPORTED_BY_WORKERS = True
+
 pytestmark = pytest.mark.usefixtures("cluster")
 
 
