@@ -284,7 +284,9 @@ class CallTable:
         if call is None or (call.peer is not peer and call.peer is not None):
             self._discard(peer, message)
             return
-        failure = _failure(status, values)
+        failure = None
+        if status != p.STATUS_OK or (values and values[-1][0] == p.VALUE_ERROR):
+            failure = _failure(status, values)
         if failure is not None and self._retry_exception(call, failure):
             self._discard(peer, message)
             return
@@ -428,9 +430,9 @@ class CallTable:
 
 
 def _failure(status: int, values: Sequence[Value]) -> Value | None:
-    """The error of a call: of all of it, or where a generator failed after its first results."""
+    """The error of a call that has one: of all of it, or where a generator failed after some."""
     if status == p.STATUS_OK:
-        return values[-1] if values and values[-1][0] == p.VALUE_ERROR else None
+        return values[-1]
     return values[0] if status == p.STATUS_ERROR else None
 
 

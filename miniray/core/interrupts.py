@@ -146,7 +146,8 @@ class Interrupts:
         except BaseException:  # of one that is back already; the others must follow
             self.end()
             raise
-        self.release()
+        if self._pending:
+            self.release()
         if not self._pending:
             _spare.append(self)
 

@@ -55,9 +55,9 @@ def preferred(values: Iterable[Value]) -> tuple[bytes, int] | None:
 
 
 class Wishes:
-    """The wishes of the queued tasks of one shape; false if none has any."""
+    """The wishes of the queued tasks of one shape."""
 
-    __slots__ = ("_asked_in_vain", "_full", "_of", "refused")
+    __slots__ = ("_asked_in_vain", "_full", "by_number", "refused")
 
     def __init__(self) -> None:
         #: A lease was left to others, as all of the first tasks still wait for certain nodes.
@@ -65,25 +65,22 @@ class Wishes:
         #: Nodes on which a further lease could not be had, and when that was.
         self._asked_in_vain: dict[bytes, float] = {}
         #: By the number of the call.
-        self._of: dict[int, Wish] = {}
+        self.by_number: dict[int, Wish] = {}
         #: Nodes that had no room, and when that was.
         self._full: dict[bytes, float] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._of)
 
     def add(self, call: Call, node: bytes, saved: int, now: float) -> None:
         """A task is queued that should run on a node, where so many bytes need not move."""
         patience = min(max(saved / RATE, SHORTEST), LONGEST)
-        self._of[call.number] = Wish(node, now + patience)
+        self.by_number[call.number] = Wish(node, now + patience)
 
     def drop(self, call: Call) -> None:
         """A task is not in the queue any more."""
-        self._of.pop(call.number, None)
+        self.by_number.pop(call.number, None)
 
     def clear(self) -> None:
         """No task is in the queue any more."""
-        self._of.clear()
+        self.by_number.clear()
 
     def full(self, node: bytes, now: float) -> None:
         """There is no room on a node: nothing waits for it for a while."""
@@ -106,7 +103,7 @@ class Wishes:
 
         Tasks without a wish, and those that waited very long, are passed by none.
         """
-        first = self._of.get(queue[0].number)
+        first = self.by_number.get(queue[0].number)
         if first is None or first.node == node:
             return 0
         index = self._look(queue, node, now)
@@ -116,7 +113,7 @@ class Wishes:
     def _look(self, queue: Sequence[Call], node: bytes, now: float) -> int | None:
         anywhere: int | None = None
         for index, call in enumerate(itertools.islice(queue, LOOK)):
-            wish = self._of.get(call.number)
+            wish = self.by_number.get(call.number)
             if wish is None or wish.node == node or now >= wish.until + FULL_FOR:
                 passed = anywhere is not None and (wish is None or wish.node != node)
                 return anywhere if passed else index
@@ -126,10 +123,10 @@ class Wishes:
 
     def hint(self, queue: Iterable[Call]) -> bytes:
         """The node for which the first task waits that wishes for one; empty if none does."""
-        if not self._of:
+        if not self.by_number:
             return b""
         for call in itertools.islice(queue, LOOK):
-            wish = self._of.get(call.number)
+            wish = self.by_number.get(call.number)
             if wish is not None:
                 return wish.node
         return b""
@@ -137,7 +134,7 @@ class Wishes:
     def give_up(self, queue: Iterable[Call], now: float) -> None:
         """The first tasks that have waited long enough, and all others, wait for no such node."""
         for call in itertools.islice(queue, LOOK):
-            wish = self._of.get(call.number)
+            wish = self.by_number.get(call.number)
             if wish is not None and now >= wish.until and not self._is_full(wish.node, now):
                 self._full[wish.node] = now
 
@@ -146,7 +143,7 @@ class Wishes:
         times = [
             wish.until
             for call in itertools.islice(queue, LOOK)
-            if (wish := self._of.get(call.number)) is not None and not self._may_go(wish, now)
+            if (wish := self.by_number.get(call.number)) is not None and not self._may_go(wish, now)
         ]
         return min(times, default=None)
 

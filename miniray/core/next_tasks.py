@@ -32,16 +32,18 @@ class NextTasks:
     def enter(self, call: Call, group: LeaseGroup) -> None:
         """Queue a task whose values are there, behind the others."""
         group.queue.append(call)
-        self._wish(call, group)
+        if call.refs:
+            self._wish(call, group)
 
     def put_back(self, calls: Sequence[Call], group: LeaseGroup) -> None:
         """Tasks that were taken are the first in the queue again, in this order."""
         group.queue.extendleft(reversed(calls))
         for call in calls:
-            self._wish(call, group)
+            if call.refs:
+                self._wish(call, group)
 
     def _wish(self, call: Call, group: LeaseGroup) -> None:
-        if call.refs and group.spec["placement"] is None:
+        if group.spec["placement"] is None:
             values = self._calls.shared_values(call)
             where = preferred(values) if values else None
             if where is not None:
@@ -83,7 +85,7 @@ class NextTasks:
 
     def _best(self, group: LeaseGroup, node: bytes) -> int | None:
         """Which of the queued tasks a lease on a node should run; None: none for now."""
-        if not group.wishes:
+        if not group.wishes.by_number:
             return 0
         return group.wishes.best(group.queue, node, self._clock())
 
@@ -122,8 +124,7 @@ class NextTasks:
         queue = group.queue
         call = queue[index]
         del queue[index]
-        if group.wishes:
-            group.wishes.drop(call)
+        group.wishes.drop(call)
         return call
 
     def take(self, lease: Lease, group: LeaseGroup) -> Call | None:
@@ -134,6 +135,8 @@ class NextTasks:
             group.without_next[lease.id] = lease
             return call
         if group.queue:
+            if not group.wishes.by_number:
+                return group.queue.popleft()
             index = self._best(group, lease.peer.node_id)
             if index is not None:
                 return self._take_out(group, index)

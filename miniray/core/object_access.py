@@ -91,12 +91,19 @@ class ObjectAccess(RefTracking):
 
     def _load_all(self, entries: Sequence[Entry], deadline: float | None) -> list[Any]:
         # All of them begin to move while the first is waited for.
-        values = (entry.value for entry in entries if entry.mapping is None)
-        ahead = self.shared_memory.fetches.prefetch(value for value in values if value is not None)
+        shared = [
+            value
+            for entry in entries
+            if (value := entry.value) is not None
+            and value[0] == p.VALUE_SHARED
+            and entry.mapping is None
+        ]
+        ahead = self.shared_memory.fetches.prefetch(shared) if shared else ()
         try:
             return [self._load(entry, deadline) for entry in entries]
         finally:
-            self.shared_memory.fetches.withdraw(ahead)
+            if ahead:
+                self.shared_memory.fetches.withdraw(ahead)
 
     def _wait_for_all(
         self,

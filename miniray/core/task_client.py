@@ -141,7 +141,7 @@ class TaskClient:
     def _pump(self, group: LeaseGroup) -> None:
         """Send what the leases take, ask for more leases if something is left over."""
         self._fill(group)
-        if group.waiting:
+        if group.queue or group.chosen:
             self._next.choose(group)
             # Only the queue's first tasks decide: a lease serves many of them.
             near = group.wishes.hint(group.queue)
@@ -151,18 +151,20 @@ class TaskClient:
             if group.wishes.refused:
                 self._look_again(group)
         elif group.leases:
-            self._sweep_later(group)
+            if not self._sweeping or group.keep == 0.0 or group.asked > len(group.leases):
+                self._sweep_later(group)
         elif group.asked:
             self._ask(group, 0)
 
     def _fill(self, group: LeaseGroup) -> None:
         """Send what the leases take."""
-        with_room = group.with_room
+        with_room, queue, chosen = group.with_room, group.queue, group.chosen
         index = 0
-        while index < len(with_room) and group.waiting:
+        while index < len(with_room) and (queue or chosen):
             lease = group.leases[with_room[index]]
-            while lease.open and len(lease.calls) < lease.window:
-                call = self._next.take(lease, group)
+            # As `lease.open`, of which each task would cost two calls.
+            while len(lease.calls) < lease.window and lease.remaining and not lease.leaving:
+                call = self._next.take(lease, group) if queue or chosen else None
                 if call is None:
                     index += 1
                     break

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
+from miniray.core import protocol as p
 from miniray.core.recovery import is_shared
 from miniray.core.serialization import deserialize
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of a piece of work; refs in them are borrowed for its time."""
-    contained = work.arguments[2]
+    form, payload, contained = work.arguments
+    if not contained and not work.refs and form != p.VALUE_SHARED:  # they came with the call
+        return deserialize(form, payload)  # type: ignore[no-any-return]
     for _, _, _, value in work.refs:
         if value is not None and value[2]:
             contained = (*contained, *value[2])
@@ -49,12 +52,14 @@ def _values(work: Work) -> Iterator[Value]:
 
 def reads_shared_memory(work: Work) -> bool:
     """Whether loading the arguments may take a while: they may be on disk or on another node."""
-    return is_shared(work.arguments) or (bool(work.refs) and any(map(is_shared, _values(work))))
+    if work.refs:
+        return any(map(is_shared, _values(work)))
+    return work.arguments[0] == p.VALUE_SHARED
 
 
 def fetch_arguments(runtime: ClusterRuntime, work: Work) -> None:
     """Begin to move what a piece of work will read; it may wait for a while in the queue."""
-    if not work.refs and not is_shared(work.arguments):
+    if not work.refs and work.arguments[0] != p.VALUE_SHARED:
         return
     values = [value for value in _values(work) if is_shared(value)]
     if values:

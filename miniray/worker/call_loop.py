@@ -117,26 +117,28 @@ class CallLoop:
             execution = self._execute_in_turn(work)
         else:
             execution = self._execute(work, None)
-        asyncio.get_running_loop().create_task(self._run(work, execution))
+        assert self._loop is not None
+        self._loop.create_task(self._run(work, execution))
 
     async def _run(self, work: Work, execution: Coroutine[Any, Any, None]) -> None:
         task = asyncio.current_task()
         assert task is not None
+        key = key_of(work)
         # From here on: a task that is cancelled before it has begun would end without an answer.
-        self._tasks[key_of(work)] = task
+        self._tasks[key] = task
         try:
             await execution
         finally:
-            self._flush_soon()
-            self._tasks.pop(key_of(work), None)
+            if not self._flushing:
+                self._flush_soon()
+            self._tasks.pop(key, None)
             self._room += 1
             if self._waiting and self._room > 0:
                 self._start(self._waiting.popitem(last=False)[1])
 
     def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+        self._flushing = True
+        asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flushing = False
@@ -149,7 +151,8 @@ class CallLoop:
             task.cancel()
         elif self._waiting.pop(key, None) is not None:  # its turn may never come
             self._answer_error(work, TaskCancelledError(work.name))
-            self._flush_soon()
+            if not self._flushing:
+                self._flush_soon()
 
     def _execute_in_turn(self, work: Work) -> Coroutine[Any, Any, None]:
         """Run a call whose arguments may have to come from elsewhere, or one behind such a call.

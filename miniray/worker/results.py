@@ -69,8 +69,10 @@ class Results:
         value = self._value(result, caller, name, refs)
         return value, self._pin(caller, refs) if refs else 0
 
-    def values(self, result: Any, count: int, caller: Peer, name: str) -> Stored:
-        """The values of a call with several results; as ``value``.
+    def values(
+        self, result: Any, count: int, caller: Peer, name: str
+    ) -> tuple[Sequence[Value], int]:
+        """The values of a call with any number of results; as ``value``.
 
         Raises:
             ValueError: the call did not return as many values as it has return ids.
@@ -79,7 +81,7 @@ class Results:
             return result
         if count == 1:
             value, pin = self.value(result, caller, name)
-            return Stored((value,), pin)
+            return (value,), pin
         values: list[Value] = []
         refs: list[ObjectRef[Any]] = []
         try:
@@ -88,7 +90,7 @@ class Results:
         except BaseException:
             self._free(values)
             raise
-        return Stored(values, self._pin(caller, refs) if refs else 0)
+        return values, self._pin(caller, refs) if refs else 0
 
     def of_generator(
         self,

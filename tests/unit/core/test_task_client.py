@@ -400,7 +400,7 @@ def test_a_cancelled_task_leaves_no_wish(world: Fixture) -> None:
     world.client.cancel(call, force=False, recursive=True)
     world.call(world.stored(FAR, LARGE))
     world.client.on_failed(world.group().id, pickle.dumps(ValueError("never")))
-    assert not world.group().wishes
+    assert not world.group().wishes.by_number
 
 
 # --- the end of leases ----------------------------------------------------------------

@@ -304,7 +304,7 @@ class World:
         for lease in leases.values():
             assert lease.open or lease.calls
             assert lease.has_room or not takes_more(lease)
-        assert set(group.wishes._of) <= {call.number for call in group.queue}
+        assert set(group.wishes.by_number) <= {call.number for call in group.queue}
 
     def _check_that_nothing_waits_for_ever(self, group: LeaseGroup) -> None:
         """Where a lease has room, what waits does so for a certain node, and not for long."""
@@ -336,7 +336,7 @@ class World:
         assert not self.leases()
         assert not self.head.leases
         assert not self.time.timers
-        assert not any(group.asked or group.wishes for group in self.groups)
+        assert not any(group.asked or group.wishes.by_number for group in self.groups)
 
     def all_messages(self) -> None:
         while self.head.hear() or self.client_hears():
