@@ -7,10 +7,12 @@ waits for then costs no switch from the I/O thread to this one, which is half th
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from typing import TYPE_CHECKING
 
-from miniray.core.interrupts import held_here
+from miniray.core.interrupts import LISTEN, held_here, in_main_thread
 
 if TYPE_CHECKING:
     from miniray.core.io_loop import IOLoop
@@ -66,25 +68,31 @@ class Gate:
         if self._loop.serve(self, timeout, idle=idle):
             return self.opened
         # Another thread serves, and if it ends the I/O thread does: this one sleeps.
+        longest = LISTEN if in_main_thread() and not idle else threading.TIMEOUT_MAX
         step = held_here()
         if step is None:
-            return self._sleep(timeout)
+            return self._sleep(timeout, longest)
         held = step.held
         try:
             step.release()
-            return self._sleep(timeout)
+            return self._sleep(timeout, longest)
         finally:
             step.held = held
 
-    def _sleep(self, timeout: float | None) -> bool:
+    def _sleep(self, timeout: float | None, longest: float) -> bool:
+        """Wait until another thread opens it, for no more than ``longest`` seconds at a time."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         sleeping = threading.Lock()
         sleeping.acquire()
         self._sleeping = sleeping
         try:
             if self.is_open():  # whoever opened it may have looked for a sleeper just before
                 return True
-            if timeout is None:
-                return sleeping.acquire()
-            return sleeping.acquire(timeout=max(0.0, min(timeout, threading.TIMEOUT_MAX)))
+            while True:
+                left = max(0.0, deadline - time.monotonic())
+                if sleeping.acquire(timeout=min(left, longest)):
+                    return True
+                if left <= longest:
+                    return False
         finally:
             self._sleeping = None  # the next wait may serve

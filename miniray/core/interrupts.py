@@ -39,6 +39,11 @@ _SIGNALS = tuple(
     )
 )
 
+#: Seconds that the main thread waits at a time. A signal that comes between the interpreter's last
+#: look and the system call in which the thread waits, or that the kernel gives to another thread,
+#: ends no wait: its handler runs after the next one.
+LISTEN = 0.5
+
 #: Those of them whose handlers are looked at in each step; the others in each wait.
 _SIGINT, _SIGALRM = int(signal.SIGINT), int(signal.SIGALRM)
 
@@ -162,6 +167,11 @@ def _look() -> None:
         for number, handler in found.items()
         if callable(handler) and handler is not _known.get(number)
     }
+
+
+def in_main_thread() -> bool:
+    """Whether the calling thread is the one that runs handlers of signals."""
+    return threading.get_ident() == _main_thread
 
 
 def held_here() -> Interrupts | None:

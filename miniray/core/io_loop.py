@@ -20,7 +20,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from miniray.core.interrupts import Interrupts, forked
+from miniray.core.interrupts import LISTEN, Interrupts, forked
 from miniray.core.pace import Pace
 from miniray.core.poller import READ_SIZE
 
@@ -288,12 +288,13 @@ class IOLoop:
     def _serve_until(self, gate: Gate, timeout: float | None) -> bool:
         interrupts = self._interrupts
         deadline = None if timeout is None else time.monotonic() + timeout
-        left = -1.0
+        longest = _LONGEST if interrupts is None else LISTEN
+        left = -1.0 if interrupts is None else longest
         while not gate.opened:
             if self._stopping:
                 return False
             if deadline is not None:
-                left = min(deadline - time.monotonic(), _LONGEST)
+                left = min(deadline - time.monotonic(), longest)
                 if left <= 0:
                     return True
             events = self._pace.wait(self._sockets.poll, left)

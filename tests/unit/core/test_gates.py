@@ -400,3 +400,25 @@ def test_a_signal_while_the_handlers_are_put_back_leaves_none_of_ours(
     finally:
         for number, was in zip(numbers, before, strict=True):
             signal.signal(number, was)
+
+
+@pytest.mark.parametrize("another_thread_serves", [False, True])
+def test_a_signal_that_ends_no_wait_is_heard_soon(
+    loop: IOLoop,
+    alarm: Callable[[Callable[[], None]], None],
+    another_thread_serves: bool,
+) -> None:
+    """As one that comes right before the wait: here the kernel gives it to another thread."""
+    gate, other = Gate(loop), Gate(loop)
+    alarm(gate.open)
+    serving = threading.Thread(target=other.wait, args=(20,))
+    if another_thread_serves:
+        serving.start()
+        eventually(lambda: loop._serving.locked())
+    start = time.monotonic()
+    later(lambda: signal.pthread_kill(threading.get_ident(), signal.SIGALRM))
+    assert gate.wait(20)
+    assert time.monotonic() - start < 10
+    other.open()
+    if another_thread_serves:
+        serving.join()
