@@ -190,7 +190,9 @@ def test_a_holder_that_dies_is_left_at_the_offset_where_it_was(
         async with cluster.busy(number):
             sent = Sent(monkeypatch, source, holder)
             copying = asyncio.ensure_future(cluster.fetch(late, number))
-            await cut.wait()
+            cutting = asyncio.ensure_future(cut.wait())
+            await asyncio.wait({copying, cutting}, return_when=asyncio.FIRST_COMPLETED)
+            assert cutting.done(), f"it ended after pieces at {offsets}: {copying}"
         assert await copying == data
         assert offsets == sorted(set(offsets)), "a piece came twice"
         assert sent.bytes[holder.id] > 1_000_000
