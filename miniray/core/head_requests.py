@@ -47,7 +47,7 @@ class HeadRequests(RuntimeParts):
         id = self.ids.new()
         tell = self.link.head_request if name else self.link.head_notice  # a name may be taken
         try:
-            if lifetime != "detached":
+            if lifetime != "detached" and not name:
                 self.own_groups.add(id)
             tell(
                 "create_placement_group",
@@ -87,7 +87,8 @@ class HeadRequests(RuntimeParts):
 
     def remove_placement_group(self, id: bytes) -> None:
         if id in self.own_groups:
-            # It ends with this process's node too, so that no answer is needed to be sure of it.
+            # It ends with this process's node too, so that no answer is needed to be sure of it;
+            # and nobody waits for its name.
             self.own_groups.discard(id)
             self.link.head_notice("remove_placement_group", id)
         else:

@@ -48,7 +48,7 @@ class RuntimeParts(Runtime):
     recovery: Recovery
     actors: ActorDirectory
     unseen_errors: UnseenErrors
-    #: Placement groups of this process that are removed when it ends, at the latest.
+    #: Placement groups without a name that are removed when this process ends, at the latest.
     own_groups: set[bytes]
     #: Merges an environment with the job's and uploads what it names.
     prepare_runtime_env: Callable[[Mapping[str, Any] | None], str]

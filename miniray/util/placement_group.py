@@ -172,8 +172,8 @@ def placement_group(
 def remove_placement_group(placement_group: PlacementGroup) -> None:
     """Release a group's resources; tasks and actors that run in it end.
 
-    What this process asks of the cluster from then on finds the group removed. A group of its own
-    is removed without waiting, so another process may find it for a moment longer.
+    What this process asks of the cluster from then on finds the group removed. A group of its own,
+    without a name, is removed without waiting: another process may find it for a moment longer.
     """
     current_runtime().remove_placement_group(_checked(placement_group).id)
 

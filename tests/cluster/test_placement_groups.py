@@ -262,14 +262,17 @@ def test_the_table_tells_what_a_group_is_and_how_it_stands(make: Make) -> None:
 
 
 def test_what_is_asked_after_a_removal_finds_nothing_of_the_group(make: Make) -> None:
-    for _ in range(20):
-        group = make([{"CPU": 4}], name="again")
+    for number in range(20):
+        group = make([{"CPU": 4}], name="again" if number % 2 else "")
         assert group.wait(30)
         remove_placement_group(group)
         assert miniray.available_resources()["CPU"] == 4
 
 
-def test_a_group_that_outlives_its_creator_is_removed_when_that_is_answered(make: Make) -> None:
+@pytest.mark.parametrize("options", [{"lifetime": "detached"}, {"name": "told"}])
+def test_a_group_that_others_may_know_is_removed_when_that_is_answered(
+    make: Make, options: dict[str, Any]
+) -> None:
     @miniray.remote(num_cpus=0)
     def state_of(group: PlacementGroup) -> Any:
         return placement_group_table(group)["state"]
@@ -278,10 +281,10 @@ def test_a_group_that_outlives_its_creator_is_removed_when_that_is_answered(make
     def removed(group: PlacementGroup) -> None:
         remove_placement_group(group)
 
-    detached = make([{"CPU": 1}], lifetime="detached")
-    assert detached.wait(30)
-    remove_placement_group(detached)
-    assert miniray.get(state_of.remote(detached), timeout=30) == "REMOVED"
+    known = make([{"CPU": 1}], **options)
+    assert known.wait(30)
+    remove_placement_group(known)
+    assert miniray.get(state_of.remote(known), timeout=30) == "REMOVED"
     of_another = make([{"CPU": 1}])
     miniray.get(removed.remote(of_another), timeout=30)
     assert placement_group_table(of_another)["state"] == "REMOVED"
