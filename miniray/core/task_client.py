@@ -151,6 +151,7 @@ class TaskClient:
             if group.wishes.refused:
                 self._look_again(group)
         elif group.leases:
+            # Most tasks leave it nothing to do.
             if not self._sweeping or group.keep == 0.0 or group.asked > len(group.leases):
                 self._sweep_later(group)
         elif group.asked:
