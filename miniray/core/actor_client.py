@@ -1,7 +1,8 @@
 """The calls of this process to one actor: kept in order, sent when it lives, failed when not.
 
 The head tells where the actor is and every change of that; a lost connection only
-means that calls wait for the head's word.
+means that calls wait for the head's word. That word and the replies of the actor come by
+different ways: what it was sent fails, or goes to its next process, when its replies are over too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from miniray.exceptions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from miniray.core.calls import Call, CallTable
     from miniray.core.objects import Value
@@ -55,6 +56,10 @@ class ActorClient:
         self.state = PENDING
         self._epoch = -1
         self._peer: Peer | None = None
+        #: Where it lived last, while its replies may be on their way.
+        self._ending: Peer | None = None
+        #: Where it lives, as (node, process); the connection is made when those calls are settled.
+        self._place: tuple[bytes, bytes] = (b"", b"")
         #: Not sent yet, in order.
         self._queue: collections.deque[Call] = collections.deque()
         #: Sent, without a reply, in order.
@@ -122,6 +127,10 @@ class ActorClient:
         )
 
     def _pump(self) -> None:
+        if self.state == DEAD:  # these were to be sent once more, or waited for their refs again
+            self._fail(self._queue)
+            self._queue.clear()
+            return
         peer = self._peer
         queue = self._queue
         while queue and peer is not None and not queue[0].waiting:
@@ -183,49 +192,81 @@ class ActorClient:
         process_id: bytes,
         epoch: int,
         cause: Callable[[], MinirayError] | None,
+        *,
+        at_once: bool = False,
     ) -> None:
-        """The head says where the actor is."""
+        """The head says where the actor is.
+
+        Args:
+            state: What it is now.
+            node_id: Where it lives, if it does.
+            process_id: The same.
+            epoch: Counts its processes.
+            cause: Makes the error of a dead actor.
+            at_once: Calls in flight have failed, whatever it may still have said.
+        """
         with self._lock:
             if self.state == DEAD or (state == ALIVE and epoch <= self._epoch):
                 return
             self.state = state
+            self._place = (node_id, process_id) if state == ALIVE else (b"", b"")
             if state == ALIVE:
                 self._epoch = epoch
-                self._lose(self._peer)
-                self._peer = self._peers.get(node_id, process_id)
-                self._requeue()
-                self._pump()
             elif state == DEAD:
                 assert cause is not None
                 self._cause = cause
-                failed = [*self._lost, *self._sent.values(), *self._queue]
-                self._lost, self._peer = [], None
-                self._sent.clear()
+                self._fail([*self._lost, *self._queue])
+                self._lost = []
                 self._queue.clear()
-                self._failed.extend((call, error_value(cause())) for call in failed)
-            else:
-                self._lose(self._peer)
-                self._requeue()
+            self._leave(at_once)
         self._answer_failed()
 
     def on_peer_lost(self, peer: Peer) -> None:
         """The connection to the actor's process broke."""
         with self._lock:
-            if peer is not self._peer:
-                return
-            self._lose(peer)
-            if not peer.unreachable:
-                return  # the head says what becomes of it
-            # To the head it lives, so nobody else will tell; what may have run is not repeated
-            # unless it may be.
-            self._peer = self._peers.get(peer.node_id, peer.process_id)
-            self._requeue("its node could not be reached while {} was in flight")
-            self._pump()
+            if peer is self._ending:
+                self._settle()
+            elif peer is self._peer:
+                self._lose()
+                if peer.unreachable:
+                    # To the head it lives, so nobody else will tell; what may have run is not
+                    # repeated unless it may be.
+                    self._requeue("its node could not be reached while {} was in flight")
+                    self._go_on()
         self._answer_failed()
 
-    def _lose(self, peer: Peer | None) -> None:
-        if peer is None:
+    def _leave(self, at_once: bool) -> None:
+        """It lives there no more: settle what was sent, when all that it said has come."""
+        if self._peer is not None:
+            self._ending, self._peer = self._peer, None
+        ending = self._ending
+        if at_once or not self._sent or ending is None or ending.lost:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Nothing more comes from where it lived: calls without a reply fail, or go once more."""
+        self._ending = None
+        self._lose()
+        if self.state == DEAD:
+            assert self._cause is not None
+            self._fail(self._lost)
+            self._lost = []
             return
+        self._requeue()
+        if self.state == ALIVE:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Send to the process in which it lives."""
+        self._peer = self._peers.get(*self._place)
+        self._pump()
+
+    def _fail(self, calls: Iterable[Call]) -> None:
+        assert self._cause is not None
+        cause = self._cause
+        self._failed.extend((call, error_value(cause())) for call in calls)
+
+    def _lose(self) -> None:
         self._peer = None
         self._lost.extend(self._sent.values())
         self._sent.clear()
@@ -250,6 +291,16 @@ class ActorClient:
                 self._failed.append((call, error_value(error)))
         self._lost = []
         self._queue.extendleft(reversed(again))
+
+    @property
+    def process_id(self) -> bytes:
+        """The process in which it lives; empty if it does not."""
+        return self._place[1]
+
+    @property
+    def settling(self) -> bool:
+        """Whether replies of the process in which it lived last may be on their way."""
+        return self._ending is not None
 
     @property
     def idle(self) -> bool:

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
 #: A value that is of no use.
 _NOTHING: Value = (p.VALUE_PICKLE, b"", ())
 
+#: Deaths of actors whose earlier calls may have finished: their replies are awaited. Others end
+#: what runs, and may be told before their process is gone.
+_FINISHED = frozenset({DeathCause.EXIT_ACTOR, DeathCause.EXITED, DeathCause.OUT_OF_SCOPE})
+
 
 class _Creation(NamedTuple):
     """What is to be known of a call that makes an actor."""
@@ -274,12 +278,14 @@ class ActorDirectory:
             self._drop_creation(id)
         client = self._clients.get(id)
         if client is not None:
-            if state == ALIVE:
-                self._at[process_id] = client
-            else:
-                self._at.pop(process_id, None)
+            before = client.process_id
             cause = _cause(id, death) if death is not None else None
-            client.on_state(state, node_id, process_id, epoch, cause)
+            at_once = death is not None and DeathCause[death[0]] not in _FINISHED
+            client.on_state(state, node_id, process_id, epoch, cause, at_once=at_once)
+            if not client.settling:
+                self._at.pop(before, None)
+            if client.process_id:
+                self._at[client.process_id] = client
             if state == DEAD and self._runtime.table.entry(id) is None:
                 self._clients.pop(id, None)  # who finds it by name later asks anew
 
@@ -293,6 +299,8 @@ class ActorDirectory:
         client = self._at.get(peer.process_id)
         if client is not None:
             client.on_peer_lost(peer)
+            if not peer.unreachable or client.process_id != peer.process_id:
+                del self._at[peer.process_id]
 
     def unreferenced(self, id: bytes) -> None:
         """The last handle of an actor of this process went away: it ends.

@@ -198,8 +198,9 @@ class PeerTable:
         return self._peers.get(process_id)
 
     def all(self) -> list[Peer]:
-        """The living peers."""
-        return list(self._peers.values())
+        """The living peers; one twice if both ends have connected at the same moment."""
+        relayed = [peer for peer in list(self._peers.values()) if not peer.direct]
+        return relayed + [conn.peer for conn in list(self._connections) if conn.peer is not None]
 
     def _connect(self, node_id: bytes, process_id: bytes) -> Peer:
         if node_id != self._node_id:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from cluster_helpers import count_up, is_alive, wait_for_file, wait_until
 
 import miniray
+from miniray.core.runtime import current_runtime
 from miniray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -18,6 +19,8 @@ from miniray.exceptions import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from miniray.core.cluster_runtime import ClusterRuntime
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -160,6 +163,21 @@ def test_terminate_lets_the_calls_before_it_finish(tmp_path: Path) -> None:
     counter.__ray_terminate__.remote()
     (tmp_path / "go").touch()
     assert miniray.get(before) == 2
+
+
+@pytest.mark.parametrize("end", ["forget", "kill", "__ray_terminate__"])
+def test_nothing_of_an_actor_that_has_ended_stays_in_its_callers_tables(end: str) -> None:
+    actors = cast("ClusterRuntime", current_runtime()).actors
+    before = {*actors._at, *actors._clients}
+    counter = Counter.remote()
+    pid = miniray.get(counter.pid.remote())
+    if end == "kill":
+        miniray.kill(counter)
+    elif end != "forget":
+        getattr(counter, end).remote()
+    del counter
+    wait_until(lambda: not is_alive(pid))
+    wait_until(lambda: {*actors._at, *actors._clients} <= before)
 
 
 def test_a_crashed_actor_fails_its_calls() -> None:

@@ -127,6 +127,15 @@ def test_calls_of_an_actor_on_another_node_run_in_order() -> None:
     assert miniray.get([far.echo.remote(n) for n in range(300)]) == list(range(300))
 
 
+def test_all_replies_of_an_actor_that_ends_itself_come_from_another_node() -> None:
+    """Word of its end takes another way, through the head, and is sooner there."""
+    for _ in range(5):
+        actor = Far.remote()
+        refs = [actor.echo.remote(bytes(90_000)) for _ in range(50)]
+        actor.__ray_terminate__.remote()
+        assert miniray.get(refs) == [bytes(90_000)] * 50
+
+
 def test_an_error_comes_from_another_node_with_its_traceback() -> None:
     with pytest.raises(ValueError, match="far away") as info:
         miniray.get(Far.remote().fail.remote())

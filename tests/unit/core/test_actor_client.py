@@ -49,8 +49,10 @@ class Fixture:
     def restarting(self) -> None:
         self.client.on_state(RESTARTING, b"", b"", 0, None)
 
-    def dead(self) -> None:
-        self.client.on_state(DEAD, b"", b"", 0, lambda: ActorDiedError(actor_id=ACTOR.hex()))
+    def dead(self, *, at_once: bool = False) -> None:
+        self.client.on_state(
+            DEAD, b"", b"", 0, lambda: ActorDiedError(actor_id=ACTOR.hex()), at_once=at_once
+        )
 
     def lose(self, peer: FakePeer) -> None:
         peer.lost = True
@@ -170,12 +172,74 @@ def test_calls_fail_when_the_actor_dies_and_afterwards(world: Fixture) -> None:
     sent = world.call()
     world.dead()
     late = world.call()
-    for call in (sent, late):
-        assert isinstance(world.error_of(call), ActorDiedError)
+    assert isinstance(world.error_of(late), ActorDiedError)
+    world.lose(peer)
+    assert isinstance(world.error_of(sent), ActorDiedError)
     assert peer.calls == [sent.number]
     assert world.client.idle
     world.alive(epoch=5)
     assert world.client.state == DEAD
+
+
+def test_replies_that_come_after_word_of_the_actors_death_count(world: Fixture) -> None:
+    peer = world.alive()
+    finished, unfinished = world.call(), world.call()
+    world.dead()
+    assert world.client.settling
+    world.me.reply(peer, finished, 1)
+    assert world.me.result_of(finished) == packed(1)
+    assert world.me.result_of(unfinished) is None
+    world.lose(peer)
+    assert isinstance(world.error_of(unfinished), ActorDiedError)
+    assert world.client.idle
+    assert not world.client.settling
+
+
+def test_calls_fail_at_once_when_nothing_is_awaited_of_the_actor(world: Fixture) -> None:
+    world.alive()
+    call = world.call()
+    world.dead(at_once=True)
+    assert isinstance(world.error_of(call), ActorDiedError)
+
+
+def test_a_reply_after_word_of_a_restart_keeps_the_call_from_running_twice(world: Fixture) -> None:
+    old = world.alive()
+    finished, again = world.call(retries=1), world.call(retries=1)
+    world.restarting()
+    new = world.alive(epoch=1, process=b"process2")
+    later = world.call()
+    assert new.calls == []
+    world.me.reply(old, finished, 1)
+    world.lose(old)
+    assert new.calls == [again.number, later.number]
+    assert world.me.result_of(finished) == packed(1)
+
+
+@pytest.mark.parametrize("lost_first", [False, True])
+def test_a_method_that_is_to_be_tried_again_fails_if_its_actor_is_dead(
+    lost_first: bool, world: Fixture
+) -> None:
+    peer = world.alive()
+    call = world.call(retries=-1, retry_exceptions=True)
+    world.dead()
+    if lost_first:
+        world.lose(peer)
+    else:
+        world.me.fails(peer, call, ValueError("not now"))
+    assert isinstance(world.error_of(call), ActorDiedError)
+    assert world.client.idle
+
+
+def test_a_call_that_waits_for_a_lost_argument_again_fails_if_its_actor_is_dead(
+    world: Fixture,
+) -> None:
+    peer = world.alive()
+    call = world.call()
+    world.dead()
+    world.client.withdraw(call)
+    world.lose(peer)
+    world.client.dependencies_ready(call)
+    assert isinstance(world.error_of(call), ActorDiedError)
 
 
 def test_calls_in_flight_wait_for_the_heads_word_when_the_connection_breaks(
@@ -270,7 +334,7 @@ def test_a_retry_while_the_actor_is_away_waits_for_it(world: Fixture) -> None:
     peer = world.alive()
     call = world.call(retries=-1, retry_exceptions=True)
     failure = (p.PEER_REPLY, call.number, p.STATUS_ERROR, (error_value(ValueError()),), None)
-    world.client._lose(world.client._peer)
+    world.client._lose()
     world.client._lost.clear()  # the reply is the last that was read from the connection
     world.me.calls.on_reply(peer, failure)  # type: ignore[arg-type]
     world.restarting()
