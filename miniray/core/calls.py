@@ -179,7 +179,7 @@ class CallTable:
         if serialized.size > config().large_closure_warning:
             from miniray.core.closures import warn_large_arguments
 
-            warn_large_arguments(args, kwargs)
+            warn_large_arguments(args, kwargs, serialized.size)
         return serialized, refs, pins
 
     def store(self, serialized: Serialized) -> Value:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+import weakref
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,15 @@ import cloudpickle
 from miniray.config import config
 
 if TYPE_CHECKING:
+    import pickle
     from types import CodeType
 
 #: How far up the stack from here the user's call of ``.remote()`` is.
 _CALLER = 6
-#: Places in user code that were warned of what they pass.
-_told: set[tuple[CodeType, int]] = set()
+#: More than any call carries.
+_TOLD = sys.maxsize
+#: Places in user code whose calls were looked at, by code and line: bytes of the largest of them.
+_looked_at: weakref.WeakKeyDictionary[CodeType, dict[int, int]] = weakref.WeakKeyDictionary()
 
 
 def check_large(target: Any, name: str, size: int, largest: int) -> None:
@@ -43,23 +47,30 @@ def check_large(target: Any, name: str, size: int, largest: int) -> None:
     )
 
 
-def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> None:
     """Warn that a call carries much data, and name it; once for each place that calls.
 
     Data may be meant to be large. A function, a method or an object of the user's is more likely
-    to have dragged it in: of those, less is told.
+    to have dragged it in: of those, less is told. A place is looked at again when its calls carry
+    twice as much, since a look takes as long as pickling what they carry.
+
+    Args:
+        args: Positional arguments of the call.
+        kwargs: The others.
+        size: Bytes that they take when pickled.
     """
     caller = sys._getframe(_CALLER - 1)
-    place = (caller.f_code, caller.f_lineno)
-    if place in _told:
+    sizes = _looked_at.setdefault(caller.f_code, {})
+    if size < 2 * sizes.get(caller.f_lineno, 0):
         return
+    sizes[caller.f_lineno] = size
     named = [(f"argument {number}", value) for number, value in enumerate(args, 1)]
     named += [(f"argument '{name}'", value) for name, value in kwargs.items()]
     drags = [(_size(value), name, value) for name, value in named if not _is_data(value)]
     if drags:
         size, name, value = max(drags, key=lambda entry: entry[0])
         if size > config().large_closure_warning:
-            _told.add(place)
+            sizes[caller.f_lineno] = _TOLD
             parts = [(part, what) for what, part in _parts(value) if part > size // 20]
             largest = f" The largest in it: {max(parts)[1]}." if parts else ""
             _warn(
@@ -72,7 +83,7 @@ def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         ((_size(value), name, value) for name, value in named), key=lambda entry: entry[0]
     )
     if size > config().large_argument_warning:
-        _told.add(place)
+        sizes[caller.f_lineno] = _TOLD
         _warn(
             f"{name.capitalize()} of this call (a {type(value).__qualname__}) takes {_mib(size)}, "
             f"and every call that gets it stores a copy. If there are several, store it once with "
@@ -125,7 +136,9 @@ def _sizes(target: Any) -> list[tuple[str, int]]:
 
 
 def _size(value: Any) -> int:
+    buffers: list[pickle.PickleBuffer] = []
     try:
-        return len(cloudpickle.dumps(value, protocol=5))
+        pickled = len(cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append))
+        return pickled + sum(buffer.raw().nbytes for buffer in buffers)
     except Exception:  # noqa: BLE001 - a name that merely looks like this variable's; user code runs
         return 0

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 from typing import Any
 
 import pytest
 
-from miniray.core.closures import check_large
+from miniray.config import config
+from miniray.core import closures
+from miniray.core.closures import check_large, warn_large_arguments
 from miniray.core.serialization import dumps_code, serialize, serialize_arguments
 
 LOCK = threading.Lock()
@@ -135,3 +138,42 @@ def test_what_is_too_large_for_the_head_is_refused_with_the_culprit() -> None:
 
     with pytest.raises(ValueError, match=r"function is 1\.9 MiB .* may be 1\.0 MiB.*payload"):
         check_large(function, "function", 2_000_000, 1 << 20)
+
+
+def test_arguments_of_one_place_are_looked_at_again_when_they_are_twice_as_large(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look pickles them: done for each call, it would take longer than the call."""
+    monkeypatch.setattr(closures, "_CALLER", 2)
+    looked: list[int] = []
+
+    class Data:
+        def __len__(self) -> int:
+            return 0
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            looked.append(1)
+            return (str, ())
+
+    found = []
+    for size in (1000, 1000, 1999, 2000, 2001):
+        warn_large_arguments((Data(),), {}, size)
+        found.append(len(looked))
+    assert found == [1, 1, 1, 2, 2]
+    warn_large_arguments((Data(),), {}, 1000)  # another place
+    assert len(looked) == 3
+
+
+def test_a_place_that_was_warned_of_what_it_passes_is_not_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(closures, "_CALLER", 2)
+    settings = dataclasses.replace(config(), large_argument_warning=1000)
+    monkeypatch.setattr(closures, "config", lambda: settings)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for size in (2000, 8000):
+            warn_large_arguments((bytes(size),), {}, size)
+    assert [str(warning.message).split(",")[0] for warning in told] == [
+        "Argument 1 of this call (a bytes) takes 0.0 MiB"
+    ]
