@@ -57,7 +57,7 @@ PEER_CALL = 33
 #: (kind, call, status, values, borrowed, seconds the task took, pin): the executor keeps the
 #: refs in the values under the number ``pin`` until PEER_RELEASE; 0: there are none
 PEER_REPLY = 34
-#: (kind, call, function key, name, args value, refs, return_ids, stream)
+#: (kind, call, function key, name, args value, refs, return_ids, stream, lease)
 PEER_TASK = 35
 #: worker → owner: (kind, [calls]): tasks that had not started come back
 PEER_RECALLED = 36

@@ -195,6 +195,7 @@ class TaskClient:
                 refs,
                 call.return_ids,
                 call.stream.limit if call.stream is not None else None,
+                lease.id,
             )
         )
 

@@ -36,6 +36,7 @@ def assignment(lease: NodeLease) -> dict[str, Any]:
     spec = lease.spec
     group = spec["placement_group"]
     told = {
+        "lease": lease.number,
         "namespace": spec["namespace"],
         "resources": lease.allocation["resources"],
         "accelerator_ids": lease.devices,

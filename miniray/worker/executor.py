@@ -33,6 +33,7 @@ from miniray.worker.built_in import BUILT_IN
 from miniray.worker.exits import ActorExit, end_child
 from miniray.worker.expected import ExpectedArguments
 from miniray.worker.recall import Recall
+from miniray.worker.leases import Leases
 from miniray.worker.results import Results
 from miniray.worker.work import ArgumentLostError, Work
 from miniray.worker.work_queue import WorkQueue
@@ -65,6 +66,7 @@ class Executor:
         self._end = end
         self._results = Results(runtime)
         self._queue = WorkQueue(runtime.loop)
+        self._leases = Leases(self._queue.put)
         self._functions: dict[bytes, Any] = {}
         self._running: Work | None = None
         self._interruptible = False
@@ -103,14 +105,22 @@ class Executor:
     # --- what arrives, in the I/O thread ------------------------------------------------
     def on_task(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_TASK: a task of the lease's owner."""
-        _, number, key, name, arguments, refs, return_ids, stream = message
+        _, number, key, name, arguments, refs, return_ids, stream, lease = message
         work = Work(peer, number, key, name, arguments, refs, return_ids, None, stream)
         fetch_arguments(self._runtime, work)
         self._expected.came(peer, number)
         self._open[(peer.process_id, number)] = work
-        self._queue.put(work)
+        if lease == self._leases.current:
+            self._queue.put(work)
+        else:
+            self._leases.take(lease, work)
         if len(self._open) > 1:
             self._recall.watch()
+
+    def begin_lease(self, number: int, limit: int) -> None:
+        """Run the tasks of a lease; ``limit`` is the ``max_calls`` of their function."""
+        self.limit = limit
+        self._leases.begin(number)
 
     def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_CALL: a method of this worker's actor."""

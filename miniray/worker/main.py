@@ -100,7 +100,7 @@ class Worker:
     def _on_lease(self, assignment: dict[str, Any]) -> None:
         """This idle worker runs tasks of another lease now."""
         self._apply(assignment)
-        self.executor.limit = assignment["max_calls"]
+        self.executor.begin_lease(assignment["lease"], assignment["max_calls"])
 
     def _on_exit(self) -> None:
         """The daemon says that this process is not needed any more."""
@@ -124,7 +124,8 @@ class Worker:
     def run_tasks(self) -> None:
         """Run the tasks of a lease, and of the next ones."""
         self.executor = executor = Executor(self.runtime, self.end)
-        executor.limit = self.spec["assignment"]["max_calls"]
+        assignment = self.spec["assignment"]
+        executor.begin_lease(assignment["lease"], assignment["max_calls"])
         executor.set_name = stdio.set_name
         self._listen()
         executor.run()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 
 import miniray
+from miniray.core.runtime import current_runtime
 from miniray.exceptions import (
     ActorDiedError,
     GetTimeoutError,
@@ -31,6 +32,8 @@ from miniray.util.scheduling_strategies import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from miniray.core.cluster_runtime import ClusterRuntime
 
     Make = Callable[..., PlacementGroup]
 
@@ -227,6 +230,33 @@ def test_a_child_that_names_no_group_leaves_the_one_that_captures_it(make: Make)
     captured = in_group(group, placement_group_capture_child_tasks=True)
     found = miniray.get(parent.options(scheduling_strategy=captured).remote(), timeout=30)
     assert found == [None, group]
+
+
+def test_a_task_that_is_sooner_than_word_of_its_lease_runs_in_its_own_group(make: Make) -> None:
+    """The word comes from the worker's daemon, the task straight from its owner."""
+
+    @miniray.remote(num_cpus=1)
+    def delay_word_of_next_lease() -> int:
+        runtime = cast("ClusterRuntime", current_runtime())
+        told = runtime.on_topic["lease"]
+
+        def later(assignment: dict[str, Any]) -> None:
+            runtime.on_topic["lease"] = told
+            runtime.loop.call_later(0.3, lambda: told(assignment))
+
+        runtime.on_topic["lease"] = later
+        return os.getpid()
+
+    @miniray.remote(num_cpus=1)
+    def where() -> Any:
+        return os.getpid(), get_current_placement_group()
+
+    group = make([{"CPU": 1}])
+    assert group.wait(30)
+    pid = miniray.get(delay_word_of_next_lease.remote())
+    wait_until(lambda: miniray.available_resources().get("CPU") == 3)  # its worker is idle
+    found = miniray.get(where.options(scheduling_strategy=in_group(group)).remote(), timeout=30)
+    assert found == (pid, group)
 
 
 def test_a_name_that_is_taken_is_refused_at_once(make: Make) -> None:
