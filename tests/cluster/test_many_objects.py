@@ -50,9 +50,12 @@ def same(number: int) -> int:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of memory that a process has, its share of what it has in common with others."""
+    """Bytes of memory that a process has, in common with others or not.
+
+    Not its share of what is in common: that grows when one of the others ends.
+    """
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
+        if line.startswith("Rss:"):
             return int(line.split()[1]) * 1024
     raise AssertionError
 
