@@ -157,6 +157,10 @@ class Session:
         self._uploads.wait()
         self._uploads.close(wait=True)
         self._upload_process.close()
+        self.confirm_reports()
+
+    def confirm_reports(self) -> None:
+        """Wait until the controller has every report that was sent."""
         with self._sending:
             while self._unconfirmed:
                 self._unconfirmed.popleft()()

@@ -7,6 +7,7 @@ install signal handlers. When to do what is the controller's decision.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from miniray.train.ranks import Ranks
     from miniray.train.session import SessionSetup
     from miniray.train.storage import RunStorage
+
+logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,6 +141,11 @@ class TrainWorker:
         # What it has reported may complete checkpoints, so it is uploaded until this process ends
         # with its group; uploads of the user ask the session for the storage.
         session.close(upload_rest=True)
+        # The outcome may come by another connection, and with it the attempt is over.
+        try:
+            session.confirm_reports()
+        except Exception as unconfirmed:  # noqa: BLE001 - the failure of the loop is what counts
+            logger.warning("a report did not reach the controller: %s", unconfirmed)
         return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))
 
 

@@ -22,6 +22,7 @@ from miniray.train import (
     report,
 )
 from miniray.train.attempt import UploadPlace
+from miniray.train.backend import Backend
 from miniray.train.checkpoint_book import CheckpointRecord
 from miniray.train.exceptions import AttemptOverError, RunTakenOverError
 from miniray.train.plain_metrics import plain_metrics
@@ -29,6 +30,7 @@ from miniray.train.ranks import Ranks
 from miniray.train.rendezvous import CollectiveOutcome
 from miniray.train.session import Session, SessionSetup
 from miniray.train.storage import RunStorage
+from miniray.train.worker import TrainLoop, TrainWorker
 
 
 class FakeMethod:
@@ -412,3 +414,33 @@ def test_a_report_during_the_upload_of_the_same_thread_is_told_so(
         report({}, checkpoint=make_checkpoint(), checkpoint_upload_fn=upload)
     report({"n": 1})
     assert [args[2] for args in controller.reports] == [0]
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_the_failure_of_a_loop_is_told_when_the_controller_has_its_reports(
+    broken, tmp_path, controller, caplog
+):
+    """The failure may come by another connection, and ends the attempt."""
+    confirmed = []
+
+    def begin(method, *args):
+        def wait():
+            if broken:
+                raise AttemptOverError
+            confirmed.append(args[2:])
+
+        return wait
+
+    controller.call = begin
+
+    def loop():
+        report({"loss": 1})
+        raise ValueError("spoilt")
+
+    worker = TrainWorker(Backend())
+    worker._ranks = Ranks(1, 4, 0, 2, 1)
+    setup = SessionSetup(RunStorage(tmp_path, "run"), "token", 2, 0, None)
+    outcome = worker.run(TrainLoop(loop, ()), setup, controller)
+    assert outcome.failure.summary == "ValueError: spoilt"
+    assert len(confirmed) == (0 if broken else 1)
+    assert ("did not reach" in caplog.text) == broken
