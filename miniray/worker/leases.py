@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Leases that are remembered once they are over: an owner who has not heard of that may still
 #: send a task, which nobody else would answer.
-_REMEMBERED = 100
+_REMEMBERED = 10_000
 
 
 class Leases:
