@@ -201,6 +201,9 @@ class TaskClient:
 
     def _ask(self, group: LeaseGroup, wanted: int, near: bytes = b"") -> None:
         group.asked, group.near = wanted, near
+        if group.queue and group.queue[0].name != group.spec.get("name"):
+            # Functions may share a shape: what is told of who waits names one that does.
+            group.spec = {**group.spec, "name": group.queue[0].name}
         self._link.head_notice("want_leases", group.id, group.spec, wanted, near)
 
     def _look_again(self, group: LeaseGroup) -> None:

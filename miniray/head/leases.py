@@ -46,6 +46,7 @@ class LeaseGroup:
 
     client_id: bytes
     id: int
+    #: Of the first of its tasks that waited when the client asked last.
     name: str
     job_id: bytes
     #: Node of the client.
@@ -151,6 +152,7 @@ class TaskLeases:
                 self._fail(client_id, group_id, TaskUnschedulableError(str(error)))
                 return
             groups[group_id] = group
+        group.name = spec["name"]
         group.total = total
         if group.near != near.hex():
             group.near, group.told_full = near.hex(), -math.inf

@@ -245,6 +245,8 @@ def test_a_wish_for_labels_is_met_while_there_is_room() -> None:
     strict = {"label_selector": {"zone": "east"}}
     falls_back = {**strict, "fallback_strategy": [{"label_selector": {"zone": "!east"}}]}
     for options in ({"scheduling_strategy": wish}, falls_back):
+        # Those of tasks before stay for a moment too.
+        wait_until(lambda: miniray.available_resources() == miniray.cluster_resources())
         assert miniray.get(node.options(**options).remote()) == there()
         # The lease of the task stays for a moment.
         wait_until(lambda: miniray.available_resources() == miniray.cluster_resources())

@@ -193,7 +193,7 @@ def test_the_driver_is_warned_once_of_what_waits_long(
     warnings = Warnings(stderr, "wanted")
     began = time.monotonic()
     refs = [wanted.options(num_cpus=4).remote() for _ in range(3)]
-    wait_until(warnings.lines)
+    wait_until(warnings.lines)  # named after what waits, not after what ran with these needs first
     assert time.monotonic() - began > 0.9 * WARN_AFTER
     [line] = warnings.lines()
     assert "needs CPU 4" in line
@@ -203,8 +203,15 @@ def test_the_driver_is_warned_once_of_what_waits_long(
 
 
 def test_what_does_not_wait_long_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr = watch(monkeypatch, "stderr")
-    assert miniray.get([wanted.options(num_cpus=3).remote() for _ in range(20)]) == ["done"] * 20
+    deadline = time.monotonic() + 60
+    while True:
+        stderr = watch(monkeypatch, "stderr")
+        began = time.monotonic()
+        refs = [wanted.options(num_cpus=3).remote() for _ in range(20)]
+        assert miniray.get(refs) == ["done"] * 20
+        if time.monotonic() - began < WARN_AFTER:
+            break  # else the machine was slow, and a worker was to be started first perhaps
+        assert time.monotonic() < deadline
     time.sleep(2 * WARN_AFTER)
     assert stderr.getvalue() == ""
 

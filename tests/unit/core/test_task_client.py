@@ -44,7 +44,9 @@ class Fixture:
         return self.client.group(key, lambda: spec)
 
     def call(self, *args: Any, group: LeaseGroup | None = None, **how: Any) -> Call:
+        name = how.pop("name", None)
         call = self.me.call(self.client, *args, options=group or self.group(), **how)
+        call.name = name or call.name
         self.client.submit(call)
         return call
 
@@ -113,6 +115,16 @@ def test_leases_are_asked_for_as_tasks_come(world: Fixture) -> None:
     for _ in range(3):
         world.call()
     assert world.wanted == [1, 2, 3]
+
+
+def test_leases_are_asked_for_in_the_name_of_the_first_task_that_waits(world: Fixture) -> None:
+    """Functions with the same needs share leases, and people are told who waits for them."""
+    world.call(name="first")
+    world.grant()
+    world.call(name="second")
+    world.call(name="third")
+    names = [spec["name"] for _, spec, _, _ in world.link.head_heard("want_leases")]
+    assert names == ["first", "second", "second"]
 
 
 def test_long_tasks_go_one_to_a_lease_and_short_ones_many(world: Fixture) -> None:

@@ -158,6 +158,9 @@ def test_a_long_queue_keeps_one_request_waiting(daemon: FakeDaemon) -> None:
     assert len(daemon.cluster.head.grants.waiting) == 1
     (pending,) = daemon.ask(client, "state", "pending")
     assert (pending["count"], pending["names"]) == (99_996, ["work"])
+    want(daemon, client, 10, name="later")
+    (pending,) = daemon.ask(client, "state", "pending")
+    assert (pending["count"], pending["names"]) == (6, ["later"])
     want(daemon, client, 4)
     assert daemon.ask(client, "state", "pending") == []
 
