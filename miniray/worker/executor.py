@@ -32,8 +32,8 @@ from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arg
 from miniray.worker.built_in import BUILT_IN
 from miniray.worker.exits import ActorExit, end_child
 from miniray.worker.expected import ExpectedArguments
-from miniray.worker.recall import Recall
 from miniray.worker.leases import Leases
+from miniray.worker.recall import Recall
 from miniray.worker.results import Results
 from miniray.worker.work import ArgumentLostError, Work
 from miniray.worker.work_queue import WorkQueue
