@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from miniray.node.worker import Worker
 
 
 _REMEMBERED = 1000  # jobs that have ended
+
+
+def surplus(workers: Iterable[Worker], soft_limit: int) -> int:
+    """How many workers a node has above its soft limit.
+
+    Those that were asked to end count no more, though it may take them a while.
+    """
+    return sum(worker.exiting is None for worker in workers) - soft_limit
 
 
 class IdleWorkers:

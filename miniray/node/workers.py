@@ -26,7 +26,7 @@ from miniray.exceptions import (
     WorkerCrashedError,
 )
 from miniray.node.dying import DyingWatch
-from miniray.node.idle_workers import IdleWorkers
+from miniray.node.idle_workers import IdleWorkers, surplus
 from miniray.node.outputs import OutputPipe
 from miniray.node.quarantine import Quarantine, names_of
 from miniray.node.template_client import TemplateGoneError
@@ -94,7 +94,7 @@ class WorkerPool:
         self._templates = Templates(
             template, self._by_pid.values, self.on_exited, self.on_lingers, self._ends.killed
         )
-        self._idle = IdleWorkers(lambda: len(self.workers) - soft_limit, self._ends.ask)
+        self._idle = IdleWorkers(lambda: surplus(self.workers.values(), soft_limit), self._ends.ask)
         self._ledger = ledger
         #: Devices that processes of earlier nodes of this machine keep.
         self._left = ledger.left(events.quarantines_changed)

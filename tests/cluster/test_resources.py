@@ -311,16 +311,18 @@ def test_idle_workers_beyond_the_number_of_cpus_end(
         wait_for_file(go)
         return os.getpid()
 
-    refs = [hold.remote(tmp_path / str(number), tmp_path / "go") for number in range(6)]
-    for number in range(6):
-        wait_for_file(tmp_path / str(number))
-    (tmp_path / "go").touch()
-    pids = set(miniray.get(refs))
-    assert len(pids) == 6
-    wait_until(lambda: sum(map(is_alive, pids)) == 2)
-    time.sleep(0.7)  # two more rounds: as many as there are CPUs stay
-    assert sum(map(is_alive, pids)) == 2
-    nodes.remove_node(node)
+    try:
+        refs = [hold.remote(tmp_path / str(number), tmp_path / "go") for number in range(6)]
+        for number in range(6):
+            wait_for_file(tmp_path / str(number))
+        (tmp_path / "go").touch()
+        pids = set(miniray.get(refs))
+        assert len(pids) == 6
+        wait_until(lambda: sum(map(is_alive, pids)) == 2)
+        time.sleep(0.7)  # two more rounds: as many as there are CPUs stay
+        assert sum(map(is_alive, pids)) == 2
+    finally:
+        nodes.remove_node(node)
 
 
 def test_an_actor_that_is_dropped_before_it_has_started_ends_at_once(
