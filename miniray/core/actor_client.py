@@ -248,7 +248,6 @@ class ActorClient:
         self._ending = None
         self._lose()
         if self.state == DEAD:
-            assert self._cause is not None
             self._fail(self._lost)
             self._lost = []
             return

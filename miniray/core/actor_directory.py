@@ -300,7 +300,7 @@ class ActorDirectory:
         if client is not None:
             client.on_peer_lost(peer)
             if not peer.unreachable or client.process_id != peer.process_id:
-                del self._at[peer.process_id]
+                self._at.pop(peer.process_id, None)
 
     def unreferenced(self, id: bytes) -> None:
         """The last handle of an actor of this process went away: it ends.
