@@ -9,12 +9,14 @@ over. A wait within a step may be cut off: who waits there knows what to undo.
 
 from __future__ import annotations
 
-# What is below the functions of `signal`, which make enums of everything: that takes longer
-# than the call. Typeshed does not know the module.
-import _signal  # type: ignore[import-not-found]
 import functools
 import signal
 import threading
+
+# What is below the functions of `signal`, which make enums of everything: that takes longer
+# than the call. Typeshed does not know the module.
+from _signal import getsignal as _getsignal  # type: ignore[import-not-found]
+from _signal import signal as _set_handler
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -53,11 +55,12 @@ _known: dict[int, Handler] = {}
 #: change, and every call begins a step.
 _on_sigint: Any = None
 _on_sigalrm: Any = None
-_to_replace: dict[int, Handler] = {}
+_to_replace: tuple[tuple[int, Handler], ...] = ()
 #: What holds back the signals of the main thread, if anything does; and what did before.
 _active: Interrupts | None = None
-_spare: list[Interrupts] = []
+_spare: Interrupts | None = None
 _main_thread = threading.main_thread().ident
+_get_ident = threading.get_ident
 
 
 class Interrupts:
@@ -70,7 +73,7 @@ class Interrupts:
     __slots__ = ("_around", "_handlers", "_mine", "_pending", "held")
 
     def __init__(self) -> None:
-        self._handlers: dict[int, Handler] = {}
+        self._handlers: tuple[tuple[int, Handler], ...] = ()
         self._mine = self._on_signal
         #: Calls of handlers. No variable may hold their frames: one of them may be its own.
         self._pending: list[Callable[[], Any]] = []
@@ -78,16 +81,17 @@ class Interrupts:
         self._around: list[bool] = []
         self.held = True
 
-    @classmethod
-    def begin(cls, *, look: bool = False) -> Interrupts | None:
+    @staticmethod
+    def begin(look: bool = False) -> Interrupts | None:
         """Begin a step; None if the calling thread is not the one that runs handlers.
 
         Args:
             look: Whether to find out which handlers there are by now. If not, those of signals
                 that programs seldom handle may be out of date, which is quicker.
         """
-        global _active
-        if threading.get_ident() != _main_thread:
+        # Each call of a remote function or method passes here: no name is looked up twice.
+        global _active, _spare
+        if _get_ident() != _main_thread:
             return None
         outer = _active
         if outer is not None:
@@ -95,30 +99,32 @@ class Interrupts:
             outer.held = True  # from here on nothing is cut off
             outer._around.append(held)
             return outer
-        self = _spare.pop() if _spare else cls()
-        self.held = True
+        step = _spare
+        if step is None:
+            step = Interrupts()
+        else:
+            _spare = None
         try:
-            _active = self
-            getsignal = _signal.getsignal
+            _active = step
             if (
                 look
-                or getsignal(_SIGINT) is not _on_sigint
-                or getsignal(_SIGALRM) is not _on_sigalrm
+                or _getsignal(_SIGINT) is not _on_sigint
+                or _getsignal(_SIGALRM) is not _on_sigalrm
             ):
                 _look()
-            self._handlers = _to_replace
-            for number in _to_replace:
-                _signal.signal(number, self._mine)
+            step._handlers = _to_replace
+            for number, _ in _to_replace:
+                _set_handler(number, step._mine)
         except ValueError:  # Python is embedded, and signals belong to another thread
             _active = None
             return None
         except BaseException:  # of a handler that was not yet replaced
-            self.end()
+            step.end()
             raise
-        return self
+        return step
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        handler = self._handlers[number]
+        handler = dict(self._handlers)[number]
         if self.held:
             self._pending.append(functools.partial(handler, number, frame))
         else:
@@ -135,7 +141,7 @@ class Interrupts:
 
     def end(self) -> None:
         """The step is over: put the handlers back, and run those of signals that wait."""
-        global _active
+        global _active, _spare
         self.held = True
         if self._around:
             if not self._around.pop():
@@ -144,29 +150,29 @@ class Interrupts:
         if _active is self:
             _active = None
         try:
-            for number, handler in self._handlers.items():
-                replaced = _signal.signal(number, handler)
+            for number, handler in self._handlers:
+                replaced = _set_handler(number, handler)
                 if replaced is not self._mine and replaced is not handler:
-                    _signal.signal(number, replaced)  # the step, or a handler, has set another
+                    _set_handler(number, replaced)  # the step, or a handler, has set another
         except BaseException:  # of one that is back already; the others must follow
             self.end()
             raise
         if self._pending:
             self.release()
-        if not self._pending:
-            _spare.append(self)
+        else:
+            _spare = self
 
 
 def _look() -> None:
     """Find out which handlers there are now, and which of them do not stay in their places."""
     global _on_sigint, _on_sigalrm, _to_replace
-    found = {number: _signal.getsignal(number) for number in _SIGNALS}
+    found = {number: _getsignal(number) for number in _SIGNALS}
     _on_sigint, _on_sigalrm = found[_SIGINT], found[_SIGALRM]
-    _to_replace = {
-        number: handler
+    _to_replace = tuple(
+        (number, handler)
         for number, handler in found.items()
         if callable(handler) and handler is not _known.get(number)
-    }
+    )
 
 
 def in_main_thread() -> bool:

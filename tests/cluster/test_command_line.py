@@ -467,6 +467,11 @@ def test_the_version_is_told(shared: CommandLine) -> None:
     assert shared.run("--version").stdout == f"miniray {VERSION}\n"
 
 
+def test_the_command_of_an_interpreter_is_its_module(shared: CommandLine) -> None:
+    told = shared.shell(f"{sys.executable} -m miniray --version")
+    assert told.stdout == f"miniray {VERSION}\n"
+
+
 def test_a_port_that_is_taken_is_named(command: CommandLine) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -383,7 +383,7 @@ def test_a_signal_while_the_handlers_are_put_back_leaves_none_of_ours(
     try:
         interrupts = Interrupts.begin()
         assert interrupts is not None
-        real, raised = interrupts_module._signal.signal, []
+        real, raised = interrupts_module._set_handler, []
 
         def interrupted(number: int, handler: object) -> object:
             was = real(number, handler)
@@ -392,7 +392,7 @@ def test_a_signal_while_the_handlers_are_put_back_leaves_none_of_ours(
                 raise KeyboardInterrupt
             return was
 
-        monkeypatch.setattr(interrupts_module._signal, "signal", interrupted)
+        monkeypatch.setattr(interrupts_module, "_set_handler", interrupted)
         with pytest.raises(KeyboardInterrupt):
             interrupts.end()
         monkeypatch.undo()
