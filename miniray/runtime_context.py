@@ -98,7 +98,7 @@ class RuntimeContext:
 
     @property
     def current_actor(self) -> ActorHandle[Any]:
-        """A handle to this actor, to be given to others.
+        """A handle to this actor, to be given to others; it does not keep the actor alive.
 
         Raises:
             RuntimeError: This is not an actor.

@@ -104,7 +104,7 @@ class ActorDirectory:
             raise
         if found is not None:
             runtime.calls.free_value(arguments)
-            return self.location(*found)
+            return self._location(*found)
         ref = ObjectRef(id, b"") if detached else runtime.table.create_actor(id)
         self._client(id, info)
         call = Call(
@@ -231,7 +231,7 @@ class ActorDirectory:
         id, _node, _detached, info = self._runtime.link.head_request("get_actor", name, where)
         return ActorLocation(ObjectRef(id, b""), pickle.loads(info))
 
-    def location(self, id: bytes, owner_node: bytes, detached: bool, info: bytes) -> ActorLocation:
+    def _location(self, id: bytes, owner_node: bytes, detached: bool, info: bytes) -> ActorLocation:
         """A handle's parts from what the head tells of an actor."""
         if detached:
             ref: ObjectRef[Any] = ObjectRef(id, b"")

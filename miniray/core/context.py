@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Execution:
     """One running task or method call."""
 
-    __slots__ = ("cancelled", "children", "function_name", "name", "task_id")
+    __slots__ = ("answered", "cancelled", "children", "exits", "function_name", "name", "task_id")
 
     def __init__(self, task_id: bytes, name: str, function_name: str) -> None:
         #: Id of the first result, or of the call where that has none of its own.
@@ -22,6 +22,10 @@ class Execution:
         self.name = name
         self.function_name = function_name
         self.cancelled = False
+        #: It has called ``exit_actor``: the actor ends with it, whatever it makes of the exception.
+        self.exits = False
+        #: Its result is on its way; what it has started may run on.
+        self.answered = False
         #: Calls that this one has made and that have not ended, by number: for a recursive cancel.
         self.children: dict[int, Call] = {}
 
@@ -39,8 +43,8 @@ class ProcessFacts:
         #: ``repr`` of the actor, where its class defines one.
         self.actor_repr: str | None = None
         self.was_restarted = False
-        #: In an actor's worker: (id, owner's node, detached, pickled class info).
-        self.own_actor: tuple[bytes, bytes, bool, bytes] | None = None
+        #: In an actor's worker: what handles know of its class, pickled.
+        self.actor_info: bytes | None = None
         self.placement_group_id: bytes | None = None
         self.capture_child_tasks = False
         self.runtime_env: Mapping[str, Any] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import sys
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import context
@@ -12,12 +14,12 @@ from miniray.core.runtime import (
 )
 from miniray.core.runtime_parts import RuntimeParts
 from miniray.core.serialization import serialize
+from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from miniray.core.objects import Value
-    from miniray.object_ref import ObjectRef
     from miniray.util.memory_types import NodeMemory
 
 
@@ -153,14 +155,22 @@ class HeadRequests(RuntimeParts):
         )
 
     def current_actor(self) -> ActorLocation:
-        own = self.facts.own_actor
-        if own is None:
+        id, info = self.facts.actor_id, self.facts.actor_info
+        if id is None or info is None:
             raise RuntimeError("This code does not run in an actor.")
-        return self.actors.location(*own)
+        # Not counted, as in Ray: an actor that keeps its own handle would never end.
+        return ActorLocation(ObjectRef(id, b""), pickle.loads(info))
 
     def exit_actor(self) -> None:
         from miniray.worker.exits import ActorExit
 
         if self.facts.actor_id is None:
             raise RuntimeError("exit_actor() can only be called in a method of an actor.")
+        running = context.execution.get()
+        if running is not None:
+            running.exits = True  # before it is asked whether anybody will see that
+        if running is None or running.answered:
+            self.end_actor()
+        if running is None:
+            sys.exit()  # a thread of the user's: nobody prints its end
         raise ActorExit

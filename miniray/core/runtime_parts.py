@@ -54,6 +54,8 @@ class RuntimeParts(Runtime):
     prepare_runtime_env: Callable[[Mapping[str, Any] | None], str]
     #: Runs around a wait that blocks the task (in a worker it gives the CPU back).
     block: Callable[[Callable[[float | None], bool], float | None], bool]
+    #: In an actor's worker: ends the actor, and what it runs fails.
+    end_actor: Callable[[], None]
 
     def runtime_env_for(self, own: Mapping[str, Any] | None) -> str:
         """The job's environment with what a task or actor adds, as canonical JSON."""

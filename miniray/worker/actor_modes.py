@@ -77,7 +77,7 @@ class ThreadedExecutor(Executor):
         """Hand calls to their groups; calls that came before ``begin`` waited here."""
         while True:
             work = self._queue.get()
-            if work is None:
+            if work is None or self.is_ending():
                 return
             group = work.group or self._group_of.get(work.target, _DEFAULT_GROUP)
             target = self._queues.get(group)
@@ -89,7 +89,7 @@ class ThreadedExecutor(Executor):
     def _serve(self, mine: queue.SimpleQueue[Work | None]) -> None:
         while True:
             work = mine.get()
-            if work is None:
+            if work is None or self.is_ending():
                 return
             if self._unbegun.pop(key_of(work), None) is not None:
                 self.execute_in_thread(work)
@@ -215,13 +215,16 @@ class AsyncExecutor(Executor):
             self._early.clear()
             self._begun = True
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool = False) -> None:
+        self._ending = self._ending or at_once
         loop = self._main_loop
         if loop is not None and self._stopped is not None:
             loop.call_soon_threadsafe(self._stopped.set)
 
     # --- in the event loop of a group --------------------------------------------------
     async def _execute(self, work: Work, arguments: Arguments | None = None) -> None:
+        if self.is_ending():
+            return
         if work.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
@@ -241,8 +244,9 @@ class AsyncExecutor(Executor):
         except (ActorExit, SystemExit) as error:
             self._end(error)
         except asyncio.CancelledError:
-            self.answer_error(work, TaskCancelledError(work.name))
-            self.cancel_children(work)
+            if work.cancelled or not self.is_ending():  # else the loop ends with the actor
+                self.answer_error(work, TaskCancelledError(work.name))
+                self.cancel_children(work)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
             self.cancel_children(work)

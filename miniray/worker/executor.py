@@ -87,6 +87,9 @@ class Executor:
         self.limit = 0
         self._done = 0
         self.set_name: Callable[[str], None] = _ignore
+        #: Nothing more is begun.
+        self._ending = False
+        runtime.end_actor = self._exit_actor
         runtime.on_kind.update(
             {
                 p.PEER_TASK: self.on_task,
@@ -235,7 +238,7 @@ class Executor:
         take = self._queue.get
         while True:
             work = take()
-            if work is None:
+            if work is None or self._ending:
                 return
             if (work.caller.process_id, work.number) in self._open:
                 self.execute(work)
@@ -252,9 +255,17 @@ class Executor:
         if not self._results.when_counted(counted.arrived):
             await_others(self._runtime, counted)
 
-    def stop(self) -> None:
-        """End ``run`` after the work before this."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """End ``run`` after the work before this; ``at_once``: begin nothing more."""
+        self._ending = self._ending or at_once
         self._queue.put(None)
+
+    def is_ending(self) -> bool:
+        """Whether nothing more is begun."""
+        return self._ending
+
+    def _exit_actor(self) -> None:
+        self._end(ActorExit())
 
     def execute(self, work: Work) -> None:
         """Run one piece of work in this thread and answer."""
@@ -354,6 +365,8 @@ class Executor:
     # --- answering -----------------------------------------------------------------
     def answer(self, work: Work, result: Any) -> None:
         """Send a result; what cannot be sent becomes the call's error."""
+        if self._exits(work):
+            return
         if work.cancelled:  # whatever it made of that
             self._results.drop(result, work.caller)
             self.answer_error(work, TaskCancelledError(work.name))
@@ -386,6 +399,8 @@ class Executor:
 
     def answer_error(self, work: Work, error: BaseException) -> None:
         """Send an error."""
+        if self._exits(work):
+            return
         forget_arguments(self._runtime, work)  # it may have failed before it loaded them
         status, values = p.STATUS_ERROR, self._error_values(work, error)
         if isinstance(error, ArgumentLostError) and not work.cancelled:
@@ -396,6 +411,16 @@ class Executor:
         held = self._still_held(work)
         seconds = time.perf_counter() - work.started if work.started else 0.0
         self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, 0))
+
+    def _exits(self, work: Work) -> bool:
+        """Whether a call has ended its actor: it has no answer then, whatever came of it."""
+        execution = work.execution
+        if execution is None:
+            return False
+        execution.answered = True  # before it is asked
+        if execution.exits:
+            self._exit_actor()
+        return execution.exits
 
     def _reply(self, work: Work, message: tuple[Any, ...]) -> None:
         if message[4] is None:

@@ -118,7 +118,8 @@ class Worker:
         self.runtime.link.node_notice(
             "exiting", "exit_actor" if isinstance(why, ActorExit) else "rule"
         )
-        self.executor.stop()
+        # Calls of an actor that are queued fail with it; tasks would have to be sent elsewhere.
+        self.executor.stop(at_once=self._attachment.facts.actor_id is not None)
 
     # --- tasks -------------------------------------------------------------------
     def run_tasks(self) -> None:
@@ -149,12 +150,7 @@ class Worker:
         facts = self._attachment.facts
         facts.actor_id = actor["actor_id"]
         facts.actor_name = actor["name"]
-        facts.own_actor = (
-            actor["actor_id"],
-            actor["owner_node"],
-            actor["detached"],
-            actor["info"],
-        )
+        facts.actor_info = actor["info"]
         facts.was_restarted = actor["restarts"] > 0
         stdio.set_name(actor["class_name"])
         concurrency = actor["max_concurrency"]
@@ -182,7 +178,8 @@ class Worker:
         """Run the constructor and tell how it went."""
         link = self.runtime.link
         name = f"{actor['class_name']}.__init__"
-        token = context.execution.set(context.Execution(actor["actor_id"], name, name))
+        execution = context.Execution(actor["actor_id"], name, name)
+        token = context.execution.set(execution)
         try:
             cls = self.executor.load_code(actor["class_key"])
             arguments, refs = marshal.loads(actor["arguments"])
@@ -194,6 +191,9 @@ class Worker:
             args, kwargs = load_arguments(self.runtime, work)
             self.executor.instance = cls(*args, **kwargs)
             del held, args, kwargs, work
+            execution.answered = True
+            if execution.exits:  # and the constructor has caught that
+                raise ActorExit
         except (ActorExit, SystemExit) as error:
             self.end(error)
             return False

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -92,6 +94,95 @@ def test_exit_actor_ends_the_actor_after_the_call() -> None:
     wait_until(lambda: not is_alive(pid))
     with pytest.raises(ActorDiedError):
         miniray.get(counter.add.remote())
+
+
+class Leaving:
+    """Ends itself in many ways. Its methods come in three kinds of actors."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def leave_after(self, path: Path) -> None:
+        wait_for_file(path)
+        miniray.actor.exit_actor()
+
+    def leave_quietly(self) -> str:
+        with contextlib.suppress(BaseException):
+            miniray.actor.exit_actor()
+        return "still here"
+
+    def leave_with_another_error(self) -> None:
+        try:
+            miniray.actor.exit_actor()
+        except BaseException as error:
+            raise ValueError("still here") from error
+
+    def leave_in_a_thread(self) -> None:
+        threading.Thread(target=miniray.actor.exit_actor).start()
+
+    def touch(self, path: Path) -> None:
+        path.touch()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_calls_queued_behind_exit_actor_do_not_run(threads: int, tmp_path: Path) -> None:
+    actor = miniray.remote(Leaving).options(max_concurrency=threads).remote()
+    leaving = [actor.leave_after.remote(tmp_path / "go") for _ in range(threads)]
+    behind = [actor.touch.remote(tmp_path / "touched") for _ in range(3)]
+    (tmp_path / "go").touch()
+    for ref in (*leaving, *behind):
+        with pytest.raises(ActorDiedError, match="exit_actor"):
+            miniray.get(ref, timeout=30)
+    assert not (tmp_path / "touched").exists()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("how", ["leave_quietly", "leave_with_another_error"])
+def test_an_actor_that_catches_its_exit_ends_nevertheless(threads: int, how: str) -> None:
+    actor = miniray.remote(Leaving).options(max_concurrency=threads).remote()
+    pid = miniray.get(actor.pid.remote())
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        miniray.get(getattr(actor, how).remote(), timeout=30)
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_exit_actor_in_a_thread_of_the_actor_ends_it() -> None:
+    actor = miniray.remote(Leaving).remote()
+    pid = miniray.get(actor.pid.remote())
+    actor.leave_in_a_thread.remote()
+    wait_until(lambda: not is_alive(pid))
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        miniray.get(actor.pid.remote(), timeout=30)
+
+
+def test_a_constructor_that_catches_its_exit_ends_its_actor() -> None:
+    @miniray.remote
+    class Stillborn:
+        def __init__(self) -> None:
+            with contextlib.suppress(BaseException):
+                miniray.actor.exit_actor()
+
+        def pid(self) -> int:
+            return os.getpid()
+
+    with pytest.raises(ActorDiedError, match="exit_actor"):
+        miniray.get(Stillborn.remote().pid.remote(), timeout=30)
+
+
+def test_an_actor_that_keeps_its_own_handle_ends_with_the_others() -> None:
+    @miniray.remote
+    class Selfish:
+        def keep(self) -> int:
+            self.me = miniray.get_runtime_context().current_actor
+            return os.getpid()
+
+    actor = Selfish.remote()
+    pid = miniray.get(actor.keep.remote())
+    del actor
+    wait_until(lambda: not is_alive(pid))
 
 
 def test_exit_actor_outside_of_an_actor_is_an_error() -> None:

@@ -11,7 +11,7 @@ import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 
 import miniray
-from miniray.exceptions import RayActorError, TaskCancelledError
+from miniray.exceptions import ActorDiedError, RayActorError, TaskCancelledError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,6 +62,14 @@ class Signal:
 
     async def leave(self) -> None:
         miniray.actor.exit_actor()
+
+    async def leave_in_a_coroutine(self, *, wait: bool) -> str:
+        leaving = asyncio.create_task(self.leave())
+        if wait:
+            await asyncio.gather(leaving, return_exceptions=True)
+        else:
+            self.leaving = leaving  # or it might be collected before it runs
+        return "still here"
 
 
 @miniray.remote
@@ -172,6 +180,27 @@ def test_exit_actor_ends_an_asyncio_actor() -> None:
     pid = miniray.get(signal.pid.remote())
     with pytest.raises(RayActorError):
         miniray.get(signal.leave.remote())
+    wait_until(lambda: not is_alive(pid))
+
+
+def test_exit_actor_fails_all_calls_of_an_asyncio_actor() -> None:
+    signal = Signal.remote()
+    waiting = signal.wait.remote()
+    for ref in (signal.leave.remote(), waiting, signal.count.remote()):
+        with pytest.raises(ActorDiedError, match="exit_actor"):
+            miniray.get(ref, timeout=30)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_exit_actor_in_another_coroutine_ends_an_asyncio_actor(wait: bool) -> None:
+    signal = Signal.remote()
+    pid = miniray.get(signal.pid.remote())
+    ref = signal.leave_in_a_coroutine.remote(wait=wait)
+    if wait:
+        with pytest.raises(ActorDiedError, match="exit_actor"):
+            miniray.get(ref, timeout=30)
+    else:
+        assert miniray.get(ref, timeout=30) == "still here"
     wait_until(lambda: not is_alive(pid))
 
 
