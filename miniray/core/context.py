@@ -14,7 +14,16 @@ if TYPE_CHECKING:
 class Execution:
     """One running task or method call."""
 
-    __slots__ = ("answered", "cancelled", "children", "exits", "function_name", "name", "task_id")
+    __slots__ = (
+        "answered",
+        "cancelled",
+        "children",
+        "doomed",
+        "exits",
+        "function_name",
+        "name",
+        "task_id",
+    )
 
     def __init__(self, task_id: bytes, name: str, function_name: str) -> None:
         #: Id of the first result, or of the call where that has none of its own.
@@ -28,6 +37,13 @@ class Execution:
         self.answered = False
         #: Calls that this one has made and that have not ended, by number: for a recursive cancel.
         self.children: dict[int, Call] = {}
+        #: Those of them that it had made before it heard of its cancel.
+        self.doomed: dict[int, Call] | None = None
+
+    def interrupted(self) -> None:
+        """It hears of its cancel now: what it calls from here on is its clean-up, and goes on."""
+        if self.doomed is None:
+            self.doomed, self.children = self.children, {}
 
 
 class ProcessFacts:

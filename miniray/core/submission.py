@@ -290,7 +290,8 @@ class Submission(RefTracking):
 
     @staticmethod
     def cancel_children(running: context.Execution) -> None:
-        """Cancel what a cancelled task had started."""
-        for call in list(running.children.values()):
+        """Cancel what a cancelled task had started, but for what it did to clean up."""
+        calls = running.children if running.doomed is None else running.doomed
+        for call in list(calls.values()):
             call.cancelled = True
             call.channel.cancel(call, False, True)

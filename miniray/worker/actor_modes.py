@@ -110,7 +110,7 @@ class ThreadedExecutor(Executor):
             self._end(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
-            self.cancel_children(work)  # also what it started after it was cancelled
+            self.cancel_children(work)
         finally:
             self._runtime.loop.flush_posted()
             context.execution.reset(token)

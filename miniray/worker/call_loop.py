@@ -148,6 +148,8 @@ class CallLoop:
         key = key_of(work)
         task = self._tasks.get(key)
         if task is not None:
+            if work.execution is not None:
+                work.execution.interrupted()
             task.cancel()
         elif self._waiting.pop(key, None) is not None:  # its turn may never come
             self._answer_error(work, TaskCancelledError(work.name))

@@ -188,6 +188,8 @@ class Executor:
             if postpone(self.on_signal, number, frame):
                 return
             self._interruptible = False
+            if running.execution is not None:
+                running.execution.interrupted()
             # As in Ray, so that user code can clean up.
             self._interruption = KeyboardInterrupt()
             raise self._interruption
@@ -308,8 +310,11 @@ class Executor:
 
     def cancel_children(self, work: Work) -> None:
         """Cancel what a piece of work has started, if it was cancelled together with that."""
-        if work.cancelled and work.recursive and work.execution is not None:
-            self._runtime.cancel_children(work.execution)
+        execution = work.execution
+        if work.cancelled and work.recursive and execution is not None:
+            if not isinstance(work.target, bytes):
+                execution.interrupted()  # it runs on, and may ask whether it was cancelled
+            self._runtime.cancel_children(execution)
 
     def _invoke(self, work: Work) -> Any:
         """Call the user's code; in a frame of its own, so that the arguments end with it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -193,6 +194,61 @@ def test_a_cancel_that_is_not_recursive_leaves_what_a_method_started(tmp_path: P
         miniray.get(ref, timeout=30)
     (tmp_path / "go").touch()
     assert miniray.get(parent.result.remote(), timeout=30) > 0
+
+
+@miniray.remote(num_cpus=0)
+def touch(path: Path) -> None:
+    path.touch()
+
+
+@miniray.remote(num_cpus=0, max_retries=0)
+def clean_up_as_a_task(folder: Path) -> None:
+    child = run_until_interrupted.remote(folder / "started", folder / "interrupted")
+    try:
+        miniray.get(child)
+    finally:
+        touch.remote(folder / "cleaned")
+
+
+class CleansUp:
+    def method(self, folder: Path) -> None:
+        child = run_until_interrupted.remote(folder / "started", folder / "interrupted")
+        try:
+            miniray.get(child)
+        finally:
+            touch.remote(folder / "cleaned")
+
+
+class CleansUpAsynchronously:
+    async def method(self, folder: Path) -> None:
+        self.child = run_until_interrupted.remote(folder / "started", folder / "interrupted")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            touch.remote(folder / "cleaned")
+
+
+@pytest.mark.parametrize("kind", ["task", "method", "thread", "coroutine"])
+def test_what_a_cancelled_call_starts_to_clean_up_is_not_cancelled(
+    kind: str, tmp_path: Path
+) -> None:
+    if kind == "task":
+        call: Any = clean_up_as_a_task
+    else:
+        cls = CleansUpAsynchronously if kind == "coroutine" else CleansUp
+        threads = {"method": 1, "thread": 2, "coroutine": 10}[kind]
+        actor: Any = miniray.remote(cls).options(max_concurrency=threads).remote()
+        call = actor.method
+    for turn in range(5):
+        folder = tmp_path / str(turn)
+        folder.mkdir()
+        ref = call.remote(folder)
+        wait_for_file(folder / "started")
+        miniray.cancel(ref)
+        with pytest.raises(TaskCancelledError):
+            miniray.get(ref, timeout=30)
+        wait_for_file(folder / "interrupted")
+        wait_for_file(folder / "cleaned")
 
 
 def test_the_process_of_an_interrupted_task_runs_other_tasks(tmp_path: Path) -> None:
