@@ -189,8 +189,13 @@ class ActorUnavailableError(ActorError):
         self.reason = reason
 
 
-def describe_exit(code: int | None) -> str:
-    """Say in words how a process ended; a negative code is a signal's number."""
+def describe_exit(code: int | None, *, hint: bool = True) -> str:
+    """Say in words how a process ended; a negative code is a signal's number.
+
+    Args:
+        code: Exit code; None: not known.
+        hint: Whether to say what a signal mostly means.
+    """
     if code is None:
         return "ended"
     if code >= 0:
@@ -199,8 +204,8 @@ def describe_exit(code: int | None) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = "unknown"
-    hint = "; the kernel sends it when memory runs out" if -code == signal.SIGKILL else ""
-    return f"was ended by signal {-code} ({name}{hint})"
+    meaning = "; the kernel sends it when memory runs out" if -code == signal.SIGKILL else ""
+    return f"was ended by signal {-code} ({name}{meaning if hint else ''})"
 
 
 class ActorAlreadyExistsError(MinirayError, ValueError):
@@ -255,7 +260,7 @@ class WorkerCrashedError(MinirayError):
     ) -> None:
         task = f"task {function_name}" if function_name else "a task"
         worker = f"The worker{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''}"
-        how = "was lost with its node" if with_node else describe_exit(code)
+        how = "was lost with its node" if with_node else describe_exit(code, hint=not detail)
         more = detail or "Its log has more."
         super().__init__(
             f"{worker} {how} before it was ready, as others before it. Their logs have more."

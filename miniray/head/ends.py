@@ -27,6 +27,8 @@ class ProcessEnds:
         self._clients = clients
         self._timers = timers
         self._known: dict[bytes, ProcessExit] = {}
+        #: Why processes are being ended whose end was not heard of yet.
+        self._reasons: dict[bytes, str] = {}
         self._waiting: dict[bytes, list[Waiter]] = {}
         clients.on_ended.append(self._ended)
 
@@ -45,7 +47,14 @@ class ProcessEnds:
             unknown = ProcessExit()
             self._timers.call_later(UNTIL_UNKNOWN, lambda: self._tell(process_id, unknown))
 
+    def explain(self, process_id: bytes, reason: str) -> None:
+        """A process is about to be ended, and why, as a sentence."""
+        self._reasons[process_id] = reason
+
     def _ended(self, process_id: bytes, how: ProcessExit) -> None:
+        reason = self._reasons.pop(process_id, None)
+        if reason is not None:
+            how = how._replace(detail=reason)
         self._known[process_id] = how
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]

@@ -79,6 +79,7 @@ class Head:
         self.leases = TaskLeases(
             self.grants, self.nodes, self.clients, self.jobs, timers, epoch=epoch
         )
+        self.leases.on_kill = self.ends.explain
         self.actors = ActorDirectory(
             self.grants,
             self.nodes,

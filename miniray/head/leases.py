@@ -133,6 +133,8 @@ class TaskLeases:
         self.on_started: Callable[[], None] = _ignore
         #: Called with a lease that was asked back and the one that comes in its place.
         self.on_swap: Callable[[int, int], None] = _ignore
+        #: Called with a process that is about to be ended, and why.
+        self.on_kill: Callable[[bytes, str], None] = _ignore
         clients.on_ended.append(self._client_ended)
 
     # --- what clients ask ------------------------------------------------------------
@@ -306,6 +308,8 @@ class TaskLeases:
         """A lease's placement group is removed; its client sees the worker end."""
         lease = self.leases.get(number)
         if lease is not None:
+            if lease.process_id:
+                self.on_kill(lease.process_id, "The placement group that it ran in was removed.")
             self._end(lease, kill=True)
 
     def waits(self, token: LeaseGroup, number: int, reason: Reason) -> None:

@@ -8,6 +8,7 @@ functions, handing over what it owns.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import importlib
 import json
 import logging
@@ -317,6 +318,7 @@ def _prepare_process(spec: dict[str, Any]) -> None:
     leave_in_place(signal.SIGINT, _ignore_interrupt)
     signal.signal(signal.SIGINT, _ignore_interrupt)
     stdio.install()
+    faulthandler.enable(2, all_threads=False)  # where the code was if a signal like SIGSEGV ends it
     _show_own_warnings()
     sys.argv = [""]
     main = types.ModuleType("__main__")

@@ -449,6 +449,24 @@ def test_what_was_printed_before_a_violent_end_is_shown(nodes: Cluster, end: str
     assert [body_of(line) for line in lines] == expected
 
 
+def test_where_code_was_that_crashed_its_process_is_shown(nodes: Cluster) -> None:
+    shown = drive("""
+        @miniray.remote(max_retries=0)
+        def crash_here():
+            import ctypes
+
+            ctypes.string_at(0)
+
+        try:
+            miniray.get(crash_here.remote())
+        except miniray.exceptions.WorkerCrashedError as error:
+            print(error)
+        """)
+    assert "signal 11 (SIGSEGV)" in shown.out
+    assert "Segmentation fault" in shown.err
+    assert "in crash_here" in shown.err
+
+
 @pytest.mark.parametrize("resource", ["CPU", "far"])
 def test_output_right_before_shutdown_appears(nodes: Cluster, resource: str) -> None:
     lines = drive(

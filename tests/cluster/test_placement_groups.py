@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from miniray.exceptions import (
     GetTimeoutError,
     TaskPlacementGroupRemoved,
     TaskUnschedulableError,
+    WorkerCrashedError,
 )
 from miniray.util.placement_group import (
     PlacementGroup,
@@ -168,6 +170,21 @@ def test_removing_a_group_ends_what_runs_in_it(make: Make, tmp_path: Path) -> No
     wait_until(lambda: not is_alive(pid))
     with pytest.raises(ActorDiedError, match="placement group was removed"):
         miniray.get(pending, timeout=30)
+
+
+def test_a_task_is_told_that_it_ended_with_its_group(make: Make, tmp_path: Path) -> None:
+    @miniray.remote(max_retries=0)
+    def run(started: Path) -> None:
+        started.touch()
+        threading.Event().wait()
+
+    group = make([{"CPU": 1}])
+    running = run.options(scheduling_strategy=in_group(group)).remote(tmp_path / "started")
+    wait_for_file(tmp_path / "started")
+    remove_placement_group(group)
+    with pytest.raises(WorkerCrashedError, match="placement group that it ran in") as caught:
+        miniray.get(running, timeout=30)
+    assert "memory" not in str(caught.value)
 
 
 def test_a_task_that_waits_in_a_removed_group_fails(make: Make) -> None:

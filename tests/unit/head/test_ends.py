@@ -77,6 +77,15 @@ def test_it_is_told_after_a_while_that_nothing_is_known(
     assert clients.answers == [(b"driver", 3, (None, 0, False, ""))]
 
 
+def test_why_a_process_was_ended_is_told_with_its_end(clients: Clients, ends: ProcessEnds) -> None:
+    ends.explain(b"worker", "Its group was removed.")
+    for number, process in enumerate((b"worker", b"other")):
+        clients.end(process, CRASH)
+        ends.wait((b"driver", number), process)
+    told = [answer[2][3] for answer in clients.answers]
+    assert told == ["Its group was removed.", "Memory ran out."]
+
+
 def test_ends_are_not_kept_for_ever(clients: Clients, ends: ProcessEnds) -> None:
     for number in range(REMEMBERED + 1):
         clients.end(b"%d" % number, CRASH)
