@@ -178,6 +178,15 @@ class ObjectTable:
             entry.local += 1
         return ObjectRef(id, owner_node), entry
 
+    def counted(self, id: bytes) -> ObjectRef[Any] | None:
+        """A further ref of an object that this process knows; None if it does not."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                return None
+            entry.local += 1
+        return ObjectRef(id, entry.owner_node)
+
     def snapshot(self) -> list[Entry]:
         """All entries at this moment."""
         with self.lock:

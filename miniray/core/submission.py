@@ -97,6 +97,10 @@ class Submission(RefTracking):
         options: MethodOptions,
     ) -> Any:
         client = self.actors.client(actor, info)
+        if not actor._owner_node:
+            # Found by its name. Where it is known by a counted handle too, it lives until the call
+            # has ended, as with any call through that.
+            actor = self.table.counted(actor.binary()) or actor
         retries = options.max_task_retries
         how = None
         if options.name or options.concurrency_group:

@@ -69,6 +69,14 @@ def test_calls_sent_before_the_last_handle_goes_still_run(tmp_path: Path) -> Non
     assert miniray.get(ref) == 4
 
 
+def test_so_do_those_through_a_handle_that_was_found_by_name(tmp_path: Path) -> None:
+    counter = Counter.options(name="soon gone").remote(4)
+    ref = miniray.get_actor("soon gone").wait_for.remote(tmp_path / "go")
+    del counter
+    (tmp_path / "go").touch()
+    assert miniray.get(ref, timeout=30) == 4
+
+
 def test_kill_ends_the_process_and_fails_the_calls(tmp_path: Path) -> None:
     counter = Counter.remote()
     pid = miniray.get(counter.pid.remote())
