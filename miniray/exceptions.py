@@ -92,7 +92,13 @@ class ActorError(MinirayError):
         class_name: Name of its class.
     """
 
-    def __init__(self, message: str, *, actor_id: str = "", class_name: str = "") -> None:
+    def __init__(
+        self,
+        message: str = "The actor failed before it had finished this call.",
+        *,
+        actor_id: str = "",
+        class_name: str = "",
+    ) -> None:
         super().__init__(message)
         self.actor_id = actor_id
         self.class_name = class_name
@@ -223,9 +229,12 @@ class ActorAlreadyExistsError(MinirayError, ValueError):
 class PendingCallsLimitExceededError(MinirayError):
     """The actor has as many unfinished calls as ``max_pending_calls`` allows."""
 
-    def __init__(self, limit: int, *, actor_id: str = "", class_name: str = "") -> None:
+    def __init__(
+        self, message: str = "", *, limit: int = 0, actor_id: str = "", class_name: str = ""
+    ) -> None:
         super().__init__(
-            f"The actor {class_name or actor_id} has {limit} unfinished calls of this caller, "
+            message
+            or f"The actor {class_name or actor_id} has {limit} unfinished calls of this caller, "
             f"which is its max_pending_calls. Wait for some of them before calling again."
         )
         self.limit = limit
@@ -304,8 +313,10 @@ class ActorUnschedulableError(MinirayError):
 class PlacementGroupRemovedError(MinirayError):
     """The placement group of the task was removed."""
 
-    def __init__(self, placement_group_id: str) -> None:
-        super().__init__(f"The placement group {placement_group_id} was removed.")
+    def __init__(self, placement_group_id: str = "") -> None:
+        super().__init__(
+            f"The placement group {placement_group_id} was removed.".replace("  ", " ")
+        )
         self.placement_group_id = placement_group_id
 
 
@@ -354,8 +365,18 @@ class ObjectStoreFullError(MinirayError):
         details: Who holds how much, and what failed.
     """
 
-    def __init__(self, needed: int, used: int, capacity: int, details: str = "") -> None:
-        if needed > capacity:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        needed: int = 0,
+        used: int = 0,
+        capacity: int = 0,
+        details: str = "",
+    ) -> None:
+        if message:
+            text = message
+        elif needed > capacity:
             text = (
                 f"A value of {needed} bytes is larger than the object store of its node, which "
                 f"has {capacity} bytes. Split it, or start the node with a larger "

@@ -348,6 +348,8 @@ def _placement(
     elif options.get("placement_group_bundle_index", -1) != -1:
         raise ValueError("placement_group_bundle_index needs the option placement_group.")
     if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        if strategy.placement_group == "default":
+            return None, selectors
         return _bundle(strategy, resources), selectors
     if isinstance(strategy, NodeAffinitySchedulingStrategy):
         return NodeAffinity(strategy.node_id, strategy.soft), selectors

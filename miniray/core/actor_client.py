@@ -79,7 +79,7 @@ class ActorClient:
             if limit >= 0 and len(self._queue) + len(self._sent) >= limit:
                 self._calls.free_value(call.arguments)
                 raise PendingCallsLimitExceededError(
-                    limit, actor_id=self.actor_id.hex(), class_name=self._name
+                    limit=limit, actor_id=self.actor_id.hex(), class_name=self._name
                 )
             ready = self._calls.open_call(call)
             if self.state == DEAD:

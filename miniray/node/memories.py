@@ -143,11 +143,11 @@ class Memories:
 
     def _make_room(self, needed: int, *, beyond: bool) -> None:
         if self.used + needed > self.capacity and not beyond:
-            raise ObjectStoreFullError(needed, self.used, self.capacity)
+            raise ObjectStoreFullError(needed=needed, used=self.used, capacity=self.capacity)
         while self._pool and self.used + self.pooled + needed > self.capacity:
             self._close(self._unpool(-1))
         if self.taken + self.pooled + needed > self.capacity and not beyond:
-            raise ObjectStoreFullError(needed, self.taken, self.capacity)
+            raise ObjectStoreFullError(needed=needed, used=self.taken, capacity=self.capacity)
 
     def give_back(self, memory: Memory, *, again: bool = True) -> None:
         """Nothing is in it any more.

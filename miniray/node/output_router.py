@@ -50,7 +50,10 @@ class OutputRouter:
     def send(self, worker: Worker, is_stderr: bool, lines: list[LogLine]) -> None:
         """A worker printed lines: they go to the driver of its job, if that is still there."""
         job_id = worker.pool_key[0]
-        body = (worker.pid, self._node_id.hex()[:8], is_stderr, [tuple(line) for line in lines])
+        # What native code writes before anything was printed from Python is under no name.
+        name = "" if worker.lease is None else worker.lease.name
+        named = [(line.name or name, line.text) for line in lines]
+        body = (worker.pid, self._node_id.hex()[:8], is_stderr, named)
         if self._clients.push(job_id, "log", body):
             return
         node = worker.driver_node

@@ -361,7 +361,9 @@ class Room:
                 notes.append(f"It holds {held}.")
             if self._supply.failures != claim.failures:
                 notes.append(self._supply.trouble())
-        return ObjectStoreFullError(claim.size, store.used, store.capacity, " ".join(notes))
+        return ObjectStoreFullError(
+            needed=claim.size, used=store.used, capacity=store.capacity, details=" ".join(notes)
+        )
 
     # --- time ----------------------------------------------------------------------
     def _clock(self) -> float:

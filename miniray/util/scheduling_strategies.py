@@ -6,7 +6,7 @@ check what the user wrote; ``options.py`` turns them into placements.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,8 @@ class PlacementGroupSchedulingStrategy:
     """Run in a bundle of a placement group.
 
     Args:
-        placement_group: The group; None means in no group, even if that of the caller captures.
+        placement_group: The group; None means in no group, even if that of the caller captures;
+            "default" means in that, if it does.
         placement_group_bundle_index: Index of the bundle; -1 means any.
         placement_group_capture_child_tasks: Whether what the task or actor starts runs in the
             group too, unless it says otherwise. Default: as the caller's group does; False if it
@@ -27,7 +28,7 @@ class PlacementGroupSchedulingStrategy:
 
     def __init__(
         self,
-        placement_group: PlacementGroup | None,
+        placement_group: PlacementGroup | Literal["default"] | None,
         placement_group_bundle_index: int = -1,
         placement_group_capture_child_tasks: bool | None = None,
     ) -> None:

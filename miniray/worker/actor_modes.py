@@ -18,7 +18,7 @@ from miniray.worker.executor import Executor
 from miniray.worker.exits import ActorExit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.worker.call_loop import Arguments
@@ -188,14 +188,14 @@ class AsyncExecutor(Executor):
             calls.cancel(work)
 
     # --- in the main thread ------------------------------------------------------------
-    def run_loop(self, create: Callable[[], Any]) -> None:
+    def run_loop(self, create: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         """Make the instance inside a running loop, then serve calls until the end."""
         event_loop.run(self._main(create), lambda: serving_loop(self._runtime.loop))
 
-    async def _main(self, create: Callable[[], Any]) -> None:
+    async def _main(self, create: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         self._stopped = asyncio.Event()
         self._main_loop = asyncio.get_running_loop()
-        if not create():
+        if not await create():
             return
         for name, calls in self._calls.items():
             if name == _DEFAULT_GROUP:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import faulthandler
 import importlib
+import inspect
 import json
 import logging
 import marshal
@@ -19,7 +20,7 @@ import signal
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from miniray.config import config
 from miniray.core import context, forks, thread_counts
@@ -40,9 +41,11 @@ from miniray.worker.exits import ActorExit
 from miniray.worker.work import ArgumentLostError, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Worker:
@@ -167,16 +170,13 @@ class Worker:
         self._listen()
         executor = self.executor
 
-        def create() -> bool:
-            return self._create(actor)
-
         if isinstance(executor, AsyncExecutor):
-            executor.run_loop(create)
-        elif create():
+            executor.run_loop(lambda: self._create(actor))
+        elif _result_of(self._create(actor)):
             executor.run()
 
-    def _create(self, actor: dict[str, Any]) -> bool:
-        """Run the constructor and tell how it went."""
+    async def _create(self, actor: dict[str, Any]) -> bool:
+        """Run the constructor and tell how it went; waits only for one that is a coroutine."""
         link = self.runtime.link
         name = f"{actor['class_name']}.__init__"
         execution = context.Execution(actor["actor_id"], name, name)
@@ -190,7 +190,11 @@ class Worker:
             held = self.runtime.borrowing.hold(inside)
             work = Work(None, 0, "", name, (*arguments[:2], ()), refs, (), None, None)  # type: ignore[arg-type]
             args, kwargs = load_arguments(self.runtime, work)
-            self.executor.instance = cls(*args, **kwargs)
+            if inspect.iscoroutinefunction(cls.__init__):
+                self.executor.instance = cls.__new__(cls, *args, **kwargs)
+                await self.executor.instance.__init__(*args, **kwargs)
+            else:
+                self.executor.instance = cls(*args, **kwargs)
             del held, args, kwargs, work
             execution.answered = True
             if execution.exits:  # and the constructor has caught that
@@ -276,6 +280,15 @@ class Worker:
         # The rest is the kernel's; it may not get done with it if a driver hangs.
         self.runtime.link.node_notice("leaving")
         self.runtime.link.flush()
+
+
+def _result_of(coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    raise RuntimeError("a coroutine waits outside of an event loop")
 
 
 def _own_names(cls: type) -> set[str]:

@@ -216,6 +216,31 @@ def test_an_async_actor_may_have_a_constructor_that_blocks() -> None:
     assert miniray.get(Prepared.remote().get.remote()) == 4
 
 
+def test_a_constructor_may_be_a_coroutine() -> None:
+    @miniray.remote
+    class Prepared:
+        async def __init__(self, value: int) -> None:
+            await asyncio.sleep(0)
+            self.value = value + await number.remote(4)
+
+        async def get(self) -> int:
+            return self.value
+
+    @miniray.remote
+    class Unprepared:
+        async def __init__(self) -> None:
+            await asyncio.sleep(0)
+            raise ValueError("not ready")
+
+        async def get(self) -> None:
+            """Never runs."""
+
+    prepared = Prepared.remote(3)
+    assert miniray.get([prepared.get.remote() for _ in range(3)], timeout=30) == [7] * 3
+    with pytest.raises(ActorDiedError, match="not ready"):
+        miniray.get(Unprepared.remote().get.remote(), timeout=30)
+
+
 def test_concurrency_groups_of_an_asyncio_actor_have_limits_of_their_own() -> None:
     @miniray.remote(concurrency_groups={"narrow": 1})
     class Grouped:

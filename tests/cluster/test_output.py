@@ -449,6 +449,23 @@ def test_what_was_printed_before_a_violent_end_is_shown(nodes: Cluster, end: str
     assert [body_of(line) for line in lines] == expected
 
 
+def test_lines_of_native_code_have_names_too(nodes: Cluster) -> None:
+    lines = drive("""
+        @miniray.remote
+        class Native:
+            def write(self):
+                os.write(1, b"of an actor\\n")
+
+        @miniray.remote
+        def write():
+            os.write(1, b"of a task\\n")
+
+        native = Native.remote()
+        miniray.get([native.write.remote(), write.remote()])
+        """).lines
+    assert sorted(line.split(" ")[0] for line in lines) == ["(Native", "(write"]
+
+
 def test_where_code_was_that_crashed_its_process_is_shown(nodes: Cluster) -> None:
     shown = drive("""
         @miniray.remote(max_retries=0)

@@ -29,10 +29,13 @@ from miniray.exceptions import (
     ObjectLostError,
     ObjectStoreFullError,
     OwnerDiedError,
+    PendingCallsLimitExceeded,
     PendingCallsLimitExceededError,
     PlacementGroupRemovedError,
+    RayActorError,
     TaskCancelledError,
     TaskError,
+    TaskPlacementGroupRemoved,
     VersionMismatchError,
     WorkerCrashedError,
 )
@@ -260,9 +263,9 @@ def test_an_error_that_passes_through_a_second_task_keeps_its_first_cause() -> N
         NodeDiedError("n1", "no heartbeat for 15 s"),
         NotInitializedError("There is no runtime."),
         ObjectLostError("ab", "its node died"),
-        ObjectStoreFullError(10, 95, 100),
+        ObjectStoreFullError(needed=10, used=95, capacity=100),
         OwnerDiedError("ab", "worker 12"),
-        PendingCallsLimitExceededError(5, class_name="C"),
+        PendingCallsLimitExceededError(limit=5, class_name="C"),
         PlacementGroupRemovedError("ab"),
         TaskCancelledError("work"),
         VersionMismatchError("miniray", "1", "2"),
@@ -278,6 +281,16 @@ def test_every_error_survives_pickling_with_its_fields(error: MinirayError) -> N
     assert {name: str(value) for name, value in vars(copy).items()} == {
         name: str(value) for name, value in vars(error).items()
     }
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RayActorError, PendingCallsLimitExceeded, ObjectStoreFullError, TaskPlacementGroupRemoved],
+)
+def test_errors_that_user_code_raises_itself_need_no_argument(error: type[MinirayError]) -> None:
+    assert str(error())
+    if error is not TaskPlacementGroupRemoved:
+        assert str(error("the words of the user")) == "the words of the user"
 
 
 def test_a_killed_process_is_described_by_the_name_of_its_signal() -> None:

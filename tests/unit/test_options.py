@@ -210,6 +210,8 @@ def test_a_bundle_is_asked_for_by_group_and_index() -> None:
     assert task(scheduling_strategy=strategy).placement == BundleAffinity(group.id, 1, True)
     assert task(placement_group=group).placement == BundleAffinity(group.id, -1, None)
     assert task(placement_group="default").placement is None
+    as_the_caller = PlacementGroupSchedulingStrategy("default")
+    assert task(scheduling_strategy=as_the_caller).placement is None
     assert task(placement_group=None).placement == Anywhere()
     assert task(placement_group=None, scheduling_strategy="SPREAD").placement == Spread()
 

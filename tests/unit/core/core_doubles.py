@@ -100,7 +100,7 @@ class FakeLink:
             size, form, _owner, _owner_node, patient = args
             self.patience.append(patient)
             if size > self.room:
-                raise ObjectStoreFullError(size, 1 << 40, 1 << 40)
+                raise ObjectStoreFullError(needed=size, used=1 << 40, capacity=1 << 40)
             number = next(self._numbers)
             fd = os.memfd_create("test")
             os.ftruncate(fd, size)

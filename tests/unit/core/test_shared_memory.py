@@ -246,7 +246,7 @@ def test_a_full_store_is_not_asked_twice_for_all_of_the_time_that_a_reader_has(
     def request(_method: str, _args: Any, *, timeout: float, **_how: Any) -> Any:
         given.append(timeout)
         now[0] += 3.0
-        raise ObjectStoreFullError(1, 2, 2)
+        raise ObjectStoreFullError(needed=1, used=2, capacity=2)
 
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(link, "node_request", request)

@@ -198,7 +198,7 @@ def test_what_stops_a_transfer_is_told_to_all_who_wait() -> None:
     async def test(node: Node) -> None:
         waiters = [node.pulls.wait(KEY, SIZE, process, 1, maps=True) for process in (A, B)]
         await settled()
-        node.transfers.finish(KEY, ObjectStoreFullError(SIZE, 0, 0))
+        node.transfers.finish(KEY, ObjectStoreFullError(needed=SIZE))
         for waiter in waiters:
             with pytest.raises(ObjectStoreFullError):
                 await waiter.segment
