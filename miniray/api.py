@@ -59,6 +59,7 @@ def init(
     log_to_driver: bool | None = None,
     ignore_reinit_error: bool = False,
     object_store_memory: int | None = None,
+    _memory: int | None = None,
     _temp_dir: str | None = None,
     **kwargs: Any,
 ) -> InitContext:
@@ -82,6 +83,8 @@ def init(
         log_to_driver: Whether what workers print is printed here too. Default: True.
         ignore_reinit_error: Return the context of the first call if there was one.
         object_store_memory: Size of a new cluster's object store, in bytes.
+        _memory: Bytes of the resource ``memory`` of a new cluster. Default: those of the machine
+            that are not the object store's.
         _temp_dir: Folder for logs and sockets of a new cluster.
         **kwargs: Arguments of Ray that have no effect here; they are accepted with a
             warning.
@@ -107,6 +110,7 @@ def init(
             "runtime_env": runtime_env,
             "log_to_driver": log_to_driver,
             "object_store_memory": object_store_memory,
+            "memory": _memory,
             "temp_dir": _temp_dir,
         },
         kwargs,

@@ -67,7 +67,10 @@ class ObjectRef(Generic[T_co]):
 
     def __del__(self) -> None:
         state = hooks
-        if state is None or not self._owner_node:  # interpreter shutdown, or uncounted
+        try:
+            if state is None or not self._owner_node:  # interpreter shutdown, or uncounted
+                return
+        except AttributeError:  # it was never made, for lack of arguments
             return
         state.dropped.append(self._id)
         if not state.woken:

@@ -174,6 +174,7 @@ def _start_node(options: InitOptions) -> _Place:
             resources=dict(options.resources),
             labels=dict(options.labels),
             object_store_memory=options.object_store_memory,
+            memory=options.memory,
             temp_dir=options.temp_dir,
             embedded=True,
             parent_pid=os.getpid(),

@@ -44,9 +44,8 @@ _REFUSED = {
     "enable_resource_isolation": "set limits for the cgroup that the node runs in",
     "cgroup_path": "set limits for the cgroup that the node runs in",
     "system_reserved_cpu": "give num_cpus",
-    "system_reserved_memory": "give the resource memory",
+    "system_reserved_memory": "give _memory",
     "proxy_server_url": "start a web server in an actor",
-    "_memory": 'give resources={"memory": bytes} to `miniray start`',
     "_node_ip_address": "start the cluster with `miniray start --head`",
     "storage": "give RunConfig(storage_path=...) to the trainer",
 }
@@ -68,6 +67,7 @@ class InitOptions:
     runtime_env: Mapping[str, Any] | None = None
     log_to_driver: bool = True
     object_store_memory: int | None = None  # bytes
+    memory: int | None = None  # bytes
     temp_dir: str | None = None
 
 
@@ -94,6 +94,7 @@ def check_init(given: Mapping[str, Any], others: Mapping[str, Any]) -> InitOptio
         "runtime_env": check.runtime_env,
         "log_to_driver": check.boolean,
         "object_store_memory": check.whole(1, "bytes"),
+        "memory": check.whole(0, "bytes"),
         "temp_dir": check.text,
     }
     values = {name: checks[name](name, value) for name, value in given.items() if value is not None}
@@ -180,6 +181,7 @@ def refuse_node_arguments(options: InitOptions, address: str | None) -> None:
             "resources",
             "labels",
             "object_store_memory",
+            "memory",
         )
         if getattr(options, name) not in (None, {})
     ]

@@ -124,7 +124,7 @@ def test_switching_off_what_is_not_there_warns_of_nothing() -> None:
     [
         ({"num_cpu": 2}, "num_cpus"),
         ({"local_mode": True}, "local_mode"),
-        ({"_memory": 10}, "memory"),
+        ({"storage": "s3://bucket"}, "storage_path"),
         ({"nonsense": 1}, "nonsense"),
     ],
 )
@@ -132,6 +132,11 @@ def test_other_keywords_are_refused_by_name(keyword: dict[str, Any], hint: str) 
     with pytest.raises(TypeError, match=hint):
         miniray.init(**keyword)
     assert not miniray.is_initialized()
+
+
+def test_the_memory_that_tasks_may_ask_for_can_be_given() -> None:
+    miniray.init(num_cpus=1, _memory=500_000_000)
+    assert miniray.cluster_resources()["memory"] == 500_000_000
 
 
 def test_temp_dir_says_where_the_session_is(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import multiprocessing
 import os
 import queue
 import threading
@@ -54,6 +56,16 @@ def test_apply_returns_the_result(pool: Pool) -> None:
     assert pool.apply(add, (1,)) == 2
     assert pool.apply(add, (1,), {"b": 5}) == 6
     assert pool.apply(add, kwargs={"a": 3}) == 4
+
+
+def test_that_a_context_has_no_effect_is_told_once(
+    cluster: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("miniray"), "propagate", True)
+    for _ in range(2):
+        with Pool(1, context=multiprocessing.get_context()):
+            pass
+    assert caplog.text.count("context") == 1
 
 
 def test_apply_raises_what_the_function_raised(pool: Pool) -> None:

@@ -139,6 +139,7 @@ def test_the_address_may_come_from_the_environment(
         ({"local_mode": True}, TypeError, "does not support local_mode"),
         ({"log_to_driver": "yes"}, TypeError, "True or False"),
         ({"object_store_memory": 0}, ValueError, "bytes"),
+        ({"_memory": -1}, ValueError, "bytes"),
     ],
 )
 def test_init_refuses(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -82,3 +83,14 @@ def test_copies_of_a_ref_are_the_ref_itself(monkeypatch: pytest.MonkeyPatch) -> 
     assert copy.copy(ref) is ref
     assert copy.deepcopy({"a": [ref]})["a"][0] is ref
     assert seen == []
+
+
+def test_a_ref_that_could_not_be_made_is_dropped_without_a_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ignored: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: ignored.append(args.exc_type))
+    with pytest.raises(TypeError, match="owner_node"):
+        ObjectRef(ID)  # type: ignore[call-arg]
+    gc.collect()
+    assert not ignored

@@ -5,6 +5,7 @@ It shares batches of calls out among its actors; ``results.py`` brings them back
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -60,7 +61,7 @@ class Pool:
         ray_remote_args: Mapping[str, Any] | None = None,
     ) -> None:
         if context is not None:
-            logger.warning("The argument 'context' of Pool has no effect: its processes are actors")
+            _tell_of_context()
         if maxtasksperchild is not None:
             whole(1)("maxtasksperchild", maxtasksperchild)
         if processes is not None:
@@ -272,6 +273,12 @@ class Pool:
             self._run(func, [((element,), {}) for element in batch], deliver)
 
         return IMapIterator(batches, submit, len(self._actors), ordered)
+
+
+@functools.cache
+def _tell_of_context() -> None:
+    """Once per process: libraries make pools for every loop."""
+    logger.warning("The argument 'context' of Pool has no effect: its processes are actors")
 
 
 def _attach(address: str | None, processes: int | None) -> None:
