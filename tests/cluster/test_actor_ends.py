@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, cast
 
@@ -145,6 +146,30 @@ def test_calls_queued_behind_exit_actor_do_not_run(threads: int, tmp_path: Path)
         with pytest.raises(ActorDiedError, match="exit_actor"):
             miniray.get(ref, timeout=30)
     assert not (tmp_path / "touched").exists()
+
+
+def test_calls_behind_one_that_exits_are_repeated_behind_it(tmp_path: Path) -> None:
+    @miniray.remote(max_restarts=1, max_task_retries=1)
+    class Forgetful:
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def exit_once(self, exited: Path, go: Path) -> list[int]:
+            wait_for_file(go)
+            if not exited.exists():
+                exited.touch()
+                sys.exit(1)
+            return self.note(0)
+
+        def note(self, number: int) -> list[int]:
+            self.seen.append(number)
+            return self.seen
+
+    actor = Forgetful.remote()
+    refs = [actor.exit_once.remote(tmp_path / "exited", tmp_path / "go")]
+    refs += [actor.note.remote(number) for number in (1, 2)]
+    (tmp_path / "go").touch()
+    assert miniray.get(refs, timeout=30) == [[0], [0, 1], [0, 1, 2]]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
