@@ -107,7 +107,7 @@ class ThreadedExecutor(Executor):
             result = self._invoke(work)
             self.answer(work, self.read(work, result))
         except (ActorExit, SystemExit) as error:
-            self._end(error)
+            self.leave(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
             self.cancel_children(work)
@@ -215,8 +215,7 @@ class AsyncExecutor(Executor):
             self._early.clear()
             self._begun = True
 
-    def stop(self, *, at_once: bool = False) -> None:
-        self._ending = self._ending or at_once
+    def stop(self) -> None:
         loop = self._main_loop
         if loop is not None and self._stopped is not None:
             loop.call_soon_threadsafe(self._stopped.set)
@@ -242,7 +241,7 @@ class AsyncExecutor(Executor):
                 result = self.read(work, result)
             self.answer(work, result)
         except (ActorExit, SystemExit) as error:
-            self._end(error)
+            self.leave(error)
         except asyncio.CancelledError:
             if work.cancelled or not self.is_ending():  # else the loop ends with the actor
                 self.answer_error(work, TaskCancelledError(work.name))

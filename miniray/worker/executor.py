@@ -87,9 +87,9 @@ class Executor:
         self.limit = 0
         self._done = 0
         self.set_name: Callable[[str], None] = _ignore
-        #: Nothing more is begun.
+        #: The actor ends: nothing more is begun.
         self._ending = False
-        runtime.end_actor = self._exit_actor
+        runtime.end_actor = lambda: self.leave(ActorExit())
         runtime.on_kind.update(
             {
                 p.PEER_TASK: self.on_task,
@@ -257,17 +257,21 @@ class Executor:
         if not self._results.when_counted(counted.arrived):
             await_others(self._runtime, counted)
 
-    def stop(self, *, at_once: bool = False) -> None:
-        """End ``run`` after the work before this; ``at_once``: begin nothing more."""
-        self._ending = self._ending or at_once
+    def stop(self) -> None:
+        """End ``run`` after the work before this."""
         self._queue.put(None)
 
-    def is_ending(self) -> bool:
-        """Whether nothing more is begun."""
-        return self._ending
+    def leave(self, why: BaseException) -> None:
+        """User code ends this process: calls of an actor that are queued end with it.
 
-    def _exit_actor(self) -> None:
-        self._end(ActorExit())
+        Tasks that are queued still run, as they would have to be sent elsewhere.
+        """
+        self._ending = self._runtime.facts.actor_id is not None  # before another thread is told
+        self._end(why)
+
+    def is_ending(self) -> bool:
+        """Whether the actor ends, and nothing more is begun."""
+        return self._ending
 
     def execute(self, work: Work) -> None:
         """Run one piece of work in this thread and answer."""
@@ -286,10 +290,10 @@ class Executor:
             self.answer(work, result)
         except ActorExit:
             self._interruptible = False
-            self._end(ActorExit())
+            self.leave(ActorExit())
         except SystemExit as error:
             self._interruptible = False
-            self._end(error)
+            self.leave(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self._interruptible = False
             self.answer_error(work, error)
@@ -424,7 +428,7 @@ class Executor:
             return False
         execution.answered = True  # before it is asked
         if execution.exits:
-            self._exit_actor()
+            self.leave(ActorExit())
         return execution.exits
 
     def _reply(self, work: Work, message: tuple[Any, ...]) -> None:

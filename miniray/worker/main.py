@@ -122,8 +122,7 @@ class Worker:
         self.runtime.link.node_notice(
             "exiting", "exit_actor" if isinstance(why, ActorExit) else "rule"
         )
-        # Calls of an actor that are queued fail with it; tasks would have to be sent elsewhere.
-        self.executor.stop(at_once=self._attachment.facts.actor_id is not None)
+        self.executor.stop()
 
     # --- tasks -------------------------------------------------------------------
     def run_tasks(self) -> None:
