@@ -124,10 +124,13 @@ def test_a_handle_got_by_name_does_not_keep_the_actor_alive() -> None:
 
 
 def test_a_call_by_such_a_handle_fails_when_the_actor_goes(tmp_path: Path) -> None:
+    @miniray.remote(num_cpus=0)
+    def call_from_elsewhere(begun: str) -> None:
+        miniray.get(miniray.get_actor("busy").block.remote(begun))
+
     actor = Register.options(name="busy").remote()
-    found = miniray.get_actor("busy")
-    pid = miniray.get(found.pid.remote())
-    running = found.block.remote(str(tmp_path / "begun"))
+    pid = miniray.get(actor.pid.remote())
+    running = call_from_elsewhere.remote(str(tmp_path / "begun"))
     wait_until((tmp_path / "begun").exists)
     del actor
     wait_until(lambda: not is_alive(pid))
