@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import dataclasses
 import json
 import logging
 import secrets
@@ -63,8 +62,7 @@ def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
     """The worker group that a run starts when its scaling policy decides so."""
     from miniray.train.worker_group import WorkerGroup
 
-    named = dataclasses.replace(spec.run_config, name=spec.name)
-    return WorkerGroup(decision, spec.scaling_config, spec.backend, named)
+    return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)
 
 
 class TrainController(RankCalls):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.config import config as tunables
 from miniray.train.backend import BackendConfig
-from miniray.train.config import RunConfig, ScalingConfig, default_run_name, instance_of
+from miniray.train.config import RunConfig, ScalingConfig, instance_of
 from miniray.train.data.adapt import adapt_all
 from miniray.train.data.config import DataConfig
 from miniray.train.data.shards import Datasets
@@ -94,6 +94,8 @@ class DataParallelTrainer:
     def fit(self) -> Result:
         """Run to the end.
 
+        Again with the same trainer, it goes on from the newest checkpoint of its run.
+
         Starts an embedded cluster if this process is attached to none; not so in local mode
         (``num_workers=0`` or ``MINIRAY_TRAIN_LOCAL=1``), where the train loop runs in this
         process. Ctrl-C stops the run after the uploads that have begun, twice at once. If this
@@ -142,8 +144,8 @@ class DataParallelTrainer:
         config = self.run_config
         failures = config.failure_config
         assert failures is not None
-        name = config.name or default_run_name()
-        storage = RunStorage(config.storage_url, name, config.storage_filesystem)
+        assert config.name is not None
+        storage = RunStorage(config.storage_url, config.name, config.storage_filesystem)
         if is_local(self.scaling_config) and config.detached:
             raise ValueError(
                 "RunConfig(detached=True) has no meaning in local mode (num_workers=0 or "
@@ -152,7 +154,7 @@ class DataParallelTrainer:
         if not is_local(self.scaling_config):
             refuse_memory(storage.filesystem, config.storage_url)
         return RunSpec(
-            name=name,
+            name=config.name,
             storage=storage,
             run_config=config,
             scaling_config=self.scaling_config,
@@ -163,7 +165,7 @@ class DataParallelTrainer:
             hang_timeout=None if is_local(self.scaling_config) else failures.hang_timeout_s,
             collective_timeout=tunables().train_collective_timeout,
             configuration=describe_run(
-                name=name,
+                name=config.name,
                 train_loop=self.train_loop_per_worker,
                 train_loop_config=self.train_loop_config,
                 scaling_config=self.scaling_config,

@@ -114,7 +114,8 @@ class WorkerGroup:
         self._backend = backend
         self._runtime_env = run_config.worker_runtime_env
         self._logging = run_config.logging_config
-        self._run = run_config.name or "run"
+        assert run_config.name is not None
+        self._run = run_config.name
         self._room: Room | None = None
         self._workers: list[Any] = []  # in order of rank once they are connected
         #: Where each rank runs, in order of rank; empty until the ranks are given out.

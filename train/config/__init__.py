@@ -12,7 +12,6 @@ from miniray.train.config.run import (
     FailureConfig,
     LoggingConfig,
     RunConfig,
-    default_run_name,
 )
 from miniray.train.config.scaling import ScalingConfig
 
@@ -23,6 +22,5 @@ __all__ = [
     "RunConfig",
     "ScalingConfig",
     "check_folder_name",
-    "default_run_name",
     "instance_of",
 ]

@@ -193,9 +193,10 @@ class RunConfig:
 
     Args:
         name: Name of the run and of its folder in the storage. A run with the name of an older
-            one continues it: ``get_checkpoint()`` gives its newest checkpoint. Default: a new one.
+            one continues it: ``get_checkpoint()`` gives its newest checkpoint. Default: a new one
+            for each ``RunConfig``, so that ``fit()`` again with the same one continues its run.
         storage_path: Folder or URL that holds the folders of runs. Workers on several machines
-            need one that all of them reach. Default: ``~/miniray_results``.
+            need one that all of them reach. Default: ``~/miniray_results``, with ``~`` expanded.
         storage_filesystem: An fsspec or pyarrow filesystem for ``storage_path``, which is then a
             path on it and not a URL.
         failure_config: What happens when workers fail.
@@ -257,8 +258,9 @@ class RunConfig:
                 "log_to_file": (log_to_file, "What ranks print is in the logs of their workers."),
             },
         )
-        if self.name is not None:
-            check_folder_name("RunConfig(name", self.name)
+        if self.name is None:
+            self.name = default_run_name()
+        check_folder_name("RunConfig(name", self.name)
         self.failure_config = instance_of("failure_config", self.failure_config, FailureConfig)
         self.checkpoint_config = instance_of(
             "checkpoint_config", self.checkpoint_config, CheckpointConfig
@@ -301,21 +303,18 @@ class RunConfig:
 
     def _check_storage(self) -> None:
         path = self.storage_path
-        if path is not None and (
-            not isinstance(path, str | os.PathLike) or not str(os.fspath(path)).strip()
-        ):
+        if path is None:
+            path = Path(DEFAULT_STORAGE_PATH).expanduser()
+        if not isinstance(path, str | os.PathLike) or not str(os.fspath(path)).strip():
             raise ValueError(
                 f"RunConfig(storage_path={path!r}) must be a folder or a URL, such as "
                 f"'/mnt/runs' or 's3://bucket/runs'."
             )
-        if self.storage_filesystem is not None and path is None:
-            raise ValueError(
-                "RunConfig(storage_filesystem) needs a storage_path: the folder on that filesystem."
-            )
+        self.storage_path = os.fspath(path)
 
     def _check_runtime_env(self) -> None:
         if self.worker_runtime_env is None:
-            return
+            self.worker_runtime_env = {}
         from miniray.core.option_checks import runtime_env
 
         try:
@@ -326,7 +325,6 @@ class RunConfig:
     @property
     def storage_url(self) -> str:
         """The storage path as text, with ``~`` expanded."""
-        path = os.fspath(
-            self.storage_path if self.storage_path is not None else DEFAULT_STORAGE_PATH
-        )
+        assert self.storage_path is not None
+        path = os.fspath(self.storage_path)
         return str(Path(path).expanduser()) if path.startswith("~") else path

@@ -133,9 +133,15 @@ def test_a_config_of_another_class_is_refused():
         RunConfig(failure_config=CheckpointConfig())
 
 
-def test_a_filesystem_without_a_path_on_it_is_refused():
-    with pytest.raises(ValueError, match="needs a storage_path"):
-        RunConfig(storage_filesystem=object())
+def test_what_a_run_config_is_not_given_is_filled_in(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    filled = RunConfig(storage_filesystem=object())
+    assert filled.storage_path == f"{tmp_path}/miniray_results"
+    assert filled.name.startswith("train_run-")
+    assert filled.worker_runtime_env == {}
+    assert RunConfig().name != filled.name
+    assert dataclasses.replace(filled).name == filled.name
+    assert RunConfig(storage_path=tmp_path).storage_path == str(tmp_path)
 
 
 def test_a_storage_path_in_the_home_folder_is_expanded(monkeypatch, tmp_path):

@@ -85,6 +85,26 @@ def test_a_run_goes_on_from_its_newest_checkpoint(fit, tmp_path):
     assert [fit(loop, name="mine").return_value for _ in range(2)] == [False, True]
 
 
+@pytest.mark.parametrize("same", ["trainer", "config"])
+def test_a_run_without_a_name_goes_on_when_it_is_fitted_again(tmp_path, same):
+    def loop():
+        begun = train.get_checkpoint() is not None
+        train.report({}, checkpoint=save(tmp_path / str(begun), "x"))
+        return begun
+
+    config = RunConfig(storage_path=tmp_path / "runs")
+
+    def make():
+        scaling = ScalingConfig(num_workers=0)
+        return DataParallelTrainer(loop, scaling_config=scaling, run_config=config)
+
+    first = make()
+    second = first if same == "trainer" else make()
+    results = [first.fit(), second.fit()]
+    assert [result.return_value for result in results] == [False, True]
+    assert results[0].path == results[1].path == f"{tmp_path}/runs/{config.name}"
+
+
 def test_after_a_failure_the_loop_is_started_again(fit, tmp_path):
     def loop():
         begin = train.get_checkpoint()
