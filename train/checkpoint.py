@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.filesystem import download, is_local, resolve, same
+from miniray.train.filesystem import download, is_local, resolve, same, shown
 from miniray.train.shared_copies import shared_copy
 from miniray.train.store import Store
 
@@ -34,11 +34,25 @@ class Checkpoint:
 
     Attributes:
         path: Path on ``filesystem``.
-        filesystem: The fsspec filesystem that holds it.
+        fsspec_filesystem: The fsspec filesystem that holds it.
     """
 
     def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
-        self.filesystem, self.path = resolve(path, filesystem)
+        self.fsspec_filesystem, self.path = resolve(path, filesystem)
+        self._given = filesystem
+
+    @classmethod
+    def stored(cls, path: str, filesystem: Any, given: Any) -> Checkpoint:
+        """A checkpoint in the folder of a run.
+
+        Args:
+            path: Path on ``filesystem``.
+            filesystem: The fsspec filesystem that holds it.
+            given: What the user gave as filesystem, or None.
+        """
+        checkpoint = cls(path, filesystem)
+        checkpoint._given = given
+        return checkpoint
 
     @classmethod
     def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
@@ -61,10 +75,10 @@ class Checkpoint:
         self._check_exists()
         target = Path(path).expanduser() if path is not None else _temporary_folder()
         try:
-            if is_local(self.filesystem):
+            if is_local(self.fsspec_filesystem):
                 shutil.copytree(self.path, target, dirs_exist_ok=True)
             else:
-                download(self.filesystem, self.path, target)
+                download(self.fsspec_filesystem, self.path, target)
         except BaseException:
             if path is None:
                 shutil.rmtree(target, ignore_errors=True)  # nobody knows of it
@@ -83,10 +97,10 @@ class Checkpoint:
             FileNotFoundError: The checkpoint does not exist, or not any more.
         """
         self._check_exists()
-        if is_local(self.filesystem):
+        if is_local(self.fsspec_filesystem):
             yield self.path
             return
-        with shared_copy(self.filesystem, self.path) as folder:
+        with shared_copy(self.fsspec_filesystem, self.path) as folder:
             yield folder
 
     def get_metadata(self) -> dict[str, Any]:
@@ -112,12 +126,17 @@ class Checkpoint:
         self.set_metadata({**self.get_metadata(), **metadata})
 
     @property
+    def filesystem(self) -> Any:
+        """The filesystem that holds the files: the one that was given, else one of pyarrow."""
+        return shown(self.fsspec_filesystem, self._given)
+
+    @property
     def _files(self) -> Store:
-        return Store(self.filesystem, self.path.rstrip("/"))
+        return Store(self.fsspec_filesystem, self.path.rstrip("/"))
 
     def _check_exists(self) -> None:
-        self.filesystem.invalidate_cache(self.path.rstrip("/").rpartition("/")[0])
-        if not self.filesystem.isdir(self.path):
+        self.fsspec_filesystem.invalidate_cache(self.path.rstrip("/").rpartition("/")[0])
+        if not self.fsspec_filesystem.isdir(self.path):
             raise FileNotFoundError(
                 f"{self!r} does not exist. It was never written, or CheckpointConfig(num_to_keep) "
                 f"no longer keeps it."
@@ -127,14 +146,14 @@ class Checkpoint:
         return (
             isinstance(other, Checkpoint)
             and self.path == other.path
-            and same(self.filesystem, other.filesystem)
+            and same(self.fsspec_filesystem, other.fsspec_filesystem)
         )
 
     def __hash__(self) -> int:
         return hash(self.path)
 
     def __repr__(self) -> str:
-        protocol = self.filesystem.protocol
+        protocol = self.fsspec_filesystem.protocol
         kind = protocol if isinstance(protocol, str) else protocol[-1]
         return f"Checkpoint(filesystem={kind}, path={self.path})"
 

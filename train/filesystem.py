@@ -1,4 +1,4 @@
-"""Finds the fsspec filesystem of a path, URL or pyarrow filesystem.
+"""Finds the fsspec filesystem of a path, URL or pyarrow filesystem, and shows it to users.
 
 The only place that knows which kinds of filesystem a user may give.
 """
@@ -52,11 +52,39 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
 
         if filesystem.type_name == "local":
             return fsspec.filesystem("file"), text
+        # One of fsspec in pyarrow's form, as `shown` makes it.
+        inner = getattr(getattr(filesystem, "handler", None), "fs", None)
+        if isinstance(inner, fsspec.AbstractFileSystem):
+            return inner, text
         return ArrowFSWrapper(filesystem), text
     raise ValueError(
         f"{filesystem!r} is neither an fsspec nor a pyarrow filesystem. "
         f"Pass one of these, or a URL as the path."
     )
+
+
+def shown(filesystem: Any, given: Any) -> Any:
+    """A filesystem as users see it, who know those of pyarrow.
+
+    Args:
+        filesystem: An fsspec filesystem.
+        given: What the user gave, fsspec's or pyarrow's; None if it follows from a path or URL.
+
+    Raises:
+        ImportError: pyarrow is not installed, and the user gave no filesystem.
+    """
+    if given is not None:
+        return given
+    try:
+        from pyarrow import fs
+    except ImportError as error:
+        raise ImportError(
+            "The filesystem of a path or URL is shown as one of pyarrow, which is not installed. "
+            "Run `pip install 'miniray[train]'`."
+        ) from error
+    if is_local(filesystem):
+        return fs.LocalFileSystem()
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem))
 
 
 def same(one: Any, other: Any) -> bool:

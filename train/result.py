@@ -55,8 +55,8 @@ class Result:
 
     @property
     def filesystem(self) -> Any:
-        """The fsspec filesystem that holds ``path``."""
-        return self._run.filesystem
+        """The filesystem that holds ``path``: the user's own, else one of pyarrow."""
+        return self._run.storage_filesystem
 
     @property
     def metrics_dataframe(self) -> Any:

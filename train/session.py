@@ -281,11 +281,11 @@ def check_deletable(storage: RunStorage, checkpoint: Checkpoint) -> None:
     """Raise ValueError if deleting a checkpoint after its upload would delete what must stay."""
     source = Path(checkpoint.path)
     run = Path(storage.path)
-    if is_local(checkpoint.filesystem):
+    if is_local(checkpoint.fsspec_filesystem):
         source = source.resolve()
     if storage.files.is_local:
         run = run.resolve()
-    same_kind = is_local(checkpoint.filesystem) == storage.files.is_local
+    same_kind = is_local(checkpoint.fsspec_filesystem) == storage.files.is_local
     if same_kind and (run == source or source in run.parents):
         raise ValueError(
             f"report(checkpoint={checkpoint!r}, delete_local_checkpoint_after_upload=True) would "
@@ -295,7 +295,7 @@ def check_deletable(storage: RunStorage, checkpoint: Checkpoint) -> None:
 
 
 def _same_folder(one: Checkpoint, other: Checkpoint) -> bool:
-    if not (is_local(one.filesystem) and is_local(other.filesystem)):
+    if not (is_local(one.fsspec_filesystem) and is_local(other.fsspec_filesystem)):
         return one == other
     return Path(one.path).resolve() == Path(other.path).resolve()
 
@@ -303,9 +303,9 @@ def _same_folder(one: Checkpoint, other: Checkpoint) -> bool:
 def _delete(checkpoint: Checkpoint) -> None:
     """Delete files that were uploaded; what can't be deleted is told and left."""
     try:
-        if is_local(checkpoint.filesystem):
+        if is_local(checkpoint.fsspec_filesystem):
             shutil.rmtree(checkpoint.path)
         else:
-            checkpoint.filesystem.rm(checkpoint.path, recursive=True)
+            checkpoint.fsspec_filesystem.rm(checkpoint.path, recursive=True)
     except OSError:
         logger.warning("%r was uploaded and can't be deleted.", checkpoint, exc_info=True)

@@ -18,7 +18,7 @@ from miniray.train.checkpoint import METADATA_FILE, Checkpoint
 from miniray.train.checkpoint_book import CheckpointRecord
 from miniray.train.config import check_folder_name
 from miniray.train.exceptions import RunTakenOverError
-from miniray.train.filesystem import protocols, resolve
+from miniray.train.filesystem import protocols, resolve, shown
 from miniray.train.manifests import Manifest, default_checkpoint_name
 from miniray.train.reports import Upload
 from miniray.train.store import Store, list_files, merge
@@ -56,7 +56,7 @@ class RunStorage:
         self, storage_path: str | os.PathLike[str], name: str, filesystem: Any = None
     ) -> None:
         resolved, root = resolve(storage_path, filesystem)
-        self._use(resolved, f"{root.rstrip('/')}/{name}")
+        self._use(resolved, f"{root.rstrip('/')}/{name}", filesystem)
 
     @classmethod
     def of_run(cls, path: str | os.PathLike[str], filesystem: Any = None) -> RunStorage:
@@ -65,11 +65,12 @@ class RunStorage:
             path = Path(path).expanduser()
         storage = cls.__new__(cls)
         resolved, folder = resolve(path, filesystem)
-        storage._use(resolved, folder.rstrip("/"))
+        storage._use(resolved, folder.rstrip("/"), filesystem)
         return storage
 
-    def _use(self, filesystem: Any, path: str) -> None:
+    def _use(self, filesystem: Any, path: str, given: Any) -> None:
         self.filesystem = filesystem
+        self._given = given
         self.path = path
         self.name = path.rpartition("/")[2]
         self.files = Store(filesystem, path)
@@ -78,8 +79,8 @@ class RunStorage:
 
     @property
     def storage_filesystem(self) -> Any:
-        """The fsspec filesystem that holds the run's folder."""
-        return self.filesystem
+        """The filesystem that holds the run's folder: the user's own, else one of pyarrow."""
+        return shown(self.filesystem, self._given)
 
     @property
     def storage_fs_path(self) -> str:
@@ -177,7 +178,7 @@ class RunStorage:
 
     def checkpoint(self, name: str) -> Checkpoint:
         """The checkpoint of this name."""
-        return Checkpoint(self.files.at(name), self.filesystem)
+        return Checkpoint.stored(self.files.at(name), self.filesystem, self._given)
 
     def upload(self, checkpoint: Checkpoint, name: str, *, spare: bool = False) -> Upload:
         """Copy a rank's files into the folder of a checkpoint; several ranks may add to one.
@@ -207,7 +208,7 @@ class RunStorage:
         """
         folder, _, name = checkpoint.path.rstrip("/").rpartition("/")
         # The same store may be reached by another client, such as one of pyarrow.
-        same_kind = protocols(checkpoint.filesystem) & protocols(self.filesystem)
+        same_kind = protocols(checkpoint.fsspec_filesystem) & protocols(self.filesystem)
         if folder.strip("/") != self.path.strip("/") or not same_kind:
             raise ValueError(
                 f"{checkpoint!r} is not in a folder of its own in the run's folder {self.path}, so "

@@ -56,7 +56,7 @@ class UploadProcess:
         import cloudpickle
 
         request = None
-        if not in_memory(self._storage.filesystem) and not in_memory(checkpoint.filesystem):
+        if not in_memory(self._storage.filesystem) and not in_memory(checkpoint.fsspec_filesystem):
             with contextlib.suppress(Exception):  # whatever a user's class raises
                 request = cloudpickle.dumps((self._storage, checkpoint, name, spare))
         if request is None:

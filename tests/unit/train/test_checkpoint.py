@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 from pathlib import Path
 
 import fsspec
@@ -72,6 +73,41 @@ def test_a_pyarrow_filesystem_is_accepted(folder):
     checkpoint = Checkpoint(str(folder), pyarrow.fs.LocalFileSystem())
     with checkpoint.as_directory() as path:
         assert Path(path, "model.pt").read_text() == "weights"
+
+
+def test_the_filesystem_is_the_users_own_else_one_of_pyarrow(folder, remote):
+    subtree = pyarrow.fs.SubTreeFileSystem(str(folder.parent), pyarrow.fs.LocalFileSystem())
+    assert Checkpoint(folder.name, subtree).filesystem is subtree
+    assert Checkpoint("source", remote.filesystem).filesystem is remote.filesystem
+    for given in (folder, f"file://{folder}"):
+        checkpoint = Checkpoint(given)
+        assert checkpoint.filesystem == pyarrow.fs.LocalFileSystem()
+        with checkpoint.filesystem.open_input_stream(f"{checkpoint.path}/model.pt") as stream:
+            assert stream.read() == b"weights"
+
+
+def test_the_filesystem_of_a_url_leads_to_the_same_checkpoint(folder):
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file(f"{folder}/model.pt", b"weights")
+    try:
+        checkpoint = Checkpoint(f"memory://{folder}")
+        (found,) = checkpoint.filesystem.get_file_info(pyarrow.fs.FileSelector(checkpoint.path))
+        assert (found.base_name, found.size) == ("model.pt", 7)
+        again = Checkpoint(checkpoint.path, checkpoint.filesystem)
+        assert again == checkpoint
+        assert again.fsspec_filesystem is memory
+        assert pickle.loads(pickle.dumps(again)) == checkpoint
+    finally:
+        memory.rm(str(folder), recursive=True)
+
+
+def test_without_pyarrow_the_filesystem_of_a_path_is_refused_with_the_fix(folder, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    checkpoint = Checkpoint(folder)
+    with checkpoint.as_directory() as path:
+        assert path == str(folder)
+    with pytest.raises(ImportError, match=r"pip install 'miniray\[train\]'"):
+        checkpoint.filesystem  # noqa: B018
 
 
 def test_checkpoints_on_equal_filesystems_of_pyarrow_are_equal(folder):

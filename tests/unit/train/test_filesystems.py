@@ -73,6 +73,9 @@ def test_a_checkpoint_goes_through_any_filesystem(store_of_kind, tmp_path):
         assert Path(local, "deep", "er", "shard1").read_text() == "1"
         assert Path(local, "same").read_text() == "from 1"  # of the rank that was last
     assert checkpoint.get_metadata() == {"epoch": 1}
+    result = Result.from_path(joined, filesystem)
+    for shown in (result.filesystem, checkpoint.filesystem, storage.storage_filesystem):
+        assert shown == filesystem if filesystem else isinstance(shown, pyarrow_fs.LocalFileSystem)
     assert len(storage.records()) == 2  # metadata that was added later do not spoil it
     storage.delete("epoch=[1]*")
     storage.delete("epoch=[1]*")

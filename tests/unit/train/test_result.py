@@ -35,14 +35,14 @@ def test_the_results_of_a_folder_are_read_back(run_folder):
     assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [0, 1, 2]
     assert result.error is None
     assert result.path == str(run_folder)
-    assert result.filesystem.exists(result.path)
+    assert result.filesystem.get_file_info(result.path).type.name == "Directory"
 
 
 def test_a_result_can_be_made_by_hand_as_for_a_test(run_folder):
     best = Checkpoint(f"{run_folder}/checkpoint_000001")
     result = Result({"loss": 0.1}, best, None, str(run_folder), [(best, {"loss": 0.1})])
     assert result.get_best_checkpoint("loss", "min") == best
-    assert result.filesystem.exists(result.path)
+    assert result.filesystem.get_file_info(result.path).type.name == "Directory"
     assert "checkpoint_000001" in str(result)
     assert Result(metrics=None, checkpoint=None, error=None, path="/run").best_checkpoints == []
 

@@ -147,7 +147,8 @@ def test_the_storage_has_rays_names(session, tmp_path):
     assert storage.storage_fs_path == f"{tmp_path}/runs"
     assert storage.experiment_dir_name == "run"
     assert storage.build_checkpoint_path_from_name("a") == f"{tmp_path}/runs/run/a"
-    assert storage.storage_filesystem.exists(storage.experiment_fs_path)
+    found = storage.storage_filesystem.get_file_info(storage.experiment_fs_path)
+    assert found.type.name == "Directory"
 
 
 def test_an_upload_in_the_background_does_not_hold_the_loop(session, controller, make_checkpoint):
