@@ -83,6 +83,10 @@ class CheckpointBook:
         self._records = [kept for kept in self._records if kept not in surplus]
         return surplus
 
+    def remove(self, name: str) -> None:
+        """Strike out a checkpoint whose name a new one takes."""
+        self._records = [record for record in self._records if record.name != name]
+
     @property
     def latest(self) -> CheckpointRecord | None:
         """The checkpoint reported last."""

@@ -148,13 +148,14 @@ def report(
     Args:
         metrics: Numbers, strings, lists and dictionaries by name.
         checkpoint: A folder of files to keep.
-        checkpoint_dir_name: Name of the checkpoint's folder in the run's folder, new for each
-            checkpoint and the same on all ranks. Default: ``checkpoint_`` and a number.
+        checkpoint_dir_name: Name of the checkpoint's folder in the run's folder, the same on all
+            ranks. A checkpoint that has this name from before the workers were started is replaced:
+            deleted when the first rank begins its upload. Default: ``checkpoint_`` and a number.
         checkpoint_upload_mode: ``SYNC`` returns after this rank's files are in the storage.
             ``ASYNC`` returns at once; a thread uploads one checkpoint after the other, and the
             folder has to stay until then. A failed upload ends the run, as an exception in the
             train loop does. ``NO_UPLOAD`` takes files that are in a folder of the run's folder
-            already: see ``get_context().get_storage()``.
+            already: see ``get_context().get_storage()``. What else is in that folder is kept.
         delete_local_checkpoint_after_upload: Delete the folder when it is uploaded. Default: with
             ``ASYNC``. If the storage is on the same disk, its files are then not copied.
         checkpoint_upload_fn: Uploads instead: called with the checkpoint and the name of its
@@ -164,7 +165,8 @@ def report(
     Raises:
         RuntimeError: Called outside a train loop.
         TypeError: The metrics are not a dictionary with string keys, or the checkpoint is none.
-        ValueError: The metrics hold a tensor, or an argument can't be used.
+        ValueError: The metrics hold a tensor, an argument can't be used, or a checkpoint that these
+            workers have reported has the name.
         FileNotFoundError: The checkpoint's folder does not exist.
         CheckpointUploadError: An earlier upload in the background has failed.
     """

@@ -8,11 +8,10 @@ is decided by policies; how an attempt ended, by ``Attempt``.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import json
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import MinirayError, TaskError
 from miniray.train import rank_logs
@@ -46,8 +45,6 @@ if TYPE_CHECKING:
     from miniray.train.worker_group import WorkerGroup
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 #: After a rank has failed, seconds that others get to say why they failed too: a rank whose peer
 #: died often fails before the death is known, and the error should name both.
@@ -112,8 +109,6 @@ class TrainController(RankCalls):
         self._failure: WorkerFailure | None = None
         self._machine: asyncio.Task[None] | None = None
         self._stop_asked = False
-        # One thread, so that what is stored is stored in order.
-        self._io = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="train-io")
 
     # --- calls of the driver and the ranks ---------------------------------------------
 
@@ -427,7 +422,3 @@ class TrainController(RankCalls):
 
     def _write_facts(self) -> None:
         self._facts.write(self._state, self._message)
-
-    async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
-        """Run a function that blocks, in the one thread for such work."""
-        return await asyncio.get_running_loop().run_in_executor(self._io, function, *args)

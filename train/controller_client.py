@@ -72,9 +72,15 @@ class ControllerClient:
         """Tell that the checkpoint of a report will be uploaded in the background."""
         self._begin("announce_upload", index)
 
-    def begin_upload(self, index: int, name: str) -> UploadPlace:
-        """Ask where to upload the checkpoint of a report."""
-        place: UploadPlace = self._begin("begin_upload", index, name)()
+    def begin_upload(self, index: int, name: str, *, in_place: bool) -> UploadPlace:
+        """Ask where to upload the checkpoint of a report.
+
+        Args:
+            index: Number of the report.
+            name: Name of the checkpoint's folder.
+            in_place: Files of the checkpoint are in that folder already.
+        """
+        place: UploadPlace = self._begin("begin_upload", index, name, in_place)()
         return place
 
     def upload_failed(self, index: int, failure: WorkerFailure | None) -> None:

@@ -7,14 +7,16 @@ earlier attempts are turned away. What becomes of complete steps is not decided 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import concurrent.futures
+import functools
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.train.attempt import UploadPlace
 from miniray.train.exceptions import CollectiveError
 from miniray.train.rendezvous import CollectiveOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from miniray.train.attempt import Attempt
     from miniray.train.checkpoint_book import CheckpointRecord
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from miniray.train.progress_feed import ProgressFeed
     from miniray.train.recorder import RunRecorder
     from miniray.train.reports import Report, Step
+
+T = TypeVar("T")
 
 
 class RankCalls:
@@ -42,6 +46,8 @@ class RankCalls:
         self._attempt: Attempt | None = None
         #: Steps that every rank has reported and that are to be recorded.
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
+        # One thread, so that what is stored is stored in order.
+        self._io = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="train-io")
 
     async def report(self, attempt: int, rank: int, index: int, report: Report) -> None:
         """Take the report of a rank; those of ended attempts are dropped."""
@@ -54,13 +60,22 @@ class RankCalls:
         if (current := self._current(attempt)) is not None:
             current.announce_upload(rank, index)
 
-    async def begin_upload(self, attempt: int, rank: int, index: int, name: str) -> UploadPlace:
-        """Tell a rank where to upload the checkpoint of a report."""
+    async def begin_upload(
+        self, attempt: int, rank: int, index: int, name: str, in_place: bool = False
+    ) -> UploadPlace:
+        """Tell a rank where to upload the checkpoint of a report.
+
+        What an earlier attempt or run has under this name is taken away before.
+        """
         current = self._current(attempt)
         if current is None:
             return UploadPlace(refusal="other workers have taken its place")
         await current.may_upload(index)
-        return current.begin_upload(rank, index, name)
+        place = current.begin_upload(rank, index, name)
+        if self._recorder.is_taken(place.folder):
+            make_way = functools.partial(self._recorder.make_way, in_place=in_place)
+            await self._blocking(make_way, place.folder)
+        return place
 
     async def upload_failed(
         self, attempt: int, rank: int, index: int, failure: WorkerFailure | None
@@ -107,3 +122,7 @@ class RankCalls:
     def _take(self, steps: Sequence[Step]) -> None:
         for step in steps:
             self._steps.put_nowait(step)
+
+    async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
+        """Run a function that blocks, in the one thread for such work."""
+        return await asyncio.get_running_loop().run_in_executor(self._io, function, *args)

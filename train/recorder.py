@@ -50,12 +50,14 @@ class RunRecorder:
         self._book = CheckpointBook(config)
         self._told_unscored = False
         self._next_number = 0
+        #: Names of checkpoints that earlier attempts and runs have left.
+        self._earlier: set[str] = set()
         self.latest_metrics: dict[str, Any] | None = None
         self.steps = 0
 
     def open(self) -> None:
         """Take up what an earlier run of this name left, without what it left incomplete."""
-        self._next_number = self._storage.delete_incomplete()
+        self.clear_incomplete(0)
         records = self._storage.records()
         self._book.restore(records)
         older = [(record.number, dict(record.metrics)) for record in records]
@@ -72,6 +74,29 @@ class RunRecorder:
         """
         free = self._storage.delete_incomplete()
         self._next_number = max(self._next_number, next_number, free)
+        self._earlier = self._storage.committed()
+
+    def is_taken(self, name: str) -> bool:
+        """Whether a checkpoint of an earlier attempt or run has this name, and is in the way."""
+        return name in self._earlier
+
+    def make_way(self, name: str, *, in_place: bool) -> None:
+        """Take a checkpoint of an earlier attempt or run away, for a new one of its name.
+
+        Of several calls for one name, the first does it.
+
+        Args:
+            name: The name.
+            in_place: Files of the new one are in its folder already, so none is deleted.
+        """
+        if self.is_taken(name):
+            self._storage.require_owner(self._token)
+            self._book.remove(name)  # first: one that is half away is none to go on from
+            if in_place:
+                self._storage.revoke(name)
+            else:
+                self._storage.delete(name)
+            self._earlier.discard(name)
 
     @property
     def next_number(self) -> int:

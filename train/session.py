@@ -12,7 +12,7 @@ import functools
 import logging
 import shutil
 import threading
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.checkpoint import Checkpoint
@@ -23,7 +23,7 @@ from miniray.train.exceptions import (
     CollectiveTimeoutError,
 )
 from miniray.train.failures import WorkerFailure
-from miniray.train.filesystem import is_local
+from miniray.train.filesystem import is_local, protocols
 from miniray.train.plain_metrics import plain_metrics
 from miniray.train.ranks import listed
 from miniray.train.report_options import CheckpointUploadMode, ReportedCheckpoint
@@ -197,7 +197,10 @@ class Session:
             name = given.checkpoint.path.rstrip("/").rpartition("/")[2]
         else:
             name = given.name or default_checkpoint_name(self._setup.first_number + index)
-        place = self._controller.begin_upload(index, name)
+        in_place = given.mode is CheckpointUploadMode.NO_UPLOAD or _lies_in(
+            given.checkpoint, self.storage.checkpoint(name)
+        )
+        place = self._controller.begin_upload(index, name, in_place=in_place)
         if place.refusal:
             raise AttemptOverError(
                 f"Rank {self.ranks.world_rank} of attempt {self._setup.attempt} may not upload "
@@ -224,7 +227,7 @@ class Session:
         with self._sending:
             if index > self._newest[0]:
                 self._newest = (index, stored)
-        if given.delete_local and not _same_folder(given.checkpoint, stored):
+        if given.delete_local and not _lies_in(given.checkpoint, stored):
             _delete(given.checkpoint)
         return upload
 
@@ -294,10 +297,16 @@ def check_deletable(storage: RunStorage, checkpoint: Checkpoint) -> None:
         )
 
 
-def _same_folder(one: Checkpoint, other: Checkpoint) -> bool:
-    if not (is_local(one.fsspec_filesystem) and is_local(other.fsspec_filesystem)):
-        return one == other
-    return Path(one.path).resolve() == Path(other.path).resolve()
+def _lies_in(inner: Checkpoint, outer: Checkpoint) -> bool:
+    """Whether the files of one checkpoint are in the folder of another, as far as names tell."""
+    one, other = inner.fsspec_filesystem, outer.fsspec_filesystem
+    if is_local(one) and is_local(other):
+        return Path(inner.path).resolve().is_relative_to(Path(outer.path).resolve())
+    # The same store may be reached by another client, such as one of pyarrow.
+    if not protocols(one) & protocols(other):
+        return False
+    folder = PurePosixPath("/", outer.path.strip("/"))
+    return PurePosixPath("/", inner.path.strip("/")).is_relative_to(folder)
 
 
 def _delete(checkpoint: Checkpoint) -> None:

@@ -226,15 +226,12 @@ class RunStorage:
             ValueError: The name can't be used, or a complete checkpoint has it.
         """
         check_folder_name("report(checkpoint_dir_name", name)
-        manifest = self._manifest(name)
-        if manifest is not None and not manifest.missing(self.files.sizes(name)):
+        if self._manifest(name) is not None:
             raise ValueError(
                 f"The run already has a complete checkpoint {name!r} in {self.path}. "
                 f"Give each checkpoint a name of its own, for example with the epoch in it."
             )
         self._mark(name)
-        if manifest is not None:
-            self.files.delete(manifests.manifest_path(name))  # what it tells of has been lost
 
     def commit(self, number: int, uploads: Sequence[Upload], metrics: Mapping[str, Any]) -> None:
         """Make a checkpoint complete, after every rank has uploaded its files."""
@@ -249,23 +246,31 @@ class RunStorage:
         self.files.write(manifests.manifest_path(name), manifest.text())
         self._unmark(name)
 
+    def revoke(self, name: str) -> None:
+        """Make a checkpoint incomplete and leave its files; ``delete_incomplete`` deletes them."""
+        self._mark(name)
+        self.files.delete(manifests.manifest_path(name))
+
     def delete(self, name: str) -> None:
         """Delete a checkpoint: first its manifest, so that it never looks complete.
 
         A delete that is cut off is finished by ``delete_incomplete``.
         """
-        self._mark(name)
-        self.files.delete(manifests.manifest_path(name))
+        self.revoke(name)
         self.files.delete_folder(name)
         self._unmark(name)
+
+    def committed(self) -> set[str]:
+        """Names of the checkpoints that have a manifest, also if files of theirs were lost."""
+        with_manifest, _ = manifests.named(self.files.names(manifests.FOLDER))
+        return with_manifest
 
     def records(self) -> list[CheckpointRecord]:
         """The run's checkpoints, oldest first.
 
         The last of them is checked file by file, and left out if something is missing.
         """
-        with_manifest, _ = manifests.named(self.files.names(manifests.FOLDER))
-        found = [each for name in with_manifest if (each := self._manifest(name)) is not None]
+        found = [each for name in self.committed() if (each := self._manifest(name)) is not None]
         found.sort(key=lambda manifest: manifest.number)
         while found and (missing := found[-1].missing(self.files.sizes(found[-1].name))):
             logger.warning(

@@ -219,6 +219,34 @@ def test_a_run_of_the_same_name_continues_the_older_one(fit: Any, tmp_path: Path
     assert fit(loop, config, workers=1, name="again").return_value == "checkpoint_000000"
 
 
+@pytest.mark.parametrize("again", ["run", "attempt"])
+def test_a_loop_that_begins_anew_writes_over_the_checkpoints_that_it_named_before(
+    fit: Any, tmp_path: Path, again: str
+) -> None:
+    def loop(config: dict[str, Any]) -> None:
+        rank = train.get_context().get_world_rank()
+        older = train.get_checkpoint()
+        version = "first" if older is None else "second"
+        for epoch in range(3):
+            folder = Path(config["folder"], version, f"{rank}-{epoch}")
+            checkpoint = save(folder, **{f"rank{rank}": version, version: ""})
+            train.report({"is": version}, checkpoint, checkpoint_dir_name=f"epoch_{epoch}")
+        train.get_all_reported_checkpoints()
+        if older is None and config["fails"]:
+            raise RuntimeError("boom")
+
+    config = {"folder": str(tmp_path), "fails": again == "attempt"}
+    options = {"name": "again", "failure_config": FailureConfig(max_failures=1)}
+    result = fit(loop, config, **options)
+    if again == "run":
+        result = fit(loop, config, **options)
+    kept = [(Path(each.path).name, metrics) for each, metrics in result.best_checkpoints]
+    assert kept == [(f"epoch_{epoch}", {"is": "second"}) for epoch in range(3)]
+    for checkpoint, _ in Result.from_path(result.path).best_checkpoints:
+        files = {file.name: file.read_text() for file in Path(checkpoint.path).iterdir()}
+        assert files == {"rank0": "second", "rank1": "second", "second": ""}
+
+
 def test_a_run_that_failed_goes_on_from_its_checkpoint_when_it_is_started_again(
     fit: Any, tmp_path: Path
 ) -> None:

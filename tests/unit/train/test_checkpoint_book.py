@@ -30,6 +30,15 @@ def test_without_a_score_the_newest_are_kept():
     assert numbers(book.records) == [2, 3]
 
 
+def test_a_name_is_there_once_when_a_new_checkpoint_takes_it():
+    book = CheckpointBook(CheckpointConfig(num_to_keep=2))
+    for number in range(2):
+        book.add(CheckpointRecord(f"epoch_{number}", number, {}))
+    book.remove("epoch_0")
+    assert book.add(CheckpointRecord("epoch_0", 2, {})) == []
+    assert [entry.name for entry in book.records] == ["epoch_1", "epoch_0"]
+
+
 def test_the_best_are_kept_and_the_latest_too():
     book = CheckpointBook(CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="accuracy"))
     for number, accuracy in enumerate([0.9, 0.8, 0.1]):

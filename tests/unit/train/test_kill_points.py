@@ -145,6 +145,76 @@ def test_the_machines_own_filesystem_survives_a_kill_at_every_change(sources, tm
         check(storage, sources, committed)
 
 
+def live_again(storage, sources, version, names):
+    """A run whose checkpoints take the names that an earlier one has used."""
+    context = RunContext(storage.name, storage.path, None, None, storage.filesystem)
+    callbacks = CallbackRunner([], context)
+    recorder = RunRecorder(storage, CheckpointConfig(), callbacks, "token")
+    storage.write_run_facts({"token": "token"})
+    recorder.open()
+    for index, name in enumerate(names):
+        recorder.make_way(name, in_place=False)
+        uploads = [
+            storage.upload(Checkpoint(sources / version / str(rank)), name) for rank in range(RANKS)
+        ]
+        reports = {rank: Report({"is": version}, upload) for rank, upload in enumerate(uploads)}
+        recorder.record(recorder.next_number - index, [Step(index, reports, RANKS)])
+    kept = [record.name for record in recorder.checkpoints]
+    assert len(set(kept)) == len(kept)
+    recorder.close()
+
+
+def check_unmixed(storage, sources, newest):
+    """No checkpoint has files of two runs, and this one is the newest."""
+    assert storage.records()[-1].name == newest
+    storage.delete_incomplete()
+    for record in storage.records():
+        version = sources / record.metrics["is"]
+        expected = {file.name: file.read_bytes() for file in version.glob("*/*")}
+        folder = f"{storage.path}/{record.name}"
+        files = storage.files.sizes(record.name)
+        assert {file: storage.filesystem.cat_file(f"{folder}/{file}") for file in files} == expected
+    live_again(storage, sources, "new", ["a", "b"])
+    assert [record.metrics for record in storage.records()] == [{"is": "new"}] * 2
+
+
+@pytest.mark.parametrize("kind", ["store", "disk"])
+def test_a_checkpoint_is_replaced_whole_or_is_gone_wherever_the_run_is_killed(tmp_path, kind):
+    sources = tmp_path / "sources"
+    for version, more in (("old", "_old"), ("new", "")):
+        for rank in range(RANKS):
+            (sources / version / str(rank)).mkdir(parents=True)
+            for file in (f"rank{rank}", f"rank{rank}{more}"):
+                (sources / version / str(rank) / file).write_text(version)
+
+    def killed_at(fatal):
+        """The storage as another process sees it, and what the one that was killed had done."""
+        content, clock, folder = {}, Clock(fatal), tmp_path / str(fatal)
+        if kind == "disk":
+            first = second = after = RunStorage(folder, "run")
+        else:
+            first, second, after = (
+                RunStorage("runs", "run", TearingFileSystem(content, each))
+                for each in (Clock(), clock, Clock())
+            )
+        live_again(first, sources, "old", ["a", "b"])
+        try:
+            kill_on_disk(str(folder), clock, lambda: live_again(second, sources, "new", ["a", "b"]))
+        except Killed:
+            assert fatal is not None
+        return after, clock
+
+    moments = killed_at(None)[1].moments
+    assert moments > 30
+    for fatal in range(moments):
+        after, clock = killed_at(fatal)
+        written = [each for each in clock.names if each.startswith(("write runs", "os.rename"))]
+        committed = [
+            name for name in "ab" if any(f"/.manifests/{name}.json" in each for each in written)
+        ]
+        check_unmixed(after, sources, committed[-1] if committed else "b")
+
+
 def test_no_row_of_metrics_is_lost_when_a_later_run_is_killed_while_it_writes():
     first, whole = {}, Clock()
     log_rows(RunStorage("runs", "run", TearingFileSystem(first, Clock())), range(3))

@@ -16,6 +16,7 @@ from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import (
     Callback,
     CallbackError,
+    Checkpoint,
     CheckpointConfig,
     FailureConfig,
     RunConfig,
@@ -418,6 +419,80 @@ def test_numbers_that_ended_workers_have_begun_are_not_given_again(start):
     numbers = []
     run(start(max_failures=1), loop)
     assert numbers == [0, 0, 4, 4]
+
+
+async def save(rank, folder, name, **metrics):
+    """Report the files of a folder as a checkpoint of this name."""
+    begun = rank.setup.attempt, rank.rank, rank.index
+    place = await rank.controller.begin_upload(*begun, name)
+    try:
+        upload = rank.setup.storage.upload(Checkpoint(folder), place.folder)
+    except ValueError:
+        await rank.controller.upload_failed(*begun, None)
+        raise
+    await rank.controller.report(*begun, Report(metrics, upload))
+    rank.index += 1
+
+
+@pytest.mark.parametrize("again", ["run", "attempt"])
+def test_a_checkpoint_takes_the_place_of_one_that_an_earlier_run_or_attempt_had(
+    start, tmp_path, again
+):
+    async def loop(rank):
+        version = len(controllers) if again == "run" else rank.setup.attempt
+        folder = tmp_path / f"files_{rank.rank}_{version}"
+        folder.mkdir()
+        (folder / f"rank{rank.rank}").write_text(f"{version}")
+        (folder / f"only_in_{version}").write_text("")
+        for epoch in range(2):
+            await save(rank, folder, f"epoch_{epoch}", version=version, epoch=epoch)
+            await rank.controller.reported_checkpoints(rank.setup.attempt, 0, epoch + 1, None)
+        if again == "attempt" and version == 1:
+            raise RuntimeError("boom")
+
+    controllers = []
+    for _ in range(2 if again == "run" else 1):
+        controllers.append(start(max_failures=1, num_to_keep=3))
+        outcome = run(controllers[-1], loop)
+    kept = [(record.name, record.number, record.metrics) for record in outcome.checkpoints]
+    assert kept == [
+        ("epoch_0", 2, {"version": 2, "epoch": 0}),
+        ("epoch_1", 3, {"version": 2, "epoch": 1}),
+    ]
+    assert outcome.checkpoints == RunStorage(tmp_path, "run").records()
+    files = {file.name: file.read_text() for file in (tmp_path / "run" / "epoch_0").iterdir()}
+    assert files == {"rank0": "2", "rank1": "2", "only_in_2": ""}
+
+
+def test_files_that_lie_in_the_folder_of_a_checkpoint_already_are_not_deleted_for_it(
+    start, tmp_path
+):
+    async def loop(rank):
+        begun = rank.setup.attempt, rank.rank, 0
+        storage = rank.setup.storage
+        folder = tmp_path / "run" / "epoch"
+        folder.mkdir(exist_ok=True)
+        (folder / "model").write_text("weights")
+        await rank.controller.begin_upload(*begun, "epoch", in_place=True)
+        assert storage.committed() == set()
+        await rank.controller.report(*begun, Report({}, storage.adopt(storage.checkpoint("epoch"))))
+
+    run(start(workers=1), loop)
+    (record,) = run(start(workers=1), loop).checkpoints
+    assert record.number == 1
+    assert (tmp_path / "run" / "epoch" / "model").read_text() == "weights"
+
+
+def test_a_name_that_the_same_workers_have_used_is_refused(start, tmp_path):
+    async def loop(rank):
+        (tmp_path / "files").mkdir(exist_ok=True)
+        for index in range(2):
+            await save(rank, tmp_path / "files", "epoch")
+            await rank.controller.reported_checkpoints(rank.setup.attempt, 0, index + 1, None)
+
+    for _ in range(2):
+        message = run(start(workers=1), loop).message
+        assert "ValueError: The run already has a complete checkpoint 'epoch'" in message
 
 
 def test_a_rank_of_an_earlier_attempt_gets_no_folder(start):

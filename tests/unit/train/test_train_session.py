@@ -51,7 +51,7 @@ class FakeController:
     def __init__(self):
         self.report = FakeMethod(lambda *args: None)
         self.announce_upload = FakeMethod(lambda *args: None)
-        self.begin_upload = FakeMethod(lambda attempt, rank, index, name: UploadPlace(name))
+        self.begin_upload = FakeMethod(lambda *args: UploadPlace(args[3]))
         self.upload_failed = FakeMethod(lambda *args: None)
         self.join = FakeMethod(lambda *args: CollectiveOutcome(pickle.dumps("from rank 0")))
         self.reported_checkpoints = FakeMethod(
@@ -283,6 +283,25 @@ def test_what_the_users_own_upload_left_when_it_was_killed_is_deleted(session, m
         report({}, make_checkpoint(), "mine", checkpoint_upload_fn=upload)
     session.storage.delete_incomplete()
     assert not Path(session.storage.path, "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "in_place"),
+    [
+        ("files", CheckpointUploadMode.SYNC, False),
+        ("runs/run/epoch", CheckpointUploadMode.SYNC, True),
+        ("runs/run/epoch/part", CheckpointUploadMode.SYNC, True),
+        ("runs/run/epoch/../epoch_1", CheckpointUploadMode.SYNC, False),
+        ("runs/run/epoch", CheckpointUploadMode.NO_UPLOAD, True),
+    ],
+)
+def test_the_controller_is_told_of_files_that_lie_in_the_checkpoints_folder_already(
+    session, controller, tmp_path, path, mode, in_place
+):
+    (tmp_path / path).mkdir(parents=True)
+    checkpoint = Checkpoint.from_directory(tmp_path / path)
+    report({}, checkpoint, "epoch", checkpoint_upload_mode=mode)
+    assert controller.begin_upload.calls == [(2, 1, 0, "epoch", in_place)]
 
 
 def test_a_rank_whose_place_was_taken_uploads_nothing(session, controller, make_checkpoint):

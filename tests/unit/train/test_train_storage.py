@@ -114,6 +114,19 @@ def test_the_name_of_a_complete_checkpoint_is_not_given_again(storage, make_chec
         storage.upload(make_checkpoint(a="2"), "epoch")
 
 
+def test_a_revoked_checkpoint_keeps_its_files_until_it_is_complete_again(storage, make_checkpoint):
+    storage.commit(0, [storage.upload(make_checkpoint(a="1"), "epoch")], {})
+    assert storage.committed() == {"epoch"}
+    storage.revoke("epoch")
+    assert storage.committed() == set()
+    assert contents(storage.checkpoint("epoch")) == {"a": "1"}
+    storage.commit(1, [storage.adopt(storage.checkpoint("epoch"))], {})
+    assert [record.number for record in storage.records()] == [1]
+    storage.revoke("epoch")
+    storage.delete_incomplete()
+    assert not storage.filesystem.exists(f"{storage.path}/epoch")
+
+
 def test_a_checkpoint_name_that_leaves_the_folder_is_refused(storage, make_checkpoint):
     with pytest.raises(ValueError, match="name of one folder"):
         storage.upload(make_checkpoint(a="1"), "../escape")
