@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         report,
     )
     from miniray.train.data import DataConfig, get_dataset_shard
+    from miniray.train.data.config import TRAIN_DATASET_KEY
     from miniray.train.exceptions import (
         CallbackError,
         CheckpointUploadError,
@@ -104,6 +105,7 @@ _HOMES = {
     "ScalingPolicy": "policies",
     "StorageNotSharedError": "exceptions",
     "StorageUnusableError": "exceptions",
+    "TRAIN_DATASET_KEY": "data.config",
     "TensorBoardCallback": "callbacks",
     "TrainContext": "context",
     "TrainingFailedError": "exceptions",
@@ -128,13 +130,11 @@ _ABSENT = {
     "PreemptionError": _NODE_LOST,
     "PreemptionInfo": _NODE_LOST,
     "SyncConfig": "what is reported is in the storage when report() has returned",
-    "TRAIN_DATASET_KEY": 'write "train"',
     "ValidationConfig": _VALIDATE,
     "ValidationFn": _VALIDATE,
     "ValidationTaskConfig": _VALIDATE,
     "base_trainer": _HERE,
     "constants": _HERE,
-    "data_parallel_trainer": _HERE,
     "error": _HERE,
     "get_preemption_info": _NODE_LOST,
     "horovod": _FRAMEWORK,
@@ -148,6 +148,7 @@ tell_imports(__name__, _ABSENT)
 _MODULES = {"collective", "data", "jax", "torch"}
 
 __all__ = [
+    "TRAIN_DATASET_KEY",
     "Backend",
     "BackendConfig",
     "CSVCallback",

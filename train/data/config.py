@@ -10,6 +10,9 @@ from miniray.train.config.checks import NOT_GIVEN, is_whole, refuse_given
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+#: The name in ``datasets`` that is usual for the data to train on.
+TRAIN_DATASET_KEY = "train"
+
 
 @dataclasses.dataclass
 class DataConfig:

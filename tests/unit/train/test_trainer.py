@@ -72,6 +72,35 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(module, name, instead)
         getattr(importlib.import_module(module), name)
 
 
+@pytest.mark.parametrize(
+    ("module", "home", "names"),
+    [
+        ("data_parallel_trainer", "train", "DataParallelTrainer"),
+        ("torch.torch_trainer", "train.torch", "TorchTrainer"),
+        ("v2.api.data_parallel_trainer", "train", "DataParallelTrainer"),
+        ("v2.api.config", "train", "CheckpointConfig FailureConfig LoggingConfig RunConfig"),
+        ("v2.api.config", "train", "ScalingConfig"),
+        ("v2.api.exceptions", "train", "ControllerError TrainingFailedError WorkerGroupError"),
+        ("v2.api.result", "train", "Result"),
+        ("v2.api.callback", "train", "UserCallback"),
+        ("v2.api.report_config", "train", "CheckpointConsistencyMode CheckpointUploadMode"),
+        ("v2.torch.torch_trainer", "train.torch", "TorchTrainer"),
+        ("v2.torch.train_loop_utils", "train.torch", "get_device get_devices prepare_model"),
+        ("v2.torch.train_loop_utils", "train.torch", "prepare_data_loader prepare_optimizer"),
+        ("v2.torch.train_loop_utils", "train.torch", "accelerate backward enable_reproducibility"),
+        ("v2.jax.jax_trainer", "train.jax", "JaxTrainer"),
+    ],
+)
+def test_a_name_is_found_at_the_path_where_ray_has_it(module, home, names):
+    found = importlib.import_module(f"miniray.train.{module}")
+    for name in names.split():
+        assert getattr(found, name) is getattr(importlib.import_module(f"miniray.{home}"), name)
+
+
+def test_the_usual_name_of_the_data_to_train_on_is_that_of_ray():
+    assert importlib.import_module("miniray.train").TRAIN_DATASET_KEY == "train"
+
+
 @pytest.mark.parametrize("name", ["backend_cls", "train_func_context"])
 def test_a_backend_configuration_that_is_written_for_ray_is_refused_when_it_is_defined(name):
     with pytest.raises(TypeError, match=rf"Config\.{name} is how Ray's trainers"):

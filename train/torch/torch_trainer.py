@@ -1,0 +1,7 @@
+"""``TorchTrainer``, under the path at which Ray has it."""
+
+from __future__ import annotations
+
+from miniray.train.torch.trainer import TorchTrainer
+
+__all__ = ["TorchTrainer"]

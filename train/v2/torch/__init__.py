@@ -1,0 +1,1 @@
+"""Modules with the names of ``miniray.train.torch``, where programs written for Ray look."""
