@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from miniray.train.data.config import TRAIN_DATASET_KEY
     from miniray.train.exceptions import (
         CallbackError,
-        CheckpointUploadError,
         CollectiveError,
         CollectiveTimeoutError,
         ControllerError,
@@ -79,7 +78,6 @@ _HOMES = {
     "Checkpoint": "checkpoint",
     "CheckpointConfig": "config",
     "CheckpointConsistencyMode": "report_options",
-    "CheckpointUploadError": "exceptions",
     "CheckpointUploadMode": "report_options",
     "CollectiveError": "exceptions",
     "CollectiveTimeoutError": "exceptions",
@@ -157,7 +155,6 @@ __all__ = [
     "Checkpoint",
     "CheckpointConfig",
     "CheckpointConsistencyMode",
-    "CheckpointUploadError",
     "CheckpointUploadMode",
     "CollectiveError",
     "CollectiveTimeoutError",

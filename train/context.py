@@ -168,7 +168,7 @@ def report(
         ValueError: The metrics hold a tensor, an argument can't be used, or a checkpoint that these
             workers have reported has the name.
         FileNotFoundError: The checkpoint's folder does not exist.
-        CheckpointUploadError: An earlier upload in the background has failed.
+        Exception: What an earlier upload in the background has raised, with a note that says so.
     """
     session = current_session("report")
     refuse_validation("report", validation)

@@ -72,10 +72,6 @@ class CollectiveTimeoutError(CollectiveError, TimeoutError):
     """Not all ranks came to a collective call in time."""
 
 
-class CheckpointUploadError(TrainingFailedError):
-    """A checkpoint that was to be uploaded in the background could not be; see its cause."""
-
-
 class TrainLoopLoadError(TrainingFailedError):
     """A worker could not load the train loop; its cause is what loading has raised."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 import traceback
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -48,7 +49,7 @@ class WorkerFailure:
             trace = trace.tb_next if trace is not None else None
         text = "".join(traceback.format_exception(type(error), error, trace)) if trace else ""
         summary = "".join(traceback.format_exception_only(error)).strip()
-        return cls(summary, text, _pickled(error))
+        return cls(_noted(summary, error), text and _noted(text, error), _pickled(error))
 
     @classmethod
     def to_load(cls, error: TaskError) -> WorkerFailure:
@@ -75,6 +76,13 @@ class WorkerFailure:
         if errors:
             return errors[0]
         return RuntimeError(self.traceback or self.summary)
+
+
+def _noted(text: str, error: BaseException) -> str:
+    """The text of an exception with its notes, which Python adds by itself from version 3.11 on."""
+    if sys.version_info >= (3, 11):
+        return text
+    return "\n".join([text.rstrip(), *getattr(error, "__notes__", ())])
 
 
 def _pickled(error: BaseException) -> tuple[bytes, ...]:

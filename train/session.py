@@ -15,13 +15,10 @@ import threading
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.exception_transport import add_note
 from miniray.train.checkpoint import Checkpoint
 from miniray.train.controller_client import ControllerClient
-from miniray.train.exceptions import (
-    AttemptOverError,
-    CheckpointUploadError,
-    CollectiveTimeoutError,
-)
+from miniray.train.exceptions import AttemptOverError, CollectiveTimeoutError
 from miniray.train.failures import WorkerFailure
 from miniray.train.filesystem import is_local, protocols
 from miniray.train.plain_metrics import plain_metrics
@@ -236,21 +233,16 @@ class Session:
         try:
             upload = self._upload(index, given)
         except Exception as error:
-            message = (
-                f"Rank {self.ranks.world_rank} could not upload the checkpoint of its report "
-                f"number {index} in the background: {type(error).__name__}: {error}"
-            )
+            note = f"Raised in the background upload of report {index}."
             if isinstance(error, FileNotFoundError):
-                message += (
+                note += (
                     " With CheckpointUploadMode.ASYNC the folder has to stay after report(): it "
                     "can't be in `with tempfile.TemporaryDirectory()`. It is deleted after the "
                     "upload."
                 )
-            failure = CheckpointUploadError(message)
-            failure.__cause__ = error
-            failure.with_traceback(error.__traceback__)
-            self._controller.upload_failed(index, WorkerFailure.of(failure))
-            raise failure from error
+            add_note(error, note)
+            self._controller.upload_failed(index, WorkerFailure.of(error))
+            raise
         self._send(index, Report(metrics, upload))
 
     def _send(self, index: int, report: Report) -> None:

@@ -52,14 +52,19 @@ def _user_frames(error: BaseException) -> types.TracebackType | None:
     return first
 
 
-def note_place(error: BaseException, place: str) -> None:
-    """Note in an error where it was raised, for one that goes to another process as it is.
+def add_note(error: BaseException, note: str) -> None:
+    """``BaseException.add_note``, for every version of Python.
 
     Python prints such notes below the error, from version 3.11 on.
     """
-    frames = "".join(traceback.format_tb(_user_frames(error)))
     notes: list[str] = error.__dict__.setdefault("__notes__", [])
-    notes.append(f"Raised in {place}\n{frames}".rstrip())
+    notes.append(note)
+
+
+def note_place(error: BaseException, place: str) -> None:
+    """Note in an error where it was raised, for one that goes to another process as it is."""
+    frames = "".join(traceback.format_tb(_user_frames(error)))
+    add_note(error, f"Raised in {place}\n{frames}".rstrip())
 
 
 def pack(error: BaseException) -> tuple[bytes | None, str]:

@@ -140,7 +140,7 @@ def test_uploads_that_wait_in_the_background_are_recorded_when_the_loop_fails(
     assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [0, 1, 2]
 
 
-def test_an_upload_in_the_background_that_fails_ends_the_run_with_its_cause(
+def test_an_upload_in_the_background_that_fails_ends_the_run_with_what_it_raised(
     fit: Any, tmp_path: Path
 ) -> None:
     def loop(config: dict[str, str]) -> None:
@@ -150,10 +150,40 @@ def test_an_upload_in_the_background_that_fails_ends_the_run_with_its_cause(
         train.report({}, saved, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
         signal.pause()
 
-    with pytest.raises(WorkerGroupError, match=r"Rank 1 could not upload.*TemporaryDirectory") as e:
+    with pytest.raises(WorkerGroupError, match=r"upload of report 0.*TemporaryDirectory") as e:
         fit(loop, {"folder": str(tmp_path)})
-    assert list(e.value.worker_failures) == [1]
-    assert "FileNotFoundError" in str(e.value)
+    ((rank, failure),) = e.value.worker_failures.items()
+    assert rank == 1
+    assert isinstance(failure, FileNotFoundError)
+    assert "[Rank 1] FileNotFoundError" in str(e.value)
+
+
+def test_what_the_users_own_upload_raises_in_the_background_is_the_failure_of_its_rank(
+    fit: Any, tmp_path: Path
+) -> None:
+    class OwnError(ValueError):
+        pass
+
+    def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        raise OwnError(name)
+
+    def loop(config: dict[str, str]) -> None:
+        folder = my_folder(config, "files")
+        folder.mkdir(parents=True)
+        train.report(
+            {},
+            Checkpoint.from_directory(folder),
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=upload,
+        )
+
+    with pytest.raises(WorkerGroupError) as e:
+        fit(loop, {"folder": str(tmp_path)}, workers=1)
+    failure = e.value.worker_failures[0]
+    assert type(failure).__name__ == "OwnError"
+    assert isinstance(failure, ValueError)
+    assert failure.args == ("checkpoint_000000",)
+    assert failure.__dict__["__notes__"] == ["Raised in the background upload of report 0."]
 
 
 def test_reports_of_rank_0_alone_are_enough_for_metrics(fit: Any) -> None:

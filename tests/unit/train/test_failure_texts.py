@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 
+from miniray.core.exception_transport import add_note
 from miniray.exceptions import TaskError
-from miniray.train.exceptions import CheckpointUploadError
+from miniray.train.exceptions import TrainingFailedError
 from miniray.train.failures import MOST_TOLD, WorkerFailure, describe
 from miniray.train.ranks import listed
 
@@ -68,13 +69,25 @@ def test_a_list_of_ranks_reads_as_part_of_a_sentence():
 
 
 def test_an_exception_keeps_its_causes_on_its_way_to_the_driver():
-    outer = CheckpointUploadError("outer")
+    outer = TrainingFailedError("outer")
     outer.__cause__ = ValueError("middle")
     outer.__cause__.__cause__ = KeyError("inner")
     found = WorkerFailure.of(outer).exception()
-    assert isinstance(found, CheckpointUploadError)
+    assert isinstance(found, TrainingFailedError)
     assert repr(found.__cause__) == "ValueError('middle')"
     assert repr(found.__cause__.__cause__) == "KeyError('inner')"
+
+
+def test_the_notes_of_an_exception_are_told_with_it():
+    error = ValueError("out of data")
+    add_note(error, "Raised in the background.")
+    try:
+        raise error
+    except ValueError:
+        failure = WorkerFailure.of(error)
+    assert failure.summary == "ValueError: out of data\nRaised in the background."
+    assert failure.traceback.rstrip().endswith(failure.summary)
+    assert failure.traceback.count("Raised in the background.") == 1
 
 
 def test_a_cause_that_can_not_be_pickled_costs_the_cause_and_not_the_exception():
