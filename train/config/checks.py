@@ -31,6 +31,10 @@ class Given:
 NOT_GIVEN: Any = Given()
 
 
+class RefusedArgumentError(ValueError, DeprecationWarning):
+    """An argument of Ray's makes no sense here. For most of them Ray raises DeprecationWarning."""
+
+
 def is_whole(value: Any, least: int) -> bool:
     """Whether a value is a whole number that is not below ``least``."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
@@ -114,15 +118,18 @@ def instance_of(argument: str, value: Any, kind: type) -> Any:
 
 
 def refuse_given(kind: str, arguments: Mapping[str, tuple[Any, str]]) -> None:
-    """Raise ValueError for the first argument that was given although it makes no sense here.
+    """Raise for the first argument that was given although it makes no sense here.
 
     Args:
         kind: Name of the class.
         arguments: What was given and what to do instead, by the argument's name.
+
+    Raises:
+        RefusedArgumentError: It is a ValueError and a DeprecationWarning.
     """
     for name, (value, instead) in arguments.items():
         if value is not NOT_GIVEN:
-            raise ValueError(f"{kind}({name}={value!r}) is not supported. {instead}")
+            raise RefusedArgumentError(f"{kind}({name}={value!r}) is not supported. {instead}")
 
 
 def by_name_only(likely: str) -> Callable[[type[T]], type[T]]:

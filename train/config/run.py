@@ -45,6 +45,7 @@ class CheckpointConfig:
 
     Raises:
         ValueError: A value makes no sense; the message says what is allowed.
+        DeprecationWarning: An argument that is refused was given. It is a ValueError too.
     """
 
     num_to_keep: int | None = None
@@ -107,6 +108,7 @@ class FailureConfig:
 
     Raises:
         ValueError: A value makes no sense; the message says what is allowed.
+        DeprecationWarning: An argument that is refused was given. It is a ValueError too.
     """
 
     max_failures: int = 0
@@ -221,6 +223,7 @@ class RunConfig:
 
     Raises:
         ValueError: A value makes no sense; the message says what is allowed.
+        DeprecationWarning: An argument that is refused was given. It is a ValueError too.
     """
 
     name: str | None = None
