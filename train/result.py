@@ -116,12 +116,14 @@ class Result:
             storage_filesystem: An fsspec or pyarrow filesystem, or None.
 
         Raises:
-            RuntimeError: There is no run in this folder.
+            RuntimeError: There is no such folder, or no run in it.
         """
         storage = RunStorage.of_run(path, storage_filesystem)
         if not storage.exists():
             raise RuntimeError(
                 f"{storage.path} is not the folder of a training run: it has no run.json."
+                if storage.files.exists("")
+                else f"{storage.path} does not exist: it is not the folder of a training run."
             )
         facts = storage.run_facts()
         rows = read_rows(storage)
@@ -164,7 +166,8 @@ class Result:
         if self.checkpoint is None:
             lines.append("checkpoint: none")
         else:
-            lines.append(f"checkpoint: {self.checkpoint.path.rpartition('/')[2]} (the latest)")
+            lines.append(f"checkpoint: {self.checkpoint.path} (the latest)")
+        if names:
             kept = f"{', '.join(names[-_SHOWN:])}{' and more' if len(names) > _SHOWN else ''}"
             lines.append(f"kept: {kept}")
         if self.return_value is not None:

@@ -81,7 +81,7 @@ TRAINING = {
             "Result of a training run",
             r"  path: .*/vit-\w{8}",
             "    epoch: 7",
-            r"  checkpoint: checkpoint_000007 \(the latest\)",
+            r"  checkpoint: .*/checkpoint_000007 \(the latest\)",
         ],
     ),
     "train_fsdp2.py": Training(

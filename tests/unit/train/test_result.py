@@ -68,6 +68,14 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         Result.from_path(tmp_path)
 
 
+def test_a_folder_that_does_not_exist_is_told_as_that(tmp_path):
+    with pytest.raises(RuntimeError, match=r"/missing does not exist") as caught:
+        Result.from_path(tmp_path / "missing")
+    assert "run.json" not in str(caught.value)
+    with pytest.raises(RuntimeError, match=r"/missing does not exist"):
+        Result.from_path("memory://missing")
+
+
 def test_a_printed_result_can_be_read_by_a_person(run_folder):
     text = str(Result.from_path(run_folder))
     assert text.splitlines() == [
@@ -76,16 +84,21 @@ def test_a_printed_result_can_be_read_by_a_person(run_folder):
         "  metrics:",
         "    eval/loss: 0.3",
         "    epoch: 2",
-        "  checkpoint: checkpoint_000002 (the latest)",
+        f"  checkpoint: {run_folder}/checkpoint_000002 (the latest)",
         "  kept: checkpoint_000000, checkpoint_000001, checkpoint_000002",
     ]
+
+
+def test_a_printed_result_names_no_kept_checkpoints_where_none_are_known():
+    text = str(Result({"loss": 0.1}, Checkpoint("/runs/a/best"), None, "/runs/a"))
+    assert text.splitlines()[-1] == "  checkpoint: /runs/a/best (the latest)"
 
 
 def test_a_folder_directly_below_the_root_is_a_path_like_any_other(monkeypatch):
     seen = []
     monkeypatch.setattr(RunStorage, "exists", lambda self: seen.append((self.path, self.name)))
     for path in ("/run", "/run/", "file:///run"):
-        with pytest.raises(RuntimeError, match=r"/run is not the folder"):
+        with pytest.raises(RuntimeError, match=r"^/run "):
             Result.from_path(path)
     assert seen == [("/run", "run")] * 3
 
