@@ -73,8 +73,10 @@ class CheckpointBook:
     def add(self, record: CheckpointRecord) -> list[CheckpointRecord]:
         """Enter a new checkpoint; return those that the rule no longer keeps, worst first.
 
-        The latest checkpoint always stays: a restart begins from it.
+        The latest checkpoint always stays: a restart begins from it. One of the same name is
+        struck out: its files were lost, else the name would not have been given again.
         """
+        self.remove(record.name)
         self._records = sorted([*self._records, record], key=self._rank)
         if self._keep is None:
             return []

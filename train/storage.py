@@ -226,12 +226,15 @@ class RunStorage:
             ValueError: The name can't be used, or a complete checkpoint has it.
         """
         check_folder_name("report(checkpoint_dir_name", name)
-        if self._manifest(name) is not None:
+        manifest = self._manifest(name)
+        if manifest is not None and not manifest.missing(self.files.sizes(name)):
             raise ValueError(
                 f"The run already has a complete checkpoint {name!r} in {self.path}. "
                 f"Give each checkpoint a name of its own, for example with the epoch in it."
             )
         self._mark(name)
+        if manifest is not None:
+            self.files.delete(manifests.manifest_path(name))  # what it tells of has been lost
 
     def commit(self, number: int, uploads: Sequence[Upload], metrics: Mapping[str, Any]) -> None:
         """Make a checkpoint complete, after every rank has uploaded its files."""

@@ -114,6 +114,14 @@ def test_the_name_of_a_complete_checkpoint_is_not_given_again(storage, make_chec
         storage.upload(make_checkpoint(a="2"), "epoch")
 
 
+def test_a_name_may_be_given_again_when_files_of_its_checkpoint_were_lost(storage, make_checkpoint):
+    storage.commit(0, [storage.upload(make_checkpoint(a="1"), "epoch")], {})
+    storage.filesystem.rm(f"{storage.path}/epoch", recursive=True)
+    storage.commit(1, [storage.upload(make_checkpoint(b="2"), "epoch")], {})
+    assert [record.number for record in storage.records()] == [1]
+    assert contents(storage.checkpoint("epoch")) == {"b": "2"}
+
+
 def test_a_revoked_checkpoint_keeps_its_files_until_it_is_complete_again(storage, make_checkpoint):
     storage.commit(0, [storage.upload(make_checkpoint(a="1"), "epoch")], {})
     assert storage.committed() == {"epoch"}
