@@ -144,6 +144,17 @@ class ActorDirectory:
         self._on_change(actor)
         self._submit(actor)
 
+    def refuse(self, requester: bytes, why: str, id: bytes, *_: object) -> None:
+        """An actor could not be registered or started: it is dead for all who ask."""
+        actor = self._table.get(id)
+        if actor is not None:
+            self._die_unschedulable(actor, why)
+        elif self._table.dead(id) is None:
+            creation = _unschedulable(id.hex(), why)
+            death = NEVER_MADE._replace(cause=DeathCause.CREATION_FAILED.name, creation=creation)
+            self._table.enter_dead(id, DeadActor(death, "", ""))
+            self._subscribers.tell_dead(requester, id, death)
+
     def subscribe(self, process_id: bytes, id: bytes) -> None:
         """Tell a process of the actor's state, now and whenever it changes."""
         actor = self._table.get(id)
@@ -262,10 +273,8 @@ class ActorDirectory:
         return Asker("actor", token.class_name, token.job_id, token.owner)
 
     def _die_unschedulable(self, actor: Actor, why: str) -> None:
-        error = ActorUnschedulableError(
-            f"The actor {actor.class_name} ({actor.id.hex()}) cannot be scheduled: {why}."
-        )
-        self._die(actor, DeathCause.CREATION_FAILED, creation=pickle.dumps(error, 5), ended=True)
+        creation = _unschedulable(f"{actor.class_name} ({actor.id.hex()})", why)
+        self._die(actor, DeathCause.CREATION_FAILED, creation=creation, ended=True)
 
     # --- what daemons say --------------------------------------------------------------
     def reported(self, report: head_pb2.ActorReported) -> None:
@@ -467,6 +476,13 @@ class ActorDirectory:
     def dead(self) -> list[tuple[bytes, DeadActor]]:
         """Actors that died, the latest last; so many as are remembered."""
         return self._table.all_dead()
+
+
+def _unschedulable(actor: str, why: str) -> bytes:
+    """The pickled error of an actor that cannot be placed."""
+    return pickle.dumps(
+        ActorUnschedulableError(f"The actor {actor} cannot be scheduled: {why}."), 5
+    )
 
 
 def demand_of(actor: Actor) -> Demand:

@@ -162,6 +162,13 @@ class TaskLeases:
         if group.waiting:
             self._tell_full(group)
 
+    def refuse(
+        self, client_id: bytes, why: str, group_id: int, spec: dict[str, Any], *_: object
+    ) -> None:
+        """What a client wants could not be looked at: its tasks fail."""
+        error = TaskUnschedulableError(f"The task {spec['name']} cannot be scheduled: {why}.")
+        self._fail(client_id, group_id, error)
+
     def _tell_full(self, group: LeaseGroup) -> None:
         """The client's tasks need not wait for a further lease on the node that it named.
 

@@ -175,6 +175,14 @@ class PlacementGroups:
         if group.placed is None:
             self._on_change(group)
 
+    def refuse(self, creator: bytes, why: str, id: bytes, *_: object) -> None:
+        """A group could not be asked for: who waits for it hears why."""
+        del creator
+        group = self._groups.get(id)
+        if group is not None:
+            group.error = ValueError(f"The placement group {id.hex()} cannot be made: {why}.")
+            self._settle(group)
+
     def pin(self, id: bytes, label: str) -> list[str]:
         """Keep a group on nodes with the values of a label that its nodes have now.
 

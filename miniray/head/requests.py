@@ -69,6 +69,13 @@ class Requests:
             "state": lambda _, what: state.listing(what),
             "status": lambda _: state.status(),
         }
+        #: What becomes of those who wait for what a refused notice was to bring about.
+        self._failing: dict[str, Callable[..., None]] = {
+            "want_leases": leases.refuse,
+            "create_actor": actors.refuse,
+            "start_actor": actors.refuse,
+            "create_placement_group": groups.refuse,
+        }
         #: Handlers that answer by themselves, with the request's number.
         self._later: dict[str, Callable[..., None]] = {
             "await_placement_group": groups.wait,
@@ -87,10 +94,10 @@ class Requests:
                 return
             result = self._handler(method)(who, *arguments)
         except (ValueError, MinirayError) as error:
-            self._refuse(who, number, method, error)
+            self._refuse(request, error)
         except Exception as error:
             logger.exception("request %r of %s failed", method, who.hex())
-            self._refuse(who, number, method, error)
+            self._refuse(request, error)
         else:
             if number:
                 self._clients.answer(who, number, result)
@@ -103,8 +110,13 @@ class Requests:
             )
         return handler
 
-    def _refuse(self, who: bytes, number: int, method: str, error: Exception) -> None:
-        if number:
-            self._clients.refuse(who, number, error)
-        else:
-            logger.warning("notice %r of %s was refused: %s", method, who.hex(), error)
+    def _refuse(self, request: common_pb2.ClientRequest, error: Exception) -> None:
+        who, method = request.process_id, request.method
+        if request.request:
+            self._clients.refuse(who, request.request, error)
+            return
+        logger.warning("notice %r of %s was refused: %s", method, who.hex(), error)
+        fail = self._failing.get(method)
+        if fail is not None:
+            why = f"the head refused it ({type(error).__name__}: {error})"
+            fail(who, why, *marshal.loads(request.body))

@@ -72,6 +72,21 @@ def test_an_actor_is_placed_once_its_arguments_have_values(daemon: FakeDaemon) -
     assert spec["job"]["driver_node"] == daemon.node_id.hex()
 
 
+@pytest.mark.parametrize("wrong", [{"resources": {"CPU": b"half"}}, {"owner_node": None}])
+def test_an_actor_that_the_head_cannot_read_is_dead_with_its_words(
+    daemon: FakeDaemon, wrong: dict[str, Any]
+) -> None:
+    owner = daemon.driver()
+    id = create(daemon, owner, **wrong)
+    daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+    daemon.notice(owner, "subscribe_actor", id)  # whoever asks later hears the same
+    told = daemon.pushes(owner, "actor")
+    assert [body[1] for body in told] == ["DEAD", "DEAD"]
+    for *_, death in told:
+        with pytest.raises(ActorUnschedulableError, match=f"{id.hex()}.* refused it .*Error: "):
+            raise pickle.loads(death[6])
+
+
 def test_its_owner_hears_where_it_lives(daemon: FakeDaemon) -> None:
     owner = daemon.driver()
     _, start = begin(daemon, owner)

@@ -49,6 +49,14 @@ def test_a_group_that_fits_is_ready_at_once(daemon: FakeDaemon) -> None:
     assert daemon.ask(driver, "available_resources") == {"CPU": 4.0}
 
 
+def test_a_group_that_the_head_cannot_read_fails_with_its_words(daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+    id = create(daemon, driver, [{"CPU": b"half"}])  # type: ignore[dict-item]
+    number = wait(daemon, driver, id)
+    with pytest.raises(ValueError, match=r"cannot be made: the head refused it \(TypeError: "):
+        daemon.answer(driver, number)
+
+
 def test_a_group_that_waits_is_ready_when_there_is_room(
     cluster: FakeCluster, daemon: FakeDaemon
 ) -> None:

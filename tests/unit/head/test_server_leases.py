@@ -69,6 +69,18 @@ def test_a_client_hears_of_a_lease_when_its_worker_runs(daemon: FakeDaemon) -> N
     assert (group, number, node_id, limit) == (GROUP, begun.lease, daemon.node_id, 3)
 
 
+@pytest.mark.parametrize("wrong", [{"resources": {"CPU": b"half"}}, {"resources": None}])
+def test_tasks_that_the_head_cannot_read_fail_with_its_words(
+    daemon: FakeDaemon, wrong: dict[str, Any]
+) -> None:
+    client = daemon.driver()
+    want(daemon, client, 1, **wrong)
+    ((group, error),) = daemon.pushes(client, "lease_failed")
+    assert group == GROUP
+    with pytest.raises(TaskUnschedulableError, match=r"work cannot .* refused it \(TypeError: .*"):
+        raise pickle.loads(error)
+
+
 @pytest.mark.parametrize(("given", "with_devices", "without"), [(None, 1, 0), (0, 0, 0), (2, 2, 2)])
 def test_a_worker_that_had_devices_ends_after_a_task_unless_told_otherwise(
     cluster: FakeCluster, given: int | None, with_devices: int, without: int
