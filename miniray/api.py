@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from miniray.actor import ActorHandle
 from miniray.core import runtime as _runtime
 from miniray.core.init_options import check_init
-from miniray.core.option_checks import shown
+from miniray.core.option_checks import shown, text
 from miniray.core.ref_checks import (
     is_generator,
     number_of_returns,
@@ -306,7 +306,7 @@ def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
             f"kill takes the handle of an actor, not {shown(actor)} ({type(actor).__name__}). "
             f"For tasks, use miniray.cancel(ref)."
         )
-    current_runtime().kill_actor(actor._ref, no_restart)
+    current_runtime().kill_actor(actor._ref, bool(no_restart))
 
 
 def cancel(
@@ -335,7 +335,7 @@ def cancel(
             f"cancel takes an ObjectRef, not {shown(given)} ({type(given).__name__}). "
             f"For actors, use miniray.kill(handle)."
         )
-    current_runtime().cancel(given, force, recursive)
+    current_runtime().cancel(given, bool(force), bool(recursive))
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle[Any]:
@@ -349,15 +349,9 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle[Any]:
         ValueError: There is no such actor, or a name is empty.
         TypeError: A name is not a string.
     """
-    for what, value in (("name", name), ("namespace", namespace)):
-        if value is None and what == "namespace":
-            continue
-        if not isinstance(value, str):
-            raise TypeError(
-                f"The {what} of an actor is a string, not {shown(value)} ({type(value).__name__})."
-            )
-        if not value:
-            raise ValueError(f"The {what} of an actor must not be an empty string.")
+    name = text("The name of an actor", name)
+    if namespace is not None:
+        namespace = text("The namespace of an actor", namespace)
     location = current_runtime().get_actor(name, namespace)
     return ActorHandle(location.ref, location.info)
 

@@ -395,5 +395,8 @@ def _bundle(
                 f"placement_group_bundle_index must be -1 for an empty group, not {index}."
             )
         return Anywhere()
+    captures = strategy.placement_group_capture_child_tasks
+    if captures is not None:
+        check.boolean("placement_group_capture_child_tasks", captures)
     check_fits(group, index, resources)
-    return BundleAffinity(group.id, index, strategy.placement_group_capture_child_tasks)
+    return BundleAffinity(group.id, index, captures)

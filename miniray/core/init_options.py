@@ -146,9 +146,10 @@ def is_network_address(address: str) -> bool:
     return _ADDRESS.fullmatch(address) is not None
 
 
-def _check_address(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise check.wrong_type(name, value, '"local", "auto" or "host:port"')
+def _check_address(name: str, given: Any) -> str:
+    if not isinstance(given, str):
+        raise check.wrong_type(name, given, '"local", "auto" or "host:port"')
+    value = check.plain_text(given)
     if value in ("local", "auto"):
         return value
     if value.startswith("ray://"):

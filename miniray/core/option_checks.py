@@ -52,6 +52,19 @@ def wrong_type(name: str, value: object, allowed: str) -> TypeError:
     return TypeError(f"{name} must be {allowed}, not {shown(value)} ({type(value).__name__}).")
 
 
+def plain_text(value: str) -> str:
+    """A text as an exact ``str``, which NumPy's and those of enums are not.
+
+    What goes to other processes has to be: ``marshal`` writes subclasses as bytes, or refuses them.
+    """
+    return str.__str__(value)
+
+
+def plain_number(value: float) -> float:
+    """A number as an exact ``int`` or ``float``, as ``plain_text`` does it for texts."""
+    return int(value) if isinstance(value, int) else float(value)
+
+
 def boolean(name: str, value: Any) -> bool:
     """True or False."""
     if not isinstance(value, bool):
@@ -65,7 +78,7 @@ def text(name: str, value: Any) -> str:
         raise wrong_type(name, value, "a string")
     if not value:
         raise ValueError(f"{name} must not be an empty string.")
-    return value
+    return plain_text(value)
 
 
 def whole(minimum: int, also: str = "") -> Callable[[str, Any], int]:
@@ -77,7 +90,7 @@ def whole(minimum: int, also: str = "") -> Callable[[str, Any], int]:
             raise wrong_type(name, value, allowed)
         if value < minimum:
             raise ValueError(f"{name} must be {allowed}, not {value}.")
-        return value
+        return int(value)
 
     return check
 
@@ -90,7 +103,7 @@ def one_of(*allowed: str) -> Callable[[str, Any], str]:
             raise ValueError(
                 f"{name} must be one of {', '.join(map(repr, allowed))}, not {shown(value)}."
             )
-        return str(value)
+        return allowed[allowed.index(value)]
 
     return check
 
@@ -105,7 +118,7 @@ def amount(name: str, value: Any, resource: str) -> float:
         raise ValueError(f"{name} can't be finer than {SMALLEST_AMOUNT}, but {value} was given.")
     if resource not in ("CPU", "memory"):
         _check_devices(name, value, resource)
-    return value
+    return plain_number(value)
 
 
 def _check_devices(name: str, value: float, resource: str) -> None:
@@ -140,7 +153,7 @@ def resources(name: str, value: Any) -> dict[str, float]:
                 f"use the option {_OWN_OPTION[resource]} instead."
             )
     return {
-        resource: amount(f"{name}[{resource!r}]", given, resource)
+        plain_text(resource): amount(f"{name}[{resource!r}]", given, resource)
         for resource, given in value.items()
     }
 
@@ -195,7 +208,7 @@ def labels(name: str, value: Any) -> dict[str, str]:
                 f"{name}[{key!r}] must be up to 63 letters, digits, '-', '_' or '.', beginning "
                 f"and ending with a letter or digit, not {label!r}."
             )
-    return dict(value)
+    return _plain_texts(value)
 
 
 def label_selector(name: str, value: Any, *, of_bundle: bool = False) -> dict[str, str]:
@@ -216,7 +229,7 @@ def label_selector(name: str, value: Any, *, of_bundle: bool = False) -> dict[st
                 f"{name}[{key!r}] must be a value, '!value', 'in(a, b)', '!in(a, b)', 'exists()' "
                 f"or '!exists()', not {condition!r}."
             )
-    return dict(value)
+    return _plain_texts(value)
 
 
 def fallbacks(name: str, value: Any) -> tuple[dict[str, str], ...]:
@@ -234,6 +247,10 @@ def fallbacks(name: str, value: Any) -> tuple[dict[str, str], ...]:
             )
         found.append(label_selector(f"{where}['label_selector']", given["label_selector"]))
     return tuple(found)
+
+
+def _plain_texts(value: Mapping[str, str]) -> dict[str, str]:
+    return {plain_text(key): plain_text(text) for key, text in value.items()}
 
 
 def _label_key(name: str, key: Any) -> None:
@@ -257,4 +274,4 @@ def names(name: str, value: Any) -> tuple[str, ...]:
     """A list of module names."""
     if isinstance(value, str) or not all(isinstance(item, str) for item in value):
         raise wrong_type(name, value, "a list of module names")
-    return tuple(value)
+    return tuple(map(plain_text, value))

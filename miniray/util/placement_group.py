@@ -164,7 +164,7 @@ def placement_group(
     _check_sets(selectors)
     group = PlacementGroup(b"", wanted)  # first: Ctrl-C must not come between the group and it
     group.id = current_runtime().create_placement_group(
-        wanted, strategy or "PACK", name, lifetime, selectors
+        wanted, check.plain_text(strategy or "PACK"), check.plain_text(name), lifetime, selectors
     )
     return group
 
@@ -183,17 +183,14 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
 
     Raises:
         TypeError: The name is not a string.
-        ValueError: There is no group of this name in the namespace.
+        ValueError: The name is empty, or there is no group of it in the namespace.
     """
-    if not isinstance(placement_group_name, str):
-        raise check.wrong_type("placement_group_name", placement_group_name, "a string")
-    if not placement_group_name:
-        raise ValueError("get_placement_group needs the name of a group, not an empty one.")
+    name = check.text("placement_group_name", placement_group_name)
     runtime = current_runtime()
-    id = runtime.find_placement_group(placement_group_name, None)
+    id = runtime.find_placement_group(name, None)
     if id is None:
         raise ValueError(
-            f"There is no placement group named {placement_group_name!r} in namespace "
+            f"There is no placement group named {name!r} in namespace "
             f"{runtime.context().namespace!r}."
         )
     return PlacementGroup(id)
@@ -248,9 +245,10 @@ def _check_bundle(index: int, bundle: Any) -> dict[str, float]:
                 f"{where} has the key {resource!r}; resource names are strings that are not empty."
             )
         try:
-            amounts[resource] = check.amount(f"{where}[{resource!r}]", given, resource)
+            asked = check.amount(f"{where}[{resource!r}]", given, resource)
         except TypeError as error:
             raise ValueError(str(error)) from None
+        amounts[check.plain_text(resource)] = asked
     wanted = {resource: amount for resource, amount in amounts.items() if amount}
     if not wanted:
         raise ValueError(f"{where} asks for nothing: {check.shown(bundle)}.")
@@ -312,8 +310,7 @@ def _apply_topology(
             labels.append(key)
     if len(labels) > 1:
         raise ValueError(f"topology_strategy can have one label beside the node's, not {labels}.")
-    for key in labels:
-        check.label_selector("topology_strategy", {key: "exists()"})
+    for key in check.label_selector("topology_strategy", dict.fromkeys(labels, "exists()")):
         selectors = [
             {**each, key: f"{each[key]}&{_TOGETHER}" if key in each else _TOGETHER}
             for each in selectors or [{}] * count

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from miniray.core.option_checks import plain_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -154,7 +156,7 @@ def _conditions(name: str, given: Mapping[str, LabelOperator] | None) -> dict[st
                 f"{name}[{key!r}] must be In(...), NotIn(...), Exists() or DoesNotExist(), "
                 f"not {operator!r}."
             )
-    return {key: operator.condition() for key, operator in given.items()}
+    return {plain_text(key): operator.condition() for key, operator in given.items()}
 
 
 SchedulingStrategyT = (

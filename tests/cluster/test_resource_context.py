@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from cluster_helpers import wait_for_file, wait_until
 
@@ -25,6 +26,10 @@ CLUSTER = {
 
 def seen() -> tuple[list[int], str | None]:
     return miniray.get_gpu_ids(), os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def resources_held() -> dict[str, float]:
+    return miniray.get_runtime_context().get_assigned_resources()
 
 
 @miniray.remote
@@ -74,6 +79,21 @@ def test_a_gpu_is_free_again_when_its_actor_ends() -> None:
     assert miniray.wait([waiting], timeout=0.3) == ([], [waiting])
     miniray.kill(first)
     assert sorted(miniray.get(waiting, timeout=30)[0]) == [0, 1]
+
+
+def test_amounts_and_names_may_be_those_of_numpy() -> None:
+    amounts = {"num_cpus": np.float64(0.5), "resources": {np.str_("licence"): np.float64(0.25)}}
+    held = miniray.get(miniray.remote(resources_held).options(**amounts).remote(), timeout=30)
+    assert held == {"CPU": 0.5, "licence": 0.25}
+
+    seer = Seer.options(name=np.str_("seer"), num_gpus=np.float64(0.5)).remote()
+    assert len(miniray.get(seer.see.remote(), timeout=30)[0]) == 1
+    assert miniray.get_actor(np.str_("seer")) == seer
+
+    group = miniray.util.placement_group([{"CPU": np.float64(0.5)}], name=np.str_("group"))
+    assert group.wait(30)
+    assert miniray.util.get_placement_group(np.str_("group")) == group
+    miniray.util.remove_placement_group(group)
 
 
 @pytest.mark.parametrize("gpus", [1.5, -1])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import marshal
 import math
 import os
 import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from fake_runtime import Call, FakeRuntime, fake_runtime
 
@@ -66,6 +68,14 @@ def test_init_passes_on_what_it_was_given(asked: list[InitOptions]) -> None:
     ]
     assert context.address_info["address"] == "127.0.0.1:1"
     assert miniray.is_initialized()
+
+
+def test_init_passes_on_plain_texts(asked: list[InitOptions]) -> None:
+    miniray.init(np.str_("local"), namespace=np.str_("n"), labels={np.str_("zone"): np.str_("a")})
+
+    (options,) = asked
+    told = (options.address, options.namespace, options.labels)
+    assert marshal.loads(marshal.dumps(told)) == ("local", "n", {"zone": "a"})
 
 
 def test_a_second_init_is_refused_unless_it_is_to_be_ignored(asked: list[InitOptions]) -> None:
@@ -250,6 +260,9 @@ def test_kill_and_cancel_take_what_they_are_for(runtime: FakeRuntime) -> None:
     miniray.cancel(ref, force=True)
     assert runtime.last == Call("cancel", ref.hex(), options=(True, True))
 
+    miniray.kill(handle, no_restart=np.bool_(False))  # type: ignore[arg-type]
+    assert runtime.last.options is False
+
     with pytest.raises(ValueError, match=r"use miniray\.cancel"):
         miniray.kill(ref)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"use miniray\.kill"):
@@ -259,7 +272,7 @@ def test_kill_and_cancel_take_what_they_are_for(runtime: FakeRuntime) -> None:
 @pytest.mark.parametrize(("name", "namespace"), [("", None), (3, None), ("n", ""), ("n", 3)])
 def test_get_actor_checks_its_arguments(runtime: FakeRuntime, name: Any, namespace: Any) -> None:
     wrong = TypeError if 3 in (name, namespace) else ValueError
-    with pytest.raises(wrong, match=r"is a string, not 3|must not be an empty string"):
+    with pytest.raises(wrong, match=r"must be a string, not 3|must not be an empty string"):
         miniray.get_actor(name, namespace)
 
 

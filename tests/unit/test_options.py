@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+import enum
+import marshal
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from miniray import options
@@ -19,7 +22,21 @@ from miniray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 NODE = "0a" * 8
+
+
+class Two(enum.IntEnum):
+    TWO = 2
+
+
+class Name(str, enum.Enum):
+    IT = "it"
+
+
+class Half(float): ...
 
 
 def task(**given: Any) -> Any:
@@ -124,6 +141,56 @@ def test_an_actor_refuses(given: dict[str, Any], error: type[Exception], words: 
 def test_a_method_refuses_what_belongs_to_actors() -> None:
     with pytest.raises(ValueError, match="'num_cpus' is an option of tasks and actors"):
         method(num_cpus=1)
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """The texts and numbers that a value is made of, keys of dicts included."""
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from parts(each)
+    else:
+        yield value
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"num_cpus": np.float64(0.5), "num_gpus": Half(0.5), "resources": {Name.IT: Two.TWO}},
+        {"resources": {np.str_("it"): np.float64(0.5)}, "accelerator_type": np.str_("A100")},
+        {"name": Name.IT, "label_selector": {np.str_("zone"): Name.IT}},
+        {"fallback_strategy": [{"label_selector": {Name.IT: np.str_("a")}}]},
+        {"scheduling_strategy": NodeLabelSchedulingStrategy({Name.IT: In(Name.IT)})},
+    ],
+)
+def test_what_is_asked_for_is_plain_numbers_and_texts(given: dict[str, Any]) -> None:
+    """``marshal`` writes others as bytes, or refuses them."""
+    for made in (task(**given), actor(**given)):
+        asked = (made.resources, made.name, made.label_selector)
+        found = {type(each) for each in parts((*asked, made.fallback_selectors))}
+        assert found <= {str, float, int, type(None)}
+        assert marshal.loads(marshal.dumps(asked)) == asked
+
+
+def test_a_text_of_an_enum_counts_as_its_value() -> None:
+    assert task(resources={Name.IT: 1}).resources == {"CPU": 1, "it": 1}
+    assert repr(actor(name=Name.IT, namespace=np.str_("n")).name) == "'it'"
+
+
+def test_numbers_of_an_actor_and_a_method_are_plain() -> None:
+    counted = actor(max_concurrency=Two.TWO, max_restarts=Two.TWO, concurrency_groups={Name.IT: 2})
+    told = (counted.max_concurrency, counted.max_restarts, counted.concurrency_groups)
+    assert marshal.loads(marshal.dumps(told)) == (2, 2, {"it": 2})
+
+    named = method(concurrency_group=Name.IT, num_returns=Two.TWO, name=np.str_("call"))
+    assert {type(each) for each in (named.concurrency_group, named.name)} == {str}
+    assert type(named.num_returns) is int
+
+
+def test_numpys_whole_numbers_are_refused_as_in_ray() -> None:
+    with pytest.raises(TypeError, match=r"num_cpus must be a number, not .*int64"):
+        task(num_cpus=np.int64(1))
 
 
 def test_a_task_whose_worker_was_lost_is_tried_three_times_more_unless_it_says_otherwise() -> None:
@@ -246,6 +313,16 @@ def test_a_demand_that_no_bundle_can_meet_is_refused_at_once() -> None:
     with pytest.raises(ValueError, match="does not fit into any bundle") as refused:
         task(num_cpus=0, num_gpus=2, scheduling_strategy=strategy)
     assert "num_cpus" not in str(refused.value)  # a CPU is not what is missing
+
+
+def test_capturing_is_true_or_false() -> None:
+    strategy = PlacementGroupSchedulingStrategy(
+        PlacementGroup(b"g" * 16, [{"CPU": 1}]),
+        0,
+        placement_group_capture_child_tasks=np.bool_(False),  # type: ignore[arg-type]
+    )
+    with pytest.raises(TypeError, match="placement_group_capture_child_tasks must be True or"):
+        task(scheduling_strategy=strategy)
 
 
 def test_a_bundle_index_beyond_the_group_is_refused() -> None:

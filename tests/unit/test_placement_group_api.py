@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import marshal
 import pickle
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from fake_runtime import FakeRuntime, fake_runtime
 
@@ -50,6 +52,26 @@ def test_a_group_is_made_found_and_removed(runtime: FakeRuntime) -> None:
     remove_placement_group(group)
     with pytest.raises(ValueError, match="no placement group named 'it'"):
         get_placement_group("it")
+
+
+def test_what_is_asked_for_is_plain_numbers_and_texts(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``marshal`` writes others as bytes, or refuses them."""
+    asked: list[Any] = []
+    monkeypatch.setattr(runtime, "create_placement_group", lambda *given: asked.append(given))
+    placement_group(
+        [{np.str_("CPU"): np.float64(0.5)}],  # type: ignore[dict-item]
+        np.str_("PACK"),
+        np.str_("it"),
+        bundle_label_selector=[{np.str_("zone"): np.str_("a")}],
+    )
+    placement_group([{"CPU": 1}], topology_strategy={np.str_("rack"): np.str_("STRICT_PACK")})
+
+    assert [marshal.loads(marshal.dumps(given)) for given in asked] == [
+        ([{"CPU": 0.5}], "PACK", "it", None, [{"zone": "a"}]),
+        ([{"CPU": 1}], "PACK", "", None, [{"rack": "same(all)"}]),
+    ]
 
 
 @pytest.mark.parametrize(
