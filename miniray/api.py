@@ -123,7 +123,9 @@ def init(
                     "miniray. Call miniray.shutdown() first, call init() before everything else, "
                     "or give ignore_reinit_error=True."
                 )
-            return _context or InitContext({"address": current_runtime().context().address})
+            if _context is None:  # a worker's
+                return InitContext({"address": current_runtime().context().address})
+            return _context
         return _connect(options)
 
 

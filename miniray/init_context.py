@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator
     from types import TracebackType
 
 
-class InitContext:
+class InitContext(Mapping[str, Any]):
     """The connection that ``init()`` made; used in ``with``, it shuts down at the end.
+
+    It is a mapping too, that of ``address_info``, as in Ray.
 
     Attributes:
         address_info: ``address`` (what another driver passes to ``init``), ``node_id``,
@@ -31,6 +34,12 @@ class InitContext:
 
     def __getitem__(self, key: str) -> Any:
         return self.address_info[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.address_info)
+
+    def __len__(self) -> int:
+        return len(self.address_info)
 
     def disconnect(self) -> None:
         """The same as ``miniray.shutdown()``."""

@@ -94,6 +94,15 @@ def test_the_context_shuts_down_at_its_end(asked: list[InitOptions]) -> None:
     miniray.init()
 
 
+def test_the_context_is_a_mapping_too(asked: list[InitOptions]) -> None:
+    context = miniray.init()
+
+    assert dict(context) == dict(**context) == context.address_info
+    assert len(context) == len(context.address_info)
+    assert context["node_id"] == "0a"
+    assert context.get("webui_url") is None
+
+
 def test_the_first_call_starts_a_cluster(asked: list[InitOptions]) -> None:
     assert miniray.get(miniray.put(1)) == 1
     assert len(asked) == 1
