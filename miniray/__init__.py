@@ -33,7 +33,7 @@ from miniray.runtime_context import get_runtime_context
 from miniray.version import VERSION as __version__  # noqa: N811 -- the usual name
 
 if TYPE_CHECKING:
-    from miniray import actor, runtime_env, train, util
+    from miniray import actor, cloudpickle, runtime_env, train, util
     from miniray.object_ref_generator import ObjectRefGenerator
 
 __all__ = [
@@ -46,6 +46,7 @@ __all__ = [
     "actor",
     "available_resources",
     "cancel",
+    "cloudpickle",
     "cluster_resources",
     "exceptions",
     "get",
@@ -66,11 +67,18 @@ __all__ = [
     "wait",
 ]
 
-_MODULES = frozenset({"runtime_env", "train", "util"})
+_MODULES = frozenset({"cloudpickle", "runtime_env", "train", "util"})
+
+_IDS = ("ActorID", "JobID", "NodeID", "ObjectID", "PlacementGroupID", "TaskID", "WorkerID")
+_MODES = ("LOCAL_MODE", "SCRIPT_MODE", "WORKER_MODE")
 
 #: Names of Ray that are not here, and what to do instead.
 _ABSENT = {
+    **dict.fromkeys(_IDS, "ids are hex strings; miniray.get_runtime_context() has them"),
+    **dict.fromkeys(_MODES, "miniray.get_runtime_context().get_task_id() is None in a driver"),
     "ClientBuilder": "miniray.init('HOST:PORT') attaches from any machine",
+    "DynamicObjectRefGenerator": "generators of refs are ObjectRefGenerators",
+    "Language": "tasks and actors are Python",
     "LoggingConfig": "leave it out; miniray.train has one for training runs",
     "air": "miniray.train has what trainers take and return",
     "autoscaler": "start and stop nodes with `miniray start` and `miniray stop`",

@@ -193,6 +193,12 @@ class Remote(Generic[Out_co]):
 
     __slots__ = ()
 
+    if not TYPE_CHECKING:  # else a type checker takes any arguments for right
+
+        def _remote(self, *_arguments, **_options):
+            """Refuses: Ray's own way to give options and arguments at once."""
+            raise TypeError("miniray has no '_remote': use .options(...).remote(...).")
+
     if TYPE_CHECKING:
 
         @overload

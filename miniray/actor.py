@@ -196,6 +196,10 @@ class ActorHandle(Generic[T]):
 ActorProxy = ActorHandle[T] | type[T]
 
 
+class ActorClassInheritanceException(TypeError):  # noqa: N818 -- Ray's name
+    """A class cannot inherit from a remote class."""
+
+
 def _no_method(info: ActorClassInfo, name: str) -> str:
     hint = ""
     if not name.startswith("__"):
@@ -308,7 +312,7 @@ class ActorClass(Remote["ActorHandle[T]"], Generic[T, ActorPs]):
 
     def __mro_entries__(self, _bases: tuple[Any, ...]) -> NoReturn:
         name = self._export.name
-        raise TypeError(
+        raise ActorClassInheritanceException(
             f"A class can't inherit from the remote class {name}. Keep the plain class apart: "
             f"class Base: ..., then {name} = miniray.remote(Base), and inherit from Base."
         )

@@ -10,7 +10,7 @@ import enum
 import signal
 from typing import TYPE_CHECKING
 
-from miniray.core.absent import absent
+from miniray.core.absent import absent, tell_imports
 from miniray.core.task_error import MinirayError, TaskError
 
 __all__ = [
@@ -415,6 +415,7 @@ _ABSENT = {
     "or ActorDiedError",
     "RaySystemError": "catch MinirayError",
 }
+tell_imports(__name__, _ABSENT)
 
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there

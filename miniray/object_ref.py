@@ -10,6 +10,8 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from miniray.core.absent import AbsentAttribute
+
 if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
@@ -83,6 +85,21 @@ class ObjectRef(Generic[T_co]):
     def hex(self) -> str:
         """The id as 32 hexadecimal digits."""
         return self._id.hex()
+
+    def is_nil(self) -> bool:
+        """False: every ref is that of a value, while Ray has one of none too."""
+        return False
+
+    if not TYPE_CHECKING:  # else a type checker takes them for attributes
+        task_id = AbsentAttribute("get_runtime_context().get_task_id() tells it in the task")
+        job_id = AbsentAttribute("get_runtime_context().get_job_id() tells that of the program")
+        owner_address = AbsentAttribute("miniray.util.state.list_objects() tells who owns what")
+        call_site = AbsentAttribute("miniray.util.state.list_objects() tells what was made where")
+        size = AbsentAttribute("len(ref.binary()) is the length of its id")
+        from_binary = AbsentAttribute("pass the ref itself; an id does not keep the value")
+        from_hex = AbsentAttribute("pass the ref itself; an id does not keep the value")
+        from_random = AbsentAttribute("put() makes refs, each of a value")
+        nil = AbsentAttribute("every ref is that of a value; use None for none")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ObjectRef) and self._id == other._id

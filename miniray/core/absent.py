@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import NoReturn
 
-#: By package: what Ray has there and miniray has not, with what to do instead.
+#: By module: what Ray has there and miniray has not, with what to do instead.
 _OF_RAY: dict[str, Mapping[str, str]] = {}
 
 
@@ -26,19 +27,21 @@ def absent(module: str, name: str, of_ray: Mapping[str, str]) -> AttributeError:
     return AttributeError(text, name=name)
 
 
-def tell_imports(package: str, of_ray: Mapping[str, str]) -> None:
-    """Let imports of these names from a package fail with what to do instead.
+def tell_imports(module: str, of_ray: Mapping[str, str]) -> None:
+    """Let imports of these names from a module fail with what to do instead.
 
-    ``from package import name`` and ``import package.name`` would else say only that there is no
+    ``from module import name`` and ``import module.name`` would else say only that there is no
     such name: Python drops the text of the error that ``__getattr__`` raises.
 
     Args:
-        package: Its name; only a package is asked for modules.
+        module: Its name.
         of_ray: What Ray has there and miniray has not, with what to do instead.
     """
     if not _OF_RAY:
         sys.meta_path.append(_Finder)
-    _OF_RAY[package] = of_ray
+    _OF_RAY[module] = of_ray
+    # Finders are asked only for what may be a module of a package: one without files will do.
+    vars(sys.modules[module]).setdefault("__path__", [])
 
 
 class _Finder:
@@ -48,10 +51,25 @@ class _Finder:
     def find_spec(fullname: str, path: Any = None, target: Any = None) -> None:
         """Find nothing; raise for what is known to be absent."""
         del path, target
-        package, _, name = fullname.rpartition(".")
-        if name in _OF_RAY.get(package, ()):
+        module, _, name = fullname.rpartition(".")
+        if name in _OF_RAY.get(module, ()):
             # Without a name, as Python ignores one of the module that a from-import tries.
-            raise ModuleNotFoundError(_instead(name, _OF_RAY[package][name]))
+            raise ModuleNotFoundError(_instead(name, _OF_RAY[module][name]))
+
+
+class AbsentAttribute:
+    """An attribute that Ray's class has and ours has not, with what to do instead."""
+
+    def __init__(self, instead: str) -> None:
+        self._instead = instead
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> NoReturn:
+        text = f"{owner.__name__} has no {self._name!r} in miniray: {self._instead}."
+        raise AttributeError(text, name=self._name, obj=instance)
 
 
 def _instead(name: str, instead: str) -> str:

@@ -7,11 +7,14 @@ every process. Works without ``init()`` where a cluster runs on this machine.
 from __future__ import annotations
 
 import collections
+import operator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from miniray.core.absent import absent, tell_imports
 from miniray.core.runtime import runtime_or_none
 from miniray.util.memory_records import cluster_memory
 from miniray.util.memory_types import MAX_OBJECTS
+from miniray.util.state_filters import StateT, check_all, chosen
 from miniray.util.state_records import (
     ActorState,
     ClusterMemoryState,
@@ -22,7 +25,6 @@ from miniray.util.state_records import (
     ObjectState,
     PendingDemandState,
     PlacementGroupState,
-    State,
     WorkerState,
 )
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from miniray.core.runtime import Runtime
     from miniray.util.memory_types import NodeMemory
+    from miniray.util.state_filters import Filter
 
 __all__ = [
     "ActorState",
@@ -61,15 +64,24 @@ __all__ = [
     "summarize_objects",
 ]
 
+_NO_RECORDS = "tasks are not recorded; list_pending_demands() has those that wait for resources"
+_LOG_FILES = "logs are files, in the folder logs of init().address_info['session_dir']"
+
+#: Names of Ray that are not here, and what to do instead.
+_ABSENT = {
+    **dict.fromkeys(("get_task", "list_tasks", "summarize_tasks"), _NO_RECORDS),
+    **dict.fromkeys(("get_log", "list_logs"), _LOG_FILES),
+    "StateApiClient": "call the functions of this module, with address=",
+    "list_cluster_events": "list_nodes() and list_actors() have what was lost, with the reason",
+    "list_runtime_envs": "get_runtime_context().runtime_env tells that of a task or an actor",
+}
+tell_imports(__name__, _ABSENT)
+
 #: How many records a listing returns unless more are asked for.
 DEFAULT_LIMIT = 100
 #: Seconds that a process may take to tell what it holds.
 DEFAULT_TIMEOUT = 2.0
 
-#: (field, "=" or "!=", value); all of them must hold.
-Filter = tuple[str, str, Any]
-
-_StateT = TypeVar("_StateT", bound=State)
 #: What the head lists.
 _ListedT = TypeVar(
     "_ListedT",
@@ -86,6 +98,9 @@ def list_actors(
     address: str | None = None,
     filters: Sequence[Filter] | None = None,
     limit: int = DEFAULT_LIMIT,
+    timeout: float = DEFAULT_TIMEOUT,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
 ) -> list[ActorState]:
     """The actors, then those that have died, the latest last.
 
@@ -94,11 +109,15 @@ def list_actors(
         filters: Conditions such as ``("state", "=", "ALIVE")`` that all must hold. Texts are
             compared without regard to case, as in Ray.
         limit: The most records that are returned.
+        timeout: Without effect: the head answers at once.
+        detail: Without effect: records have all their fields.
+        raise_on_missing_output: Without effect: nothing is left out.
 
     Raises:
         ValueError: a filter names no field, or is malformed; or the limit is not positive.
         ConnectionError: there is no such cluster.
     """
+    del timeout, detail, raise_on_missing_output
     return _listing("actors", ActorState, address, filters, limit)
 
 
@@ -106,8 +125,12 @@ def list_nodes(
     address: str | None = None,
     filters: Sequence[Filter] | None = None,
     limit: int = DEFAULT_LIMIT,
+    timeout: float = DEFAULT_TIMEOUT,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
 ) -> list[NodeState]:
     """The nodes, then those that were lost. Arguments and errors as for ``list_actors``."""
+    del timeout, detail, raise_on_missing_output
     return _listing("node_states", NodeState, address, filters, limit)
 
 
@@ -115,8 +138,12 @@ def list_workers(
     address: str | None = None,
     filters: Sequence[Filter] | None = None,
     limit: int = DEFAULT_LIMIT,
+    timeout: float = DEFAULT_TIMEOUT,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
 ) -> list[WorkerState]:
     """The workers and drivers. Arguments and errors as for ``list_actors``."""
+    del timeout, detail, raise_on_missing_output
     return _listing("workers", WorkerState, address, filters, limit)
 
 
@@ -124,8 +151,12 @@ def list_placement_groups(
     address: str | None = None,
     filters: Sequence[Filter] | None = None,
     limit: int = DEFAULT_LIMIT,
+    timeout: float = DEFAULT_TIMEOUT,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
 ) -> list[PlacementGroupState]:
     """The placement groups. Arguments and errors as for ``list_actors``."""
+    del timeout, detail, raise_on_missing_output
     return _listing("placement_groups", PlacementGroupState, address, filters, limit)
 
 
@@ -133,8 +164,12 @@ def list_jobs(
     address: str | None = None,
     filters: Sequence[Filter] | None = None,
     limit: int = DEFAULT_LIMIT,
+    timeout: float = DEFAULT_TIMEOUT,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
 ) -> list[JobState]:
     """The jobs, ended ones included. Arguments and errors as for ``list_actors``."""
+    del timeout, detail, raise_on_missing_output
     return _listing("jobs", JobState, address, filters, limit)
 
 
@@ -142,46 +177,65 @@ def list_pending_demands(
     address: str | None = None,
     filters: Sequence[Filter] | None = None,
     limit: int = DEFAULT_LIMIT,
+    timeout: float = DEFAULT_TIMEOUT,
+    detail: bool = False,
+    raise_on_missing_output: bool = True,
 ) -> list[PendingDemandState]:
     """What waits for resources, and why. Arguments and errors as for ``list_actors``.
 
     Tasks and actors that wait for their arguments do not wait for resources.
     """
+    del timeout, detail, raise_on_missing_output
     return _listing("pending", PendingDemandState, address, filters, limit)
 
 
-def get_actor(id: str, address: str | None = None) -> ActorState | None:
+def get_actor(
+    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> ActorState | None:
     """The actor with this hex id, or None."""
-    return _first(list_actors(address, [("actor_id", "=", id)], 1))
+    return _first(list_actors(address, [("actor_id", "=", id)], 1, timeout))
 
 
-def get_node(id: str, address: str | None = None) -> NodeState | None:
+def get_node(
+    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> NodeState | None:
     """The node with this hex id, or None."""
-    return _first(list_nodes(address, [("node_id", "=", id)], 1))
+    return _first(list_nodes(address, [("node_id", "=", id)], 1, timeout))
 
 
-def get_worker(id: str, address: str | None = None) -> WorkerState | None:
+def get_worker(
+    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> WorkerState | None:
     """The worker or driver with this hex id, or None."""
-    return _first(list_workers(address, [("worker_id", "=", id)], 1))
+    return _first(list_workers(address, [("worker_id", "=", id)], 1, timeout))
 
 
-def get_placement_group(id: str, address: str | None = None) -> PlacementGroupState | None:
+def get_placement_group(
+    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> PlacementGroupState | None:
     """The placement group with this hex id, or None."""
-    return _first(list_placement_groups(address, [("placement_group_id", "=", id)], 1))
+    return _first(list_placement_groups(address, [("placement_group_id", "=", id)], 1, timeout))
 
 
-def get_job(id: str, address: str | None = None) -> JobState | None:
+def get_job(
+    id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+) -> JobState | None:
     """The job with this hex id, or None."""
-    return _first(list_jobs(address, [("job_id", "=", id)], 1))
+    return _first(list_jobs(address, [("job_id", "=", id)], 1, timeout))
 
 
-def summarize_actors(address: str | None = None) -> dict[str, Any]:
-    """How many actors of each class are in each state.
+def summarize_actors(
+    address: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    raise_on_missing_output: bool = True,
+) -> dict[str, Any]:
+    """How many actors of each class are in each state. Arguments as for ``list_actors``.
 
     Returns:
         Ray's form: ``{"cluster": {"summary": {CLASS: {"class_name": CLASS, "state_counts":
         {STATE: COUNT}}}, "total_actors": COUNT, "summary_by": "class"}}``.
     """
+    del timeout, raise_on_missing_output
     actors = [ActorState.of(data) for data in _ask(address, "actors")]
     counts: dict[str, collections.Counter[str]] = {}
     for actor in actors:
@@ -200,6 +254,7 @@ def list_objects(
     limit: int = DEFAULT_LIMIT,
     timeout: float = DEFAULT_TIMEOUT,
     detail: bool = False,
+    raise_on_missing_output: bool = True,
 ) -> list[ObjectState]:
     """The objects in shared memory, the largest first: whose they are, and why each is held.
 
@@ -214,15 +269,17 @@ def list_objects(
             owns is listed with what its node knows of it, and ``UNKNOWN_STATUS``.
         detail: List small values, which their owners keep, values that are still to come, and
             handles of actors too.
+        raise_on_missing_output: Without effect: see ``timeout``.
 
     Raises:
         ValueError: a filter names no field, or is malformed; or the limit is not positive.
         ConnectionError: there is no such cluster.
     """
-    _check_all(ObjectState, filters, limit)
+    del raise_on_missing_output
+    check_all(ObjectState, filters, limit)
     looked_at = MAX_OBJECTS if filters else limit
     memory = get_cluster_memory(address, looked_at, timeout, detail)
-    return _chosen(memory.objects, filters, limit)
+    return chosen(memory.objects, filters, limit)
 
 
 def get_objects(
@@ -250,16 +307,20 @@ def get_cluster_memory(
         ValueError: the limit is not positive.
         ConnectionError: there is no such cluster.
     """
-    _check_all(ObjectState, None, limit)
+    check_all(ObjectState, None, limit)
     source = _source(address)
-    reports = source.memory_report(limit, detail, timeout)
+    reports = source.memory_report(operator.index(limit), bool(detail), float(timeout))
     return cluster_memory(reports, source.listing("node_states"), limit, detail=detail)
 
 
 def summarize_objects(
-    address: str | None = None, timeout: float = DEFAULT_TIMEOUT
+    address: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    raise_on_missing_output: bool = True,
 ) -> dict[str, Any]:
     """How many objects in shared memory were made where, and how large they are.
+
+    Arguments as for ``list_objects``.
 
     Returns:
         Ray's form: ``{"cluster": {"summary": {CALL_SITE: {"total_objects": COUNT,
@@ -267,6 +328,7 @@ def summarize_objects(
         "task_state_counts": {STATE: COUNT}, "ref_type_counts": {TYPE: COUNT}}},
         "total_objects": COUNT, "total_size_mb": SIZE, "summary_by": "callsite"}}``.
     """
+    del raise_on_missing_output
     objects = list_objects(address, None, MAX_OBJECTS, timeout)
     by_site: dict[str, list[ObjectState]] = {}
     for found in objects:
@@ -299,47 +361,11 @@ def _listing(
     filters: Sequence[Filter] | None,
     limit: int,
 ) -> list[_ListedT]:
-    _check_all(kind, filters, limit)
-    return _chosen([kind.of(data) for data in _ask(address, what)], filters, limit)
+    check_all(kind, filters, limit)
+    return chosen([kind.of(data) for data in _ask(address, what)], filters, limit)
 
 
-def _check_all(kind: type[State], filters: Sequence[Filter] | None, limit: int) -> None:
-    """Refuse what no listing can answer, before anybody is asked."""
-    if limit < 1:
-        raise ValueError(f"limit must be at least 1, not {limit}.")
-    for condition in filters or ():
-        _check(condition, kind)
-
-
-def _chosen(records: list[_StateT], filters: Sequence[Filter] | None, limit: int) -> list[_StateT]:
-    found = [record for record in records if all(_holds(record, each) for each in filters or ())]
-    return found[:limit]
-
-
-def _check(condition: Filter, kind: type[State]) -> None:
-    if not isinstance(condition, (tuple, list)) or len(condition) != 3:
-        raise ValueError(f"A filter is (field, '=' or '!=', value), not {condition!r}.")
-    field, predicate, _ = condition
-    known = sorted(kind.__dataclass_fields__)
-    if field not in known:
-        raise ValueError(f"{kind.__name__} has no field {field!r} to filter by; it has {known}.")
-    if predicate not in ("=", "!="):
-        raise ValueError(f"The predicate of a filter is '=' or '!=', not {predicate!r}.")
-
-
-def _holds(record: State, condition: Filter) -> bool:
-    field, predicate, value = condition
-    return _same(record[field], value) == (predicate == "=")
-
-
-def _same(actual: Any, wanted: Any) -> bool:
-    """Texts match without regard to case, and may stand for numbers and truth, as in Ray."""
-    if isinstance(wanted, str) and (actual is None or isinstance(actual, (str, int, float))):
-        return str(actual).lower() == wanted.lower()
-    return bool(actual == wanted)
-
-
-def _first(found: list[_StateT]) -> _StateT | None:
+def _first(found: list[StateT]) -> StateT | None:
     return found[0] if found else None
 
 
@@ -385,3 +411,9 @@ def _source(address: str | None) -> _Source:
             "`miniray start --head`."
         )
     return connect_for_cli(record)
+
+
+if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+    def __getattr__(name):
+        raise absent(__name__, name, _ABSENT)

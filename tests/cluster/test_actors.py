@@ -150,6 +150,13 @@ def test_inherited_and_overridden_methods_can_be_called() -> None:
     assert miniray.get(actor.only_base.remote()) == "base"
 
 
+def test_a_class_cannot_inherit_from_a_remote_one() -> None:
+    with pytest.raises(miniray.actor.ActorClassInheritanceException, match="Keep the plain class"):
+
+        class Special(Counter):  # type: ignore[misc, valid-type]
+            pass
+
+
 def test_a_method_may_return_several_values() -> None:
     counter = Counter.remote(3)
     first, second = counter.pair.remote()

@@ -108,6 +108,19 @@ def test_a_class_can_have_a_serializer_of_ones_own(capsys: pytest.CaptureFixture
         miniray.put(connection)
 
 
+def test_programs_can_pickle_as_calls_do() -> None:
+    from miniray import cloudpickle
+
+    ref = miniray.put(20)
+    blob = cloudpickle.dumps(lambda: miniray.get(ref) + 1)
+
+    @miniray.remote
+    def run(blob: bytes) -> int:
+        return cloudpickle.loads(blob)()
+
+    assert miniray.get(run.remote(blob)) == 21
+
+
 def test_a_large_array_is_read_without_a_copy_and_is_read_only() -> None:
     ref = miniray.put(np.arange(MIB, dtype=np.int64))
     array = miniray.get(ref)
@@ -228,6 +241,7 @@ def test_refs_compare_and_hash_by_what_they_refer_to() -> None:
     assert len({ref, same, other}) == 2
     assert ref.hex() in repr(ref)
     assert bytes.fromhex(ref.hex()) == ref.binary()
+    assert not ref.is_nil()
 
 
 def test_a_ref_can_be_awaited() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from cluster_helpers import wait_until
 
@@ -157,6 +158,23 @@ def test_filters_and_limits_choose_what_is_returned() -> None:
     assert len(state.list_actors(filters=alive, limit=2)) == 2
     assert state.list_actors(filters=[("is_detached", "=", "True")]) == []
     assert len(state.list_actors(filters=[*alive, ("is_detached", "=", False)])) == 4
+
+
+def test_rays_arguments_are_taken() -> None:
+    keeper = Keeper.options(num_cpus=0).remote()
+    miniray.get(keeper.place.remote())
+    asked = {"timeout": 30, "raise_on_missing_output": False}
+    listings = ("actors", "jobs", "nodes", "placement_groups", "pending_demands", "workers")
+    for name in (*listings, "objects"):
+        assert isinstance(getattr(state, f"list_{name}")(detail=True, **asked), list)
+    actor = state.get_actor(keeper._actor_id.hex(), timeout=30)
+    assert actor == state.list_actors(filters=[("actor_id", "=", actor.actor_id)], detail=True)[0]
+    assert "Keeper" in state.summarize_actors(**asked)["cluster"]["summary"]
+    assert "summary" in state.summarize_objects(**asked)["cluster"]
+
+
+def test_a_number_may_be_that_of_numpy() -> None:
+    assert isinstance(state.list_objects(limit=np.int64(3), timeout=np.float64(2)), list)
 
 
 @pytest.mark.parametrize(

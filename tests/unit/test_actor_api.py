@@ -173,6 +173,12 @@ def test_direct_calls_say_what_to_do(runtime: FakeRuntime) -> None:
         Counter.remote().add()
 
 
+def test_rays_own_way_to_call_says_what_to_do(runtime: FakeRuntime) -> None:
+    for callee in (Counter, Counter.remote().add, miniray.remote(print)):
+        with pytest.raises(TypeError, match=r"no '_remote': use \.options\(\.\.\.\)\.remote"):
+            callee._remote(args=(1,), num_cpus=1)
+
+
 def test_inheriting_from_a_remote_class_is_refused() -> None:
     with pytest.raises(TypeError, match="can't inherit from the remote class Plain"):
 

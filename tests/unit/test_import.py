@@ -71,6 +71,9 @@ def test_modules_below_util_need_no_import_of_their_own(tmp_path: Path) -> None:
         (lambda: miniray.data, "miniray has no 'data': give datasets= to a trainer"),
         (lambda: miniray.util.metrics, "miniray has no 'metrics': return figures"),
         (lambda: miniray.exceptions.OutOfMemoryError, "raises WorkerCrashedError"),
+        (lambda: miniray.NodeID, "miniray has no 'NodeID': ids are hex strings"),
+        (lambda: miniray.WORKER_MODE, "miniray has no 'WORKER_MODE': .* is None in a driver"),
+        (lambda: miniray.util.state.list_tasks, "no 'list_tasks': tasks are not recorded"),
         (lambda: miniray.util.nothing, "module 'miniray.util' has no attribute 'nothing'"),
     ],
 )
@@ -87,6 +90,9 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(
         ("from miniray import tune", "miniray has no 'tune': start one training run"),
         ("import miniray.data", "miniray has no 'data': give datasets= to a trainer"),
         ("from miniray.util import metrics", "miniray has no 'metrics': return figures"),
+        ("from miniray import ActorID", "miniray has no 'ActorID': ids are hex strings"),
+        ("from miniray.exceptions import OutOfMemoryError", "raises WorkerCrashedError"),
+        ("from miniray.util.state import get_log", "no 'get_log': logs are files"),
         ("from miniray.train import SyncConfig", "miniray has no 'SyncConfig': what is reported"),
         ("from miniray.train.xgboost import XGBoostTrainer", "miniray has no 'xgboost'"),
         ("from miniray.train.base_trainer import TrainingFailedError", "from miniray.train itself"),
@@ -101,7 +107,15 @@ def test_an_import_of_what_only_ray_has_says_what_to_do_instead(statement: str, 
         exec(statement)
 
 
-@pytest.mark.parametrize("statement", ["from miniray import nothing", "import miniray.nothing"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "from miniray import nothing",
+        "import miniray.nothing",
+        "from miniray.util.state import nothing",
+        "import miniray.util.state.nothing",
+    ],
+)
 def test_an_import_of_a_name_that_nobody_has_is_that_of_any_package(statement: str) -> None:
     with pytest.raises(ImportError, match=r"cannot import name 'nothing'|No module named"):
         exec(statement)

@@ -38,6 +38,31 @@ def test_refs_compare_hash_and_sort_by_their_id() -> None:
     assert repr(ObjectRef(ID, NODE)) == f"ObjectRef({ID.hex()})"
 
 
+def test_a_ref_is_always_that_of_a_value() -> None:
+    assert not ObjectRef(ID, NODE).is_nil()
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("task_id", r"get_task_id\(\)"),
+        ("job_id", r"get_job_id\(\)"),
+        ("owner_address", r"list_objects\(\)"),
+        ("call_site", r"list_objects\(\)"),
+        ("size", r"len\(ref\.binary\(\)\)"),
+        ("from_binary", "pass the ref itself"),
+        ("from_hex", "pass the ref itself"),
+        ("from_random", r"put\(\)"),
+        ("nil", "use None"),
+    ],
+)
+def test_what_only_rays_refs_have_says_what_to_do_instead(name: str, told: str) -> None:
+    for where in (ObjectRef, ObjectRef(ID, NODE)):
+        with pytest.raises(AttributeError, match=f"ObjectRef has no '{name}' in miniray: .*{told}"):
+            getattr(where, name)
+        assert not hasattr(where, name)
+
+
 def test_a_dropped_ref_is_queued_and_wakes_the_runtime_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
