@@ -60,7 +60,7 @@ class RuntimeContext:
         return None if name is None else short_name(name)
 
     def get_task_function_name(self) -> str | None:
-        """The function (or ``Class.method``) that runs; None in a driver."""
+        """What runs, as ``module.f`` or ``module.Class.method``; None in a driver."""
         return self._data.function_name
 
     def is_canceled(self) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextvars
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.names import module_of, short_name
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from miniray.core.calls import Call
 
@@ -20,16 +22,20 @@ class Execution:
         "children",
         "doomed",
         "exits",
-        "function_name",
+        "function",
+        "method",
         "name",
         "task_id",
     )
 
-    def __init__(self, task_id: bytes, name: str, function_name: str) -> None:
+    def __init__(self, task_id: bytes, name: str, method: str) -> None:
         #: Id of the first result, or of the call where that has none of its own.
         self.task_id = task_id
         self.name = name
-        self.function_name = function_name
+        #: ``Class.method`` of an actor's call.
+        self.method = method
+        #: What a task runs, once it is loaded.
+        self.function: Callable[..., Any] | None = None
         self.cancelled = False
         #: It has called ``exit_actor``: the actor ends with it, whatever it makes of the exception.
         self.exits = False
@@ -45,6 +51,12 @@ class Execution:
         if self.doomed is None:
             self.doomed, self.children = self.children, {}
 
+    def function_name(self, actor_class: type | None) -> str:
+        """Module and name of the function or method that runs, as in Ray."""
+        code = self.function or actor_class
+        name = short_name(getattr(self.function, "__qualname__", self.method))
+        return name if code is None else f"{module_of(code)}.{name}"
+
 
 class ProcessFacts:
     """What a process is for the cluster; set once when it attaches, then by its lease."""
@@ -56,6 +68,8 @@ class ProcessFacts:
         self.session_dir = ""
         self.actor_id: bytes | None = None
         self.actor_name: str | None = None
+        #: Once it is loaded.
+        self.actor_class: type | None = None
         #: ``repr`` of the actor, where its class defines one.
         self.actor_repr: str | None = None
         self.was_restarted = False

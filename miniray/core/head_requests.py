@@ -141,7 +141,7 @@ class HeadRequests(RuntimeParts):
             task_name=running.name if running is not None else None,
             actor_id=facts.actor_id.hex() if facts.actor_id is not None else None,
             actor_name=facts.actor_name,
-            function_name=running.function_name if running is not None else None,
+            function_name=running.function_name(facts.actor_class) if running is not None else None,
             placement_group_id=facts.placement_group_id,
             capture_child_tasks=facts.capture_child_tasks,
             was_restarted=facts.was_restarted,

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 def short_name(name: str) -> str:
     """A qualified name without the functions around it: ``main.<locals>.f`` is ``f``, as in Ray."""
     return name.rpartition(".<locals>.")[2]
+
+
+def module_of(code: Callable[..., object]) -> str:
+    """The module of a function or class; of a program's own, the program's name, as in Ray."""
+    module = getattr(code, "__module__", None) or ""
+    if module != "__main__":
+        return module
+    functions = vars(code).values() if inspect.isclass(code) else (code,)
+    for function in filter(inspect.isfunction, functions):
+        written = inspect.unwrap(function)  # what a decorator makes of it may be from anywhere
+        if inspect.isfunction(written):
+            return inspect.getmodulename(written.__code__.co_filename) or module
+    return module

@@ -325,7 +325,7 @@ class Executor:
         function = self.resolve(work)
         running = context.execution.get()
         if running is not None and isinstance(work.target, bytes):
-            running.function_name = getattr(function, "__qualname__", work.name)
+            running.function = function
         self._interruptible = True
         if work.cancelled:  # before it was known to run
             raise TaskCancelledError(work.name)

@@ -178,10 +178,11 @@ class Worker:
         """Run the constructor and tell how it went; waits only for one that is a coroutine."""
         link = self.runtime.link
         name = f"{actor['class_name']}.__init__"
-        execution = context.Execution(actor["actor_id"], name, name)
+        execution = context.Execution(actor["actor_id"], name, method=name)
         token = context.execution.set(execution)
         try:
             cls = self.executor.load_code(actor["class_key"])
+            self._attachment.facts.actor_class = cls
             arguments, refs = marshal.loads(actor["arguments"])
             # These refs live as long as this process wants, not as long as a call.
             values = [value for *_, value in refs if value is not None]

@@ -406,12 +406,15 @@ def test_answers_do_not_wait_for_a_call_that_holds_the_interpreters_lock(tmp_pat
 def test_a_name_given_to_a_call_is_in_its_runtime_context() -> None:
     @miniray.remote
     class Actor:
-        def names(self) -> tuple[str | None, str | None]:
-            context = miniray.get_runtime_context()
-            return context.get_task_name(), context.get_task_function_name()
+        def __init__(self) -> None:
+            self.made_by = miniray.get_runtime_context().get_task_function_name()
 
-    actor = Actor.remote()
-    name, function = miniray.get(actor.names.options(name="mine").remote())
-    assert name == "mine"
-    assert (function or "").endswith("Actor.names")
-    assert miniray.get(actor.names.remote())[0] == "Actor.names"
+        def names(self) -> tuple[str | None, ...]:
+            context = miniray.get_runtime_context()
+            return context.get_task_name(), context.get_task_function_name(), self.made_by
+
+    for concurrency in (1, 2):
+        actor = Actor.options(max_concurrency=concurrency).remote()
+        functions = f"{__name__}.Actor.names", f"{__name__}.Actor.__init__"
+        assert miniray.get(actor.names.options(name="mine").remote()) == ("mine", *functions)
+        assert miniray.get(actor.names.remote()) == ("Actor.names", *functions)

@@ -230,7 +230,7 @@ def test_the_name_of_a_task_is_in_its_runtime_context() -> None:
 
     name, function = miniray.get(who.options(name="chosen").remote())
     assert name == "chosen"
-    assert function.endswith("who")
+    assert function == f"{__name__}.who"
     assert miniray.get(who.remote())[0] == "who"
 
 

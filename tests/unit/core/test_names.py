@@ -1,0 +1,63 @@
+"""Names of what runs, as the runtime context tells them."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+
+from miniray.core.context import Execution
+from miniray.core.names import module_of
+
+PROGRAM = """
+import functools
+
+def plain(): ...
+
+wrapped = functools.wraps(plain)(library_decorator)
+
+class WithMethods:
+    limit = 3
+    def run(self): ...
+
+class Empty: ...
+"""
+
+
+def of_program(file: str) -> dict[str, Any]:
+    """What a program defines."""
+    found: dict[str, Any] = {"__name__": "__main__", "library_decorator": lambda: None}
+    exec(compile(PROGRAM, file, "exec"), found)
+    return found
+
+
+@pytest.mark.parametrize("name", ["plain", "wrapped", "WithMethods"])
+def test_what_a_program_defines_is_of_the_module_that_its_file_would_be(name: str) -> None:
+    assert module_of(of_program("/somewhere/train.py")[name]) == "train"
+
+
+@pytest.mark.parametrize("name", ["plain", "WithMethods"])
+def test_what_is_typed_in_is_of_main(name: str) -> None:
+    assert module_of(of_program("<stdin>")[name]) == "__main__"
+
+
+def test_a_class_of_a_program_without_functions_is_of_main() -> None:
+    assert module_of(of_program("/somewhere/train.py")["Empty"]) == "__main__"
+
+
+def test_other_code_is_of_its_module() -> None:
+    assert module_of(of_program) == __name__
+    assert module_of(Execution) == "miniray.core.context"
+    assert module_of(len) == "builtins"
+    assert module_of(functools.partial(len)) == "functools"
+
+
+def test_the_functions_around_what_runs_are_left_out() -> None:
+    def inner() -> None: ...
+
+    running = Execution(b"", "given", "outer.<locals>.Actor.run")
+    assert running.function_name(None) == "Actor.run"  # its class is still being loaded
+    assert running.function_name(Execution) == "miniray.core.context.Actor.run"
+    running.function = inner
+    assert running.function_name(None) == f"{__name__}.inner"
