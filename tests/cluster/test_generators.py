@@ -118,7 +118,8 @@ def test_large_values_are_streamed() -> None:
         assert (miniray.get(ref) == i).all()
 
 
-def test_a_generator_dropped_early_stops_the_task(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["dropped", "cancelled"])
+def test_a_generator_dropped_or_cancelled_early_stops_the_task(tmp_path: Path, how: str) -> None:
     @miniray.remote(_generator_backpressure_num_objects=2)
     def endless(path: Path) -> Iterator[int]:
         try:
@@ -131,7 +132,10 @@ def test_a_generator_dropped_early_stops_the_task(tmp_path: Path) -> None:
 
     stream = endless.remote(tmp_path / "closed")
     assert miniray.get(next(stream)) == 0
-    miniray.cancel(stream)
+    if how == "cancelled":
+        miniray.cancel(stream)
+    else:
+        del stream
     wait_until((tmp_path / "closed").exists)
 
 
