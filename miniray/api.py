@@ -218,17 +218,26 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     )
 
 
-def put(value: T) -> ObjectRef[T]:
+def put(value: T, *, _owner: None = None) -> ObjectRef[T]:
     """Store a value where every task and actor can read it.
 
+    Args:
+        value: What to store.
+        _owner: Of Ray; only None is allowed.
+
     Raises:
-        TypeError: The value is a ref already, or can't be pickled.
+        TypeError: The value is a ref already, or can't be pickled; or an owner is given.
         ObjectStoreFullError: There is no room for it.
     """
     if isinstance(value, ObjectRef):
         raise TypeError(
             f"put was given {value!r}, which is a ref already. Pass the ref on, or put it inside "
             f"a list to store the ref itself."
+        )
+    if _owner is not None:
+        raise TypeError(
+            "put has no _owner in miniray: who calls put owns the value. Let a method of the actor "
+            "that is to own it call put, and return the ref in a list."
         )
     return (_runtime._current or current_runtime()).put(value)
 

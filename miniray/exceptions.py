@@ -406,6 +406,11 @@ ActorPlacementGroupRemoved = PlacementGroupRemovedError
 
 #: Those of Ray that are not here, and what is raised instead.
 _ABSENT = {
+    "AsyncioActorExit": "use miniray.actor.exit_actor()",
+    "CrossLanguageError": "tasks and actors are Python",
+    "ObjectRefStreamEndOfStreamError": "generators end with StopIteration",
+    "UnserializableException": "what cannot be pickled arrives as a TaskError with its text",
+    "UserCodeException": "catch TaskError",
     "ActorHandleNotFoundError": "a handle of another cluster raises ActorDiedError",
     "ObjectFetchTimedOutError": "a value that cannot be fetched raises ObjectLostError",
     "ObjectFreedError": "values go with their last ref",

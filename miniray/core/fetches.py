@@ -25,6 +25,10 @@ def _ignore(_entry: Entry, _value: Value, _error: ObjectLostError) -> None:
     """Nobody has said what to do yet."""
 
 
+def _nobody_waits(_entry: Entry) -> None:
+    """It is here."""
+
+
 class Fetch:
     """A value that is being brought here for as long as a ref lives in this process."""
 
@@ -98,6 +102,11 @@ class Fetches:
                 lambda error, _result, _fd: self._came(entry, fetch, error),
             )
         return False
+
+    def bring(self, entry: Entry, value: Value) -> None:
+        """Bring a value here that nobody waits for yet."""
+        if not self.is_here(entry):
+            self.when_here(entry, value, _nobody_waits)
 
     def _came(self, entry: Entry, fetch: Fetch, failed: BaseException | bytes | None) -> None:
         error = None if failed is None else rebuild_error(failed)

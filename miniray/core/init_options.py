@@ -93,8 +93,8 @@ def check_init(given: Mapping[str, Any], others: Mapping[str, Any]) -> InitOptio
         "namespace": check.text,
         "runtime_env": check.runtime_env,
         "log_to_driver": check.boolean,
-        "object_store_memory": check.whole(1, "bytes"),
-        "memory": check.whole(0, "bytes"),
+        "object_store_memory": check.size(1),
+        "memory": check.size(0),
         "temp_dir": check.text,
     }
     values = {name: checks[name](name, value) for name, value in given.items() if value is not None}

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 #: Seconds in which a value that is on this node should be mapped, whatever timeout is given.
 _TO_MAP = 1.0
+#: Values behind those that ``wait`` returns as ready that it has brought to this node. So few that
+#: a loop which takes one value at a time stays linear.
+_NEXT = 4
 
 
 class ObjectAccess(RefTracking):
@@ -255,6 +258,11 @@ class ObjectAccess(RefTracking):
                 self._wait_values(pending, needed, timeout, fetches)
             found = self._split(refs, num_returns, fetches, at_most=True)
             assert found is not None
+        elif fetches is not None:
+            for ref in found[1][:_NEXT]:  # those that are taken next: bring them here meanwhile
+                entry = self.table.entry(ref._id)
+                if entry is not None and entry.value is not None:
+                    fetches.bring(entry, entry.value)
         return found
 
     def _pending(self, refs: Sequence[ObjectRef[Any]], fetches: Fetches | None) -> list[Entry]:

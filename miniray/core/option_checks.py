@@ -95,6 +95,17 @@ def whole(minimum: int, also: str = "") -> Callable[[str, Any], int]:
     return check
 
 
+def size(minimum: int) -> Callable[[str, Any], int]:
+    """A check for so many bytes; ``700e6`` is a whole number too."""
+    whole_number = whole(minimum, "bytes")
+
+    def check(name: str, value: Any) -> int:
+        is_number = isinstance(value, float) and math.isfinite(value)
+        return whole_number(name, int(value) if is_number else value)
+
+    return check
+
+
 def one_of(*allowed: str) -> Callable[[str, Any], str]:
     """One of some values."""
 

@@ -28,7 +28,7 @@ class ProcessNames:
 
     def ended(self, process_id: bytes, work: str, pid: int, code: int | None) -> None:
         """A process has ended: who asks for what it owned will want to know what it was."""
-        how = f", which {describe_exit(code)}" if code is not None else ""
+        how = f", which {describe_exit(code, hint=False)}" if code is not None else ""
         self._ended[process_id] = f"{work} (pid {pid}) on node {self._node_id.hex()[:8]}{how}"
         if len(self._ended) > _REMEMBERED:
             del self._ended[next(iter(self._ended))]

@@ -135,8 +135,9 @@ def test_other_keywords_are_refused_by_name(keyword: dict[str, Any], hint: str) 
 
 
 def test_the_memory_that_tasks_may_ask_for_can_be_given() -> None:
-    miniray.init(num_cpus=1, _memory=500_000_000)
+    miniray.init(num_cpus=1, _memory=500e6, object_store_memory=200e6)  # type: ignore[arg-type]
     assert miniray.cluster_resources()["memory"] == 500_000_000
+    assert miniray.cluster_resources()["object_store_memory"] == 200_000_000
 
 
 def test_temp_dir_says_where_the_session_is(tmp_path: Path) -> None:

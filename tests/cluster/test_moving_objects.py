@@ -49,6 +49,11 @@ def used_bytes() -> dict[str, int]:
     return {n["NodeID"]: n["ObjectStoreUsed"] for n in miniray.nodes() if n["Alive"]}
 
 
+def whole_bytes() -> int:
+    """Bytes of the values of this node; of what is on its way only its room is there."""
+    return sum(each["size"] for each in inventory()["segments"] if each["state"] != "WRITING")
+
+
 def stores_are_empty() -> bool:
     return not any(used_bytes().values())
 
@@ -93,8 +98,7 @@ class Reader:
         return sum(int(miniray.get(ref).sum()) for ref in refs)
 
     def whole_bytes(self) -> int:
-        """Bytes of the values of this node; of what is on its way only its room is there."""
-        return sum(each["size"] for each in inventory()["segments"] if each["state"] != "WRITING")
+        return whole_bytes()
 
     def tables(self) -> dict[str, int]:
         return node_tables()
@@ -159,6 +163,14 @@ def test_readers_get_their_value_though_nodes_that_pass_it_on_die(nodes: Cluster
 
 
 # --- waiting for values to be here -----------------------------------------------------------
+def test_wait_brings_what_comes_next_while_others_are_ready(nodes: Cluster) -> None:
+    ready, later = miniray.put(1), [there(MIB) for _ in range(2)]
+    assert miniray.wait([ready, *later], num_returns=1, timeout=30) == ([ready], later)
+    wait_until(lambda: whole_bytes() >= 2 * MIB)
+    with frozen(source(nodes)):  # no more is needed from there
+        assert [int(array.sum()) for array in miniray.get(later, timeout=10)] == [MIB] * 2
+
+
 @pytest.mark.parametrize("count", [1, 12])
 def test_wait_counts_a_value_when_it_is_on_this_node(nodes: Cluster, count: int) -> None:
     refs = [there(MIB) for _ in range(count)]

@@ -158,6 +158,7 @@ def test_the_address_may_come_from_the_environment(
         ({"local_mode": True}, TypeError, "does not support local_mode"),
         ({"log_to_driver": "yes"}, TypeError, "True or False"),
         ({"object_store_memory": 0}, ValueError, "bytes"),
+        ({"object_store_memory": float("inf")}, TypeError, "bytes"),
         ({"_memory": -1}, ValueError, "bytes"),
     ],
 )
@@ -225,6 +226,8 @@ def test_the_timeout_of_get_is_in_seconds(runtime: FakeRuntime) -> None:
 def test_put_of_a_ref_is_refused(runtime: FakeRuntime) -> None:
     with pytest.raises(TypeError, match="is a ref already"):
         miniray.put(miniray.put(1))
+    with pytest.raises(TypeError, match="_owner"):
+        miniray.put(1, _owner="an actor")  # type: ignore[arg-type]
 
 
 def test_wait_splits_the_refs(runtime: FakeRuntime) -> None:
