@@ -324,3 +324,9 @@ def test_get_takes_the_same_pending_ref_many_times(tmp_path: Path) -> None:
         ref = wait_and_return.remote(file, 7)
         threading.Timer(0.05, file.touch).start()
         assert miniray.get([ref] * count, timeout=20) == [7] * count
+
+
+def test_put_for_another_owner_says_what_to_do_instead() -> None:
+    assert miniray.get(miniray.put(1, _owner=None)) == 1
+    with pytest.raises(TypeError, match="method of the actor"):
+        miniray.put(1, _owner="an actor")  # type: ignore[arg-type]

@@ -226,8 +226,6 @@ def test_the_timeout_of_get_is_in_seconds(runtime: FakeRuntime) -> None:
 def test_put_of_a_ref_is_refused(runtime: FakeRuntime) -> None:
     with pytest.raises(TypeError, match="is a ref already"):
         miniray.put(miniray.put(1))
-    with pytest.raises(TypeError, match="_owner"):
-        miniray.put(1, _owner="an actor")  # type: ignore[arg-type]
 
 
 def test_wait_splits_the_refs(runtime: FakeRuntime) -> None:
