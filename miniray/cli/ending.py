@@ -149,7 +149,7 @@ def _finish(record: ClusterRecord, processes: _Processes) -> Ended:
 
 
 class StopRequests:
-    """Ctrl-C and SIGTERM: at first they interrupt, after ``collect`` they are only noted."""
+    """Ctrl-C, SIGTERM and SIGHUP: first they interrupt, after ``collect`` they are only noted."""
 
     def __init__(self, reader: int, writer: int) -> None:
         #: Readable once there was a request.
@@ -171,9 +171,11 @@ class StopRequests:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequests]:
-    """Within it, Ctrl-C and SIGTERM are requests."""
+    """Within it, Ctrl-C, SIGTERM and the end of the terminal are requests."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else it is to outlive the terminal
+        numbers.append(signal.SIGHUP)
     requests = StopRequests(reader, writer)
     before = [signal.signal(number, requests.note) for number in numbers]
     try:

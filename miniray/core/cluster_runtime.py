@@ -30,7 +30,6 @@ from miniray.core.task_client import TaskClient
 from miniray.core.unclaimed import UnclaimedResults
 from miniray.core.unseen_errors import UnseenErrors
 from miniray.exceptions import (
-    NodeDiedError,
     NotInitializedError,
 )
 from miniray.object_ref import hooks
@@ -174,7 +173,8 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         """The node's daemon is gone: nothing that was waited for will come."""
         if self._closed:
             return
-        error = error_value(NodeDiedError(self.node_id.hex(), "its daemon ended"))
+        logger.error("%s", self.link.end())
+        error = error_value(self.link.end())
         for call in list(self.calls.open.values()):
             self.calls.fail_value(call, error)
         for entry in self.table.snapshot():

@@ -145,6 +145,13 @@ class NodeLink:
         """Whether the daemon is gone."""
         return self._lost
 
+    def end(self) -> NodeDiedError:
+        """What becomes of all that needs the daemon once it is gone."""
+        node = self._welcome["node_id"].hex() if self._welcome else "of this process"
+        return NodeDiedError(
+            node, "its daemon ended. A driver can go on with miniray.shutdown() and init()"
+        )
+
     # --- asking ------------------------------------------------------------------
     def node_request_async(
         self, method: str, args: tuple[Any, ...], answer: Callable[[Any, Any, int], None]
@@ -307,8 +314,7 @@ class NodeLink:
     def _fail(self, number: int) -> None:
         answer = self._answers.pop(number, None)
         if answer is not None:
-            node = self._welcome["node_id"].hex() if self._welcome else "of this process"
-            answer(NodeDiedError(node, "its daemon ended"), None, -1)
+            answer(self.end(), None, -1)
 
     def _on_close(self, conn: Connection) -> None:
         self._lost = True

@@ -85,7 +85,7 @@ def _find(value: object, path: str, depth: int, seen: set[int]) -> tuple[str, ob
     for name, part in _parts(value)[:_BREADTH]:
         if _fails(part):
             inner = f"{path}{name}"
-            return _find(part, inner, depth - 1, seen) or (inner.lstrip(". "), part)
+            return _find(part, inner, depth - 1, seen) or (inner.lstrip(".: "), part)
     return None
 
 
@@ -101,12 +101,14 @@ def _parts(value: object) -> list[tuple[str, object]]:
             found = inspect.getclosurevars(value)
         except ValueError:  # a variable of the closure has no value yet
             return []
-        return [(f" variable '{name}'", part) for name, part in found.nonlocals.items()] + [
-            (f" global variable '{name}'", part) for name, part in found.globals.items()
+        return [(f": variable '{name}'", part) for name, part in found.nonlocals.items()] + [
+            (f": global variable '{name}'", part) for name, part in found.globals.items()
         ]
     if inspect.isclass(value):
         return [
-            (f".{name}", part) for name, part in vars(value).items() if not name.startswith("__")
+            (f".{name}", part)
+            for name, part in vars(value).items()
+            if inspect.isfunction(part) or not name.startswith("__")
         ]
     if type(value).__module__.partition(".")[0] == "miniray":
         return []  # it says itself why it cannot be pickled

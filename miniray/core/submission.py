@@ -165,6 +165,9 @@ class Submission(RefTracking):
                 else:
                     self._submit_child(running, made, channel)
                 call = made
+                # After it is known as open: it is failed either here or with all that are.
+                if self.link.lost and number in self.calls.open:
+                    self.calls.fail(made, self.link.end())
             finally:
                 if interrupts is not None:
                     interrupts.end()

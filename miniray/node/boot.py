@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -110,7 +111,7 @@ def _spawn(
     """Start the new process; returns it and the descriptor of its answer."""
     from miniray.session import SESSION_VARIABLE
 
-    read, write = os.pipe()
+    read, write = _pipe()
     log = session.logs / "node.log"
     request = json.dumps(
         {
@@ -136,6 +137,17 @@ def _spawn(
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(request.encode())
     return process, read
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe beside the standard streams, also if these are closed: the child has its own there."""
+    ends = os.pipe()
+    try:
+        read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
+    return read, write
 
 
 def _read_answer(fd: int, timeout: float, process: subprocess.Popen[bytes]) -> dict[str, Any]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +17,7 @@ from cluster_helpers import is_alive, wait_until
 import miniray
 from miniray.cluster_utils import Cluster
 from miniray.core.runtime import current_runtime
-from miniray.exceptions import ActorDiedError, ObjectLostError
+from miniray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -203,3 +206,33 @@ def test_a_cluster_of_several_nodes_is_waited_for_and_shut_down() -> None:
         assert not any(map(is_alive, pids))
         with pytest.raises(RuntimeError, match="no head"):
             _ = cluster.address
+
+
+def test_a_driver_whose_node_has_ended_is_told_by_every_call() -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    miniray.init(address=cluster.address)
+    holder = Holder.remote()
+    miniray.get([pid.remote(), holder.pid.remote()])
+    running = holder.hold.remote()
+    os.kill(cluster.head_node.pids["node"], signal.SIGKILL)
+    with pytest.raises(NodeDiedError, match="daemon ended"):
+        miniray.get(running, timeout=30)
+    for make in (pid.remote, holder.pid.remote, lambda: Holder.remote().pid.remote()):
+        with pytest.raises(NodeDiedError, match=r"shutdown\(\)"):
+            miniray.get(make(), timeout=30)
+    miniray.shutdown()
+    cluster.shutdown()
+    miniray.init("local", num_cpus=1)
+    assert miniray.get(pid.remote(), timeout=30) > 0
+
+
+def test_an_embedded_cluster_starts_without_standard_streams(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    program = textwrap.dedent(f"""
+        import miniray, pathlib
+        miniray.init(num_cpus=1)
+        pathlib.Path({str(done)!r}).write_text(str(len(miniray.nodes())))
+    """)
+    command = f"exec {sys.executable} -c '{program.replace(chr(39), chr(34))}' <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], timeout=60, check=False).returncode == 0
+    assert done.read_text() == "1"

@@ -76,7 +76,18 @@ def test_the_error_of_a_class_names_the_variable_of_its_method() -> None:
         def method(self) -> Any:
             return inner
 
-    with pytest.raises(TypeError, match=r": method variable 'inner' is a lock"):
+    with pytest.raises(TypeError, match=r": method: variable 'inner' is a lock"):
+        dumps_code(Actor)
+
+
+def test_so_does_that_of_a_class_of_which_only_the_constructor_is_at_fault() -> None:
+    inner = threading.Lock()
+
+    class Actor:
+        def __init__(self) -> None:
+            self.used = inner
+
+    with pytest.raises(TypeError, match=r": __init__: variable 'inner' is a lock"):
         dumps_code(Actor)
 
 
