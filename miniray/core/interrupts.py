@@ -89,7 +89,7 @@ class Interrupts:
             look: Whether to find out which handlers there are by now. If not, those of signals
                 that programs seldom handle may be out of date, which is quicker.
         """
-        # Each call of a remote function or method passes here: no name is looked up twice.
+        # Each call of a remote function or method passes here: little is looked up.
         global _active, _spare
         if _get_ident() != _main_thread:
             return None
