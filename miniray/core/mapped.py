@@ -50,15 +50,16 @@ def _libc() -> ctypes.CDLL:
 
 
 def map_memory(
-    fd: int, size: int, *, shared: bool, gone: Callable[[], Any] | None = None
+    fd: int, size: int, *, shared: bool, offset: int = 0, gone: Callable[[], Any] | None = None
 ) -> ctypes.Array[ctypes.c_char]:
     """Map a descriptor; it is unmapped when the block and all views of it are gone.
 
     Args:
         fd: What to map.
-        size: Bytes, from its beginning.
+        size: Bytes.
         shared: To write into it, with all pages there from the beginning. Else what is written
             stays in this process (copy-on-write).
+        offset: Where to begin: whole pages.
         gone: Called after it was unmapped, in any thread.
 
     Raises:
@@ -66,7 +67,7 @@ def map_memory(
     """
     libc = _libc()
     flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if shared else mmap.MAP_PRIVATE
-    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0)
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
     if address == _MAP_FAILED or address is None:
         code = ctypes.get_errno()
         raise OSError(code, f"could not map {size} bytes: {os.strerror(code)}")

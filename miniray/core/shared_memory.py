@@ -1,9 +1,10 @@
 """Large values: written once into memory that the daemon holds, read without a copy.
 
 A segment lies in a memfd of the node daemon. Writers write it through its descriptor or, where
-they have it mapped already, copy into it (``warm_memory.py``). Readers map it copy-on-write, so
-that no writer can disturb another reader. The daemon is told when the last view in this process
-is gone; what is read again and again stays mapped until its owner frees it.
+they have it mapped already, copy into it (``warm_memory.py``). What finds no room in memory is
+written to a file, or mapped there. Readers map it copy-on-write, so that no writer can disturb
+another reader. The daemon is told when the last view in this process is gone; what is read again
+and again stays mapped until its owner frees it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from miniray.exceptions import ObjectStoreFullError
 from miniray.object_ref import hooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from miniray.core.node_link import NodeLink
     from miniray.core.objects import Value
@@ -46,6 +47,8 @@ def _nothing() -> None:
 
 
 Block = ctypes.Array[ctypes.c_char]
+#: Number of a segment on this node, its form, and where it begins in the file to be mapped.
+_Got = tuple[int, int, int]
 
 
 class Mapping:
@@ -135,7 +138,6 @@ class SharedMemory:
             "create_segment",
             (value.size, value.form, owner, owner_node),
             lambda made: self._discard(made[0]),
-            or_disk=True,
         )
         return segment, memory, fd
 
@@ -145,40 +147,30 @@ class SharedMemory:
         args: tuple[Any, ...],
         undo: Callable[[Any], None],
         timeout: float | None = None,
-        *,
-        patient: bool = True,
-        or_disk: bool = False,
     ) -> Any:
-        """Ask for memory of the daemon.
+        """Ask for memory of the daemon, or for disk when only what processes look at is in the way.
 
-        At first without waiting for what other processes have mapped: what this one needs no
-        more, and was about to tell, goes before. To find that takes time, so who can be given
-        disk instead looks only as often as it takes a small part of the time.
+        At first without the disk: what this process needs no more, and was about to tell, goes
+        before.
         """
         deadline = deadline_of(timeout)
         self.report_unmapped()
-        try:
+        with contextlib.suppress(ObjectStoreFullError):
             return self._link.node_request(method, (*args, False), timeout=timeout, undo=undo)
-        except ObjectStoreFullError as error:
-            if error.needed > error.capacity:
-                raise
+        self._let_go()
+        left = time_left(deadline)
+        return self._link.node_request(method, (*args, True), timeout=left, undo=undo)
+
+    def _let_go(self) -> None:
+        """Tell the daemon of what this process needs no more.
+
+        To find that takes time, so it is done only as often as it takes a small part of the time.
+        """
         began = time.monotonic()
-        if not or_disk or began >= self._look_again_at:
+        if began >= self._look_again_at:
             self._make_room()
             ended = time.monotonic()
             self._look_again_at = ended + (ended - began) / _LOOKING
-        left = time_left(deadline)
-        return self._link.node_request(method, (*args, patient), timeout=left, undo=undo)
-
-    @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Be the only one on this node that maps several values although memory is short."""
-        ticket = self.fetches.next_number()
-        try:
-            self._link.node_request("take_turn", (ticket,))
-            yield
-        finally:
-            self._link.node_notice("end_turn", ticket)
 
     def _discard(self, segment: int) -> None:
         """A segment of this node does not get its value."""
@@ -186,15 +178,12 @@ class SharedMemory:
         self._link.node_notice("free_segment", self._node_id, segment)
 
     # --- reading -----------------------------------------------------------------
-    def map(
-        self, payload: Any, timeout: float | None = None, *, patient: bool = True
-    ) -> tuple[Mapping, Block]:
-        """Map a value, fetched from its node, or read from disk, if need be.
+    def map(self, payload: Any, timeout: float | None = None) -> tuple[Mapping, Block]:
+        """Map a value, fetched from its node, or read back from disk, if need be.
 
         Args:
             payload: Its node, its segment there, and its size in bytes.
             timeout: Seconds; None: no limit.
-            patient: Whether to wait for room that other processes have mapped.
 
         Raises:
             ObjectLostError: its node, or the segment, is gone.
@@ -209,18 +198,14 @@ class SharedMemory:
         self.liveness.begin()
         request = self.fetches.next_number()
         try:
-            (local, form), fd = self._request(
-                "map_segment",
-                (node_id, segment, size, request),
-                self._not_taken,
-                timeout,
-                patient=patient,
+            got, fd = self._request(
+                "map_segment", (node_id, segment, size, request), self._not_taken, timeout
             )
         except BaseException:
             if node_id != self._node_id:
                 self.fetches.withdraw([request])
             raise
-        return self._mapped(key, size, local, form, fd)
+        return self._mapped(key, size, got, fd)
 
     async def map_later(self, payload: Any) -> tuple[Mapping, Block]:
         """As ``map``, without blocking the event loop while the value is on its way."""
@@ -236,29 +221,28 @@ class SharedMemory:
         self.report_unmapped()
         try:
             try:
-                (local, form), fd = await ask("map_segment", (*args, False), self._not_taken)
-            except ObjectStoreFullError as error:
-                if error.needed > error.capacity:
-                    raise
-                self._make_room()
-                (local, form), fd = await ask("map_segment", (*args, True), self._not_taken)
+                got, fd = await ask("map_segment", (*args, False), self._not_taken)
+            except ObjectStoreFullError:
+                self._let_go()
+                got, fd = await ask("map_segment", (*args, True), self._not_taken)
         except BaseException:
             if node_id != self._node_id:
                 self.fetches.withdraw([request])
             raise
-        return self._mapped(key, size, local, form, fd)
+        return self._mapped(key, size, got, fd)
 
-    def _not_taken(self, got: tuple[int, int]) -> None:
+    def _not_taken(self, got: _Got) -> None:
         """A segment was mapped for who does not want it any more."""
         self._gone(got[0])
 
     def _mapped(
-        self, key: tuple[bytes, int], size: int, local: int, form: int, fd: int
+        self, key: tuple[bytes, int], size: int, got: _Got, fd: int
     ) -> tuple[Mapping, Block]:
         """Map what the daemon has handed out."""
+        local, form, offset = got
         try:
             gone = self.liveness.mapped(lambda: self._gone(local))
-            block = map_memory(fd, size, shared=False, gone=gone)
+            block = map_memory(fd, size, offset=offset, shared=False, gone=gone)
         except OSError:
             gone()
             raise

@@ -121,10 +121,7 @@ class NodeDaemon:
             self.node_id, self._clients, self._relay, self._objects, self._adopted, self._runs
         )
         self._traffic.on_unreachable = self._node_unreachable
-        requests = StoreRequests(
-            self.node_id, self._objects, self._clients, self._spilling, self._runs
-        )
-        self._turns = requests.turns
+        StoreRequests(self.node_id, self._objects, self._clients, self._spilling, self._runs)
         FetchRequests(self._objects, self._clients, self._runs)
         self.ledger = DeviceLedger(node.devices_folder, node.accelerators, template_pid)
         self._pool = WorkerPool(
@@ -331,7 +328,6 @@ class NodeDaemon:
         else:
             self._objects.asks_no_more(process_id)
         self._adopted.process_died(process_id)
-        self._turns.process_died(process_id)
         self._memory.ended(process_id)
         self._head.process_ended(process_id)
         with contextlib.suppress(FileNotFoundError):

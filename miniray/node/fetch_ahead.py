@@ -173,7 +173,7 @@ class FetchAhead:
                     ahead.size,
                     *ahead.name,
                     maps=False,
-                    patient=ahead.here is not None,  # else it is fetched when it is needed
+                    or_disk=ahead.here is not None,  # else it is fetched when it is needed
                 )
                 waiter.segment.add_done_callback(functools.partial(self._came, ahead))
 

@@ -79,14 +79,13 @@ class Memories:
         return self.used + self.closing
 
     # --- taking and giving back ------------------------------------------------------------
-    def take(self, capacity: int, process: bytes, others: int, *, beyond: bool = False) -> Memory:
+    def take(self, capacity: int, process: bytes, others: int) -> Memory:
         """Memory of at least so many bytes for a process that is going to write.
 
         Args:
             capacity: Bytes, whole pages.
             process: The writer.
             others: How many values are in the store, for the message of an error.
-            beyond: Whether to take it even if there is no room.
 
         Raises:
             ObjectStoreFullError: there is no room, or not before memory that gives way to it
@@ -95,7 +94,7 @@ class Memories:
         """
         memory = self._take_pooled(capacity, process)
         if memory is None:
-            self._make_room(capacity, beyond=beyond)
+            self._make_room(capacity)
             fd = self._open(others)
             os.ftruncate(fd, capacity)
             memory = self._all[self._next] = Memory(self._next, fd, capacity)
@@ -141,12 +140,12 @@ class Memories:
             f"longer needed, or raise the limit (`ulimit -n`) before the node is started",
         )
 
-    def _make_room(self, needed: int, *, beyond: bool) -> None:
-        if self.used + needed > self.capacity and not beyond:
+    def _make_room(self, needed: int) -> None:
+        if self.used + needed > self.capacity:
             raise ObjectStoreFullError(needed=needed, used=self.used, capacity=self.capacity)
         while self._pool and self.used + self.pooled + needed > self.capacity:
             self._close(self._unpool(-1))
-        if self.taken + self.pooled + needed > self.capacity and not beyond:
+        if self.taken + self.pooled + needed > self.capacity:
             raise ObjectStoreFullError(needed=needed, used=self.taken, capacity=self.capacity)
 
     def give_back(self, memory: Memory, *, again: bool = True) -> None:

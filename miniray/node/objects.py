@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniray.core.descriptors import OUT_OF_DESCRIPTORS
+from miniray.exceptions import ObjectStoreFullError
 from miniray.node import relayed as r
 from miniray.node.fetch_ahead import FetchAhead
 from miniray.node.pulls import Pulls
@@ -167,9 +169,9 @@ class NodeObjects:
         mapper: bytes,
         request: int,
         *,
-        patient: bool,
+        or_disk: bool,
     ) -> Segment:
-        """The same; it is copied to this node, or read from disk, if need be.
+        """The same; it is copied to this node, or read back from disk, if need be.
 
         Args:
             node_id: Its node.
@@ -177,7 +179,7 @@ class NodeObjects:
             size: Its bytes.
             mapper: The process that maps it.
             request: Number under which that process may withdraw.
-            patient: Whether to wait for what other processes have mapped.
+            or_disk: Whether to map it on disk if only what processes look at is in the way.
 
         Raises:
             ObjectLostError: it, or its node, is gone, or the process has withdrawn.
@@ -187,17 +189,19 @@ class NodeObjects:
         if local is not None:
             segment = self.store.map(local, mapper)
             if not segment.in_memory:
-                await self._restore(segment, mapper, patient=patient)
+                await self._restore(segment, mapper, or_disk=or_disk)
             return segment
         waiter = self.pulls.wait(
-            (node_id, number), size, mapper, request, maps=True, patient=patient
+            (node_id, number), size, mapper, request, maps=True, or_disk=or_disk
         )
         return await waiter.segment
 
-    async def _restore(self, segment: Segment, mapper: bytes, *, patient: bool) -> None:
+    async def _restore(self, segment: Segment, mapper: bytes, *, or_disk: bool) -> None:
         try:
-            await self._spilling.restore(segment, mapper, patient=patient)
-        except BaseException:
+            await self._spilling.restore(segment, mapper)
+        except BaseException as error:
+            if or_disk and _is_lack_of_memory(error) and self.store.has(segment):
+                return
             self.store.unmap([segment.number], mapper)
             raise
 
@@ -295,6 +299,12 @@ class NodeObjects:
         for number in self.store.process_died(process_id):
             self._copies.remove(number)
             self._free_copies_of(number)
+
+
+def _is_lack_of_memory(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in OUT_OF_DESCRIPTORS
+    return isinstance(error, ObjectStoreFullError)
 
 
 def _nobody(*_what: object) -> None:

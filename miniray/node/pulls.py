@@ -24,12 +24,12 @@ class Waiter:
     """One request of a process that waits for a copy."""
 
     def __init__(
-        self, process_id: bytes, request: int, pull: _Pull, *, maps: bool, patient: bool
+        self, process_id: bytes, request: int, pull: _Pull, *, maps: bool, or_disk: bool
     ) -> None:
         self.name = (process_id, request)
         self.pull = pull
         self.maps = maps
-        self.patient = patient
+        self.or_disk = or_disk
         #: The copy, mapped for the process if it wanted that.
         self.segment: asyncio.Future[Segment] = asyncio.get_running_loop().create_future()
         self.segment.add_done_callback(_retrieve)
@@ -40,7 +40,7 @@ class _Pull:
 
     def __init__(self, key: Key, size: int) -> None:
         self.key = key
-        #: The memory that it needs first. Who is not patient gives up; the rest goes on.
+        #: The room that it needs first. Who wants memory only gives up; the rest goes on.
         self.claim = Claim(size, on_stuck=self._give_up)
         self.task: asyncio.Task[None]
         self.waiters: set[Waiter] = set()
@@ -50,7 +50,7 @@ class _Pull:
         self.on_given_up: Callable[[Waiter, Exception], object]
 
     def _give_up(self, error: ObjectStoreFullError) -> None:
-        for waiter in [waiter for waiter in self.waiters if not waiter.patient]:
+        for waiter in [waiter for waiter in self.waiters if not waiter.or_disk]:
             self.on_given_up(waiter, error)
 
 
@@ -59,7 +59,7 @@ class Pulls:
 
     Args:
         store: Where copies are.
-        copy: Copies a segment of another node into memory that it claims; the one that it
+        copy: Copies a segment of another node into room that it claims; the one that it
             returns is to be sealed.
         copies: Where a copy is noted when it is there.
     """
@@ -92,7 +92,7 @@ class Pulls:
         request: int,
         *,
         maps: bool,
-        patient: bool = True,
+        or_disk: bool = True,
     ) -> Waiter:
         """Let a process wait for a copy; the first who does begins the transfer.
 
@@ -102,7 +102,8 @@ class Pulls:
             process_id: Who waits.
             request: A number of its own, for ``withdraw``.
             maps: Whether the copy is mapped for the process when it is there.
-            patient: Whether to wait for what other processes have mapped.
+            or_disk: Whether to take it on disk if only what processes look at is in the way of
+                having it in memory.
         """
         assert self._copies.find(key) is None  # a second one would never be freed
         pull = self._pulls.get(key)
@@ -112,10 +113,10 @@ class Pulls:
             pull.task = asyncio.get_running_loop().create_task(self._run(pull))
             self._tasks.add(pull.task)
             pull.task.add_done_callback(self._tasks.discard)
-        waiter = Waiter(process_id, request, pull, maps=maps, patient=patient)
+        waiter = Waiter(process_id, request, pull, maps=maps, or_disk=or_disk)
         pull.waiters.add(waiter)
         pull.claim.join(process_id)
-        if not patient:
+        if not or_disk:
             pull.claim.hurry()
         self._waiters[waiter.name] = waiter
         self._waiting.setdefault(process_id, set()).add(waiter)

@@ -70,8 +70,8 @@ class Claim:
         size: Bytes.
         asker: A process that needs it; more may join. None: none yet.
         patient: Whether to wait for what other processes have mapped.
-        on_stuck: Called with what to tell the askers that are not patient, if others are. It is
-            called when nothing is left to wait for but other processes.
+        on_stuck: Called with what to tell the askers that are not patient, when nothing is left
+            to wait for but other processes.
     """
 
     __slots__ = ("askers", "ends", "failures", "hurried", "on_stuck", "patient", "room", "size",
@@ -93,12 +93,12 @@ class Claim:
         #: How many requests of each process need it.
         self.askers: dict[bytes, int] = {}
         #: Somebody who needs it is not patient, and has not been told that it is stuck.
-        self.hurried = not patient
+        self.hurried = False
         #: Where it waits, and until when by that one's clock.
         self.room: Room | None = None
         self.ends = 0.0
         #: The memory, when its turn has come.
-        self.turn: asyncio.Future[Memory] = asyncio.get_running_loop().create_future()
+        self.turn: asyncio.Future[Memory]
         #: What the disk had failed at when it began to wait.
         self.failures = 0
         if asker is not None:
@@ -167,7 +167,7 @@ class Room:
         return self._store.memories.taken + self._wanted + size <= self._store.capacity
 
     async def get(self, claim: Claim) -> Memory:
-        """Wait for memory.
+        """Wait for memory. A claim that was refused may be made again.
 
         Raises:
             ObjectStoreFullError: there is no room, and none will come.
@@ -199,13 +199,14 @@ class Room:
 
     def _enter(self, claim: Claim) -> None:
         claim.room = self
+        claim.turn = asyncio.get_running_loop().create_future()
         claim.failures = self._supply.failures
         claim.ends = self._clock() + config().store_full_timeout
         self._queue[claim] = None
         self._wanted += claim.size
         for process in claim.askers:
             self.joined(claim, process)
-        if claim.hurried:
+        if claim.hurried or not claim.patient:
             self._hurried[claim] = None
         self._look()
 

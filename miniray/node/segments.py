@@ -2,7 +2,8 @@
 
 The memory under them (``memories.py``) is held open by this daemon only: nothing stays after it.
 Bytes count until the owner freed a segment and nobody maps it; then its memory, which is warm,
-serves the next writer. A segment that nobody maps may be on disk instead (``spilling.py``).
+serves the next writer. A segment that nobody maps may be on disk instead (``spilling.py``), where
+it is mapped if there is no room for it in memory.
 """
 
 from __future__ import annotations
@@ -86,14 +87,30 @@ class Segment:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it can be mapped; else it has to be read from disk first."""
+        """Whether it is in memory; else it is on disk only."""
         return self.memory is not None
 
     @property
     def fd(self) -> int:
-        """Descriptor of its memory."""
-        assert self.memory is not None
-        return self.memory.fd
+        """Descriptor of its memory, or of its file while it is on disk only."""
+        if self.memory is not None:
+            return self.memory.fd
+        assert self.place is not None
+        return self.place.fd
+
+    @property
+    def offset(self) -> int:
+        """Where it begins there, in bytes: whole pages."""
+        if self.memory is not None:
+            return 0
+        assert self.place is not None
+        return self.place.offset
+
+    def leave_open(self) -> None:
+        """A process that maps it may look at it though it will be counted no longer."""
+        self.left_open = True
+        if self.place is not None and self.place.shown:
+            self.place.left_open = True
 
     @property
     def capacity(self) -> int:
@@ -182,10 +199,10 @@ class SegmentStore:
         self._by_creator.setdefault(creator, set()).add(number)
         return segment
 
-    def take(self, size: int, process: bytes, *, beyond: bool = False) -> Memory:
-        """Memory for a value; ObjectStoreFullError if there is no room, unless ``beyond``."""
+    def take(self, size: int, process: bytes) -> Memory:
+        """Memory for a value; ObjectStoreFullError if there is no room."""
         capacity = max(_PAGE, -(-size // _PAGE) * _PAGE)
-        return self.memories.take(capacity, process, len(self), beyond=beyond)
+        return self.memories.take(capacity, process, len(self))
 
     def _freed(self) -> None:
         self.on_room()
@@ -229,7 +246,7 @@ class SegmentStore:
         return self._segments.get(segment.number) is segment
 
     def map(self, number: int, mapper: bytes) -> Segment:
-        """A process maps a segment, which is to be read from disk first if it is there only."""
+        """A process maps a segment, in memory or, if it is not and cannot be there, on disk."""
         segment = self.get(number)
         self._idle.pop(number, None)
         segment.mappers[mapper] = segment.mappers.get(mapper, 0) + 1
@@ -242,7 +259,8 @@ class SegmentStore:
             segment = self._segments.get(number)
             if segment is None or mapper not in segment.mappers:
                 continue
-            segment.left_open = segment.left_open or left_open
+            if left_open:
+                segment.leave_open()
             segment.mappers[mapper] -= 1
             if segment.mappers[mapper] == 0:
                 del segment.mappers[mapper]
@@ -264,7 +282,7 @@ class SegmentStore:
     def leave_open(self, mapper: bytes) -> None:
         """A process has a child that has mapped what it has, and will not tell when it unmaps."""
         for number in self._by_mapper.get(mapper, ()):
-            self._segments[number].left_open = True
+            self._segments[number].leave_open()
 
     def keep(self, number: int, mapper: bytes) -> None:
         """A process that maps a segment leaves it mapped until it is freed, used or not."""
@@ -318,7 +336,7 @@ class SegmentStore:
             if segment is not None:  # half written: nobody else knows of it
                 segment.creator = None
                 segment.freed = True
-                segment.left_open = True
+                segment.leave_open()
                 self._look_at(segment)
         for number in self._by_mapper.pop(process_id, set()):
             segment = self._segments.get(number)
@@ -326,7 +344,7 @@ class SegmentStore:
                 segment.mappers.pop(process_id, None)
                 segment.keepers.discard(process_id)
                 self._drop(self._returning, number, process_id)
-                segment.left_open = True
+                segment.leave_open()
                 self._look_at(segment)
         owned = list(self._by_owner.get(process_id, ()))
         for number in owned:
@@ -404,10 +422,10 @@ class SegmentStore:
             return
         self._kept.pop(segment.number, None)
         self._returning.pop(segment.number, None)
+        if segment.place is not None:
+            segment.place.shown = False
         if not segment.freed:
-            if segment.place is not None and self.used > self.capacity:
-                self._give_back(segment)  # it was read back although there was no room
-            elif segment.memory is not None:
+            if segment.memory is not None:
                 self._idle[segment.number] = segment
                 self.on_room()
             return

@@ -50,12 +50,16 @@ class _File:
 class Place:
     """Where a value is on disk."""
 
-    __slots__ = ("_file", "offset", "size")
+    __slots__ = ("_file", "left_open", "offset", "shown", "size")
 
     def __init__(self, file: _File, offset: int, size: int) -> None:
         self._file = file
         self.offset = offset
         self.size = size
+        #: Who maps the value may have mapped it here.
+        self.shown = False
+        #: Somebody may look at it even when nobody maps it any more: it must not be punched.
+        self.left_open = False
 
     @property
     def fd(self) -> int:
@@ -124,12 +128,12 @@ class SpillFiles:
         os.unlink(name)
         return fd
 
-    def is_last(self, place: Place) -> bool:
-        """Whether the file of a place is closed when the place is released."""
-        return place._file.places == 1
+    def is_to_punch(self, place: Place) -> bool:
+        """Whether a place is to be punched before it is released: its file has other values."""
+        return place._file.places > 1 and not place.left_open
 
     def release(self, place: Place) -> None:
-        """A value is not needed any more; its part of the disk was punched, if others stay."""
+        """A value is not needed any more; its part of the disk was punched, if it was to be."""
         length = -(-place.size // _BLOCK) * _BLOCK
         file = place._file
         file.places -= 1

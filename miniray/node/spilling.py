@@ -2,7 +2,8 @@
 
 Memory comes from what nobody has mapped, least recently used first: copies of other nodes' values
 are dropped, values of this node are written to disk unless they are there already. Who waits for
-it, and for how long, is ``room.py``.
+it, and for how long, is ``room.py``. Nobody waits for what others look at while the disk has room:
+then values are written to disk by their writers, and mapped there by their readers.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from miniray.core.descriptors import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.freeing import Freeing
 from miniray.node.room import Claim, Room
-from miniray.node.spill_files import allocate, punch, read, read_piece, write
+from miniray.node.spill_files import Place, allocate, punch, read, read_piece, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from miniray.node.memories import Memory
     from miniray.node.segments import Segment, SegmentStore
-    from miniray.node.spill_files import Place, SpillFiles
+    from miniray.node.spill_files import SpillFiles
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +88,9 @@ class Spilling:
         self._stopped = threading.Event()
         #: Writing and giving back, under way; closing waits for nobody.
         self._tasks: set[asyncio.Task[None]] = set()
-        #: By segment, and whether those who wait are patient.
-        self._restores: dict[tuple[int, bool], asyncio.Task[None]] = {}
-        #: The memory that they are for.
-        self._claims: dict[tuple[int, bool], Claim] = {}
+        #: By segment, what reads it back, and the memory that this is for.
+        self._restores: dict[int, asyncio.Task[None]] = {}
+        self._claims: dict[int, Claim] = {}
         #: Of these, what has room and is being read.
         self._readings: dict[int, asyncio.Task[None]] = {}
         #: Bytes of memory that are being written to disk.
@@ -188,8 +188,52 @@ class Spilling:
                 self._store.drop_memory(segment)
             self.room.look_soon()  # those who wait look again, whatever came of it
 
-    async def place_for(self, size: int) -> Place | None:
-        """A place on disk that a writer may write to itself; None if the disk has no room."""
+    async def room_for(self, claim: Claim) -> Memory | Place:
+        """Memory, or a place on disk to write to if only what processes look at is in the way.
+
+        Raises:
+            ObjectStoreFullError: there is no room on disk either, or memory was asked for by
+                nobody who would take that.
+            OSError: there is no descriptor, and none will come.
+            ConnectionError: all processes that asked have ended.
+        """
+        claim.patient = False
+        try:
+            return await self.room.get(claim)
+        except ObjectStoreFullError as error:
+            if claim.on_stuck is not None:
+                claim.hurried = False
+                claim.on_stuck(error)
+                if not claim.askers:
+                    raise
+        place = await self._place_for(claim.size)
+        if place is not None:
+            return place
+        claim.patient = True
+        return await self.room.get(claim)
+
+    def give_back(self, room: Memory | Place) -> None:
+        """What ``room_for`` found is not needed after all."""
+        if isinstance(room, Place):
+            self._discard(room)
+        else:
+            self._store.put_back(room)
+
+    async def _place_for(self, size: int) -> Place | None:
+        """A place on disk that a process may write to itself; None if the disk has no room."""
+        making = asyncio.ensure_future(self._make_place(size))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            making.add_done_callback(self._discard_made)  # a thread may be at its file
+            raise
+
+    def _discard_made(self, making: asyncio.Task[Place | None]) -> None:
+        place = None if making.cancelled() else making.result()
+        if place is not None:
+            self._discard(place)
+
+    async def _make_place(self, size: int) -> Place | None:
         place = None
         try:
             place = self._files.reserve(size, alone=True)
@@ -210,35 +254,36 @@ class Spilling:
         self._failed_at = time.monotonic()
 
     # --- back --------------------------------------------------------------------------------
-    async def restore(self, segment: Segment, asker: bytes, *, patient: bool = True) -> None:
+    async def restore(self, segment: Segment, asker: bytes) -> None:
         """Read a value back that a process has mapped; many who wait share one reading.
 
         Raises:
             ObjectLostError: the disk cannot be read.
-            ObjectStoreFullError: there is no room for it in memory.
+            ObjectStoreFullError: only what processes look at is in the way. It can be read where
+                it is.
+            OSError: the same, of descriptors.
         """
-        # Who is not patient may hold what a patient one waits for: they do not wait together.
-        key = (segment.number, patient)
+        number = segment.number
         while not segment.in_memory:
-            task = self._restores.get(key)
+            task = self._restores.get(number)
             if task is None or task.done():
-                claim = Claim(segment.size, asker, patient=patient)
+                claim = Claim(segment.size, asker, patient=False)
                 task = asyncio.ensure_future(self._restore(segment, claim))
-                self._restores[key], self._claims[key] = task, claim
-                task.add_done_callback(lambda task: self._restored(key, task))
+                self._restores[number], self._claims[number] = task, claim
+                task.add_done_callback(lambda task: self._restored(number, task))
             else:
-                self._claims[key].join(asker)
+                self._claims[number].join(asker)
             await asyncio.shield(task)
             if not self._store.has(segment):
-                raise ObjectLostError(f"segment {segment.number}", "it was freed meanwhile")
+                raise ObjectLostError(f"segment {number}", "it was freed meanwhile")
 
-    def _restored(self, key: tuple[int, bool], task: asyncio.Task[None]) -> None:
-        if self._restores.get(key) is task:
-            del self._claims[key]
-        _forget(self._restores, key, task)
+    def _restored(self, number: int, task: asyncio.Task[None]) -> None:
+        if self._restores.get(number) is task:
+            del self._claims[number]
+        _forget(self._restores, number, task)
 
     async def _restore(self, segment: Segment, claim: Claim) -> None:
-        memory = await self._memory_for(claim)
+        memory = await self.room.get(claim)
         number = segment.number
         reading = self._readings.get(number)
         if reading is None and not segment.in_memory and self._store.has(segment):
@@ -272,18 +317,6 @@ class Spilling:
         finally:
             self._store.end_move(segment)
 
-    async def _memory_for(self, claim: Claim) -> Memory:
-        store = self._store
-        failures = self.failures
-        try:
-            return await self.room.get(claim)
-        except ObjectStoreFullError:
-            # When the disk is full, what is on it must still be readable. Nothing has to be
-            # written to drop it again, so one value at a time may exceed the store's capacity.
-            if self.failures == failures or store.used > store.capacity:
-                raise
-            return store.take(claim.size, claim.writer, beyond=True)
-
     async def read(self, segment: Segment, offset: int, length: int) -> bytes:
         """Bytes of a value that is on disk, read without bringing it back."""
         assert segment.place is not None
@@ -291,10 +324,10 @@ class Spilling:
 
     def _discard(self, place: Place) -> None:
         """A value that was on disk is not needed any more."""
-        if self._files.is_last(place):
-            self._files.release(place)
-        else:
+        if self._files.is_to_punch(place):
             self._run(self._punch(place))
+        else:
+            self._files.release(place)
 
     async def _punch(self, place: Place) -> None:
         await self._in_thread(punch, place)

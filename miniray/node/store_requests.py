@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from miniray.core.descriptors import OUT_OF_DESCRIPTORS
 from miniray.core.warm_memory import ON_DISK
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node.room import Claim
-from miniray.node.turns import Turns
+from miniray.node.spill_files import Place
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     from miniray.node.segments import Segment
     from miniray.node.spilling import Spilling
 
-#: (node, segment of this node, form), and the descriptor of its memory.
-_Mapped = tuple[tuple[int, int], int]
+#: (segment of this node, form, where it begins), and the descriptor of its memory or file.
+_Mapped = tuple[tuple[int, int, int], int]
 #: (segment, memory or ON_DISK), and the descriptor to write to or -1.
 _Created = tuple[tuple[int, int], int]
 
@@ -53,8 +52,6 @@ class StoreRequests:
         self._store = store = objects.store
         self._runs = runs
         memories = store.memories
-        self.turns = Turns()
-        clients.requests["take_turn"] = self._take_turn
         clients.requests["map_segment"] = self._fetch_and_map
         clients.requests["create_segment"] = self._create_later
         clients.quick.update(
@@ -66,7 +63,6 @@ class StoreRequests:
         )
         clients.notices.update(
             {
-                "end_turn": lambda client, ticket: self._end_turn(client.process_id, ticket),
                 "seal_segment": lambda _client, number, made="": store.seal(number, made),
                 "free_segment": lambda _client, node, number: objects.free(node, number),
                 "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
@@ -86,7 +82,7 @@ class StoreRequests:
         form: int,
         owner: bytes,
         owner_node: bytes,
-        _patient: bool,
+        _or_disk: bool,
     ) -> _Created | None:
         """Room for a value: (segment, memory), and no descriptor if the writer has it mapped."""
         if not self._room.is_free(size):
@@ -109,32 +105,23 @@ class StoreRequests:
         form: int,
         owner: bytes,
         owner_node: bytes,
-        patient: bool,
+        or_disk: bool,
     ) -> _Created:
-        """The same, when there is room; before it would wait for others, on disk."""
-
-        async def wait(*, patient: bool) -> _Created:
-            memory = await self._room.get(Claim(size, client.process_id, patient=patient))
-            if not self._runs(client.process_id):
-                self._store.put_back(memory)
-                raise ConnectionError("the process that asked has ended")  # nobody hears it
-            return self._room_for(client, size, form, owner, owner_node, memory)
-
-        try:
-            return await wait(patient=False)
-        except ObjectStoreFullError as error:
-            if not patient or size > error.capacity:
-                raise
-        place = await self._spilling.place_for(size)
-        if place is None:
-            return await wait(patient=True)
-        segment = self._objects.create_on_disk(place, form, owner, owner_node, client.process_id)
-        if not self._runs(client.process_id):
-            self._store.seal(segment.number)
-            self._store.free(segment.number)
-            raise ConnectionError("the process that asked has ended")
+        """The same, when there is room; on disk if only what processes look at is in the way."""
+        process = client.process_id
+        claim = Claim(size, process, patient=False)
+        if or_disk and size <= self._store.capacity:
+            room = await self._spilling.room_for(claim)
+        else:
+            room = await self._room.get(claim)
+        if not self._runs(process):
+            self._spilling.give_back(room)
+            raise ConnectionError("the process that asked has ended")  # nobody hears it
+        if not isinstance(room, Place):
+            return self._room_for(client, size, form, owner, owner_node, room)
+        segment = self._objects.create_on_disk(room, form, owner, owner_node, process)
         self._free_if_unowned(segment, owner, owner_node)
-        return (segment.number, ON_DISK), place.fd
+        return (segment.number, ON_DISK), room.fd
 
     def _room_for(
         self,
@@ -163,10 +150,10 @@ class StoreRequests:
         number: int,
         _size: int,
         _request: int,
-        _patient: bool,
+        _or_disk: bool,
     ) -> _Mapped | None:
         segment = self._objects.map_here(node_id, number, client.process_id)
-        return None if segment is None else ((segment.number, segment.form), segment.fd)
+        return None if segment is None else _shown(segment)
 
     async def _fetch_and_map(
         self,
@@ -175,20 +162,19 @@ class StoreRequests:
         number: int,
         size: int,
         request: int,
-        patient: bool,
+        or_disk: bool,
     ) -> _Mapped:
         process = client.process_id
-        segment = await self._objects.map(node_id, number, size, process, request, patient=patient)
+        segment = await self._objects.map(node_id, number, size, process, request, or_disk=or_disk)
         if not self._runs(process):  # it ended while it waited
             self._store.unmap([segment.number], process)
-        return (segment.number, segment.form), segment.fd
+            raise ConnectionError("the process that asked has ended")
+        return _shown(segment)
 
-    async def _take_turn(self, client: Client, ticket: int) -> tuple[None, int]:
-        if not self._runs(client.process_id):
-            raise ConnectionError("the process that asked has ended")  # nobody hears it
-        await self.turns.take(client.process_id, ticket)
-        return None, -1
 
-    def _end_turn(self, process_id: bytes, ticket: int) -> None:
-        # A request that was read just before is a task that has not begun to wait yet.
-        asyncio.get_running_loop().call_soon(self.turns.end, process_id, ticket)
+def _shown(segment: Segment) -> _Mapped:
+    """What a process needs to map a segment, in memory or on disk."""
+    if not segment.in_memory:
+        assert segment.place is not None
+        segment.place.shown = True
+    return (segment.number, segment.form, segment.offset), segment.fd

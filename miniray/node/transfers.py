@@ -26,6 +26,7 @@ from miniray.node.moving import write_all
 from miniray.node.pushes import Pushes
 from miniray.node.relayed import Relayed
 from miniray.node.services import fetch
+from miniray.node.spill_files import Place
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -94,7 +95,7 @@ class Transfers:
         Args:
             node_id: The other node.
             number: Of the segment there.
-            claim: Memory of its size.
+            claim: Room of its size.
 
         Returns:
             The copy, and who owns the value.
@@ -108,9 +109,13 @@ class Transfers:
         size = claim.size
         try:
             # Before anything is asked: who waits for room must not take others' turn over there.
-            memory = await self._spilling.room.get(claim)
+            room = await self._spilling.room_for(claim)
             # Until it is whole it is this daemon's: it may outlive its node.
-            segment = self._store.create(size, 0, self._node_id, self._node_id, memory)
+            owner = self._node_id
+            if isinstance(room, Place):
+                segment = self._store.create_on_disk(room, 0, owner, owner)
+            else:
+                segment = self._store.create(size, 0, owner, owner, room)
             arriving.segment = segment
             await self._fill(segment, key, arriving)
         except BaseException:

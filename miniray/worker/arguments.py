@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.recovery import is_shared
 from miniray.core.serialization import deserialize
-from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.exceptions import ObjectLostError
 from miniray.worker.work import ArgumentLostError
 
 if TYPE_CHECKING:
@@ -32,13 +31,7 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...]
         adopt = runtime.table.adopt
         work.held = [adopt(id, node)[0] if node else _plain_ref(id) for id, node in contained]
     try:
-        if not work.refs or sum(map(is_shared, _values(work))) < 2:
-            return _load_all(runtime, work)
-        # Who waits for memory with some arguments in hand may wait for others that do the same.
-        with contextlib.suppress(ObjectStoreFullError):
-            return _load_all(runtime, work, patient=False)
-        with runtime.shared_memory.turn():
-            return _load_all(runtime, work)
+        return _load_all(runtime, work)
     finally:
         forget_arguments(runtime, work)
 
@@ -73,17 +66,15 @@ def forget_arguments(runtime: ClusterRuntime, work: Work) -> None:
         runtime.shared_memory.fetches.withdraw(ahead)
 
 
-def _load_all(
-    runtime: ClusterRuntime, work: Work, *, patient: bool = True
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args, kwargs = _load(runtime, work.arguments, patient=patient)
+def _load_all(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, kwargs = _load(runtime, work.arguments)
     if work.refs:
         positional = list(args)
         for where, id, _node, value in work.refs:
             if value is None:  # it was lost when the call was sent: the caller makes it again
                 raise ArgumentLostError(id, None)
             try:
-                item = _load(runtime, value, patient=patient)
+                item = _load(runtime, value)
             except ObjectLostError as error:
                 if not is_shared(value):
                     raise
@@ -96,10 +87,10 @@ def _load_all(
     return args, kwargs
 
 
-def _load(runtime: ClusterRuntime, value: Value, *, patient: bool) -> Any:
+def _load(runtime: ClusterRuntime, value: Value) -> Any:
     """The Python value of a value that came with a message."""
     if is_shared(value):
-        mapping, block = runtime.shared_memory.map(value[1], patient=patient)
+        mapping, block = runtime.shared_memory.map(value[1])
         return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
     return deserialize(value[0], value[1])
 

@@ -117,3 +117,25 @@ def test_three_times_the_stores_moves_both_ways_at_once() -> None:
         thread.join()
     for error in failed:
         raise error
+
+
+def test_a_node_reads_more_of_another_than_its_store_holds() -> None:
+    """All of it at once, and it is dropped when its owner has dropped it."""
+
+    @miniray.remote(num_cpus=0, resources={"far": 1})
+    class Far:
+        def read(self, refs: list[Any]) -> int:
+            self.values = miniray.get(refs)
+            return sum(int(value[-1]) for value in self.values)
+
+        def again(self) -> int:
+            return sum(int(value[0]) for value in self.values)
+
+    count = 3 * CAPACITY // VALUE
+    refs = [miniray.put(value_of(number)) for number in range(count)]
+    far = Far.remote()
+    assert miniray.get(far.read.remote(refs), timeout=LONG) == sum(range(count))
+    large = miniray.put(np.full(CAPACITY // 10, 7, dtype=np.int64))
+    assert miniray.get(total_of.options(resources={"far": 1}).remote(large), timeout=LONG) == 7
+    del refs
+    assert miniray.get(far.again.remote(), timeout=LONG) == sum(range(count))

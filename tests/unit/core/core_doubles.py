@@ -90,15 +90,15 @@ class FakeLink:
         self._numbers = itertools.count(1)
         #: Bytes of the largest value that it takes.
         self.room = 1 << 40
-        #: Which of the requests for room may be kept waiting.
-        self.patience: list[bool] = []
+        #: Which of the requests for room may be given disk.
+        self.or_disk: list[bool] = []
         #: Whether the head knows how processes ended.
         self.hears_of_ends = True
 
     def node_request(self, method: str, args: tuple[Any, ...], **_how: Any) -> tuple[Any, int]:
         if method == "create_segment":
-            size, form, _owner, _owner_node, patient = args
-            self.patience.append(patient)
+            size, form, _owner, _owner_node, or_disk = args
+            self.or_disk.append(or_disk)
             if size > self.room:
                 raise ObjectStoreFullError(needed=size, used=1 << 40, capacity=1 << 40)
             number = next(self._numbers)
@@ -107,9 +107,9 @@ class FakeLink:
             self.segments[number] = (fd, form)
             return (number, number), os.dup(fd)
         assert method == "map_segment"
-        _node, number, _size, _request, _patient = args
+        _node, number, _size, _request, _or_disk = args
         fd, form = self.segments[number]
-        return (number, form), os.dup(fd)
+        return (number, form, 0), os.dup(fd)
 
     def node_request_async(
         self, method: str, _args: tuple[Any, ...], _answer: Callable[[Any, Any, int], None]

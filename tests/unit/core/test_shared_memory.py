@@ -214,7 +214,7 @@ def test_a_full_store_is_asked_again_when_all_that_was_dropped_is_counted(link: 
 
     memory = SharedMemory(link, NODE, make_room)  # type: ignore[arg-type]
     assert memory.write(serialize(bytes(300_000)), OWNER, NODE)[0] == VALUE_SHARED
-    assert link.patience == [False, True]
+    assert link.or_disk == [False, True]
 
 
 def test_a_writer_into_a_full_store_looks_for_garbage_a_small_part_of_the_time(

@@ -544,6 +544,19 @@ def test_a_mover_that_sends_nothing_is_left(
         config.cache_clear()
 
 
+@pytest.mark.usefixtures("no_pieces")
+def test_a_large_value_comes_by_mover_when_there_is_room_on_disk_only(tmp_path: Path) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(a: End, b: End) -> None:
+        b.store.create(b.store.capacity, 0, OWNER, OWNER)
+        copy, _owner = await b.transfers.copy(a.id, written(a, data), Claim(SIZE))
+        assert not copy.in_memory
+        assert content(copy) == data
+
+    with_ends(tmp_path, test)
+
+
 def test_without_movers_large_values_come_through_the_daemons(tmp_path: Path) -> None:
     data = os.urandom(3 * MIB)
 

@@ -108,7 +108,7 @@ def test_a_copy_that_comes_from_elsewhere_outlives_a_node_that_left_something_he
         own = node.objects.create(SIZE, 0, b"process0", ORIGIN, b"writer00")
         node.store.seal(own.number)
         node.objects.adopt(own.number, ORIGIN)  # its owner has ended by rule
-        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1, patient=True))
+        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1, or_disk=True))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         node.dies(ORIGIN)
@@ -138,7 +138,7 @@ def test_copies_are_dropped_when_the_nodes_of_value_and_owner_are_gone() -> None
 
 def test_a_copy_that_arrives_after_both_nodes_have_died_serves_its_reader_only() -> None:
     async def test(node: Node) -> None:
-        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1, patient=True))
+        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1, or_disk=True))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         node.dies(FAR)
@@ -156,7 +156,7 @@ def test_a_copy_that_arrives_after_both_nodes_have_died_serves_its_reader_only()
 def test_a_value_that_is_here_is_not_fetched_again_for_whoever_asks_next() -> None:
     async def test(node: Node) -> None:
         number = node.has_copy(Owner(OWNER, FAR))
-        segment = await node.objects.map(ORIGIN, 7, SIZE, READER, 1, patient=True)
+        segment = await node.objects.map(ORIGIN, 7, SIZE, READER, 1, or_disk=True)
         assert segment.number == number
         node.objects.ahead.prefetch(READER, 2, (ORIGIN, 7), SIZE)
         await node.objects.ahead.fetch(READER, 3, (ORIGIN, 7), SIZE)

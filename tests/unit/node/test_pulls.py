@@ -250,30 +250,30 @@ def test_who_waits_hears_that_a_copy_was_freed_while_it_came() -> None:
     run(test)
 
 
-def test_who_is_not_patient_gives_up_and_the_others_wait_for_room() -> None:
+def test_who_wants_memory_only_gives_up_and_the_others_wait_for_room() -> None:
     async def test(node: Node) -> None:
         held = node.store.create(2 * SIZE, 0, b"holder", b"holder")
-        patient = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
-        hasty = [node.pulls.wait(KEY, SIZE, B, 1, maps=True, patient=False)]
+        others = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
+        hasty = [node.pulls.wait(KEY, SIZE, B, 1, maps=True, or_disk=False)]
         await settled()
-        hasty.append(node.pulls.wait(KEY, SIZE, B, 2, maps=True, patient=False))
+        hasty.append(node.pulls.wait(KEY, SIZE, B, 2, maps=True, or_disk=False))
         for waiter in hasty:
             with pytest.raises(ObjectStoreFullError):
                 await waiter.segment
-        assert not patient.segment.done()
+        assert not others.segment.done()
         node.store.seal(held.number)
         node.store.free(held.number)
         await settled()
         node.transfers.finish(KEY)
-        assert (await patient.segment).mappers == {A: 1}
+        assert (await others.segment).mappers == {A: 1}
 
     run(test, capacity=2 * SIZE + 4096)
 
 
-def test_a_pull_for_which_nobody_waits_patiently_ends_at_once() -> None:
+def test_a_pull_that_is_wanted_in_memory_only_ends_at_once_if_there_is_none() -> None:
     async def test(node: Node) -> None:
         node.store.create(2 * SIZE, 0, b"holder", b"holder")
-        hasty = node.pulls.wait(KEY, SIZE, B, 1, maps=True, patient=False)
+        hasty = node.pulls.wait(KEY, SIZE, B, 1, maps=True, or_disk=False)
         with pytest.raises(ObjectStoreFullError):
             await hasty.segment
         await settled()

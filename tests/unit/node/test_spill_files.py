@@ -104,7 +104,7 @@ def test_the_disk_has_room_again_when_one_of_many_goes(files: SpillFiles, memory
     going, staying = stored(files, memory, b"g" * MIB), stored(files, memory, b"s" * MIB)
     before = taken_of_the_disk(staying)
     assert files.used == 2 * MIB
-    assert not files.is_last(going)
+    assert files.is_to_punch(going)
     punch(going)
     files.release(going)
     assert files.used == MIB
@@ -116,7 +116,7 @@ def test_a_file_is_closed_with_its_last_value(files: SpillFiles, memory: int) ->
     before = open_files()
     places = [stored(files, memory, b"x" * MIB) for _ in range(3)]
     for place in places:
-        assert files.is_last(place) == (place is places[-1])
+        assert files.is_to_punch(place) == (place is not places[-1])
         files.release(place)
     assert not open_files() - before
     assert files.used == 0

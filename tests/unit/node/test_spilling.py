@@ -18,7 +18,7 @@ from miniray.node import spill_files
 from miniray.node import spilling as spilling_module
 from miniray.node.room import Claim
 from miniray.node.segments import Segment, SegmentStore
-from miniray.node.spill_files import SpillFiles
+from miniray.node.spill_files import Place, SpillFiles
 from miniray.node.spilling import Spilling
 
 if TYPE_CHECKING:
@@ -55,10 +55,14 @@ class Node:
         return [await self.create() for _ in range(ROOM)]
 
     async def read(self, segment: Segment, reader: bytes = READER) -> bytes:
-        """A value as a reader sees it, which has it mapped from then on."""
+        """A value as a reader sees it, which has it mapped from then on, on disk if need be."""
         self.store.map(segment.number, reader)
-        await self.spilling.restore(segment, reader)
-        return os.pread(segment.fd, segment.size, 0)
+        try:
+            await self.spilling.restore(segment, reader)
+        except (ObjectStoreFullError, OSError):
+            assert segment.place is not None
+            segment.place.shown = True
+        return os.pread(segment.fd, segment.size, segment.offset)
 
 
 def content(segment: Segment) -> bytes:
@@ -168,19 +172,132 @@ def test_many_who_wait_for_a_value_share_one_reading(
     run(steps)
 
 
-def test_who_is_not_patient_does_not_wait_with_one_who_is(run: Run) -> None:
+def test_a_value_for_which_there_is_no_room_is_read_where_it_is(run: Run) -> None:
     async def steps(node: Node) -> None:
-        values = [await node.create() for _ in range(ROOM + 1)]
-        assert not values[0].in_memory
-        for value in values[1:]:
-            await node.read(value, b"holder00")
-        patient = asyncio.ensure_future(node.read(values[0]))
-        await asyncio.sleep(0)
-        with pytest.raises(ObjectStoreFullError):
-            await node.spilling.restore(values[0], WRITER, patient=False)
-        assert not patient.done()
-        node.store.unmap([values[1].number], b"holder00")
-        assert await patient == content(values[0])
+        values = [await node.create() for _ in range(3 * ROOM)]
+        for value in values:
+            assert await node.read(value) == content(value)
+        assert node.store.used == ROOM * PAGE
+        on_disk = [value for value in values if not value.in_memory]
+        assert len(on_disk) == 2 * ROOM
+        node.store.unmap([values[0].number], READER)
+        assert await node.read(on_disk[0], WRITER) == content(on_disk[0])
+        assert on_disk[0].in_memory  # there was room again
+
+    run(steps)
+
+
+def test_what_is_read_on_disk_stays_there_until_nobody_looks_at_it(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = [await node.create() for _ in range(2 * ROOM)]
+        for value in values:
+            await node.read(value)
+        on_disk = [value for value in values if not value.in_memory]
+        for value in values:
+            node.store.free(value.number)
+        assert node.spilling.spilled >= len(on_disk) * PAGE
+        for value in on_disk:
+            assert os.pread(value.fd, value.size, value.offset) == content(value)
+        node.store.process_died(READER)
+        await until(lambda: node.spilling.spilled == 0)
+        assert len(node.store) == 0
+
+    run(steps)
+
+
+@pytest.mark.parametrize("how", ["died", "forked", "left"])
+def test_what_may_still_be_looked_at_on_disk_is_not_wiped(run: Run, how: str) -> None:
+    """As a driver after `shutdown`, or a child after its parent; until the whole file goes."""
+
+    async def steps(node: Node) -> None:
+        values = [await node.create() for _ in range(2 * ROOM)]
+        for value in values:
+            await node.read(value, b"looks000" if value is values[-1] else READER)
+        looked_at, wiped = values[-1], values[-2]
+        assert not looked_at.in_memory
+        assert not wiped.in_memory
+        fd, offset = os.dup(looked_at.fd), looked_at.offset
+        place = wiped.offset
+        if how == "died":
+            node.store.process_died(b"looks000")
+        elif how == "forked":
+            node.store.leave_open(b"looks000")
+            node.store.unmap([looked_at.number], b"looks000")
+        else:
+            node.store.unmap([looked_at.number], b"looks000", left_open=True)
+        node.store.unmap([wiped.number], READER)
+        for value in (looked_at, wiped):
+            node.store.free(value.number)
+        await until(lambda: not any(os.pread(fd, PAGE, place)))
+        assert os.pread(fd, PAGE, offset) == content(looked_at)
+        os.close(fd)
+
+    run(steps)
+
+
+def test_a_writer_for_whom_there_is_no_memory_is_given_disk(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        for value in await node.fill():
+            await node.read(value)
+        room = await node.spilling.room_for(Claim(PAGE, WRITER))
+        assert isinstance(room, Place)
+        assert node.spilling.spilled == PAGE
+        node.spilling.give_back(room)
+        await until(lambda: node.spilling.spilled == 0)
+        node.store.process_died(READER)
+        room = await node.spilling.room_for(Claim(PAGE, WRITER))
+        assert not isinstance(room, Place)
+        node.spilling.give_back(room)
+
+    run(steps)
+
+
+def test_a_writer_waits_for_others_when_the_disk_is_full_as_well(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spilling_module, "allocate", full_disk)
+
+    async def steps(node: Node) -> None:
+        values = await node.fill()
+        for value in values:
+            await node.read(value)
+        waiting = asyncio.ensure_future(node.spilling.room_for(Claim(PAGE, WRITER)))
+        await until(lambda: len(node.spilling.room))
+        await until(lambda: node.spilling.failures)
+        assert not waiting.done()
+        await until(lambda: node.spilling.spilled == 0)
+        node.store.unmap([values[0].number], READER)
+        node.store.free(values[0].number)
+        room = await waiting
+        assert not isinstance(room, Place)
+        node.spilling.give_back(room)
+
+    run(steps)
+
+
+def test_who_leaves_while_disk_is_set_aside_leaves_none_of_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    real = spilling_module.allocate
+
+    def slow(place: Place) -> None:
+        begun.set()
+        assert go_on.wait(20)
+        real(place)
+
+    monkeypatch.setattr(spilling_module, "allocate", slow)
+
+    async def steps(node: Node) -> None:
+        for value in await node.fill():
+            await node.read(value)
+        waiting = asyncio.ensure_future(node.spilling.room_for(Claim(PAGE, WRITER)))
+        await until(begun.is_set)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        assert node.spilling.spilled == PAGE  # a thread is at it
+        go_on.set()
+        await until(lambda: node.spilling.spilled == 0)
 
     run(steps)
 
@@ -200,25 +317,24 @@ def test_a_value_that_leaves_memory_as_soon_as_it_is_read_is_read_again(run: Run
     run(steps)
 
 
-async def first_of(tasks: dict[tuple[int, bool], asyncio.Task[None]]) -> asyncio.Task[None]:
+async def first_of(tasks: dict[int, asyncio.Task[None]]) -> asyncio.Task[None]:
     while not tasks:
         await asyncio.sleep(0)  # it may be over a moment after it has begun
     return next(iter(tasks.values()))
 
 
-def test_nobody_waits_for_a_value_that_was_freed(run: Run) -> None:
+def test_nobody_waits_for_a_value_that_was_freed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps(node: Node) -> None:
         values = [await node.create() for _ in range(ROOM + 1)]
-        for value in values[1:]:
-            await node.read(value, b"holder00")
+        slow = Slow(monkeypatch)  # what has to leave for it
         waiting = asyncio.ensure_future(node.read(values[0]))
-        await asyncio.sleep(0)
+        await slow.begun.wait()
         node.store.process_died(READER)
         node.store.free(values[0].number)
-        node.store.unmap([values[1].number], b"holder00")
+        slow.go_on.set()
         with pytest.raises(ObjectLostError):
             await waiting
-        assert node.store.used == (ROOM - 1 + values[1].in_memory) * PAGE
+        assert node.store.used == sum(value.in_memory for value in values) * PAGE
 
     run(steps)
 
@@ -446,7 +562,7 @@ def test_a_lack_of_descriptors_is_no_failure_of_the_disk(
     monkeypatch.setattr(spill_files, "limit", lambda: 0)
 
     async def steps(node: Node) -> None:
-        assert await node.spilling.place_for(PAGE) is None
+        assert await node.spilling._place_for(PAGE) is None
         values = [await node.create() for _ in range(2 * ROOM)]  # still written to disk
         assert node.spilling.failures == 0
         assert not all(value.in_memory for value in values)

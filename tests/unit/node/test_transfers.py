@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from node_ends import End, message, two_ends, until
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node import serving as serving_module
+from miniray.node import spilling as spilling_module
 from miniray.node import transfers as transfers_module
 from miniray.node.room import Claim
 
@@ -173,7 +175,45 @@ def test_nothing_is_kept_for_a_node_that_dies_before_it_is_reached(
     run(tmp_path, False, test)
 
 
-def test_who_waits_for_room_keeps_nobody_else_from_a_copy(tmp_path: Path) -> None:
+@both_ways
+def test_a_copy_for_which_there_is_no_memory_arrives_on_disk(
+    tmp_path: Path, dialable: bool
+) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(a: End, b: End) -> None:
+        number = written(a, data)
+        b.store.create(b.store.capacity, 0, OWNER, OWNER)
+        copy, _owner = await b.transfers.copy(a.id, number, Claim(SIZE))
+        assert not copy.in_memory
+        assert content(copy, SIZE) == data
+        b.store.seal(copy.number)
+        b.store.free(copy.number)
+        await until(lambda: not b.spilling.spilled)
+
+    run(tmp_path, dialable, test)
+
+
+def test_a_copy_that_is_larger_than_the_store_arrives_on_disk(tmp_path: Path) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(a: End, b: End) -> None:
+        b.store.memories.capacity = b.store.capacity = SIZE // 2
+        copy, _owner = await b.transfers.copy(a.id, written(a, data), Claim(SIZE))
+        assert not copy.in_memory
+        assert content(copy, SIZE) == data
+
+    run(tmp_path, True, test)
+
+
+def test_who_waits_for_room_keeps_nobody_else_from_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(_place: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(spilling_module, "allocate", full_disk)
+
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(SIZE))
         full = b.store.create(b.store.capacity, 0, OWNER, OWNER)
