@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from miniray.core import tensors
+from miniray.core.mapped import bytes_of
 from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def deserialize(form: int, data: Any, *, mapped: bool = False) -> Any:
     if form == VALUE_PICKLE:
         return pickle.loads(data)
     if form == VALUE_BYTES:
-        return bytes(data)
+        return bytes_of(memoryview(data))
     view = memoryview(data)
     count, length = _HEAD.unpack_from(view)
     lengths = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
