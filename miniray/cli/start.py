@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -101,6 +102,8 @@ def start(
     try:
         token = None if head else join_token(token, token_file)
         given["resources"] = _with_devices(given["resources"], given.pop("devices"))
+        if block:
+            given["parent_pid"] = os.getpid()
         options = BootOptions(port=port, token=token, **given)
         with ending.stop_requests() as requests:
             result = services.start_node(options)

@@ -85,7 +85,8 @@ class BootOptions:
     #: What is started belongs to one driver and ends with it: a cluster; or, of a cluster
     #: elsewhere, a node that only dials out and runs nothing but that driver.
     embedded: bool = False
-    #: The driver, whose end ends what is embedded.
+    #: A process whose end ends the node: the driver that it is embedded in, or a
+    #: `miniray start --block`.
     parent_pid: int | None = None
 
     def __post_init__(self) -> None:

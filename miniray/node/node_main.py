@@ -134,7 +134,8 @@ class NodeStart:
         await server.start()
         await daemon.join(channel, config().start_timeout)
         if self.options.parent_pid is not None:
-            when_exits(self.options.parent_pid, lambda: daemon.stop("the driver ended"))
+            parent = "the driver" if self.options.embedded else "`miniray start --block`"
+            when_exits(self.options.parent_pid, lambda: daemon.stop(f"{parent} ended"))
         write_token_file(self.session.token_file, self._token)
         self._publish()
         self._answer_ready(answer, node)

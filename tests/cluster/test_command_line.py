@@ -450,6 +450,17 @@ def test_a_blocking_start_fails_when_its_node_ends_by_itself(command: CommandLin
     command.leaves_nothing()
 
 
+def test_a_blocking_start_that_is_killed_takes_its_node_along(command: CommandLine) -> None:
+    start = command.popen("miniray", "start", "--head", "--port", "0", "--block")
+    assert start.stdout is not None
+    while "Its logs are in" not in start.stdout.readline():
+        assert start.poll() is None
+    start.kill()
+    start.communicate(timeout=30)
+    wait_until(lambda: not command.pids())
+    command.leaves_nothing()
+
+
 def test_a_start_that_is_interrupted_leaves_nothing(command: CommandLine) -> None:
     start = command.popen("miniray", "start", "--head", "--port", "0", start_new_session=True)
     wait_until(lambda: len(command.pids()) > 1)
