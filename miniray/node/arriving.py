@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from miniray.node.copies import Owner
 
 if TYPE_CHECKING:
-    from miniray.node.segments import Segment
+    from miniray.node.segment import Segment
 
 #: A segment of any node: the node, and its number there.
 Key = tuple[bytes, int]

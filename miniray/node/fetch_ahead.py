@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from miniray.node.arriving import Key
     from miniray.node.copies import Copies
     from miniray.node.pulls import Pulls
-    from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.segment import Segment
+    from miniray.node.segments import SegmentStore
 
 #: Part of the store that each kind of what is fetched ahead may take.
 _SHARE = 4

@@ -13,7 +13,7 @@ from miniray.node.memory_report import is_spilled, state_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from miniray.node.segments import Segment
+    from miniray.node.segment import Segment
 
 #: Holders that are named; the others are summed up.
 _NAMED = 3

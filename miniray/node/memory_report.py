@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.core.objects import Value
-    from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.segment import Segment
+    from miniray.node.segments import SegmentStore
     from miniray.util.memory_types import (
         Hold,
         NodeMemory,

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from miniray.node.copies import Copy
     from miniray.node.memories import Memory
     from miniray.node.relay import RelayHub
-    from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.segment import Segment
+    from miniray.node.segments import SegmentStore
     from miniray.node.serving import Serving
     from miniray.node.spill_files import Place
     from miniray.node.spilling import Spilling

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from miniray.exceptions import ObjectStoreFullError
     from miniray.node.arriving import Key
     from miniray.node.copies import Copies, Copy, Owner
-    from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.segment import Segment
+    from miniray.node.segments import SegmentStore
 
 
 class Waiter:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from miniray.node.arriving import Arriving, Key
     from miniray.node.mover_client import MoverClient, Offer
     from miniray.node.relay import RelayHub
-    from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.segment import Segment
+    from miniray.node.segments import SegmentStore
     from miniray.node.spilling import Spilling
     from miniray.node.spread import Place
     from miniray.node.transfers import Transfers

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from miniray.node.memories import Memory
-    from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.segment import Segment
+    from miniray.node.segments import SegmentStore
     from miniray.node.spill_files import SpillFiles
 
 logger = logging.getLogger(__name__)

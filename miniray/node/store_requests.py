@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from miniray.node.clients import Client, ClientServer
     from miniray.node.memories import Memory
     from miniray.node.objects import NodeObjects
-    from miniray.node.segments import Segment
+    from miniray.node.segment import Segment
     from miniray.node.spilling import Spilling
 
 #: (segment of this node, form, where it begins), and the descriptor of its memory or file.

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from miniray.node.mover_client import MoverClient
     from miniray.node.relay import RelayHub
     from miniray.node.room import Claim
-    from miniray.node.segments import Segment, SegmentStore
+    from miniray.node.segment import Segment
+    from miniray.node.segments import SegmentStore
     from miniray.node.spilling import Spilling
 
 #: Times that a transfer is resumed without having moved on, before it is given up.

@@ -7,11 +7,12 @@ import pytest
 from miniray.core import protocol as p
 from miniray.node.holders import describe_holders
 from miniray.node.memory_report import StoreReport, adopted_report, chosen
-from miniray.node.segments import Segment, SegmentStore
+from miniray.node.segments import SegmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from miniray.node.segment import Segment
     from miniray.util.memory_types import ObjectRow
 
 PAGE = 4096

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
     from pathlib import Path
 
-    from miniray.node.segments import Segment
+    from miniray.node.segment import Segment
 
 MIB = 1024 * 1024
 SIZE = 33 * MIB + 1

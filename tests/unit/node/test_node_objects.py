@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from miniray.node.arriving import Key
     from miniray.node.room import Claim
-    from miniray.node.segments import Segment
+    from miniray.node.segment import Segment
 
 HERE, ORIGIN, FEEDER, FAR = b"node-own", b"node-one", b"node-two", b"node-far"
 OWNER, READER = b"owner000", b"reader00"

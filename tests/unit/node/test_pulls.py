@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from miniray.node.arriving import Key
-    from miniray.node.segments import Segment
+    from miniray.node.segment import Segment
 
 SIZE = 100_000
 KEY = (b"node", 7)

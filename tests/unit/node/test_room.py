@@ -11,10 +11,12 @@ from open_files import open_memory
 from miniray.config import config
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node.room import Claim, Room
-from miniray.node.segments import Segment, SegmentStore
+from miniray.node.segments import SegmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
+
+    from miniray.node.segment import Segment
 
 PAGE = 4096
 ROOM = 8  # values of one page

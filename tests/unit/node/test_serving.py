@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.segments import Segment
+    from miniray.node.segment import Segment
 
 SIZE = 3_000_000
 OWNER = b"owner000"

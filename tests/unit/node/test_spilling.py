@@ -17,13 +17,15 @@ from miniray.node import memories as memories_module
 from miniray.node import spill_files
 from miniray.node import spilling as spilling_module
 from miniray.node.room import Claim
-from miniray.node.segments import Segment, SegmentStore
+from miniray.node.segments import SegmentStore
 from miniray.node.spill_files import Place, SpillFiles
 from miniray.node.spilling import Spilling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
+
+    from miniray.node.segment import Segment
 
 PAGE = 4096
 ROOM = 8  # values of one page

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.segments import Segment
+    from miniray.node.segment import Segment
 
 SIZE = 12_000_001  # twelve pieces
 OWNER = b"owner000"
