@@ -6,6 +6,7 @@ which decides when and where it is sent. What every call has in common is here.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import pickle
@@ -21,9 +22,10 @@ from miniray.exceptions import ObjectLostError, TaskCancelledError
 from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from miniray.core.borrowing import Borrowing
+    from miniray.core.lineage import Origin
     from miniray.core.objects import Entry, ObjectTable, Value
     from miniray.core.peers import Peer
     from miniray.core.shared_memory import SharedMemory
@@ -69,6 +71,7 @@ class Call:
         "name",
         "number",
         "options",
+        "origin",
         "peer",
         "pins",
         "refs",
@@ -120,6 +123,8 @@ class Call:
         #: Where it was sent.
         self.peer: Peer | None = None
         self.cancelled = False
+        #: What is remembered of it, and keeps its arguments; None if nothing is.
+        self.origin: Origin | None = None
         #: Of a call that a running one has made: those of that which have not ended.
         self.siblings: dict[int, Call] | None = None
 
@@ -144,7 +149,12 @@ class CallTable:
         #: until none is open: whoever cancels one call often cancels many.
         self._by_id: dict[bytes, Call] | None = None
         tunables = config()
-        self.lineage = Lineage(tunables.lineage_calls, tunables.lineage_bytes)
+        self.lineage = Lineage(
+            tunables.lineage_calls,
+            tunables.lineage_bytes,
+            tunables.lineage_pinned_bytes,
+            self._size_of,
+        )
         #: Makes a lost value again, or tells why not; see ``recovery.py``.
         self.recover: Callable[[Entry, Value], str | None]
         #: Called for each call that has ended.
@@ -296,7 +306,7 @@ class CallTable:
             call.channel.finished(call)
             pinned = False
             if call.repeatable and any(value[0] == p.VALUE_SHARED for value in values):
-                self._remember(call)
+                self._remember(call, values)
             for id, value in zip(call.return_ids, values, strict=True):
                 refs = None
                 if value[2]:
@@ -317,24 +327,50 @@ class CallTable:
                 call.stream.end(None)
             self.close(call)
 
-    def _remember(self, call: Call) -> None:
+    def _remember(self, call: Call, values: Sequence[Value]) -> None:
         """Keep what it takes to run a task again whose results are in shared memory."""
         refs, error = self.resolved_refs(call)
         if error is not None:
             return
+        pins = self._pins(call, values)
         with self._table.lock:
             found = [self._table.entry(id) for id in call.return_ids]
             living = [entry for entry in found if entry is not None]
-            if living and self.lineage.keep(call, refs, len(living)):
+            if living and self.lineage.keep(call, refs, len(living), pins):
                 for entry in living:
                     entry.kept = True
+        self.free_unneeded()
 
-    def remember_item(self, call: Call, stream: StreamState) -> None:
+    def _pins(self, call: Call, values: Iterable[Value]) -> list[ObjectRef[Any]] | None:
+        """What to keep alive of a call's arguments; None if no result is on another node.
+
+        Those of this node are lost with this process. Actors end with their handles all the same.
+        """
+        here = self._table.node_id
+        if all(value[0] != p.VALUE_SHARED or value[1][0] == here for value in values):
+            return None
+        return [ref for ref in call.pins or () if not self._table.is_actor(ref.binary())]
+
+    def _size_of(self, id: bytes) -> int:
+        entry = self._table.entry(id)
+        value = None if entry is None else entry.value
+        if value is None:
+            return 0
+        return int(value[1][2]) if value[0] == p.VALUE_SHARED else len(value[1])
+
+    def free_unneeded(self) -> None:
+        """Free arguments that were kept to run a task again, and are not any more."""
+        with contextlib.suppress(IndexError):  # another thread may take some of them
+            while True:
+                self.free_value(self.lineage.unneeded.popleft())
+
+    def remember_item(self, call: Call, stream: StreamState, value: Value) -> None:
         """Keep what it takes to make the last item of a generator again, which is shared memory."""
         if stream.origin is None:
             refs, error = self.resolved_refs(call)
             if error is None:
-                stream.origin = self.lineage.stream(call, refs, stream.ids)
+                pins = self._pins(call, [value])
+                stream.origin = self.lineage.stream(call, refs, stream.ids, pins)
         if stream.origin is None:
             return
         with self._table.lock:
@@ -342,6 +378,7 @@ class CallTable:
             if entry is not None:
                 self.lineage.keep_item(stream.origin, entry.id)
                 entry.kept = True
+        self.free_unneeded()
 
     def _arguments_lost(self, call: Call, lost: Any) -> None:
         """A call could not begin, because values of its refs are gone: make them again."""
@@ -409,7 +446,11 @@ class CallTable:
         if call.siblings is not None:
             call.siblings.pop(call.number, None)
         call.pins = None
-        if call.arguments[0] == p.VALUE_SHARED:
+        if call.origin is not None:
+            self.lineage.ended(call.origin)
+            call.origin, call.arguments = None, _NO_VALUES  # they are that one's
+            self.free_unneeded()
+        elif call.arguments[0] == p.VALUE_SHARED:
             self.free_value(call.arguments)
         if self.on_ended is not None:
             self.on_ended(call)

@@ -15,6 +15,7 @@ from miniray.core.calls import Call
 from miniray.core.first import First
 from miniray.core.holds import Holds
 from miniray.core.ids import owner_of
+from miniray.core.lineage import Origin
 from miniray.util.memory_types import order
 
 if TYPE_CHECKING:
@@ -89,10 +90,15 @@ class ObjectReports:
             yield None
         open_calls = [*runtime.calls.open.values(), *runtime.actors.creations()]
         calls = list({call.number: call for call in open_calls}.values())
-        found.add_arguments(calls)
+        origins = runtime.calls.lineage.pinning()
+        found.add_arguments([*calls, *(each for each in origins if each.has_large_arguments)])
         found.choose()
         for some in _slices(calls, _SLICE):
             found.see_calls(some)
+            yield None
+        for some_origins in _slices(origins, _SLICE):
+            for origin in some_origins:
+                found.holds.see("USED_BY_PENDING_TASK", _again(origin), origin.pins)
             yield None
         for name, refs in self._executing():
             found.holds.see("USED_BY_PENDING_TASK", name, refs)
@@ -111,8 +117,8 @@ class _Objects:
         self._table = runtime.table
         self._actors = runtime.actors
         self._detail = detail
-        self._largest: First[Entry | Call] = First(limit)
-        self._chosen: list[Entry | Call] = []
+        self._largest: First[Entry | Call | Origin] = First(limit)
+        self._chosen: list[Entry | Call | Origin] = []
         #: Calls by the objects that they make.
         self._makers: dict[bytes, Call] = {}
         self.holds = Holds(())
@@ -151,17 +157,21 @@ class _Objects:
         if listed:
             self._largest.add(_order(value, entry.id), entry)
 
-    def add_arguments(self, calls: Iterable[Call]) -> None:
+    def add_arguments(self, calls: Iterable[Call | Origin]) -> None:
         """Large arguments of calls are in shared memory too, though they are no objects."""
+        seen = set()  # one that is remembered may be running
         for call in calls:
-            if _is_shared(call.arguments):
+            if _is_shared(call.arguments) and call.arguments[1] not in seen:
+                seen.add(call.arguments[1])
                 self._count(call.arguments, owned=True)
                 self._largest.add(_order(call.arguments, b""), call)
 
     def choose(self) -> None:
         """All are there: only of the largest is it told why they are held."""
         self._chosen = self._largest.items()
-        self.holds = Holds([item.id for item in self._chosen if not isinstance(item, Call)])
+        self.holds = Holds(
+            [item.id for item in self._chosen if not isinstance(item, (Call, Origin))]
+        )
 
     def see_calls(self, calls: Iterable[Call]) -> None:
         """What calls in flight, and constructors that may run again, hold and make."""
@@ -172,7 +182,7 @@ class _Objects:
     def rows(self) -> list[ObjectRow]:
         """The chosen ones."""
         return [
-            self._arguments_row(item) if isinstance(item, Call) else self._row(item)
+            self._arguments_row(item) if isinstance(item, (Call, Origin)) else self._row(item)
             for item in self._chosen
         ]
 
@@ -207,13 +217,14 @@ class _Objects:
             borrowers=[who for who, count in dict(entry.borrowers or {}).items() if count > 0],
         )
 
-    def _arguments_row(self, call: Call) -> ObjectRow:
-        hold: Hold = {"kind": "USED_BY_PENDING_TASK", "count": 1, "names": [call.name]}
+    def _arguments_row(self, call: Call | Origin) -> ObjectRow:
+        name = call.name if isinstance(call, Call) else _again(call)
+        hold: Hold = {"kind": "USED_BY_PENDING_TASK", "count": 1, "names": [name]}
         return self._any_row(
             b"",
             self._table.process_id,
             call.arguments,
-            status=_status_of(call),
+            status=_status_of(call) if isinstance(call, Call) else "FINISHED",
             call_site=f"arguments of {call.name}",
             holds=[hold],
             borrowers=[],
@@ -271,6 +282,11 @@ def _status(entry: Entry, maker: Call | None) -> str:
     if entry.value is not None and entry.value[0] == p.VALUE_ERROR:
         return "FAILED"
     return "FINISHED" if isinstance(getattr(entry, "made", None), str) else "NIL"
+
+
+def _again(origin: Origin) -> str:
+    """For whom arguments are held that a task which has ended may need again."""
+    return f"{origin.name}, to run again should its result be lost,"
 
 
 def _status_of(call: Call) -> str:

@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from miniray.object_ref import ObjectRef
 
 _NO_ORIGIN = (
-    "only results of tasks that may run again (max_retries) and whose large arguments are refs can "
-    "be made again, not values of put() or results of actors"
+    "only results of tasks that may run again (max_retries) can be made again, not values of put() "
+    "or results of actors"
+)
+_LIMITS = (
+    "a process remembers MINIRAY_LINEAGE_CALLS tasks, and keeps MINIRAY_LINEAGE_PINNED_BYTES of "
+    "their arguments alive, before the oldest are given up"
 )
 
 
@@ -87,6 +91,8 @@ class Recovery:
         """Run what made a value; returns why that cannot be done."""
         with self._lock:
             plan, reason = self._plan(id)
+            if reason is None and not self._lineage.run(plan):
+                reason = f"what made it is remembered no longer: {_LIMITS}"
             if reason is None:
                 for result in plan[0].return_ids:
                     self._forget(result, value[1][0])
@@ -137,6 +143,8 @@ class Recovery:
         """Why a value cannot be made again, and where it came from."""
         entry = self._table.entry(id)
         made = None if entry is None else getattr(entry, "made", None)
+        if entry is not None and entry.kept:
+            return f"it was a result of {made}, which is remembered no longer: {_LIMITS}"
         if made is None:
             return _NO_ORIGIN
         what = f"a result of {made}" if isinstance(made, str) else f"put at {describe(made)}"
@@ -146,22 +154,22 @@ class Recovery:
         pins = [self._pins(origin) for origin in plan]  # all of them before anything runs
         for origin, held in zip(plan, pins, strict=True):
             self._lineage.spend(origin)
-            self._tasks.submit(
-                Call(
-                    self._calls.next_number(),
-                    origin.target,
-                    origin.name,
-                    tuple(origin.return_ids),
-                    origin.arguments,
-                    origin.refs,
-                    held,
-                    self._tasks,
-                    origin.retries,
-                    origin.retry_exceptions,
-                    None,
-                    origin.options,
-                )
+            call = Call(
+                self._calls.next_number(),
+                origin.target,
+                origin.name,
+                tuple(origin.return_ids),
+                origin.arguments,
+                origin.refs,
+                held,
+                self._tasks,
+                origin.retries,
+                origin.retry_exceptions,
+                None,
+                origin.options,
             )
+            call.origin = origin
+            self._tasks.submit(call)
 
     def _pins(self, origin: Origin) -> list[ObjectRef[Any]]:
         """What a task needs, held for its call; what is gone is an object to be made."""

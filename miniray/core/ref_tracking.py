@@ -129,6 +129,7 @@ class RefTracking(RuntimeParts):
     def origin_unused(self, id: bytes) -> None:
         """An object whose making is remembered went away."""
         self.calls.lineage.forget(id)
+        self.calls.free_unneeded()
 
     def error_unseen(self, value: Any) -> None:
         """An object went away whose value is an error that nobody has seen."""

@@ -256,7 +256,7 @@ class Submission(RefTracking):
         if call is None or stream is None or not stream.item(index, value, refs, call.name):
             self.calls.free_value(value)
         elif call.repeatable and value[0] == p.VALUE_SHARED and index < len(stream.ids):
-            self.calls.remember_item(call, stream)
+            self.calls.remember_item(call, stream, value)
         if refs:
             self.borrowing.defer(lambda: peer.send((p.PEER_RELEASE, [pin])))
 

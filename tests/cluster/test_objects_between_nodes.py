@@ -589,6 +589,58 @@ def test_items_of_a_generator_are_made_again(third: Node, tmp_path: Path, ended:
     assert miniray.get(refs[2], timeout=30)[0] == 3
 
 
+@miniray.remote(num_cpus=0, max_retries=1)
+def joined(first: Any, others: Any) -> Any:
+    """A large value, made from one that is given as a value or a ref, and from refs in a list."""
+    return np.concatenate([first, *miniray.get(others)])
+
+
+@pytest.mark.parametrize("how", ["value", "ref"])
+def test_what_was_made_from_values_that_were_dropped_is_made_again(third: Node, how: str) -> None:
+    given = np.full(MIB, 1, dtype=np.uint8)
+    first = given if how == "value" else miniray.put(given)
+    others = [miniray.put(np.full(MIB, n, dtype=np.uint8)) for n in (2, 3)]
+    ref = joined.options(**softly_on(third)).remote(first, others)
+    del first, others
+    miniray.wait([ref], fetch_local=False)
+    kill(third)
+    made = miniray.get(ref, timeout=30)
+    assert [int(made[n * MIB]) for n in range(3)] == [1, 2, 3]
+    del ref, made
+    wait_until(lambda: not inventory()["segments"])
+
+
+def test_items_of_a_generator_with_large_arguments_are_made_again(third: Node) -> None:
+    @miniray.remote(num_cpus=0, max_retries=1)
+    def parts(whole: Any, ref: Any) -> Any:
+        yield from np.split(whole, 2)
+        yield miniray.get(ref[0])
+
+    ref = [miniray.put(np.full(MIB, 9, dtype=np.uint8))]
+    stream = parts.options(**softly_on(third)).remote(np.full(2 * MIB, 7, dtype=np.uint8), ref)
+    refs = list(stream)
+    del ref, stream
+    refs.pop(0)
+    kill(third)
+    assert [int(miniray.get(ref, timeout=30)[-1]) for ref in refs] == [7, 9]
+    del refs
+    wait_until(lambda: not inventory()["segments"])
+
+
+def test_what_may_be_needed_again_is_kept_no_longer_than_its_result(third: Node) -> None:
+    """And not at all for results that are lost together with this program."""
+    here = miniray.get_runtime_context().get_node_id()
+    for node, segments in ((third.node_id, 2), (here, 1)):
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        first, other = np.ones(MIB, dtype=np.uint8), miniray.put(np.ones(MIB, dtype=np.uint8))
+        ref = joined.options(scheduling_strategy=where).remote(first, [other])
+        miniray.wait([ref], fetch_local=False)
+        del first, other
+        wait_until(lambda count=segments: len(inventory()["segments"]) == count)
+        del ref
+        wait_until(lambda: not inventory()["segments"])
+
+
 @pytest.mark.parametrize("reader", ["owner", "borrower"])
 def test_what_cannot_be_made_again_says_why(third: Node, reader: str) -> None:
     lost: dict[str, Any] = {

@@ -32,7 +32,7 @@ def test_a_put_value_that_is_lost_says_where_it_was_put_and_why_it_is_not_made_a
         me.table,
         me.borrowing,
         me.calls,
-        Lineage(10, 1000),
+        Lineage(10, 1000, 1000, lambda _id: 0),
         None,  # type: ignore[arg-type] # there is no task to run
         me.link,  # type: ignore[arg-type]
     )
