@@ -461,7 +461,10 @@ def test_the_failure_of_a_loop_is_told_when_the_controller_has_its_reports(
     worker = TrainWorker(Backend())
     worker._ranks = Ranks(1, 4, 0, 2, 1)
     setup = SessionSetup(RunStorage(tmp_path, "run"), "token", 2, 0, None)
-    outcome = worker.run(TrainLoop(loop, ()), setup, controller)
+    try:
+        outcome = worker.run(TrainLoop(loop, ()), setup, controller)
+    finally:
+        context.set_session(None)  # a worker that fails has its session to its end
     assert outcome.failure.summary == "ValueError: spoilt"
     assert len(confirmed) == (0 if broken else 1)
     assert ("did not reach" in caplog.text) == broken
