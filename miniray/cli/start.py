@@ -131,7 +131,9 @@ def _with_devices(resources: dict[str, Any], devices: dict[str, Any]) -> dict[st
 def _require_free(port: int) -> None:
     """Raise if a head of this user has the port: the remedy is another one then."""
     for record in find_clusters():
-        if record.ready and record.is_head and parse_address(record.address)[1] == port:
+        if not record.ready or not record.is_head or record.embedded:  # these have no port
+            continue
+        if parse_address(record.address)[1] == port:
             raise BootError(
                 f"A head of yours is already running at {record.address}. "
                 "End it with `miniray stop`, or choose another port with --port."

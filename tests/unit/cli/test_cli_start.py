@@ -187,6 +187,15 @@ def test_an_error_of_ours_keeps_its_traceback(miniray: Callable[..., Result], bo
     assert isinstance(miniray("start", "--head").exception, KeyError)
 
 
+def test_a_program_with_a_cluster_of_its_own_does_not_hinder_a_head(
+    miniray: Callable[..., Result], boot: Boot, record: Callable[..., ClusterRecord]
+) -> None:
+    record(address="unix:/tmp/mr-0-12345678/head.sock", embedded=True)
+    result = miniray("start", "--head")
+    assert result.exit_code == 0, result.output
+    assert len(boot.asked) == 1
+
+
 def test_a_second_head_on_the_same_port_is_told_of_the_first(
     miniray: Callable[..., Result], boot: Boot, record: Callable[..., ClusterRecord]
 ) -> None:
