@@ -104,7 +104,7 @@ class ClusterRecord:
     socket_path: str
     node_id: str
     is_head: bool
-    #: It belongs to one driver, ends with it, and is not offered to others.
+    #: It belongs to one driver and ends with it. Others may look at it, and do not attach to it.
     embedded: bool
     #: By role; "boot" ends the others when it gets SIGTERM.
     processes: Mapping[str, ProcessId]
@@ -114,6 +114,8 @@ class ClusterRecord:
     started: float = dataclasses.field(default_factory=time.time)
     #: Where the pids mean something: see `machine_identity`.
     machine: tuple[str, str, str] = dataclasses.field(default_factory=machine_identity)
+    #: Whose it is, if it is embedded.
+    driver: ProcessId | None = None
 
     @property
     def ready(self) -> bool:
@@ -329,19 +331,23 @@ def _to_json(record: ClusterRecord) -> str:
 
 def _from_json(text: str) -> ClusterRecord:
     """Read a record, tolerating further fields; KeyError, TypeError, ValueError if damaged."""
-    data: dict[str, Any] = json.loads(text)
+    data: dict[str, Any] = {"driver": None, **json.loads(text)}
     values = {field.name: data[field.name] for field in dataclasses.fields(ClusterRecord)}
     session = data["session"]
     values["session"] = Session(
         id=session["id"], folder=Path(session["folder"]), socket_dir=Path(session["socket_dir"])
     )
     values["processes"] = {
-        role: ProcessId(process["pid"], process["start"])
-        for role, process in data["processes"].items()
+        role: _process_of(process) for role, process in data["processes"].items()
     }
+    values["driver"] = _process_of(data["driver"]) if data["driver"] else None
     host, boot, namespace = data["machine"]
     values["machine"] = (host, boot, namespace)
     return ClusterRecord(**values)
+
+
+def _process_of(data: dict[str, int]) -> ProcessId:
+    return ProcessId(data["pid"], data["start"])
 
 
 def _read_records() -> Iterator[ClusterRecord]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from miniray.cli.parsing import address_option
 from miniray.cli.services import running_cluster
 from miniray.cli.tables import ID_LENGTH
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("node")
-@click.option("--address", metavar="HOST:PORT", help="Which cluster, if there are several.")
+@address_option
 @click.option("--undo", is_flag=True, help="Use the node again.")
 @click.option("--wait", is_flag=True, help="Return when nothing runs there any more.")
 @click.option(

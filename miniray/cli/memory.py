@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from miniray.cli.parsing import address_option
 from miniray.cli.services import running_cluster
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.core.sizes import UNITS, format_bytes
@@ -44,7 +45,7 @@ _MORE = "not shown; --limit shows more"
 
 
 @click.command()
-@click.option("--address", metavar="HOST:PORT", help="Which cluster, if there are several.")
+@address_option
 @click.option(
     "--sort-by",
     type=click.Choice(list(_SORTS), case_sensitive=False),

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 else:
     _ParamType = click.ParamType  # not generic at run time in older versions of click
 
+#: Of the commands that look at a cluster.
+address_option = click.option(
+    "--address",
+    help="Which cluster, as its status or init() tells its address.  [default: MINIRAY_ADDRESS, "
+    "else the one started last, else that of a running program]",
+)
+
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]i?B?|B)?\Z", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 

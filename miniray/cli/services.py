@@ -8,9 +8,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
-from miniray.node.boot_options import BootError
-from miniray.session import latest_cluster
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -66,12 +63,7 @@ class Services:
 
 
 def running_cluster(address: str | None) -> ClusterRecord:
-    """The cluster at an address, or the latest; BootError if none runs on this machine."""
-    record = latest_cluster(address)
-    if record is None:
-        which = f"cluster at {address}" if address else "cluster"
-        raise BootError(
-            f"No {which} of yours is running on this machine. Start one with "
-            "`miniray start --head`, or join one with `miniray start --address`."
-        )
-    return record
+    """The cluster at an address, or the one to look at; ConnectionError if there is no such one."""
+    from miniray.core.cluster_choice import cluster_to_look_at
+
+    return cluster_to_look_at(address, "--address")

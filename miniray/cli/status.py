@@ -15,6 +15,7 @@ from miniray.cli.amounts import (
     format_amount,
     visible_resources,
 )
+from miniray.cli.parsing import address_option
 from miniray.cli.services import running_cluster
 from miniray.cli.tables import ID_LENGTH, Section, draw
 
@@ -35,7 +36,7 @@ _CREATOR_LENGTH = 16
 
 
 @click.command()
-@click.option("--address", metavar="HOST:PORT", help="Which cluster, if there are several.")
+@address_option
 @click.pass_obj
 def status(services: Services, address: str | None) -> None:
     """Show the nodes, resources, actors and waiting work of a running cluster."""

@@ -11,6 +11,7 @@ from miniray.session import find_clusters
 
 if TYPE_CHECKING:
     from miniray.cli.ending import Ended
+    from miniray.session import ClusterRecord
 
 
 @click.command()
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
     help="Seconds that processes may take before they are killed.",
 )
 def stop(force: bool, grace_period: float | None) -> None:
-    """End all nodes that this user has on this machine, with all their processes."""
+    """End all nodes that this user has on this machine, with all their processes.
+
+    Clusters that init() has started in running programs are among them. The programs themselves
+    go on, and their next call says that the cluster is gone.
+    """
     records = find_clusters()
     if not records:
         click.echo("No node of yours is running on this machine.")
@@ -39,12 +44,21 @@ def stop(force: bool, grace_period: float | None) -> None:
 
 def _report(result: Ended, *, force: bool) -> str:
     record = result.record
-    kind = "embedded cluster" if record.embedded else "head" if record.is_head else "node"
-    where = f" of the cluster at {record.address}" if record.address else ""
-    text = f"Ended the {kind}{where}: {_count(result.ended, 'process')}"
+    text = f"Ended {_describe(record)}: {_count(result.ended, 'process')}"
     if result.killed and not force:
         text += f", of which {len(result.killed)} had to be killed"
     return f"{text}. Its logs are in {record.session.logs}"
+
+
+def _describe(record: ClusterRecord) -> str:
+    """Which node that was."""
+    whose = f" of the program with pid {record.driver.pid}" if record.driver else ""
+    if record.embedded and record.is_head:
+        return f"the embedded cluster{whose}"
+    cluster = f"the cluster at {record.address}" if record.address else "a cluster"
+    if record.embedded:
+        return f"the attachment{whose} to {cluster}"
+    return f"the {'head' if record.is_head else 'node'} of {cluster}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -59,6 +59,18 @@ def variable_of(pid: int, name: str) -> str | None:
     return None
 
 
+def command_of(pid: int) -> list[str]:
+    """The command line of a process; empty if it has ended, hides it, or hangs in the kernel."""
+    if may_hang_readers(pid):
+        return []
+    try:
+        with open(f"{_PROC}/{pid}/cmdline", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return text.removesuffix("\0").split("\0") if text else []
+
+
 def _environment(pid: int) -> bytes:
     with open(f"{_PROC}/{pid}/environ", "rb") as file:
         environment = file.read()

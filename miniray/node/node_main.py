@@ -285,6 +285,7 @@ class NodeStart:
                 processes=processes,
                 python=platform.python_version(),
                 miniray=VERSION,
+                driver=_process(self.options.parent_pid),
             )
         )
 
@@ -362,6 +363,14 @@ async def first_of(wanted: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, 
         if isinstance(result, Exception):
             raise result
     return happened
+
+
+def _process(pid: int | None) -> ProcessId | None:
+    """A process that runs; None of one that has just ended."""
+    try:
+        return ProcessId.of(pid) if pid is not None else None
+    except ProcessLookupError:
+        return None
 
 
 def _machine() -> str:

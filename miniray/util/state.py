@@ -1,7 +1,8 @@
 """What there is in the cluster: nodes, actors, workers, jobs, objects, waiting demands, and so on.
 
 Ray's ``ray.util.state``. Most of it the head knows; objects are asked of every node, and there of
-every process. Works without ``init()`` where a cluster runs on this machine.
+every process. Works without ``init()`` where a cluster runs on this machine, as the command
+``miniray status`` does.
 """
 
 from __future__ import annotations
@@ -401,16 +402,9 @@ def _source(address: str | None) -> _Source:
     if runtime is not None and address in (None, "auto", runtime.context().address):
         return _Attached(runtime)
     from miniray.core.bootstrap import connect_for_cli
-    from miniray.session import latest_cluster
+    from miniray.core.cluster_choice import cluster_to_look_at
 
-    record = latest_cluster(None if address == "auto" else address)
-    if record is None:
-        where = f"at {address} " if address not in (None, "auto") else ""
-        raise ConnectionError(
-            f"No cluster {where}runs on this machine. Call miniray.init(), or start one with "
-            "`miniray start --head`."
-        )
-    return connect_for_cli(record)
+    return connect_for_cli(cluster_to_look_at(address, "address="))
 
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import socket
 import ssl
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,7 +24,7 @@ from miniray.security.token import JoinToken, parse_token
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 #: A driver that makes one actor on each of two nodes and lets them call each other.
 CROSSING = """
@@ -366,6 +368,87 @@ def test_status_of_one_of_two_clusters(command: CommandLine) -> None:
         shown = command.run("status", "--address", head.address)
         assert f"CPU 0/{cpus}" in shown.stdout
     assert f"at {second.address}" in command.run("status").stdout
+
+
+#: A program with a cluster of its own, until its input ends.
+OWN_CLUSTER = """
+import sys
+import miniray
+
+@miniray.remote(num_cpus=0)
+class Mine:
+    def held(self):
+        return miniray.put(bytes(2**21))
+
+context = miniray.init(num_cpus=int(sys.argv[1]))
+mine = Mine.remote()
+held = miniray.get(mine.held.remote())
+print(context["address"], flush=True)
+sys.stdin.read()
+"""
+
+#: What the functions of util.state tell without init(), and what init() attaches to.
+LOOK = """
+import json
+import miniray
+from miniray.util import state
+
+actors = [(actor.class_name, actor.node_id) for actor in state.list_actors()]
+[found] = state.list_objects()
+own = miniray.init(num_cpus=1)["address"]
+print(json.dumps({"actors": actors, "size": found.object_size, "own": own}))
+"""
+
+
+@pytest.fixture
+def own_cluster(command: CommandLine) -> Iterator[Callable[[int], str]]:
+    """Starts a program with a cluster of so many CPUs of its own; tells the cluster's address."""
+    with contextlib.ExitStack() as stack:
+
+        def start(num_cpus: int) -> str:
+            program = subprocess.Popen(
+                [sys.executable, "-c", OWN_CLUSTER, str(num_cpus)],
+                env=command.environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(program)  # closes its input and waits for its end
+            assert program.stdout is not None
+            return program.stdout.readline().strip()
+
+        yield start
+
+
+def test_the_cluster_of_a_running_program_is_found_where_none_was_started(
+    command: CommandLine, own_cluster: Callable[[int], str]
+) -> None:
+    address = own_cluster(3)
+    shown = command.run("status")
+    assert shown.returncode == 0, shown.stderr
+    assert f"Cluster at {address}: 1 node" in shown.stdout
+    assert "CPU 0/3" in shown.stdout
+    assert "Mine" in shown.stdout
+    assert "2 MiB" in command.run("memory").stdout
+    looked = command.python(LOOK)
+    [(name, _node)] = looked["actors"]
+    assert name == "Mine"
+    assert looked["size"] >= 2**21
+    assert looked["own"] != address  # another program does not attach to it
+
+
+def test_of_several_programs_the_user_says_which_and_a_started_cluster_comes_first(
+    command: CommandLine, own_cluster: Callable[[int], str]
+) -> None:
+    addresses = {own_cluster(cpus): cpus for cpus in (2, 3)}
+    line = one_line(command.run("status"))
+    assert "--address" in line
+    for address, cpus in addresses.items():
+        assert address in line
+        assert f"CPU 0/{cpus}" in command.run("status", "--address", address).stdout
+        assert f"CPU 0/{cpus}" in command.run("status", MINIRAY_ADDRESS=address).stdout
+    head = command.start_head("--num-cpus", "1")
+    assert f"Cluster at {head.address}" in command.run("status").stdout
 
 
 # --- stop ------------------------------------------------------------------------------

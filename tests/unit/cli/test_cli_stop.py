@@ -168,8 +168,22 @@ def test_an_embedded_cluster_is_ended_too_and_named(
     start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
 ) -> None:
     boot, _ = start(OBEDIENT)
-    record(processes={"boot": ProcessId.of(boot.pid)}, embedded=True)
-    assert "Ended the embedded cluster" in miniray("stop").stdout
+    driver = ProcessId.of(os.getpid())
+    record(processes={"boot": ProcessId.of(boot.pid)}, embedded=True, driver=driver)
+    shown = miniray("stop").stdout
+    assert f"Ended the embedded cluster of the program with pid {driver.pid}: 3 proc" in shown
+
+
+def test_the_node_of_a_driver_outside_its_cluster_is_ended_too_and_named(
+    miniray: Callable[..., Result],
+    record: Callable[..., ClusterRecord],
+    start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
+) -> None:
+    boot, _ = start(OBEDIENT)
+    driver = ProcessId.of(os.getpid())
+    record(processes={"boot": ProcessId.of(boot.pid)}, embedded=True, is_head=False, driver=driver)
+    shown = miniray("stop").stdout
+    assert f"Ended the attachment of the program with pid {driver.pid} to the cluster at " in shown
 
 
 def test_a_negative_grace_is_refused(miniray: Callable[..., Result]) -> None:

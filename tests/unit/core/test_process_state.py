@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from miniray.core import process_state
-from miniray.core.process_state import is_dying, may_hang_readers, variable_of
+from miniray.core.process_state import command_of, is_dying, may_hang_readers, variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -108,3 +108,25 @@ def test_a_process_between_two_programs_is_told_from_one_without_variables(
     else:
         with pytest.raises(error, match="4242"):
             variable_of(4242, "MINIRAY_TEST_MARK")
+
+
+def test_the_command_line_of_a_process_is_told_until_it_has_ended(
+    child: subprocess.Popen[bytes],
+) -> None:
+    assert command_of(child.pid) == child.args
+    child.kill()
+    child.wait()
+    assert command_of(child.pid) == []
+
+
+def test_the_command_line_of_a_process_that_hangs_is_not_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(process_state, "_PROC", str(tmp_path))
+    (tmp_path / "4242/task/4242").mkdir(parents=True)
+    (tmp_path / "4242/cmdline").write_bytes(b"python\0train.py\0")
+    stat = tmp_path / "4242/task/4242/stat"
+    stat.write_text(STAT.format(state="R", flags=0, pending=0, end=7))
+    assert command_of(4242) == ["python", "train.py"]
+    stat.write_text(STAT.format(state="D", flags=0, pending=0, end=7))
+    assert command_of(4242) == []
