@@ -50,6 +50,8 @@ class _OneLineGroup(click.Group):
             return super().invoke(ctx)
         except click.UsageError as error:
             raise _UsageFailure(describe_usage(error)) from None
+        except BrokenPipeError:
+            raise  # who reads the output has enough of it, as `head` has; click ends without a word
         except (BootError, MinirayError, OSError) as error:
             raise click.ClickException(describe(error)) from error
 
