@@ -6,7 +6,7 @@ It keeps track of which actor works on what; it starts and ends no actors.
 from __future__ import annotations
 
 import collections
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import miniray
 from miniray.exceptions import ActorDiedError
@@ -14,7 +14,14 @@ from miniray.exceptions import ActorDiedError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-V = TypeVar("V")
+    from typing_extensions import TypeVar
+
+    # With a default, so that ``pool = ActorPool(actors)`` needs no annotation, as in Ray.
+    V = TypeVar("V", default=Any)
+else:
+    from typing import TypeVar
+
+    V = TypeVar("V")
 
 
 class ActorPool(Generic[V]):

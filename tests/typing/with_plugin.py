@@ -10,6 +10,7 @@ from typing_extensions import assert_type
 
 import miniray
 from miniray import ActorHandle, ObjectRef, ObjectRefGenerator
+from miniray.util import ActorPool
 
 number: ObjectRef[int] = miniray.put(1)
 text: ObjectRef[str] = miniray.put("x")
@@ -103,6 +104,11 @@ assert_type(miniray.get([counter.add.remote(1)]), list[int])
 assert_type(miniray.wait([number]), tuple[list[ObjectRef[int]], list[ObjectRef[int]]])
 for ref in counter.items.remote():
     assert_type(miniray.get(ref), int)
+
+pool = ActorPool([counter])
+pool.submit(lambda actor, amount: actor.add.remote(amount), 1)
+numbers: ActorPool[int] = ActorPool([counter])
+numbers.submit(lambda actor, amount: actor.add.remote(amount), "x")  # error: arg-type
 
 
 async def main() -> None:
