@@ -26,7 +26,7 @@ class RemoteFunction(Remote[Out_co], Generic[P, Out_co]):
     """A function whose calls run as tasks in the cluster: ``f.remote(...)``."""
 
     def __init__(self, function: Callable[P, Any], **given: Any) -> None:
-        if inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise ValueError(
                 f"{function.__qualname__} is an async function, which can't be a task. Use a "
                 f"plain function that calls asyncio.run(...), or an actor with async methods."

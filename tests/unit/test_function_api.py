@@ -13,7 +13,7 @@ from fake_runtime import FakeRuntime, fake_runtime
 import miniray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
 
 @pytest.fixture
@@ -139,8 +139,12 @@ def test_no_returns_give_none(runtime: FakeRuntime) -> None:
 def test_an_async_function_is_refused() -> None:
     async def work() -> None: ...
 
-    with pytest.raises(ValueError, match=r"asyncio\.run"):
-        miniray.remote(work)
+    async def items() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (work, items):
+        with pytest.raises(ValueError, match=r"asyncio\.run"):
+            miniray.remote(function)
 
 
 @pytest.mark.parametrize("thing", [3, "x", functools.partial(print, 1), object()])
