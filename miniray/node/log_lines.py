@@ -64,6 +64,7 @@ class LineSplitter:
         self._rows = [_Row()]
         self._row = 0
         self._touched = False  # the row was written to since the cursor came to it
+        self._blank = 0  # empty lines: if a bar follows, the way down to where it is drawn
 
     def feed(self, data: bytes) -> list[LogLine]:
         """Return the lines that these bytes finish, and the latest states of progress bars."""
@@ -76,16 +77,19 @@ class LineSplitter:
 
     @property
     def unsettled(self) -> bool:
-        """Whether a progress bar has ended its line, but may yet turn out to have bars below it.
+        """Whether a bar has ended its line, or empty lines have come, but bars below may follow.
 
         Call ``settle`` when nothing has come for a moment (tenths of a second).
         """
-        return self._row > 0
+        return self._row > 0 or self._blank > 0
 
     def settle(self) -> list[LogLine]:
         """Return the lines above the cursor: nothing has come, so they are finished."""
         lines: list[LogLine] = []
-        self._emit_finished(lines)
+        self._emit_blank(lines)
+        if self._row:
+            self._drop_left_bars(lines)
+            self._emit_finished(lines)
         return lines
 
     def close(self) -> list[LogLine]:
@@ -122,10 +126,20 @@ class LineSplitter:
                 self._new_line(lines)
             for index, piece in enumerate(part.split(_CURSOR_UP)):
                 if index:
-                    self._row = max(0, self._row - 1)
-                    self._touched = False
+                    self._move_up()
                 if piece:
                     self._append(piece, lines)
+
+    def _move_up(self) -> None:
+        if self._row:
+            self._row -= 1
+        elif self._rows[0].is_bar and len(self._rows) < _MAX_BARS:
+            # To a line that was passed on already: as if it were an empty one above the bar.
+            self._rows.insert(0, _Row())
+            for row in self._rows:
+                row.changed = True  # each is one lower than it was told
+        self._rows[self._row].pass_by()
+        self._touched = False
 
     def _new_line(self, lines: list[LogLine]) -> None:
         if self._touched or self._row >= _MAX_BARS:
@@ -133,7 +147,12 @@ class LineSplitter:
             self._emit_finished(lines)
         self._touched = False
         if self._row == 0 and not self._rows[0].is_bar:
-            lines.append(LogLine(self._name, self._rows.pop(0).shown()))
+            row = self._rows.pop(0)
+            if row.text or self._blank >= _MAX_BARS:
+                self._emit_blank(lines)
+                lines.append(LogLine(self._name, row.shown()))
+            else:
+                self._blank += 1
         else:
             self._row += 1
         if self._row == len(self._rows):
@@ -142,6 +161,11 @@ class LineSplitter:
             self._rows[self._row].overwrite()
 
     def _append(self, data: bytes, lines: list[LogLine]) -> None:
+        if self._blank and data[:1] == b"\r" and data.strip(b"\r"):
+            self._rows[:0] = [_Row() for _ in range(self._blank)]
+            self._row += self._blank
+            self._blank = 0
+        self._emit_blank(lines)
         row = self._rows[self._row]
         redrawn = row.write(data)
         if self._row and ((redrawn and self._touched) or not row.is_bar):
@@ -157,9 +181,37 @@ class LineSplitter:
 
     def _emit_finished(self, lines: list[LogLine]) -> None:
         """The lines above the cursor are finished."""
-        lines.extend(LogLine(self._name, row.shown()) for row in self._rows[: self._row])
+        above = self._rows[: self._row]
+        if any(row.is_gap for row in above):
+            # No line is passed on for a gap, so that the rows would be numbered otherwise then.
+            for number, row in enumerate(self._rows):
+                self._emit_cleared(number, row, lines)
+        lines.extend(LogLine(self._name, row.shown()) for row in above if not row.is_gap)
         del self._rows[: self._row]
         self._row = 0
+
+    def _emit_blank(self, lines: list[LogLine]) -> None:
+        """The empty lines were no way to a bar."""
+        lines.extend(LogLine(self._name, "") for _ in range(self._blank))
+        self._blank = 0
+
+    def _emit_cleared(self, number: int, row: _Row, lines: list[LogLine]) -> None:
+        """A bar is no more in this row; its state is told anew where it is shown again."""
+        if row.is_bar:
+            lines.append(LogLine(self._name, "\r" * (number + 1)))
+            row.changed = True
+
+    def _drop_left_bars(self, lines: list[LogLine]) -> None:
+        """Forget old states below a line that has ended.
+
+        A bar below others shows its last state in the uppermost line when it ends, and leaves
+        what it drew before. In a terminal the next output overwrites that.
+        """
+        if not self._rows[self._row].is_overwritten:
+            return
+        for number in range(self._row, len(self._rows)):
+            self._emit_cleared(number, self._rows[number], lines)
+        self._rows[self._row :] = [_Row()]
 
     def _emit_states(self, lines: list[LogLine]) -> None:
         for number, row in enumerate(self._rows):
@@ -169,24 +221,27 @@ class LineSplitter:
 
     def _finish(self, lines: list[LogLine]) -> None:
         """Whatever is there is finished, with or without a line end."""
+        self._emit_blank(lines)
+        self._drop_left_bars(lines)
         while self._rows and not self._rows[-1].shown():
             self._rows.pop()
-        lines.extend(LogLine(self._name, row.shown()) for row in self._rows)
+        self._row = len(self._rows)
+        self._emit_finished(lines)
         self._rows = [_Row()]
-        self._row = 0
 
 
 class _Row:
     """A line that is not finished."""
 
-    __slots__ = ("_overwritten", "_returned", "changed", "is_bar", "text")
+    __slots__ = ("_returned", "changed", "is_bar", "is_gap", "is_overwritten", "text")
 
     def __init__(self) -> None:
         self.text = b""
         self.is_bar = False  # it was redrawn at least once
+        self.is_gap = False  # nothing was written to it, it is only above a bar
         self.changed = False  # since its state was last passed on
         self._returned = False  # a carriage return came last, so what follows redraws the line
-        self._overwritten = False  # the cursor came from above, so what follows replaces it
+        self.is_overwritten = False  # the cursor came from above, so what follows replaces it
 
     def write(self, data: bytes) -> bool:
         """Write at the cursor; returns whether that redraws the line from its beginning."""
@@ -197,21 +252,28 @@ class _Row:
             return False
         states = body.split(b"\r")
         redrawn = self._returned or len(states) > 1
-        if redrawn or self._overwritten:
+        if self.is_gap:
+            self.is_gap = self.is_bar = False
+        if redrawn or self.is_overwritten:
             before = states[-2] if len(states) > 1 else self.text
             # A bar that covers itself with spaces is gone; what follows is plain text.
             self.is_bar = redrawn and not before.isspace()
             self.text = b""
         self.text += states[-1]
         self.changed = True
-        self._overwritten = False
+        self.is_overwritten = False
         self._returned = len(body) < len(data)
         return redrawn
 
     def overwrite(self) -> None:
         """The cursor has come to the beginning of the line."""
-        self._overwritten = True
+        self.is_overwritten = True
         self._returned = False
+
+    def pass_by(self) -> None:
+        """The cursor has come back from a line below."""
+        if not self.text:
+            self.is_bar = self.is_gap = True
 
     def shown(self) -> str:
         """The text, without what a bar writes only to cover its earlier states."""

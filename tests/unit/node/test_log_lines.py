@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from miniray.core.log_bars import BarKey, BarRegion
 from miniray.node.log_lines import MAX_LINE, LineSplitter, bar_row, mark
 
 
@@ -160,3 +161,65 @@ def test_no_bytes_can_break_the_splitter_and_cutting_them_changes_no_plain_line(
     plain = [chunk.replace(b"\r", b"").replace(b"\x1b", b"") for chunk in chunks]
     assert flat(texts(*plain)) == flat(texts(b"".join(plain)))
     texts(*chunks)
+
+
+#: What tqdm writes for a bar that stands two lines below (position=2), and for its end.
+DOWN, UP = b"\n\n", b"\x1b[A\x1b[A"
+
+
+def position_two(state):
+    return [DOWN, b"\r" + state, UP]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_bar_below_lines_of_nobody_is_one_state_without_empty_lines(together):
+    writes = [*position_two(b"x 0%"), *position_two(b"x 50%"), b"\rx 100%", b"\n"]
+    *parts, ended = texts(*([b"".join(writes)] if together else writes))
+    shown, finished = BarRegion(), []
+    for text in [*flat(parts), *ended]:
+        row = bar_row(text)
+        if row is None:
+            shown.finish_row("", 1, is_stderr=True)
+            finished.append(text)
+        else:
+            shown.update(BarKey("", 1, is_stderr=True, row=row), text.strip("\r"))
+    assert finished == ["x 100%"]
+    assert not shown
+
+
+def test_what_a_bar_below_others_leaves_when_it_ends_is_forgotten_when_nothing_follows():
+    splitter = LineSplitter()
+    for data in (*position_two(b"x 0%"), *position_two(b"x 93%")):
+        splitter.feed(data)
+    assert not splitter.unsettled
+    assert [text for _, text in splitter.feed(b"\rx 100%\n")] == ["x 100%\r"]
+    assert splitter.unsettled
+    settled = [text for _, text in splitter.settle()]
+    assert settled[-1] == "x 100%"
+    assert "\r\r\r" in settled  # the third line is cleared
+    assert not splitter.unsettled
+    assert splitter.close() == []
+
+
+def test_a_bar_that_is_drawn_below_lines_passed_on_before_moves_to_its_row():
+    splitter = LineSplitter()
+    assert splitter.feed(DOWN) == []
+    assert [text for _, text in splitter.settle()] == ["", ""]  # nobody could know
+    assert [text for _, text in splitter.feed(b"\rx 0%")] == ["x 0%\r"]
+    assert [text for _, text in splitter.feed(UP)] == ["\r", "\r\r", "x 0%\r\r\r"]
+    assert [text for _, text in splitter.feed(DOWN + b"\rx 50%" + UP)] == ["x 50%\r\r\r"]
+
+
+def test_text_above_a_bar_in_a_lower_line_is_a_line_at_once():
+    splitter = LineSplitter()
+    splitter.feed(b"".join(position_two(b"x 0%")))
+    assert [text for _, text in splitter.feed(b"note\n")] == ["note"]
+    assert [text for _, text in splitter.feed(b"".join(position_two(b"x 9%")))][-1] == "x 9%\r\r\r"
+
+
+def test_empty_lines_before_text_stay_and_so_do_those_before_a_bar_of_its_own_line():
+    assert flat(texts(b"a\n\n", b"\nb\n", b"\n\n", b"c\n")) == ["a", "", "", "b", "", "", "c"]
+    assert [text for text in flat(texts(b"\n\rx 0%", b"\rx 9%\n")) if bar_row(text) is None] == [
+        "",
+        "x 9%",
+    ]
