@@ -84,7 +84,11 @@ _ABSENT = {
     "autoscaler": "start and stop nodes with `miniray start` and `miniray stop`",
     "client": "miniray.init('HOST:PORT') attaches from any machine",
     "dag": "call tasks and methods with the refs of others",
+    "dashboard": "`miniray status` and miniray.util.state tell what there is",
     "data": "give datasets= to a trainer, or read with PyArrow in tasks",
+    "experimental": "bars of tqdm in workers are shown as they are, without tqdm_ray",
+    "job_submission": "start the program on a machine of the cluster; RunConfig(detached=True) of "
+    "miniray.train outlives it",
     "rllib": "train in actors, or with miniray.train",
     "serve": "start a web server in an actor",
     "timeline": "miniray.util.state lists what there is; profile workers with py-spy",
