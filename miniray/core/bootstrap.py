@@ -55,7 +55,9 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         ConnectionError: there is no cluster at the address.
         AuthenticationError: it is another user's, or another cluster's.
         BootError: an embedded cluster could not be started.
+        FileNotFoundError: the working directory of this process was removed.
     """
+    cwd = _working_directory()  # before anything is started in vain
     raise_limit(ENOUGH)
     place = _find(options) or _start_node(options)
     job_id = new_id()
@@ -69,8 +71,8 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
             job_id,
             {
                 "namespace": namespace,
-                "sys_path": _worker_paths(),
-                "cwd": os.getcwd(),
+                "sys_path": _worker_paths(cwd),
+                "cwd": cwd,
                 "entrypoint": " ".join(sys.argv)[:1000],
             },
             timeout=config().start_timeout,
@@ -97,9 +99,20 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
     }
 
 
-def _worker_paths() -> list[str]:
+def _working_directory() -> str:
+    """Where this process works, and so will its workers."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            "The working directory of this process was removed, and its workers are to have the "
+            "same one. Change to another one first, as with os.chdir()."
+        ) from None
+
+
+def _worker_paths(cwd: str) -> list[str]:
     """The driver's module search path, as its workers get it."""
-    return [os.path.abspath(path) if path else os.getcwd() for path in sys.path]
+    return [os.path.abspath(path) if path else cwd for path in sys.path]
 
 
 # --- finding and starting ------------------------------------------------------------

@@ -140,6 +140,21 @@ def test_the_memory_that_tasks_may_ask_for_can_be_given() -> None:
     assert miniray.cluster_resources()["object_store_memory"] == 200_000_000
 
 
+def test_a_working_directory_that_was_removed_is_named_and_another_one_will_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed = tmp_path / "removed"
+    removed.mkdir()
+    monkeypatch.chdir(removed)
+    removed.rmdir()
+    with pytest.raises(FileNotFoundError, match="working directory of this process was removed"):
+        miniray.init("local", num_cpus=1)
+    assert not miniray.is_initialized()
+    monkeypatch.chdir(tmp_path)
+    with miniray.init("local", num_cpus=1):
+        assert miniray.get(miniray.remote(os.getcwd).remote()) == str(tmp_path)
+
+
 def test_temp_dir_says_where_the_session_is(tmp_path: Path) -> None:
     context = miniray.init(num_cpus=1, _temp_dir=str(tmp_path / "deep" / "folder"))
     session = Path(context.address_info["session_dir"])
