@@ -285,7 +285,7 @@ class NodeStart:
                 processes=processes,
                 python=platform.python_version(),
                 miniray=VERSION,
-                driver=_process(self.options.parent_pid),
+                driver=_process(self.options.parent_pid) if self.options.embedded else None,
             )
         )
 
