@@ -279,23 +279,15 @@ class SharedMemory:
 
     def forget(self, segments: Iterable[int]) -> None:
         """These segments, by their numbers on this node, were freed, or room is needed."""
-        dropped = []
-        looked_at = []
+        asked = list(segments)
         with self._lock:
-            for segment in segments:
-                key = self._kept_as.pop(segment, None)
-                if key is None:
-                    looked_at.append(segment)  # or unmapped, which the daemon is told before
-                else:
-                    dropped.append(self._kept.pop(key))
-        while dropped:
-            mapping, block = dropped.pop()
-            del block
-            if mapping.block() is not None:
-                looked_at.append(mapping.segment)
+            keys = [self._kept_as.pop(segment, None) for segment in asked]
+            dropped = [self._kept.pop(key) for key in keys if key is not None]
+        dropped.clear()  # not in the section: its end is told
         self.report_unmapped()
-        if looked_at:  # nobody need wait for it
-            self._link.node_notice("in_use", looked_at)
+        # What is mapped here even now is looked at, through that mapping or another one: nobody
+        # need wait for it.
+        self._link.node_notice("in_use", asked)
 
     def report_unmapped(self) -> None:
         """Tell the daemon which segments this process reads no more."""

@@ -191,6 +191,21 @@ def test_a_view_of_what_was_freed_stays_good(memory: SharedMemory, link: FakeLin
     assert len(link.noticed("unmapped")) == 2
 
 
+def test_who_keeps_a_value_and_looks_at_it_by_another_mapping_says_so(
+    memory: SharedMemory, link: FakeLink
+) -> None:
+    stored = memory.write(serialize(np.arange(50_000)), OWNER, NODE)
+    segment = stored[1][1]
+    array = load(memory, stored)
+    load(memory, stored)  # from now on it is kept, and mapped twice
+    memory.forget([segment])
+    assert link.noticed("unmapped") == [([segment],)]
+    assert link.noticed("in_use") == [([segment],)]
+    names = [notice[0] for notice in link.notices]
+    assert names.index("unmapped") < names.index("in_use")
+    assert array[7] == 7
+
+
 def test_only_so_many_values_stay_mapped_though_nobody_uses_them(
     memory: SharedMemory, link: FakeLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
