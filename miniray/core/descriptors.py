@@ -7,6 +7,8 @@ import os
 import resource
 import sys
 
+from miniray.exceptions import ObjectStoreFullError
+
 #: The process, or the whole machine, has no room for another open file.
 OUT_OF_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 #: Descriptors that values in the object store leave free, so that there are some to hand values
@@ -32,6 +34,13 @@ def limit() -> int:
     """How many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else sys.maxsize
+
+
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Whether the object store has no memory for a value, or no descriptor, which is the same."""
+    if isinstance(error, OSError):
+        return error.errno in OUT_OF_DESCRIPTORS
+    return isinstance(error, ObjectStoreFullError)
 
 
 def require_room(wanted: int, purpose: str) -> None:

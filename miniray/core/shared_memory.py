@@ -19,6 +19,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
+from miniray.core.descriptors import is_lack_of_memory
 from miniray.core.fetches import Fetches
 from miniray.core.liveness import Liveness
 from miniray.core.mapped import map_memory
@@ -155,8 +156,11 @@ class SharedMemory:
         """
         deadline = deadline_of(timeout)
         self.report_unmapped()
-        with contextlib.suppress(ObjectStoreFullError):
+        try:
             return self._link.node_request(method, (*args, False), timeout=timeout, undo=undo)
+        except (ObjectStoreFullError, OSError) as error:
+            if not is_lack_of_memory(error):
+                raise
         self._let_go()
         left = time_left(deadline)
         return self._link.node_request(method, (*args, True), timeout=left, undo=undo)
@@ -222,7 +226,9 @@ class SharedMemory:
         try:
             try:
                 got, fd = await ask("map_segment", (*args, False), self._not_taken)
-            except ObjectStoreFullError:
+            except (ObjectStoreFullError, OSError) as error:
+                if not is_lack_of_memory(error):
+                    raise
                 self._let_go()
                 got, fd = await ask("map_segment", (*args, True), self._not_taken)
         except BaseException:

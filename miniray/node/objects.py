@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.core.descriptors import OUT_OF_DESCRIPTORS
-from miniray.exceptions import ObjectStoreFullError
+from miniray.core.descriptors import is_lack_of_memory
 from miniray.node import relayed as r
 from miniray.node.fetch_ahead import FetchAhead
 from miniray.node.pulls import Pulls
@@ -201,7 +200,7 @@ class NodeObjects:
         try:
             await self._spilling.restore(segment, mapper)
         except BaseException as error:
-            if or_disk and _is_lack_of_memory(error) and self.store.has(segment):
+            if or_disk and is_lack_of_memory(error) and self.store.has(segment):
                 return
             self.store.unmap([segment.number], mapper)
             raise
@@ -300,12 +299,6 @@ class NodeObjects:
         for number in self.store.process_died(process_id):
             self._copies.remove(number)
             self._free_copies_of(number)
-
-
-def _is_lack_of_memory(error: BaseException) -> bool:
-    if isinstance(error, OSError):
-        return error.errno in OUT_OF_DESCRIPTORS
-    return isinstance(error, ObjectStoreFullError)
 
 
 def _nobody(*_what: object) -> None:

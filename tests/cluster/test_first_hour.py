@@ -495,8 +495,10 @@ import miniray, numpy as np
 miniray.init(num_cpus=1)
 refs = [miniray.put(np.full(25_000, number)) for number in range(400)]
 assert all((miniray.get(ref) == number).all() for number, ref in enumerate(refs))
+views = [miniray.get(ref) for ref in refs]
+assert all((view == number).all() for number, view in enumerate(views))
+views.clear()
 refs.clear()
-views = []
 try:
     for number in range(400):
         views.append(miniray.get(miniray.put(np.full(25_000, number))))
@@ -510,7 +512,7 @@ print("again:", miniray.get(miniray.remote(lambda: 7).remote(), timeout=20))
 """
 
 
-def test_values_for_which_there_are_no_descriptors_go_to_disk_unless_they_are_looked_at() -> None:
+def test_values_for_which_there_are_no_descriptors_go_to_disk_and_are_read_there() -> None:
     lines = run_limited(MANY_VALUES, {resource.RLIMIT_NOFILE: 160}).splitlines()
     assert "open files" in lines[0]
     assert "ulimit -n" in lines[0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from typing import Any
@@ -269,6 +270,23 @@ def test_a_full_store_is_not_asked_twice_for_all_of_the_time_that_a_reader_has(
     with pytest.raises(ObjectStoreFullError):
         memory.map((NODE, 1, 10), 5.0)
     assert given == [5.0, 2.0]
+
+
+def test_a_node_without_descriptors_is_asked_again_for_what_takes_none(
+    memory: SharedMemory, link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
+    real, asked = link.node_request, []
+
+    def request(method: str, args: tuple[Any, ...], **how: Any) -> Any:
+        asked.append(args[-1])
+        if not args[-1]:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(method, args, **how)
+
+    monkeypatch.setattr(link, "node_request", request)
+    assert load(memory, stored) == b"x" * 300_000
+    assert asked == [False, True]
 
 
 def test_a_store_that_stays_full_says_so_once(link: FakeLink) -> None:
