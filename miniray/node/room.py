@@ -74,8 +74,8 @@ class Claim:
             to wait for but other processes.
     """
 
-    __slots__ = ("askers", "ends", "failures", "hurried", "on_stuck", "patient", "room", "size",
-                 "turn", "writer")  # fmt: skip
+    __slots__ = ("askers", "ends", "failures", "failures_before", "hurried", "on_stuck", "patient",
+                 "room", "size", "turn", "writer")  # fmt: skip
 
     def __init__(
         self,
@@ -99,8 +99,9 @@ class Claim:
         self.ends = 0.0
         #: The memory, when its turn has come.
         self.turn: asyncio.Future[Memory]
-        #: What the disk had failed at when it began to wait.
+        #: How often the disk had failed when it began to wait, this time and the first time.
         self.failures = 0
+        self.failures_before: int | None = None
         if asker is not None:
             self.join(asker)
 
@@ -174,6 +175,8 @@ class Room:
             OSError: there is no descriptor, and none will come.
             ConnectionError: all processes that asked have ended.
         """
+        if claim.failures_before is None:
+            claim.failures_before = self._supply.failures
         if claim.size > self._store.capacity:
             raise self._full(claim)
         if not self._queue:
@@ -360,8 +363,8 @@ class Room:
             held = self._holders() if named and claim.patient else ""
             if held:
                 notes.append(f"It holds {held}.")
-            if self._supply.failures != claim.failures:
-                notes.append(self._supply.trouble())
+        if self._supply.failures != claim.failures_before:
+            notes.append(self._supply.trouble())
         return ObjectStoreFullError(
             needed=claim.size, used=store.used, capacity=store.capacity, details=" ".join(notes)
         )

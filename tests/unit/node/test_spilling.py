@@ -277,6 +277,26 @@ def test_a_writer_waits_for_others_when_the_disk_is_full_as_well(
     run(steps)
 
 
+def test_a_writer_whom_a_full_disk_made_wait_is_told_of_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_STORE_FULL_TIMEOUT", "0.1")
+    config.cache_clear()
+    monkeypatch.setattr(spilling_module, "allocate", full_disk)
+
+    async def steps(node: Node) -> None:
+        for value in await node.fill():
+            await node.read(value)
+        with pytest.raises(ObjectStoreFullError, match="No space left on device"):
+            await node.spilling.room_for(Claim(PAGE, WRITER))
+
+    try:
+        run(steps)
+    finally:
+        monkeypatch.undo()
+        config.cache_clear()
+
+
 def test_who_leaves_while_disk_is_set_aside_leaves_none_of_it(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
