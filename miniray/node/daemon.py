@@ -324,7 +324,8 @@ class NodeDaemon:
         self._names.ended(process_id, work, pid, code)
         if gone:
             self._liveness.process_left(process_id, f"{work} (pid {pid})")
-            self._objects.process_died(process_id)
+            # Who has an exit code was reaped, after its children; a driver may live on.
+            self._objects.process_died(process_id, may_look=code is None)
         else:
             self._objects.asks_no_more(process_id)
         self._adopted.process_died(process_id)
@@ -405,7 +406,7 @@ class NodeDaemon:
     def worker_gone(self, worker: Worker, exit_code: int) -> None:
         """A worker that was given up is gone: what it had mapped counts no more."""
         self._liveness.process_left(worker.process_id, f"a worker (pid {worker.pid})")
-        self._objects.process_died(worker.process_id)
+        self._objects.process_died(worker.process_id, may_look=False)
         self._tell_unclaimed(worker.process_id, exit_code)
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:

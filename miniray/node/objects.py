@@ -293,10 +293,15 @@ class NodeObjects:
         self.ahead.process_died(process_id)
         self.pulls.process_died(process_id)
 
-    def process_died(self, process_id: bytes) -> None:
-        """A process that may own, write or map segments here is gone."""
+    def process_died(self, process_id: bytes, *, may_look: bool = True) -> None:
+        """A process that may own, write or map segments here is gone.
+
+        Args:
+            process_id: Which one.
+            may_look: Whether it may only have left, and look at what it had mapped.
+        """
         self.asks_no_more(process_id)
-        for number in self.store.process_died(process_id):
+        for number in self.store.process_died(process_id, may_look=may_look):
             self._copies.remove(number)
             self._free_copies_of(number)
 

@@ -248,8 +248,13 @@ class SegmentStore:
             self._forget(process, (segment.number,))
         segment.keepers.clear()
 
-    def process_died(self, process_id: bytes) -> list[int]:
-        """Undo what a process had; returns the numbers of the segments that it owned."""
+    def process_died(self, process_id: bytes, *, may_look: bool = True) -> list[int]:
+        """Undo what a process had; returns the numbers of the segments that it owned.
+
+        Args:
+            process_id: Which one.
+            may_look: Whether it may live on and look at what it had mapped.
+        """
         self.memories.process_died(process_id)
         for number in self._by_creator.pop(process_id, set()):
             segment = self._segments.get(number)
@@ -264,7 +269,8 @@ class SegmentStore:
                 segment.mappers.pop(process_id, None)
                 segment.keepers.discard(process_id)
                 self._drop(self._returning, number, process_id)
-                segment.leave_open()
+                if may_look:
+                    segment.leave_open()
                 self._look_at(segment)
         owned = list(self._by_owner.get(process_id, ()))
         for number in owned:

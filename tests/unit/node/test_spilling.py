@@ -237,6 +237,23 @@ def test_what_may_still_be_looked_at_on_disk_is_not_wiped(run: Run, how: str) ->
     run(steps)
 
 
+def test_what_a_reader_looked_at_on_disk_that_was_reaped_is_wiped(run: Run) -> None:
+    async def steps(node: Node) -> None:
+        values = [await node.create() for _ in range(2 * ROOM)]
+        for value in values:
+            await node.read(value)
+        wiped, staying = values[-1], values[-2]
+        assert not wiped.in_memory
+        fd, offset = os.dup(wiped.fd), wiped.offset
+        node.store.process_died(READER, may_look=False)
+        node.store.free(wiped.number)
+        await until(lambda: not any(os.pread(fd, PAGE, offset)))
+        assert await node.read(staying) == content(staying)
+        os.close(fd)
+
+    run(steps)
+
+
 def test_a_writer_for_whom_there_is_no_memory_is_given_disk(run: Run) -> None:
     async def steps(node: Node) -> None:
         for value in await node.fill():
