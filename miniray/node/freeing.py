@@ -57,6 +57,12 @@ class Freeing:
             return
         future.add_done_callback(ended)
 
+    async def done(self) -> None:
+        """Wait until all of the work so far is done."""
+        over = asyncio.get_running_loop().create_future()
+        self(lambda: None, functools.partial(over.set_result, None))
+        await over
+
     def close(self) -> None:
         """Take no more work. What is under way is done before the process ends."""
         self._thread.shutdown(wait=False)

@@ -291,6 +291,19 @@ class SegmentStore:
         """Complete segments in memory that nobody maps; the least recently used first."""
         return self._idle.values()
 
+    def resting(self) -> Iterator[Segment]:
+        """Complete segments that are on disk, in memory too or not, and that nobody maps.
+
+        The oldest first.
+        """
+        for segment in self:
+            if segment.place is not None and not self._is_busy(segment):
+                yield segment
+
+    @staticmethod
+    def _is_busy(segment: Segment) -> bool:
+        return bool(segment.mappers) or segment.creator is not None or segment.moves
+
     def is_idle(self, segment: Segment) -> bool:
         """Whether a segment is one of them."""
         return segment.number in self._idle
@@ -344,7 +357,7 @@ class SegmentStore:
 
     def _look_at(self, segment: Segment) -> None:
         """Somebody is done with a segment: it may be idle now, or gone."""
-        if segment.mappers or segment.creator is not None or segment.moves:
+        if self._is_busy(segment):
             return
         self._kept.pop(segment.number, None)
         self._returning.pop(segment.number, None)

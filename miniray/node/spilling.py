@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import errno
 import itertools
 import logging
 import threading
@@ -40,6 +41,8 @@ _Key = TypeVar("_Key")
 _THREADS = 2
 #: Seconds after a failed write in which nothing is written ahead of need.
 _AFTER_FAILURE = 10.0
+#: The disk has no room for more: the device, or what this user may take of it.
+_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def _is_no_copy(_segment: Segment) -> bool:
@@ -173,21 +176,52 @@ class Spilling:
                 self._run(self._spill(segment))
 
     async def _spill(self, segment: Segment) -> None:
-        place = None
         try:
-            place = self._files.reserve(segment.size)
-            await self._in_thread(write, place, segment.fd, self._stopped.is_set)
-            segment.place, place = place, None
+            segment.place = await self._written(segment)
         except OSError as error:
             self._disk_failed(error)
         finally:
             self._leaving -= segment.capacity
             self._store.end_move(segment)
-            if place is not None:
-                self._discard(place)
             if segment.place is not None and self._store.is_idle(segment):
                 self._store.drop_memory(segment)
             self.room.look_soon()  # those who wait look again, whatever came of it
+
+    async def _written(self, segment: Segment) -> Place:
+        """Where a value was written to."""
+        while True:
+            place = self._files.reserve(segment.size)
+            try:
+                await self._in_thread(write, place, segment.fd, self._stopped.is_set)
+            except OSError as error:
+                await self._empty(place)  # the next try may need what was written
+                if not await self._drop_copies(error, place):
+                    raise
+            except BaseException:
+                self._discard(place)
+                raise
+            else:
+                return place
+
+    async def _drop_copies(self, error: OSError, place: Place) -> bool:
+        """Drop copies on disk that nobody looks at, if that is what a place on disk lacks.
+
+        Returns:
+            Whether it is worth another try.
+        """
+        if error.errno not in _DISK_IS_FULL:
+            return False
+        needed = place.size
+        for segment in self._store.resting():
+            if needed <= 0:
+                break
+            if self.is_copy(segment):
+                needed -= segment.size
+                self.evict(segment)
+        if needed == place.size:
+            return False
+        await self._disk_freeing.done()  # each has a file to itself, which is closed there
+        return True
 
     async def room_for(self, claim: Claim) -> Memory | Place:
         """Memory, or a place on disk to write to if only what processes look at is in the way.
@@ -235,17 +269,21 @@ class Spilling:
             self._discard(place)
 
     async def _make_place(self, size: int) -> Place | None:
-        place = None
         try:
-            place = self._files.reserve(size, alone=True)
-            await self._in_thread(allocate, place)
+            while True:
+                place = self._files.reserve(size, alone=True)
+                try:
+                    await self._in_thread(allocate, place)
+                except OSError as error:
+                    self._discard(place)
+                    if not await self._drop_copies(error, place):
+                        raise
+                else:
+                    return place
         except OSError as error:
             if error.errno not in OUT_OF_DESCRIPTORS:  # others need none of their own
                 self._disk_failed(error)
-            if place is not None:
-                self._discard(place)
             return None
-        return place
 
     def _disk_failed(self, error: OSError) -> None:
         self.failures += 1
@@ -326,12 +364,13 @@ class Spilling:
     def _discard(self, place: Place) -> None:
         """A value that was on disk is not needed any more."""
         if self._files.is_to_punch(place):
-            self._run(self._punch(place))
+            self._run(self._empty(place))
         else:
             self._files.release(place)
 
-    async def _punch(self, place: Place) -> None:
-        await self._in_thread(punch, place)
+    async def _empty(self, place: Place) -> None:
+        if self._files.is_to_punch(place):
+            await self._in_thread(punch, place)
         self._files.release(place)
 
     # --- threads -----------------------------------------------------------------------------

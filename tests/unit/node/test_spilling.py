@@ -254,6 +254,56 @@ def test_what_a_reader_looked_at_on_disk_that_was_reaped_is_wiped(run: Run) -> N
     run(steps)
 
 
+async def copies_on_disk(node: Node, count: int) -> list[Segment]:
+    """Copies of other nodes' values that came while memory was full of what is looked at."""
+    held = await node.fill()
+    for value in held:
+        await node.read(value, b"holder00")
+    copies = []
+    for _ in range(count):
+        place = await node.spilling.room_for(Claim(PAGE, WRITER))
+        assert isinstance(place, Place)
+        copies.append(node.store.create_on_disk(place, 0, OWNER, WRITER))
+        node.store.seal(copies[-1].number)
+    node.store.process_died(b"holder00")
+    numbers = {copy.number for copy in copies}
+    node.spilling.is_copy = lambda segment: segment.number in numbers
+    node.spilling.evict = lambda segment: node.store.free(segment.number)
+    return copies
+
+
+@pytest.mark.parametrize("step", ["write", "allocate"])
+def test_copies_on_disk_that_nobody_looks_at_make_room_there(
+    run: Run, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    async def steps(node: Node) -> None:
+        copies = await copies_on_disk(node, 3)
+        node.store.map(copies[0].number, READER)
+        real = getattr(spilling_module, step)
+
+        def full_above_two(place: Place, *args: object) -> None:
+            if node.spilling.spilled > 2 * PAGE:
+                full_disk()
+            real(place, *args)
+
+        monkeypatch.setattr(spilling_module, step, full_above_two)
+        if step == "write":
+            values = [await node.create()]
+            assert node.store.used == ROOM * PAGE
+        else:
+            values = [segment for segment in node.store if segment.in_memory]
+            for value in values:
+                await node.read(value)
+            room = await node.spilling.room_for(Claim(PAGE, WRITER))
+            assert isinstance(room, Place)
+            node.spilling.give_back(room)
+        assert [node.store.has(copy) for copy in copies] == [True, False, False]
+        assert node.spilling.failures == 0
+        assert all(content(value) == os.pread(value.fd, PAGE, 0) for value in values)
+
+    run(steps)
+
+
 def test_a_writer_for_whom_there_is_no_memory_is_given_disk(run: Run) -> None:
     async def steps(node: Node) -> None:
         for value in await node.fill():
