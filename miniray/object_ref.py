@@ -74,8 +74,9 @@ class ObjectRef(Generic[T_co]):
                 return
         except AttributeError:  # it was never made, for lack of arguments
             return
+        counted = True  # no signal is looked at from here until it is, see ignored_signals.py
         state.dropped.append(self._id)
-        if not state.woken:
+        if counted and not state.woken:
             state.call()
 
     def binary(self) -> bytes:

@@ -1,7 +1,8 @@
-"""Signals whose handlers raised in a ``__del__`` of miniray: they come again.
+"""Signals whose handlers raised when something of miniray went away: they come again.
 
 Python runs handlers between any two instructions of the main thread, and ignores what is raised
-in a ``__del__``. Refs are dropped all the time, so Ctrl-C would have no effect now and then.
+in a ``__del__`` or in the callback of a weak reference. Refs are dropped and memory is unmapped all
+the time, so Ctrl-C would have no effect now and then.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import functools
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from miniray.core.mapped import unmap, unmap_again
 from miniray.object_ref import ObjectRef, hooks
 from miniray.object_ref_generator import ObjectRefGenerator
 
@@ -20,9 +22,9 @@ if TYPE_CHECKING:
 
     from miniray.core.io_loop import IOLoop
 
-#: Seconds after which the signal comes: the ``__del__`` is over then.
+#: Seconds after which the signal comes: what it cut off is over then.
 _PAUSE = 0.02
-_OURS = (ObjectRef.__del__, ObjectRefGenerator.__del__)
+_OURS = (ObjectRef.__del__, ObjectRefGenerator.__del__, unmap)
 
 
 class IgnoredSignals:
@@ -43,7 +45,7 @@ class IgnoredSignals:
             sys.unraisablehook = self._others
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        tell_drops_again(unraisable)
+        finish(unraisable)
         number = _signal_of(unraisable) if unraisable.object in _OURS else None
         main_thread = threading.main_thread().ident
         if number is None or main_thread is None:
@@ -53,11 +55,25 @@ class IgnoredSignals:
             self._loop.call_later(_PAUSE, send)
 
 
-def tell_drops_again(unraisable: sys.UnraisableHookArgs) -> None:
-    """If the telling that a ref was dropped was cut off, do it once more."""
+def finish(unraisable: sys.UnraisableHookArgs) -> None:
+    """If the telling that a ref was dropped was cut off, or an unmapping, do it once more."""
     if unraisable.object is ObjectRef.__del__:
+        ref = _not_counted(unraisable.exc_traceback)
+        if ref is not None:
+            hooks.dropped.append(ref.binary())
         hooks.woken = False
         hooks.call()
+    elif unraisable.object is unmap:
+        unmap_again()
+
+
+def _not_counted(trace: TracebackType | None) -> ObjectRef[Any] | None:
+    """The ref whose ``__del__`` was cut off before it was counted as dropped, if it counts."""
+    known = trace.tb_frame.f_locals if trace is not None else {}
+    ref: ObjectRef[Any] | None = known.get("self")
+    if "counted" in known or not getattr(ref, "_owner_node", ""):
+        return None
+    return ref
 
 
 def _signal_of(unraisable: sys.UnraisableHookArgs) -> int | None:

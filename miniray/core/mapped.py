@@ -7,8 +7,11 @@ import errno
 import functools
 import mmap
 import os
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
+
+from miniray.core.interrupts import Interrupts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,15 +96,70 @@ def map_memory(
     block = (ctypes.c_char * size).from_address(address)
     # In a child that user code forks, something else may be at the address by then.
     owner = os.getpid() if shared else 0
-    weakref.finalize(block, _unmap, address, size, owner, gone).atexit = False
+    _mapped[address] = _Mapped(block, address, size, owner, gone)
     return block
 
 
-def _unmap(address: int, size: int, owner: int, gone: Callable[[], Any] | None) -> None:
-    if owner in (0, os.getpid()):
-        _libc().munmap(address, size)
-    if gone is not None:
-        gone()
+class _Mapped(weakref.ref["ctypes.Array[ctypes.c_char]"]):
+    """A block, as long as it is mapped; the callback of the reference unmaps it."""
+
+    __slots__ = ("address", "gone", "owner", "size")
+
+    def __new__(
+        cls,
+        block: ctypes.Array[ctypes.c_char],
+        _address: int,
+        _size: int,
+        _owner: int,
+        _gone: Callable[[], Any] | None,
+    ) -> _Mapped:
+        return super().__new__(cls, block, unmap)
+
+    def __init__(
+        self,
+        block: ctypes.Array[ctypes.c_char],
+        address: int,
+        size: int,
+        owner: int,
+        gone: Callable[[], Any] | None,
+    ) -> None:
+        super().__init__(block, unmap)  # type: ignore[call-arg]  # typeshed has __new__ only
+        self.address = address
+        self.size = size
+        self.owner = owner
+        self.gone = gone
+
+
+#: All blocks, by address.
+_mapped: dict[int, _Mapped] = {}
+
+
+def unmap(mapped: _Mapped) -> None:
+    """A block and all views of it are gone.
+
+    Nothing comes of it if a signal's handler raises before the step has begun, since Python ignores
+    that here: then ``unmap_again`` is to be called.
+    """
+    if sys.is_finalizing():
+        return  # all of it goes with this process
+    interrupts = Interrupts.begin()
+    try:
+        if _mapped.pop(mapped.address, None) is not mapped:
+            return
+        if mapped.owner in (0, os.getpid()):
+            _libc().munmap(mapped.address, mapped.size)
+        if mapped.gone is not None:
+            mapped.gone()
+    finally:
+        if interrupts is not None:
+            interrupts.end()
+
+
+def unmap_again() -> None:
+    """Unmap what was to be unmapped and was not."""
+    for mapped in list(_mapped.values()):
+        if mapped() is None:
+            unmap(mapped)
 
 
 def copy_into(block: ctypes.Array[ctypes.c_char], offset: int, source: bytes | memoryview) -> None:

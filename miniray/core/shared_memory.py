@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core.descriptors import is_lack_of_memory
 from miniray.core.fetches import Fetches
+from miniray.core.interrupts import uncut
 from miniray.core.liveness import Liveness
 from miniray.core.mapped import map_memory
 from miniray.core.protocol import VALUE_SHARED, VALUE_TENSORS
@@ -197,8 +198,13 @@ class SharedMemory:
         node_id, segment, size = payload
         key = (node_id, segment)
         kept = self._kept.get(key)
-        if kept is not None:
-            return kept
+        return kept if kept is not None else self._map(key, size, timeout)
+
+    @uncut  # else the daemon would count it as mapped for ever; the wait itself may be
+    def _map(
+        self, key: tuple[bytes, int], size: int, timeout: float | None
+    ) -> tuple[Mapping, Block]:
+        node_id, segment = key
         self.liveness.begin()
         request = self.fetches.next_number()
         try:

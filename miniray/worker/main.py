@@ -27,7 +27,7 @@ from miniray.core import context, forks, thread_counts
 from miniray.core.attach import Attachment
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others, hand_over
-from miniray.core.ignored_signals import tell_drops_again
+from miniray.core.ignored_signals import finish
 from miniray.core.interrupts import leave_in_place
 from miniray.core.job_environment import JobEnvironment
 from miniray.core.runtime import ActorClassInfo, set_runtime
@@ -135,7 +135,7 @@ class Worker:
         executor.run()
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        tell_drops_again(unraisable)
+        finish(unraisable)
         if not self.executor.was_ignored(unraisable.exc_value):
             sys.__unraisablehook__(unraisable)
 

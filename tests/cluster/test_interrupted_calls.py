@@ -10,9 +10,11 @@ import asyncio
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from cluster_helpers import wait_until
 
@@ -150,6 +152,29 @@ def test_ctrl_c_at_any_point_leaves_nothing_behind(what: str) -> None:
     everything_is_as_before(entries)
     alive = [("class_name", "=", "Idle"), ("state", "!=", "DEAD")]
     wait_until(lambda: not list_actors(filters=alive))
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_at_any_point_of_reading_a_value_leaves_nothing_mapped() -> None:
+    def read() -> int:
+        return int(miniray.get(miniray.put(np.ones(1 << 18, dtype=np.uint8)))[-1])
+
+    assert read() == 1
+    watched = AtPoint(1 << 30, interrupt)
+    run_with(watched, read)
+    points = (1 << 30) - watched.left  # about as many as there are each time
+    assert points > 20, "reading was not watched"
+    for number in range(1, points + 1):
+        point = AtPoint(number, interrupt)
+        try:
+            run_with(point, read)
+            if point.left <= 0:
+                time.sleep(30)  # Python has ignored it, so it comes again
+                raise AssertionError("Ctrl-C had no effect")
+        except KeyboardInterrupt:
+            assert point.left <= 0
+    everything_is_as_before(1 << 30)
+    wait_until(lambda: not any(node["ObjectStoreUsed"] for node in miniray.nodes()))
 
 
 @pytest.mark.timeout(120)

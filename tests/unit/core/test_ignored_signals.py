@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.core.ignored_signals import IgnoredSignals, tell_drops_again
+from miniray.core.ignored_signals import IgnoredSignals, finish
 from miniray.core.io_loop import IOLoop
+from miniray.core.mapped import map_memory, unmap
 from miniray.object_ref import ObjectRef, RefHooks
 
 if TYPE_CHECKING:
@@ -104,6 +105,50 @@ def test_a_signal_that_comes_while_a_ref_is_dropped_comes_again(
 
 
 @pytest.mark.usefixtures("installed")
+def test_a_ref_whose_end_is_cut_off_at_its_beginning_is_counted_as_dropped(
+    hooks: RefHooks, told: list[Any]
+) -> None:
+    def at_its_beginning(frame: FrameType, _event: str, _arg: object) -> None:
+        if frame.f_code is ObjectRef.__del__.__code__:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    with handled(signal.SIGINT, signal.default_int_handler):
+        for owner_node in (b"some node", b""):  # the second one is counted by nobody
+            ref = ObjectRef(b"some id", owner_node)
+            sys.setprofile(at_its_beginning)
+            del ref
+            with pytest.raises(KeyboardInterrupt):
+                time.sleep(30)  # cut off by the signal
+    assert list(hooks.dropped) == [b"some id"]
+    assert told == []
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_a_signal_keeps_from_being_unmapped_is_unmapped_and_the_signal_comes_again(
+    told: list[Any],
+) -> None:
+    gone: list[None] = []
+    fd = os.memfd_create("test")
+    os.ftruncate(fd, 1 << 20)
+    block = map_memory(fd, 1 << 20, shared=False, gone=lambda: gone.append(None))
+    os.close(fd)
+
+    def at_its_beginning(frame: FrameType, _event: str, _arg: object) -> None:
+        if frame.f_code is unmap.__code__:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    with handled(signal.SIGINT, signal.default_int_handler):
+        sys.setprofile(at_its_beginning)
+        del block
+        assert gone == [None]
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(30)  # cut off by the signal
+    assert told == []
+
+
+@pytest.mark.usefixtures("installed")
 def test_what_no_handler_raised_is_told_as_before(hooks: RefHooks, told: list[Any]) -> None:
     def wake() -> None:
         hooks.wake = None
@@ -128,7 +173,7 @@ def test_what_others_ignore_is_told_as_before(told: list[Any]) -> None:
 def test_a_drop_that_was_not_told_is_told_by_the_next(
     hooks: RefHooks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "unraisablehook", tell_drops_again)
+    monkeypatch.setattr(sys, "unraisablehook", finish)
     wakes: list[None] = []
 
     def wake() -> None:
