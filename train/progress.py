@@ -1,24 +1,29 @@
 """Shows the driver's user how a run goes: a live line on a terminal, plain lines elsewhere.
 
-How fast it goes is measured in ``progress_meter.py``.
+How fast it goes is measured in ``progress_meter.py``. An output that can't be written to does not
+end a run.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from typing import TYPE_CHECKING, Any, TextIO
 
+from miniray.core.user_streams import is_terminal, write
 from miniray.train.callbacks.progress import ProgressCallback
 from miniray.train.metrics_log import flatten
 from miniray.train.progress_meter import ProgressMeter, format_status
 from miniray.train.state import RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from miniray.train.callbacks import Callback
     from miniray.train.progress_feed import Progress, Row
+
+logger = logging.getLogger(__name__)
 
 _WORDS = {
     RunState.INITIALIZING: "opening the storage",
@@ -69,9 +74,7 @@ class PlainDisplay:
         if progress.state is not self._state:
             self._state = progress.state
             lines.append(_WORDS[progress.state])
-        for line in lines:
-            self._stream.write(f"[{self._name}] {line}\n")
-        self._stream.flush()
+        write(self._stream, "".join(f"[{self._name}] {line}\n" for line in lines))
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -96,10 +99,23 @@ class LiveDisplay:
         self._meter = meter if meter is not None else ProgressMeter()
         self._last = ""
         self._task = self._bar.add_task(name, total=None)
-        self._bar.start()
+        self._try(self._bar.start)
 
     def show(self, progress: Progress) -> None:
         """Bring the line up to date; notes and checkpoints stay above it."""
+        self._try(lambda: self._show(progress))
+
+    def close(self) -> None:
+        """Leave the line as it is."""
+        self._try(self._bar.stop)
+
+    def _try(self, draw: Callable[[], None]) -> None:
+        try:
+            draw()
+        except Exception:  # the terminal is gone, or a stand-in that may raise anything
+            logger.debug("The progress of run %s can't be shown.", self._name, exc_info=True)
+
+    def _show(self, progress: Progress) -> None:
         above = [*progress.notes]
         above += [format_row(row) for row in progress.rows if row.checkpoint is not None]
         for line in above:
@@ -110,10 +126,6 @@ class LiveDisplay:
         done = 1 if progress.state.terminal else None  # a full bar has no spinner
         line = f"{self._name}: {_WORDS[progress.state]}{self._last}"
         self._bar.update(self._task, description=line, total=done, completed=done)
-
-    def close(self) -> None:
-        """Leave the line as it is."""
-        self._bar.stop()
 
 
 def make_display(
@@ -128,9 +140,15 @@ def make_display(
     """
     chosen = next((each for each in callbacks if isinstance(each, ProgressCallback)), None)
     meter = ProgressMeter(chosen.goals) if chosen is not None else ProgressMeter()
-    if live and sys.stdout.isatty():
+    if live and is_terminal(sys.stdout) and _writes_unicode(sys.stdout):
         return LiveDisplay(name, meter)
     return PlainDisplay(name, meter=meter)
+
+
+def _writes_unicode(stream: TextIO) -> bool:
+    """Whether a stream can write the characters that a live line is drawn with."""
+    encoding = getattr(stream, "encoding", None)  # a stand-in may have none
+    return encoding is None or str(encoding).lower().startswith("utf")
 
 
 class Pace:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple, TextIO
 from miniray.config import config
 from miniray.core.log_bars import BarKey, BarRegion
 from miniray.core.log_dedup import Folded, LogDeduplicator
+from miniray.core.user_streams import is_terminal, write
 from miniray.node.log_lines import bar_row
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class LogPrinter:
                     bars_changed |= self._finish_row(batch)
                     if self._admits(source, batch.is_stderr, line, now):
                         printed.append((batch.is_stderr, prefix + line))
-                elif _is_terminal(_stream(batch.is_stderr)):
+                elif is_terminal(_stream(batch.is_stderr)):
                     self._update_bar(batch, row, line.rstrip("\r"))
                     bars_changed = True
             if printed or bars_changed:
@@ -184,30 +185,22 @@ class LogPrinter:
     def _show(self, printed: Sequence[tuple[bool, str]]) -> None:
         """Write lines above the progress bars, and the bars below them again."""
         if self._bars_on is not None:
-            _write(self._bars_on, self._bars.erase())
+            write(self._bars_on, self._bars.erase())
             self._bars_on = None
         for is_stderr in (False, True):
             text = "".join(f"{line}\n" for to_stderr, line in printed if to_stderr == is_stderr)
             if text:
-                _write(_stream(is_stderr), text)
+                write(_stream(is_stderr), text)
         if self._bars:
             # One place for all bars; both streams are the same terminal when both are one.
-            self._bars_on = next(filter(_is_terminal, (_stream(True), _stream(False))), None)
+            self._bars_on = next(filter(is_terminal, (_stream(True), _stream(False))), None)
             if self._bars_on is not None:
-                _write(self._bars_on, self._bars.draw(*_terminal_size(self._bars_on)))
+                write(self._bars_on, self._bars.draw(*_terminal_size(self._bars_on)))
 
 
 def _stream(is_stderr: bool) -> TextIO | None:
     """The stream of this moment: notebooks and test runners replace it."""
     return sys.stderr if is_stderr else sys.stdout
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty()
-    except Exception:  # closed, or a stand-in that may raise anything
-        logger.debug("A stream can't tell whether it is a terminal.", exc_info=True)
-        return False
 
 
 def _terminal_size(stream: TextIO) -> tuple[int, int]:
@@ -231,22 +224,6 @@ def _prefix(source: _Source, is_stderr: bool) -> str:
 
 
 def _coloured(text: str, colour: int, is_stderr: bool) -> str:
-    if "NO_COLOR" in os.environ or not _is_terminal(_stream(is_stderr)):
+    if "NO_COLOR" in os.environ or not is_terminal(_stream(is_stderr)):
         return text
     return f"\x1b[{colour}m{text}\x1b[0m"
-
-
-def _write(stream: TextIO | None, text: str) -> None:
-    """Write and flush; what the stream raises goes to the log."""
-    if stream is None or not text:
-        return
-    try:
-        try:
-            stream.write(text)
-        except UnicodeEncodeError:
-            encoding = stream.encoding or "ascii"
-            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-    except Exception:
-        # The stream is the user's and may raise anything; the caller serves connections.
-        logger.debug("The output of workers could not be printed.", exc_info=True)

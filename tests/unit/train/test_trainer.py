@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+import rich
 
 from miniray.core.serialization import serialize
 from miniray.train import (
@@ -310,6 +311,57 @@ def test_progress_without_a_terminal_is_plain_lines():
         "[run] (4 more reports)",
         "[run] report 3: loss=0.1235 eval/n=2 -> checkpoint_000003",
     ]
+
+
+class BrokenPipe(io.StringIO):
+    """An output that nobody reads any more."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError(text)
+
+    def isatty(self) -> bool:
+        raise ValueError("I/O operation on closed file")
+
+
+@pytest.mark.parametrize("output", [None, BrokenPipe()])
+def test_an_output_that_can_not_be_written_to_does_not_end_a_run(output, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", output)
+    display = make_display("run")
+    display.show(Progress(1, RunState.RUNNING, [Row(0, {"loss": 0.5}, None)], 0, []))
+    display.close()
+
+
+def test_metrics_that_the_encoding_of_the_output_does_not_have_are_shown_escaped(monkeypatch):
+    class AsciiTerminal(io.TextIOWrapper):
+        def isatty(self) -> bool:
+            return True
+
+    content = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", AsciiTerminal(content, encoding="ascii"))
+    display = make_display("run")
+    row = Row(0, {"note": "gr\u00f6\u00dfer"}, None)
+    display.show(Progress(1, RunState.RUNNING, [row], 0, []))
+    assert b"report 0: note=gr\\xf6\\xdfer\n" in content.getvalue()
+
+
+class ClosedTerminal(io.StringIO):
+    """A terminal that is gone when something is to be written."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError(5, "Input/output error")
+
+
+def test_a_terminal_that_is_gone_does_not_end_a_run(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(rich, "_console", None)  # it keeps what could not be written
+    monkeypatch.setattr(sys, "stdout", ClosedTerminal())
+    display = make_display("run")
+    display.show(Progress(1, RunState.RUNNING, [Row(0, {"loss": 0.5}, "checkpoint")], 0, []))
+    display.close()
 
 
 class Terminal(io.StringIO):
