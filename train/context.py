@@ -5,6 +5,8 @@ These names work only inside a train loop, in the process of a rank.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.checkpoint import Checkpoint
@@ -18,17 +20,51 @@ from miniray.train.report_options import (
 from miniray.train.session import CheckpointReport, Session, check_deletable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from miniray.train.storage import RunStorage
 
 _session: Session | None = None
+#: The thread that runs the train loop of the session.
+_thread: int | None = None
+#: The thread that has a run in local mode, also between its attempts.
+_local_thread: int | None = None
+_claiming = threading.Lock()
 
 
 def set_session(session: Session | None) -> None:
     """Make this the session of the process; None when its train loop is over."""
-    global _session
+    global _session, _thread
     _session = session
+    _thread = None if session is None else threading.get_ident()
+
+
+@contextlib.contextmanager
+def process_of_a_run(name: str) -> Iterator[None]:
+    """Have this process for a run in local mode, from the thread that runs its train loop.
+
+    A train loop that starts such a run itself has its own session again afterwards.
+
+    Raises:
+        RuntimeError: Another thread runs a train loop. There is one session for all threads of a
+            process, as a train loop may report from threads of its own.
+    """
+    global _session, _thread, _local_thread
+    own = threading.get_ident()
+    with _claiming:
+        if {_thread, _local_thread} - {None, own}:
+            raise RuntimeError(
+                f"Run {name} can't begin in this process, where another thread runs a train loop. "
+                f"In local mode, call fit() for one run after the other, or give runs that go on "
+                f"at the same time workers: ScalingConfig(num_workers=1)."
+            )
+        earlier = _session, _thread, _local_thread
+        _local_thread = own
+    try:
+        yield
+    finally:
+        with _claiming:
+            _session, _thread, _local_thread = earlier
 
 
 def current_session(name: str) -> Session:

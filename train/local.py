@@ -65,9 +65,11 @@ def run_locally(spec: RunSpec, loop: TrainLoop) -> LocalEnd:
 
     Raises:
         KeyboardInterrupt: The user stopped the run.
+        RuntimeError: Another thread of this process runs a train loop.
         ValueError: The storage is in the memory of this process, and there are others.
     """
     with contextlib.ExitStack() as leave:
+        leave.enter_context(context.process_of_a_run(spec.name))
         leave.callback(spec.backend.leave_local)
         place = spec.backend.join_local(spec.scaling_config)
         if place.link is not None:

@@ -109,6 +109,7 @@ class DataParallelTrainer:
             WorkerGroupError: Workers failed more often than ``FailureConfig`` allows.
             ControllerError: Storage, a callback or the runtime failed.
             KeyboardInterrupt: The user stopped the run.
+            RuntimeError: In local mode, another thread of this process runs a train loop.
             ValueError: A detached run without a cluster that outlives this process, or one whose
                 train loop holds refs of this process.
         """

@@ -119,7 +119,8 @@ class TrainWorker:
         assert self._ranks is not None
         session = Session(setup, self._ranks, carrier)
         context.set_session(session)
-        set_shards(Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size))
+        shards = Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size)
+        earlier = set_shards(shards)  # in local mode those of a train loop that runs this one
         if setup.shows_stacks:
             client = ControllerClient(carrier, setup.attempt, self._ranks.world_rank)
             show_when_asked(client.await_stack_request, client.show_stacks)
@@ -132,7 +133,7 @@ class TrainWorker:
         except BaseException as error:  # noqa: BLE001 - also sys.exit() in a train loop is a failure
             return self._give_up(session, error)
         finally:
-            set_shards(None)
+            set_shards(earlier)
         context.set_session(None)
         return outcome
 

@@ -113,10 +113,11 @@ def _fetch(source: Any) -> Any:
 _shards: Shards | None = None
 
 
-def set_shards(shards: Shards | None) -> None:
-    """Make these the datasets of the process; None when its train loop is over."""
+def set_shards(shards: Shards | None) -> Shards | None:
+    """Make these the datasets of the process, None outside a train loop; those before them."""
     global _shards
-    _shards = shards
+    earlier, _shards = _shards, shards
+    return earlier
 
 
 def get_dataset_shard(dataset_name: str | None = None) -> DataIterator:

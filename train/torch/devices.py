@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 _local: list[torch.device] | None = None
 
 
-def set_local_devices(devices: list[torch.device] | None) -> None:
-    """Make these the devices of the process; None when it is no rank any more."""
+def set_local_devices(devices: list[torch.device] | None) -> list[torch.device] | None:
+    """Make these the devices of the process, None for no rank; the devices before these."""
     global _local
-    _local = devices
+    earlier, _local = _local, devices
+    return earlier
 
 
 def own_devices() -> list[torch.device]:

@@ -50,8 +50,7 @@ def join(
     devices = local_devices(scaling, chosen)
     if devices[0].type == "cuda":
         torch.cuda.set_device(devices[0])
-    set_local_devices(devices)
-    leave.callback(set_local_devices, None)
+    leave.callback(set_local_devices, set_local_devices(devices))
     if not dist.is_initialized():
         _make_group(torch_config, devices[0], leave, by_torchrun=by_torchrun)
     size = dist.get_world_size()

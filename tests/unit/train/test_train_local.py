@@ -8,6 +8,7 @@ import shutil
 import threading
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 import miniray
@@ -83,6 +84,51 @@ def test_a_run_goes_on_from_its_newest_checkpoint(fit, tmp_path):
         return begin is not None
 
     assert [fit(loop, name="mine").return_value for _ in range(2)] == [False, True]
+
+
+def test_runs_of_several_threads_do_not_mix_in_one_process(fit):
+    runs, refused = threading.Event(), threading.Event()
+
+    def loop():
+        runs.set()
+        assert refused.wait(60)
+        train.report({"name": train.get_context().get_experiment_name()})
+
+    results = []
+    first = threading.Thread(target=lambda: results.append(fit(loop, name="first")))
+    first.start()
+    assert runs.wait(60)
+    with pytest.raises(RuntimeError, match=r"second can't begin .* another thread .*num_workers=1"):
+        fit(loop, name="second")
+    refused.set()
+    first.join()
+    assert results[0].metrics == {"name": "first"}
+    assert fit(loop, name="second").metrics == {"name": "second"}
+
+
+def test_a_train_loop_that_fits_another_one_goes_on_with_its_own_session_and_data(tmp_path):
+    def fit_on(rows, loop, name):
+        return DataParallelTrainer(
+            loop,
+            scaling_config=ScalingConfig(num_workers=0),
+            run_config=RunConfig(storage_path=tmp_path, name=name),
+            datasets={"train": pyarrow.table({"rows": rows})},
+        ).fit()
+
+    def rows():
+        batch = next(iter(train.get_dataset_shard("train").iter_batches(batch_size=9)))
+        return sorted(batch["rows"].tolist())
+
+    def inner():
+        train.report({"inner": rows()})
+
+    def outer():
+        found = fit_on([1, 2], inner, "inner").metrics
+        name = train.get_context().get_experiment_name()
+        train.report({**found, "outer": rows(), "name": name})
+
+    result = fit_on([3], outer, "outer")
+    assert result.metrics == {"inner": [1, 2], "outer": [3], "name": "outer"}
 
 
 @pytest.mark.parametrize("same", ["trainer", "config"])
