@@ -10,12 +10,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+#: Schemes whose URLs may have options: fsspec has none for them, and takes them for a path.
+_WITH_OPTIONS = frozenset({"s3", "gs", "gcs", "hdfs", "abfs", "abfss"})
+
 
 def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, str]:
     """The fsspec filesystem of a path, and the path on it.
 
     Args:
-        path: A local path, a URL that fsspec knows, or with ``filesystem`` a path on it.
+        path: A local path, a URL that fsspec knows, one of an object store with options of pyarrow
+            behind a question mark, or with ``filesystem`` a path on it.
         filesystem: An fsspec or pyarrow filesystem, or None.
 
     Raises:
@@ -34,6 +38,8 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
     if filesystem is None:
         if "://" not in text:
             return fsspec.filesystem("file"), str(Path(text).absolute())
+        if "?" in text and text.partition("://")[0] in _WITH_OPTIONS:
+            return _resolve_options(text)
         try:
             found, found_path = fsspec.core.url_to_fs(text)
         except (ValueError, ImportError) as error:
@@ -61,6 +67,30 @@ def resolve(path: str | os.PathLike[str], filesystem: Any = None) -> tuple[Any, 
         f"{filesystem!r} is neither an fsspec nor a pyarrow filesystem. "
         f"Pass one of these, or a URL as the path."
     )
+
+
+def _resolve_options(url: str) -> tuple[Any, str]:
+    """The filesystem of a URL with options, as Ray understands it, and the path on it.
+
+    fsspec would take the options for a part of the path.
+    """
+    from fsspec.implementations.arrow import ArrowFSWrapper
+
+    try:
+        from pyarrow import fs
+    except ImportError as error:
+        raise ImportError(
+            f"{url!r} has options for pyarrow, which is not installed. Run "
+            f"`pip install 'miniray[train]'`, or pass a filesystem beside a path."
+        ) from error
+    try:
+        found, path = fs.FileSystem.from_uri(url)
+    except (ValueError, OSError) as error:  # an option that is not known, or no such bucket
+        raise ValueError(
+            f"{url!r} can't be reached: {error}. Correct the options behind the question mark, or "
+            f"pass a filesystem beside a path."
+        ) from error
+    return ArrowFSWrapper(found), path
 
 
 def shown(filesystem: Any, given: Any) -> Any:

@@ -94,10 +94,14 @@ def read(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("s3")
-@pytest.mark.parametrize("client", ["s3fs", "pyarrow"])
+@pytest.mark.parametrize("client", ["s3fs", "options", "pyarrow"])
 def test_checkpoints_are_kept_in_s3(client: str, tmp_path: Path) -> None:
     if client == "s3fs":
         storage = RunStorage("s3://runs/by-s3fs", "run")
+    elif client == "options":
+        endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
+        storage = RunStorage(f"s3://runs/by-url?endpoint_override={endpoint}&scheme=http", "run")
+        assert storage.path == "runs/by-url/run"
     else:
         storage = RunStorage("runs/by-pyarrow", "run", pyarrow_filesystem())
     storage.write_run_facts({"token": "t", "state": "FINISHED"})

@@ -46,6 +46,16 @@ def test_a_url_that_can_not_be_reached_is_named(url, message, monkeypatch):
         resolve(url)
 
 
+def test_options_of_a_url_are_those_of_pyarrow_and_no_part_of_the_path():
+    url = "s3://bucket/runs?endpoint_override=localhost:9000&scheme=http&region=here"
+    filesystem, path = resolve(url)
+    assert path == "bucket/runs"
+    assert filesystem.fs.region == "here"
+    assert pickle.loads(pickle.dumps(filesystem)).fs == filesystem.fs
+    with pytest.raises(ValueError, match=r"endpoint_overide.* behind the question mark"):
+        resolve("s3://bucket/runs?endpoint_overide=localhost:9000&region=here")
+
+
 def test_a_checkpoint_goes_through_any_filesystem(store_of_kind, tmp_path):
     path, filesystem = store_of_kind
     storage = pickle.loads(pickle.dumps(RunStorage(path, "run", filesystem)))
