@@ -366,6 +366,21 @@ class TrainController(RankCalls):
         self._state = RunState.ERRORED
         self._feed.set_state(RunState.ERRORED)
 
+    def _fail_at_end(self, error: Exception) -> None:
+        """Enter that a run could not be ended as it should, unless it has failed before."""
+        if self._state is RunState.ERRORED:
+            logger.warning(
+                "Run %s has failed, and could not be ended as it should: %s: %s",
+                self._spec.name,
+                type(error).__name__,
+                error,
+            )
+            return
+        logger.debug("Run %s ended incompletely.", self._spec.name, exc_info=error)
+        self._failure = WorkerFailure.of(error)
+        self._message = self._failure.summary
+        self._state = RunState.ERRORED
+
     async def _stop_group(self, *, graceful: bool) -> None:
         await self._growth.end()
         group, self._group = self._group, None
@@ -380,12 +395,8 @@ class TrainController(RankCalls):
         for ending in (self._end_callbacks, self._close):
             try:
                 await self._blocking(ending)
-            except Exception as error:  # noqa: PERF203 - the driver is told of the first failure
-                logger.debug("Run %s ended incompletely.", self._spec.name, exc_info=True)
-                if self._failure is None:
-                    self._failure = WorkerFailure.of(error)
-                    self._message = self._failure.summary
-                self._state = RunState.ERRORED
+            except Exception as error:  # noqa: PERF203, BLE001 - the driver is told
+                self._fail_at_end(error)
         self._io.shutdown()  # idle: its work was waited for
         return self._outcome()
 

@@ -7,6 +7,7 @@ whoever reads has to notice. What the files mean is not known here.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -19,7 +20,7 @@ from miniray.train.filesystem import files_below, is_local
 from miniray.train.spare_files import give_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,8 @@ class Store:
         """
         if not self.is_local:
             return False
-        with Path(self.at(name)).open("a+b") as file:
+        path = Path(self.at(name))
+        with _naming(path), path.open("a+b") as file:
             if file.tell() > 0:
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
@@ -221,13 +223,28 @@ def _replace(target: Path, write: Callable[[Path], Any]) -> None:
     """
     part = target.with_name(f".{target.name}.part-{secrets.token_hex(8)}")
     try:
-        try:
-            write(part)
-        except FileNotFoundError:
-            # The folder may be there by now: another thread or rank makes it too.
-            part.parent.mkdir(parents=True, exist_ok=True)
-            write(part)
-        part.replace(target)
+        with _naming(part):
+            try:
+                write(part)
+            except FileNotFoundError:
+                # The folder may be there by now: another thread or rank makes it too.
+                part.parent.mkdir(parents=True, exist_ok=True)
+                write(part)
+            part.replace(target)
     except BaseException:
-        part.unlink(missing_ok=True)
+        try:
+            part.unlink(missing_ok=True)
+        except OSError:  # what keeps it from being written may keep it from being deleted
+            logger.debug("%s can't be deleted.", part, exc_info=True)
+        raise
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let an error say which file it is about: one of writing, such as of a full disk, does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
         raise

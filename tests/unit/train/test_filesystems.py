@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -138,6 +140,33 @@ def test_a_copy_that_fails_leaves_no_part(tmp_path):
     with pytest.raises(FileNotFoundError):
         store.put(tmp_path / "source", ["missing"], "target")
     assert list((tmp_path / "store").rglob("*")) == [tmp_path / "store" / "target"]
+
+
+def test_the_error_of_a_full_disk_names_the_file(tmp_path, monkeypatch):
+    store = Store(fsspec.filesystem("file"), str(tmp_path))
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/metrics\.jsonl'"):
+        store.append("metrics.jsonl", "{}\n")
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/\.run\.json\.part-\w+'"):
+        store.write("run.json", "{}")
+
+
+def test_an_error_of_writing_is_told_also_if_nothing_can_be_deleted(tmp_path, monkeypatch):
+    store = Store(fsspec.filesystem("file"), str(tmp_path))
+
+    def read_only(path, *args, **kwargs):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for method in ("write_text", "unlink"):
+        monkeypatch.setattr(Path, method, read_only)
+    with pytest.raises(OSError, match="Read-only file system") as raised:
+        store.write("run.json", "{}")
+    assert raised.value.__context__ is None
 
 
 def test_a_download_that_fails_leaves_no_folder(tmp_path, monkeypatch):

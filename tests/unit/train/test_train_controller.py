@@ -7,6 +7,7 @@ import logging
 import pickle
 import re
 import secrets
+import shutil
 import threading
 import time
 
@@ -1104,6 +1105,30 @@ def test_the_folder_of_a_run_tells_its_end(start, tmp_path):
     header, row = storage.read_text("metrics.csv").splitlines()
     assert header == "number,time,checkpoint,loss,eval/accuracy"
     assert row.endswith(",0.5,1")
+
+
+@pytest.mark.parametrize("what", ["storage", "callback"])
+def test_what_fails_at_the_end_does_not_hide_why_ranks_have_failed(start, tmp_path, caplog, what):
+    class AtTheEnd(Callback):
+        def on_end(self, run_context, state, error):
+            raise ValueError("no end")
+
+    async def loop(rank):
+        if rank.rank == 1:
+            if what == "storage":
+                shutil.rmtree(tmp_path / "run")
+                (tmp_path / "run").write_text("no folder")
+            raise ValueError("the disk is gone")
+        await asyncio.sleep(60)
+
+    outcome = run(start(callbacks=[AtTheEnd()] if what == "callback" else []), loop)
+    assert outcome.state is RunState.ERRORED
+    assert outcome.message.startswith("[Rank 1] ValueError: the disk is gone")
+    assert list(outcome.worker_failures) == [1]
+    assert outcome.controller_failure is None
+    cause = "NotADirectoryError" if what == "storage" else "failed in on_end()"
+    assert "Run run has failed, and could not be ended as it should:" in caplog.text
+    assert cause in caplog.text
 
 
 def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkeypatch):
