@@ -200,7 +200,8 @@ def report(
 
     Raises:
         RuntimeError: Called outside a train loop.
-        TypeError: The metrics are not a dictionary with string keys, or the checkpoint is none.
+        TypeError: The metrics are not a dictionary with string keys, or hold what can't be pickled,
+            or the checkpoint is none.
         ValueError: The metrics hold a tensor, an argument can't be used, or a checkpoint that these
             workers have reported has the name.
         FileNotFoundError: The checkpoint's folder does not exist.

@@ -13,7 +13,7 @@ def plain_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics with NumPy numbers as Python ones.
 
     Raises:
-        TypeError: They are not a dictionary with string keys.
+        TypeError: They are not a dictionary with string keys, or hold what can't be sent or kept.
         ValueError: They hold a tensor.
     """
     if not hasattr(metrics, "items"):
@@ -46,4 +46,20 @@ def _plain(key: str, value: Any) -> Any:
             f"report() got a tensor as the metric {key!r}. Report a number "
             f"(`{key.rsplit('/', 1)[-1]}.item()`), or save the tensor in a checkpoint."
         )
+    _check(key, value)
     return value
+
+
+def _check(key: str, value: Any) -> None:
+    """Raise TypeError for a value that can't be sent to the controller, or kept as text."""
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(value)
+        str(value)
+    except Exception as error:  # whatever a user's class raises
+        raise TypeError(
+            f"report() got a {type(value).__name__} as the metric {key!r}, which can't be pickled "
+            f"and kept as text ({type(error).__name__}: {error}). Metrics are numbers, strings, "
+            f"lists and dictionaries; other things belong into checkpoints."
+        ) from error

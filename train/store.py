@@ -50,11 +50,11 @@ class Store:
 
     def write(self, name: str, text: str) -> None:
         """Write a small file in place of an older one."""
-        path = self.at(name)
+        path, content = self.at(name), _encoded(text)
         if self.is_local:
-            _replace(Path(path), lambda part: part.write_text(text, encoding="utf-8"))
+            _replace(Path(path), lambda part: part.write_bytes(content))
         else:
-            self._with_parents([path], lambda: self.filesystem.pipe_file(path, text.encode()))
+            self._with_parents([path], lambda: self.filesystem.pipe_file(path, content))
 
     def read(self, name: str) -> str | None:
         """A file's text; None if there is none. Bytes that are no UTF-8 are replaced."""
@@ -77,7 +77,7 @@ class Store:
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     text = f"\n{text}"
-            file.write(text.encode())
+            file.write(_encoded(text))
         return True
 
     def exists(self, name: str) -> bool:
@@ -204,6 +204,11 @@ def merge(sizes: Iterable[Mapping[str, int]]) -> tuple[dict[str, int], set[str]]
             if merged.setdefault(file, size) != size:
                 unclear.add(file)
     return merged, unclear
+
+
+def _encoded(text: str) -> bytes:
+    """Text as UTF-8; what has no form in it, as of names of files that are none, is escaped."""
+    return text.encode(errors="backslashreplace")
 
 
 def _put(folder: Path, file: str, target: Path, *, spare: bool) -> None:

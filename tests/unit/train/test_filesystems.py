@@ -151,9 +151,16 @@ def test_the_error_of_a_full_disk_names_the_file(tmp_path, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*/\.run\.json\.part-\w+'"):
         store.write("run.json", "{}")
+
+
+def test_text_that_is_no_unicode_is_written_escaped(store_of_kind):
+    path, filesystem = store_of_kind
+    store = RunStorage(path, "run", filesystem).files
+    store.write("metrics.csv", "name\nm\udcff.txt\n")  # as os.listdir gives the name b"m\xff.txt"
+    assert store.read("metrics.csv") == "name\nm\\udcff.txt\n"
 
 
 def test_an_error_of_writing_is_told_also_if_nothing_can_be_deleted(tmp_path, monkeypatch):
@@ -162,7 +169,7 @@ def test_an_error_of_writing_is_told_also_if_nothing_can_be_deleted(tmp_path, mo
     def read_only(path, *args, **kwargs):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    for method in ("write_text", "unlink"):
+    for method in ("write_bytes", "unlink"):
         monkeypatch.setattr(Path, method, read_only)
     with pytest.raises(OSError, match="Read-only file system") as raised:
         store.write("run.json", "{}")

@@ -415,6 +415,24 @@ def test_keys_of_metrics_are_strings():
         plain_metrics({1: 2})
 
 
+class NoText:
+    def __repr__(self):
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (threading.Lock(), "cannot pickle '_thread.lock' object"),
+        (NoText(), "ValueError: no text"),
+    ],
+)
+def test_a_metric_that_can_not_be_sent_or_kept_is_named(value, reason):
+    message = f"a {type(value).__name__} as the metric 'eval/it', .*{reason}"
+    with pytest.raises(TypeError, match=message):
+        plain_metrics({"loss": 0.5, "eval": {"it": value}})
+
+
 def test_a_path_is_not_taken_for_a_checkpoint(session, controller):
     with pytest.raises(TypeError, match="from_directory"):
         report({}, checkpoint="/tmp/files")
