@@ -10,6 +10,7 @@ import asyncio
 import sys
 import threading
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ NO_ANSWER = (
     f"It did not show its stacks within {ANSWER_TIMEOUT:g} s: native code holds Python's lock (the "
     f"GIL), or the process is stopped or cut off.\n"
 )
+
+
+#: Where train loops are called, by ``TrainLoop.__call__``.
+_CALLER = str(Path(__file__).with_name("worker.py"))
 
 
 class StackBoard:
@@ -87,7 +92,7 @@ def show_when_asked(question: Callable[[], bool], answer: Callable[[str], None])
 
 
 def stacks_of_this_process() -> str:
-    """The stack of each thread, the main thread first."""
+    """The stack of each thread, the main thread first; of it what the train loop does."""
     frames = sys._current_frames()
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -95,9 +100,19 @@ def stacks_of_this_process() -> str:
     parts = []
     for ident, frame in sorted(frames.items(), key=lambda item: item[0] != main):
         if ident != own:
-            lines = "".join(traceback.format_stack(frame))
+            lines = "".join(traceback.format_list(_in_train_loop(traceback.extract_stack(frame))))
             parts.append(f"Thread {names.get(ident, ident)}:\n{lines}")
     return "\n".join(parts)
+
+
+def _in_train_loop(stack: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Without the frames in which the train loop is called; all of a stack that is not in it."""
+    calls = (
+        index
+        for index, frame in enumerate(stack)
+        if frame.filename == _CALLER and frame.name == "__call__"
+    )
+    return stack[next(calls, -1) + 1 :]
 
 
 def main_stack(stacks: str) -> str:

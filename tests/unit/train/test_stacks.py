@@ -6,6 +6,7 @@ import asyncio
 import threading
 
 from miniray.train.stacks import StackBoard, main_stack, show_when_asked, stacks_of_this_process
+from miniray.train.worker import TrainLoop
 
 
 def test_the_main_thread_comes_first_and_the_asked_one_is_left_out():
@@ -28,6 +29,20 @@ def test_the_main_thread_comes_first_and_the_asked_one_is_left_out():
     assert "hold_the_line" in shown[0]
     assert "Thread train-stacks" not in shown[0]
     assert "hold_the_line" not in main_stack(shown[0])
+
+
+def test_of_a_train_loop_its_own_frames_are_shown():
+    def hangs():
+        # The thread that asks is left out.
+        asks = threading.Thread(target=lambda: stacks.append(stacks_of_this_process()))
+        asks.start()
+        asks.join()
+
+    stacks = []
+    TrainLoop(hangs, ())()
+    first, second, *_ = stacks[0].splitlines()
+    assert first == "Thread MainThread:"
+    assert second.endswith("in hangs")
 
 
 def test_who_is_not_asked_shows_nothing():
