@@ -189,12 +189,23 @@ def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
     """The train loop of a function that takes a config or nothing.
 
     Raises:
-        ValueError: It is no function, or takes more than one required parameter.
+        ValueError: It is no function, one that a call does not run, or takes more than one
+            required parameter.
     """
     if not callable(function):
         raise ValueError(  # noqa: TRY004 - as every other mistake in what a trainer is given
             f"train_loop_per_worker must be a function, not {function!r}. "
             f"Pass the function itself and not its result."
+        )
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise ValueError(
+            f"train_loop_per_worker {function!r} is an async function, which a call does not run. "
+            f"Pass a function that runs it: `def train_loop(): asyncio.run(...)`."
+        )
+    if inspect.isgeneratorfunction(function):
+        raise ValueError(
+            f"train_loop_per_worker {function!r} has a `yield`, so a call does not run it. Report "
+            f"with miniray.train.report() instead."
         )
     parameters = [
         parameter

@@ -165,6 +165,23 @@ def test_a_debugger_in_local_mode_is_no_hang(tmp_path):
     assert make_spec(0, tmp_path, failure_config=config).hang_timeout is None
 
 
+async def async_loop():
+    pass
+
+
+def generating_loop():
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("loop", "message"), [(async_loop, r"asyncio\.run"), (generating_loop, "has a `yield`")]
+)
+def test_a_train_loop_that_a_call_does_not_run_is_refused(loop, message):
+    for function in (loop, functools.partial(loop)):
+        with pytest.raises(ValueError, match=message):
+            DataParallelTrainer(function)
+
+
 def test_a_train_loop_is_called_with_its_config():
     assert make_train_loop(lambda config: config["lr"], {"lr": 0.1})() == 0.1
     assert make_train_loop(lambda config=None: config, {"lr": 0.1})() == {"lr": 0.1}
