@@ -124,7 +124,10 @@ class TrainController(RankCalls):
         self._machine = asyncio.create_task(self._go_through_states(carrier, loop))
         if self._stop_asked:
             self._machine.cancel()
-        watching = asyncio.create_task(watch_hooks(self._callbacks, self._spec.name))
+        watching = asyncio.gather(
+            watch_hooks(self._callbacks, self._spec.name),
+            self._work.watch(lambda: self._callbacks.running is not None, self._tell_slow),
+        )
         try:
             await first_of(self._machine, recording)
         except asyncio.CancelledError:
@@ -141,6 +144,12 @@ class TrainController(RankCalls):
         outcome = await self._finish()
         await end(watching)
         return outcome
+
+    def _tell_slow(self, seconds: float) -> None:
+        self._feed.note(
+            f"The run waits for its storage: a call about {self._spec.storage.path} has not "
+            f"returned for {seconds:.0f} s. No checkpoint becomes complete before it does."
+        )
 
     async def progress(self, seen: Seen) -> Progress:
         """Wait for news of the run that a driver does not have."""
@@ -397,7 +406,7 @@ class TrainController(RankCalls):
                 await self._blocking(ending)
             except Exception as error:  # noqa: PERF203, BLE001 - the driver is told
                 self._fail_at_end(error)
-        self._io.shutdown()  # idle: its work was waited for
+        self._work.close()  # idle: its work was waited for
         return self._outcome()
 
     def _outcome(self) -> RunOutcome:

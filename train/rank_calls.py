@@ -7,11 +7,11 @@ earlier attempts are turned away. What becomes of complete steps is not decided 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.train.attempt import UploadPlace
+from miniray.train.blocking_work import BlockingWork
 from miniray.train.exceptions import CollectiveError
 from miniray.train.rendezvous import CollectiveOutcome
 
@@ -46,8 +46,7 @@ class RankCalls:
         self._attempt: Attempt | None = None
         #: Steps that every rank has reported and that are to be recorded.
         self._steps: asyncio.Queue[Step] = asyncio.Queue()
-        # One thread, so that what is stored is stored in order.
-        self._io = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="train-io")
+        self._work = BlockingWork()
 
     async def report(self, attempt: int, rank: int, index: int, report: Report) -> None:
         """Take the report of a rank; those of ended attempts are dropped."""
@@ -125,4 +124,4 @@ class RankCalls:
 
     async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function that blocks, in the one thread for such work."""
-        return await asyncio.get_running_loop().run_in_executor(self._io, function, *args)
+        return await self._work.do(function, *args)

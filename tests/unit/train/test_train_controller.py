@@ -43,7 +43,7 @@ from miniray.train.policies import (
     ScalingPolicy,
     default_scaling,
 )
-from miniray.train.progress_feed import Seen
+from miniray.train.progress_feed import ProgressFeed, Seen
 from miniray.train.ranks import WorkerInfo
 from miniray.train.reports import Report, Upload
 from miniray.train.run_spec import RunSpec
@@ -978,6 +978,26 @@ def test_a_hook_that_does_not_return_is_named(start, monkeypatch, caplog):
     finally:
         logging.getLogger("miniray.train.callbacks.runner").removeHandler(handler)
     assert re.search(r"Run run waits for after_report\(\) of the callback .*Slow", caplog.text)
+
+
+@pytest.mark.parametrize("what", ["commit", "write_text"])
+def test_the_user_is_told_that_a_run_waits_for_its_storage(start, monkeypatch, what):
+    store = getattr(RunStorage, what)
+    told = threading.Event()
+
+    def slow(storage, *args):
+        assert told.wait(20)
+        return store(storage, *args)
+
+    async def loop(rank):
+        await rank.report({}, {"model": "weights"})
+
+    monkeypatch.setattr("miniray.train.blocking_work.SLOW_WORK", 0.01)
+    monkeypatch.setattr(RunStorage, what, slow)
+    notes = []
+    monkeypatch.setattr(ProgressFeed, "note", lambda _, text: (notes.append(text), told.set()))
+    assert run(start(), loop).state is RunState.FINISHED
+    assert re.match(r"The run waits for its storage: .*/run has not returned for \d+ s\.", notes[0])
 
 
 def test_callbacks_are_told_of_another_world_size(start):
