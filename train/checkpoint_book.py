@@ -90,13 +90,18 @@ class CheckpointBook:
         self._records = [record for record in self._records if record.name != name]
 
     @property
+    def best(self) -> list[CheckpointRecord]:
+        """As many of the best as the rule keeps, the best last: not the latest if it is worse."""
+        return list(self._records if self._keep is None else self._records[-self._keep :])
+
+    @property
     def latest(self) -> CheckpointRecord | None:
         """The checkpoint reported last."""
         return max(self._records, key=lambda record: record.number, default=None)
 
     @property
     def records(self) -> list[CheckpointRecord]:
-        """All checkpoints, the best last."""
+        """All checkpoints, the best last; the latest is among them."""
         return list(self._records)
 
     def _rank(self, record: CheckpointRecord) -> tuple[float, int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import json
 import logging
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.checkpoint_book import lookup, score
+from miniray.train.checkpoint_book import CheckpointBook, lookup, score
+from miniray.train.config import CheckpointConfig
 from miniray.train.exceptions import TrainingFailedError
 from miniray.train.metrics_log import flatten, read_rows
 from miniray.train.outcome import STOPPED, make_error, read_outcome
@@ -38,7 +40,8 @@ class Result:
         checkpoint: The latest checkpoint, or None.
         error: Why the run failed, or None. ``fit()`` raises it instead of returning.
         path: Path of the run's folder on ``filesystem``.
-        best_checkpoints: The checkpoints that were kept, each with its metrics, the best last.
+        best_checkpoints: The checkpoints that ``CheckpointConfig`` keeps, each with its metrics,
+            the best last. Not the latest, which is kept to go on from, if others are better.
         return_value: What the train loop of rank 0 returned.
     """
 
@@ -129,6 +132,8 @@ class Result:
         rows = read_rows(storage)
         records = storage.records()
         outcome = read_outcome(storage, str(facts.get("run_id")))
+        book = CheckpointBook(_checkpoint_config(storage))
+        book.restore(records)
         # A run that was killed early may have checkpoints and no rows.
         newest = dict(records[-1].metrics) if records else None
         return cls(
@@ -137,7 +142,7 @@ class Result:
             error=_error(facts, outcome),
             path=storage.path,
             best_checkpoints=[
-                (storage.checkpoint(record.name), dict(record.metrics)) for record in records
+                (storage.checkpoint(record.name), dict(record.metrics)) for record in book.best
             ],
             return_value=_return_value(storage, outcome),
             _storage=storage,
@@ -173,6 +178,16 @@ class Result:
         if self.return_value is not None:
             lines.append(f"return value: {_short(repr(self.return_value))}")
         return "Result of a training run\n" + "\n".join(f"  {line}" for line in _indent(lines))
+
+
+def _checkpoint_config(storage: RunStorage) -> CheckpointConfig:
+    """By which rule a run keeps checkpoints; the default one if that can't be read."""
+    try:
+        given = json.loads(storage.read_text("config.json"))["run_config"]["checkpoint_config"]
+        return CheckpointConfig(**given)
+    except (ValueError, TypeError, KeyError):
+        logger.debug("%s tells no rule for checkpoints.", storage.path, exc_info=True)
+        return CheckpointConfig()
 
 
 def _error(facts: Mapping[str, Any], outcome: RunOutcome | None) -> TrainingFailedError | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.config import config as tunables
 from miniray.train.backend import BackendConfig
+from miniray.train.checkpoint_book import CheckpointBook
 from miniray.train.config import RunConfig, ScalingConfig, instance_of
 from miniray.train.data.adapt import adapt_all
 from miniray.train.data.config import DataConfig
@@ -27,6 +28,7 @@ from miniray.train.worker import TrainLoop
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from miniray.train.config import CheckpointConfig
     from miniray.train.outcome import RunOutcome
 
 logger = logging.getLogger(__name__)
@@ -126,7 +128,8 @@ class DataParallelTrainer:
         error = make_error(end.outcome)
         if error is not None:
             raise error from end.error
-        return make_result(end.outcome, end.storage)
+        assert self.run_config.checkpoint_config is not None
+        return make_result(end.outcome, end.storage, self.run_config.checkpoint_config)
 
     @classmethod
     def restore(cls, *_: Any, **__: Any) -> DataParallelTrainer:
@@ -230,9 +233,11 @@ def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
     return TrainLoop(function, ())
 
 
-def make_result(outcome: RunOutcome, storage: RunStorage) -> Result:
-    """The results of a run that finished."""
+def make_result(outcome: RunOutcome, storage: RunStorage, config: CheckpointConfig) -> Result:
+    """The results of a run that finished, and keeps checkpoints by this rule."""
     records = outcome.checkpoints
+    book = CheckpointBook(config)
+    book.restore(records)
     latest = max(records, key=lambda record: record.number, default=None)
     return Result(
         metrics=outcome.metrics,
@@ -240,7 +245,7 @@ def make_result(outcome: RunOutcome, storage: RunStorage) -> Result:
         error=None,
         path=storage.path,
         best_checkpoints=[
-            (storage.checkpoint(record.name), dict(record.metrics)) for record in records
+            (storage.checkpoint(record.name), dict(record.metrics)) for record in book.best
         ],
         return_value=pickle.loads(outcome.return_value) if outcome.return_value else None,
         _storage=storage,

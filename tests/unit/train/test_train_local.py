@@ -16,6 +16,7 @@ from miniray import train
 from miniray.train import (
     Backend,
     Callback,
+    CheckpointConfig,
     ControllerError,
     DataParallelTrainer,
     FailureConfig,
@@ -75,6 +76,20 @@ def test_the_loop_reports_and_reads_as_on_a_worker(fit, tmp_path):
     assert result.checkpoint.path.endswith("checkpoint_000002")
     assert len(result.best_checkpoints) == 3
     assert Result.from_path(result.path).metrics == result.metrics
+
+
+@pytest.mark.parametrize(("keep", "best"), [(1, [1]), (2, [2, 1]), (None, [3, 2, 1])])
+def test_of_the_best_checkpoints_there_are_as_many_as_are_kept(fit, tmp_path, keep, best):
+    def loop():
+        for epoch, loss in enumerate([3, 1, 2]):
+            train.report({"loss": loss}, checkpoint=save(tmp_path / str(epoch), "x"))
+
+    rule = CheckpointConfig(keep, checkpoint_score_attribute="loss", checkpoint_score_order="min")
+    result = fit(loop, checkpoint_config=rule)
+    for found in (result, Result.from_path(result.path)):
+        assert [metrics["loss"] for _, metrics in found.best_checkpoints] == best
+        assert found.checkpoint.path.endswith("checkpoint_000002")  # the latest is kept beside them
+        assert os.listdir(found.checkpoint.path) == ["model"]
 
 
 def test_a_run_goes_on_from_its_newest_checkpoint(fit, tmp_path):
