@@ -13,8 +13,9 @@ import click
 from miniray.cli.parsing import address_option
 from miniray.cli.services import running_cluster
 from miniray.cli.tables import ID_LENGTH, Section, draw
+from miniray.core.ids import short_id
 from miniray.core.sizes import UNITS, format_bytes
-from miniray.util.memory_records import cluster_memory, short_id
+from miniray.util.memory_records import cluster_memory
 from miniray.util.memory_types import MAX_OBJECTS
 
 if TYPE_CHECKING:

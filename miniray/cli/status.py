@@ -18,6 +18,7 @@ from miniray.cli.amounts import (
 from miniray.cli.parsing import address_option
 from miniray.cli.services import running_cluster
 from miniray.cli.tables import ID_LENGTH, Section, draw
+from miniray.core.ids import short_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 _MAX_ROWS = 100
 #: The resource of which not grants count, but what is there.
 _STORE = "object_store_memory"
-#: Hex digits of the creating process's id, with which ids of actors and groups begin.
-_CREATOR_LENGTH = 16
 
 
 @click.command()
@@ -141,7 +140,7 @@ def _quarantines(state: ClusterStatus) -> list[Section]:
 def _actors(state: ClusterStatus) -> Section:
     rows = [
         (
-            _short(actor["actor_id"]),
+            short_id(actor["actor_id"]),
             actor["class_name"],
             actor["name"] or "-",
             actor["state"],
@@ -159,7 +158,7 @@ def _actors(state: ClusterStatus) -> Section:
 def _placement_groups(state: ClusterStatus) -> Section:
     rows = [
         (
-            _short(group["placement_group_id"]),
+            short_id(group["placement_group_id"]),
             group["name"] or "-",
             group["strategy"],
             group["state"],
@@ -202,8 +201,3 @@ def _capped(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
         return rows
     more = f"and {len(rows) - _MAX_ROWS} more"
     return [*rows[:_MAX_ROWS], (more, *[""] * (len(rows[0]) - 1))]
-
-
-def _short(id: str) -> str:
-    """An id that names its creator and a number there, short but still distinct."""
-    return f"{id[:ID_LENGTH]}-{int(id[_CREATOR_LENGTH:] or '0', 16)}"

@@ -8,6 +8,8 @@ import struct
 
 #: Bytes of the id of a process (driver, worker), of a node and of a job.
 PROCESS_ID_LENGTH = 8
+#: So many hex digits of a creator are enough for people.
+_SHORT = 8
 _NUMBER = struct.Struct(">Q")
 
 
@@ -19,6 +21,15 @@ def new_id() -> bytes:
 def owner_of(object_id: bytes) -> bytes:
     """The id of the process that owns an object (or created an actor)."""
     return object_id[:PROCESS_ID_LENGTH]
+
+
+def short_id(id: str) -> str:
+    """An id in hex of something that a process made, short but still distinct.
+
+    It names its creator and a number there: the first digits alone are those of all that it made.
+    """
+    creator = 2 * PROCESS_ID_LENGTH
+    return f"{id[:_SHORT]}-{int(id[creator:] or '0', 16)}"
 
 
 def call_id(caller: bytes, number: int) -> bytes:

@@ -11,7 +11,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.ids import owner_of
+from miniray.core.ids import owner_of, short_id
 from miniray.exceptions import PlacementGroupRemovedError
 from miniray.head.bundles import GroupStatus, PlacementGroupState
 
@@ -202,7 +202,7 @@ class PlacementGroups:
         values = [nodes[held.node_id].labels.get(label, "") for held in placed]
         if not all(values):
             raise ValueError(
-                f"A node of the placement group {id.hex()[:8]} has no label {label!r}."
+                f"A node of the placement group {short_id(id.hex())} has no label {label!r}."
             )
         selectors = group.selectors or [{} for _ in values]
         group.selectors = [
@@ -318,7 +318,7 @@ class PlacementGroups:
         job = None if creator is None else self._jobs.get(creator.job_id)
         if group is None or job is None:
             return
-        name = f"placement group {group.name or id.hex()[:8]}"
+        name = f"placement group {group.name or short_id(id.hex())}"
         self._clients.push(job.driver, "pending", name, reason.sentence(), reason.infeasible)
 
     def _settle(self, group: PlacementGroup) -> None:

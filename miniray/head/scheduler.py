@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniray.core.ids import short_id
 from miniray.core.runtime import BundleAffinity, NodeAffinity
 from miniray.head.amounts import sum_amounts
 from miniray.head.demands import Decisions, Unschedulable, Waiting
@@ -271,7 +272,7 @@ class ClusterScheduler:
             return out
         group, pools = table.groups.remove(group_id)
         table.lift(group)
-        reason = Reason(ReasonKind.GROUP_GONE, detail=group_id.hex()[:8])
+        reason = Reason(ReasonKind.GROUP_GONE, detail=short_id(group_id.hex()))
         for queue in tuple(group.domain.waiting):
             table.fail_all(queue, reason, out)
         for pool in pools:
@@ -339,7 +340,8 @@ class ClusterScheduler:
         if isinstance(placement, BundleAffinity):
             why = self.explain_group(placement.placement_group_id)
             if why is not None and not queue.reach():
-                detail = f"{placement.placement_group_id.hex()[:8]} is not placed: {why.sentence()}"
+                group = short_id(placement.placement_group_id.hex())
+                detail = f"{group} is not placed: {why.sentence()}"
                 return Reason(ReasonKind.GROUP_PENDING, detail=detail)
         elif queue.bound is not None and not queue.reach():
             return Reason(ReasonKind.NODE_AWAITED, node_id=str(queue.bound))
@@ -422,7 +424,7 @@ class ClusterScheduler:
                 labels = describe_all((demand.selector, *demand.fallbacks))
                 return Reason(ReasonKind.NODE_LABELS, node_id=node.node_id, detail=labels)
         if isinstance(placement, BundleAffinity):
-            name = placement.placement_group_id.hex()[:8]
+            name = short_id(placement.placement_group_id.hex())
             group = self._table.groups.groups.get(placement.placement_group_id)
             if group is None:
                 return Reason(ReasonKind.GROUP_GONE, detail=name)

@@ -10,6 +10,7 @@ import dataclasses
 import operator
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.ids import short_id
 from miniray.util.memory_types import PICKLED, order
 from miniray.util.state_records import ClusterMemoryState, HolderState, NodeMemoryState, ObjectState
 
@@ -40,8 +41,6 @@ _UNDER_WAY = ("PENDING", "SUBMITTED")
 _MAX_REASONS = 6
 #: Digits of ids in texts.
 _SHORT = 8
-#: Digits of the id of the process that made an object, with which the object's id begins.
-_CREATOR = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -353,8 +352,3 @@ def _reason(holder: HolderState) -> str:
     if kind == "ACTOR_HANDLE":
         return f"handle of an actor in {who}"
     return f"{'mapped' if kind == 'PINNED_IN_MEMORY' else 'borrowed'} by {who}"
-
-
-def short_id(object_id: str) -> str:
-    """The id of an object, short but still distinct: who made it, and a number there."""
-    return f"{object_id[:_SHORT]}-{int(object_id[_CREATOR:] or '0', 16)}"

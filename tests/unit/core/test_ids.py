@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from miniray.core.ids import PROCESS_ID_LENGTH, ObjectIds, new_id, owner_of
+from miniray.core.ids import PROCESS_ID_LENGTH, ObjectIds, new_id, owner_of, short_id
 from miniray.object_ref import ID_LENGTH
 
 
@@ -17,6 +17,11 @@ def test_an_object_id_tells_its_owner() -> None:
     id = ObjectIds(process).new()
     assert len(id) == ID_LENGTH
     assert owner_of(id) == process
+
+
+def test_the_short_ids_of_what_one_process_made_are_distinct() -> None:
+    ids = ObjectIds(bytes.fromhex("a132706d00112233"))
+    assert [short_id(ids.new().hex()) for _ in range(17)][15:] == ["a132706d-16", "a132706d-17"]
 
 
 def test_threads_never_get_the_same_id() -> None:

@@ -243,19 +243,19 @@ def test_leases_wait_for_their_group_and_are_granted_with_it() -> None:
 @pytest.mark.parametrize(
     ("resources", "index", "id", "told"),
     [
-        ({"CPU": 1}, 0, b"other", "placement group 6f746865 does not exist or was removed"),
-        ({"CPU": 1}, 2, b"group", "placement group 67726f75 has 2 bundles, and none 2"),
+        ({"CPU": 1}, 0, b"other", "placement group 6f746865-0 does not exist or was removed"),
+        ({"CPU": 1}, 2, b"group", "placement group 67726f75-0 has 2 bundles, and none 2"),
         (
             {"CPU": 3},
             -1,
             b"group",
-            "needs CPU 3; no bundle of placement group 67726f75 has as much",
+            "needs CPU 3; no bundle of placement group 67726f75-0 has as much",
         ),
         (
             {"CPU": 2, "GPU": 1},
             1,
             b"group",
-            "needs CPU 2, GPU 1; bundle 1 of placement group 67726f75 has CPU 1",
+            "needs CPU 2, GPU 1; bundle 1 of placement group 67726f75-0 has CPU 1",
         ),
     ],
 )
@@ -273,7 +273,7 @@ def test_who_needs_a_cpu_by_default_in_a_group_without_one_is_told_so() -> None:
     scheduler.create_group(group({"GPU": 1}), 0.0)
 
     (failure,) = lease(scheduler, {"CPU": 1, "GPU": 1}, 0, b"group")[1].failures
-    assert "bundle 0 of placement group 67726f75 has GPU 1 (tasks need 1 CPU" in (
+    assert "bundle 0 of placement group 67726f75-0 has GPU 1 (tasks need 1 CPU" in (
         failure.reason.sentence()
     )
 

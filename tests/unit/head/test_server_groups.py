@@ -8,6 +8,7 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id
 
 from miniray._proto import head_pb2
+from miniray.core.ids import short_id
 from miniray.exceptions import PlacementGroupRemovedError
 
 
@@ -267,8 +268,17 @@ def test_the_driver_hears_why_a_group_waits(cluster: FakeCluster, daemon: FakeDa
     too_large = f"needs CPU 9; the largest node, {node}, has 4"
     assert daemon.pushes(driver, "pending") == [
         ("placement group second", busy, False),
-        (f"placement group {never.hex()[:8]}", too_large, True),
+        (f"placement group {short_id(never.hex())}", too_large, True),
     ]
+
+
+def test_groups_without_a_name_are_told_apart(cluster: FakeCluster, daemon: FakeDaemon) -> None:
+    driver = daemon.driver()
+    ids = [create(daemon, driver, [{"CPU": 9}]) for _ in range(2)]
+    cluster.timers.pass_time(60)
+    told = [name for name, *_ in daemon.pushes(driver, "pending")]
+    assert told == [f"placement group {short_id(id.hex())}" for id in ids]
+    assert len(set(told)) == 2
 
 
 def test_a_pinned_group_waits_for_a_node_with_the_value_that_it_had(
