@@ -14,20 +14,30 @@ class ActorExit(BaseException):
     """Raised in a method to end its actor; not an Exception, so that user code lets it pass."""
 
 
+def exit_code(why: SystemExit) -> int:
+    """The exit code that it asks for; what is no number is written to stderr, as Python does.
+
+    That text, as of ``sys.exit("no such file")``, is often all that says why.
+    """
+    if why.code is None:
+        return 0
+    if isinstance(why.code, int):
+        return why.code
+    print(why.code, file=sys.stderr)  # noqa: T201 - as the interpreter does
+    return 1
+
+
 def end_child(why: BaseException | None) -> NoReturn:
     """End a forked child as an interpreter would, but for exit functions, which are its parent's.
 
     Args:
         why: What came out of the function in which it was forked; None: it returned.
     """
-    code: object = 0
+    code = 0
     if isinstance(why, SystemExit):
-        code = why.code or 0
+        code = exit_code(why)
     elif why is not None and not isinstance(why, ActorExit):
         traceback.print_exception(why)
-        code = 1
-    if not isinstance(code, int):
-        print(code, file=sys.stderr)  # noqa: T201 - as the interpreter does with sys.exit("text")
         code = 1
     stdio.flush_all()
     os._exit(code & 0xFF)

@@ -37,7 +37,7 @@ from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, Threade
 from miniray.worker.arguments import load_arguments
 from miniray.worker.built_in import SHUTDOWN
 from miniray.worker.executor import CANCEL_SIGNAL, Executor
-from miniray.worker.exits import ActorExit
+from miniray.worker.exits import ActorExit, exit_code
 from miniray.worker.work import ArgumentLostError, Work
 
 if TYPE_CHECKING:
@@ -117,8 +117,7 @@ class Worker:
             return
         self._ending = True
         if isinstance(why, SystemExit):
-            code = why.code
-            self._exit_code = code if isinstance(code, int) else 0 if code is None else 1
+            self._exit_code = exit_code(why)
         self.runtime.link.node_notice(
             "exiting", "exit_actor" if isinstance(why, ActorExit) else "rule"
         )

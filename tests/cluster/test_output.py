@@ -484,6 +484,46 @@ def test_where_code_was_that_crashed_its_process_is_shown(nodes: Cluster) -> Non
     assert "in crash_here" in shown.err
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "leave.remote()",
+        "Leaver.remote().leave.remote()",
+        "Leaver.remote(early=True).leave.remote()",
+        "Leaver.options(max_concurrency=2).remote().leave.remote()",
+        "Leaver.remote().leave_later.remote()",
+    ],
+    ids=["task", "method", "constructor", "thread", "coroutine"],
+)
+def test_the_text_with_which_user_code_exits_is_shown(nodes: Cluster, call: str) -> None:
+    plain = "" if "later" in call else "del Leaver.leave_later\n        "
+    shown = drive(f"""
+        class Leaver:
+            def __init__(self, early=False):
+                if early:
+                    self.leave()
+
+            def leave(self):
+                sys.exit("there is no such file")
+
+            async def leave_later(self):
+                self.leave()
+
+        {plain}Leaver = miniray.remote(Leaver)
+
+        @miniray.remote(max_retries=0)
+        def leave():
+            sys.exit("there is no such file")
+
+        try:
+            miniray.get({call})
+        except miniray.exceptions.MinirayError as error:
+            print(error)
+        """)
+    assert "exited with code 1" in shown.out
+    assert "there is no such file" in shown.err
+
+
 @pytest.mark.parametrize("resource", ["CPU", "far"])
 def test_output_right_before_shutdown_appears(nodes: Cluster, resource: str) -> None:
     lines = drive(
