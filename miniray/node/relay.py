@@ -8,12 +8,14 @@ A stream that breaks is opened again until the head says that the node is gone.
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.node.relay_box import Inbox, Outbox
+from miniray.node.relayed import Relayed
 from miniray.node.tasks import BROKEN, first_of
 
 if TYPE_CHECKING:
@@ -21,14 +23,14 @@ if TYPE_CHECKING:
 
     import grpc
 
-    from miniray.node.relayed import Relayed
-
 logger = logging.getLogger(__name__)
 
 #: Seconds after which what was received is acknowledged; meanwhile its sender keeps it.
 _ACKNOWLEDGE_AFTER = 0.05
 #: Seconds until a broken stream is opened again, at first and at most.
 _REOPEN_AFTER = (0.05, 1.0)
+#: So many nodes that were given up are remembered.
+_REMEMBERED = 1024
 
 
 class RelayHub:
@@ -55,7 +57,8 @@ class RelayHub:
         #: in order with the notices.
         self.on_message: Callable[[bytes, Relayed], object] = _ignore
         #: Called with a node that the head still counts in, when messages to it or from it were
-        #: given up because it was out of reach for ``node_timeout`` seconds.
+        #: given up, by either end: it was out of reach for ``node_timeout`` seconds, or the head
+        #: had given up one of the two.
         self.on_lost: Callable[[bytes], object] = _ignore
         #: What to do about a notice of another daemon: kind → function (node, message).
         self.notices: dict[str, Callable[[bytes, Relayed], object]] = {}
@@ -65,10 +68,12 @@ class RelayHub:
         self._inboxes: dict[bytes, Inbox] = {}
         self._channels: dict[bytes, grpc.aio.Channel] = {}
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
-        #: Nodes with a stream to this one, and how many.
-        self._incoming: dict[bytes, int] = {}
+        #: Nodes with streams to this one; what ends each of these.
+        self._incoming: dict[bytes, set[asyncio.Event]] = {}
         #: Nodes that opened a stream before the head told of them, or after it gave them up.
         self._unannounced: set[bytes] = set()
+        #: Nodes that were given up, and what had come from them. They may live and not know of it.
+        self._given_up: collections.OrderedDict[bytes, Inbox] = collections.OrderedDict()
 
     def connected(self) -> set[bytes]:
         """Nodes to which or from which there is a stream."""
@@ -88,16 +93,29 @@ class RelayHub:
 
     def joined(self, node_id: bytes, address: str) -> None:
         """The head says that a node is there."""
-        if node_id != self._node_id:
-            self._addresses[node_id] = address
-            self._unannounced.discard(node_id)
+        if node_id == self._node_id:
+            return
+        self._addresses[node_id] = address
+        self._unannounced.discard(node_id)
+        inbox = self._given_up.pop(node_id, None)
+        if inbox is not None:
+            self._inboxes.setdefault(node_id, inbox)
+            # What its processes watch here, and what was on its way, is forgotten.
+            self.send(node_id, Relayed())
 
     def died(self, node_id: bytes) -> None:
         """The head says that a node is gone."""
         self._addresses.pop(node_id, None)
         self._unannounced.discard(node_id)
-        self._outboxes.pop(node_id, None)
-        self._inboxes.pop(node_id, None)
+        outbox = self._outboxes.pop(node_id, None)
+        inbox = self._inboxes.pop(node_id, None)
+        if inbox is not None or outbox is not None:
+            # If it lives it sends again what was not acknowledged, which may have come.
+            self._given_up[node_id] = inbox or Inbox()
+            if len(self._given_up) > _REMEMBERED:
+                self._given_up.popitem(last=False)
+        for end in self._incoming.get(node_id, ()):
+            end.set()  # it opens another one, over which it hears what is new
         task = self._tasks.pop(node_id, None)
         if task is not None:
             task.cancel()
@@ -216,7 +234,7 @@ class RelayHub:
     def _inbox(self, node_id: bytes) -> Inbox:
         inbox = self._inboxes.get(node_id)
         if inbox is None:
-            inbox = self._inboxes[node_id] = Inbox()
+            inbox = self._inboxes[node_id] = self._given_up.get(node_id) or Inbox()
         return inbox
 
     async def _acknowledge(
@@ -244,11 +262,12 @@ class RelayHub:
         if node_id not in self._addresses:
             self._addresses[node_id] = ""
             self._unannounced.add(node_id)
-        self._incoming[node_id] = self._incoming.get(node_id, 0) + 1
+        end = asyncio.Event()
+        self._incoming.setdefault(node_id, set()).add(end)
         write = _one_at_a_time(context.write)
         try:
             await write(node_pb2.RelayBatch(received=self._inbox(node_id).received))
-            parts = [self._read(node_id, incoming), self._acknowledge(node_id, write)]
+            parts = [self._read(node_id, incoming), self._acknowledge(node_id, write), end.wait()]
             if not self._addresses.get(node_id):
                 outbox = self._outboxes.setdefault(node_id, Outbox())
                 parts.append(outbox.drain_to(write))
@@ -256,11 +275,11 @@ class RelayHub:
         except BROKEN as error:
             logger.info("the stream from node %s broke: %s", node_id.hex(), error)
         finally:
-            self._left(node_id)
+            self._left(node_id, end)
 
-    def _left(self, node_id: bytes) -> None:
+    def _left(self, node_id: bytes, stream: asyncio.Event) -> None:
         """A stream of a node ended; the head says what that means, unless it knows no such node."""
-        self._incoming[node_id] -= 1
+        self._incoming[node_id].discard(stream)
         if not self._incoming[node_id]:
             del self._incoming[node_id]
             if node_id in self._unannounced:

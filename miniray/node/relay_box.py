@@ -125,6 +125,7 @@ class Inbox:
         """The messages of a batch that were not received before, in order."""
         if batch.outbox != self._outbox:
             self._outbox, self.received = batch.outbox, 0
+            self._in_gap = False
             self._pieces.clear()
         messages = unpack(batch.messages)
         known = max(0, self.received + 1 - batch.first)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
 
 
-async def first_of(*parts: Coroutine[Any, Any, None]) -> None:
+async def first_of(*parts: Coroutine[Any, Any, object]) -> None:
     """Run all until one ends; raises what that one raised, and ends the others."""
     tasks = [asyncio.ensure_future(part) for part in parts]
     try:

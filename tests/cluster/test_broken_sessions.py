@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from cluster_helpers import is_alive, wait_until
+from cluster_helpers import is_alive, wait_for_file, wait_until
 
 import miniray
 from miniray.cluster_utils import Cluster
@@ -16,7 +19,6 @@ from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +77,60 @@ def test_a_node_comes_back_though_an_actor_in_a_placement_group_runs_there(
         assert miniray.get(Actor.options(**there).remote().pid.remote(), timeout=30) != pid
         remove_placement_group(group)
     wait_until(far_is_free)
+
+
+OUTSIDE = """
+import os, sys, time
+from pathlib import Path
+import miniray
+
+def wait(folder, name):
+    (folder / "new").write_text(str(os.getpid()))
+    (folder / "new").rename(folder / name)
+    while not (folder / "go").exists():
+        time.sleep(0.01)
+    return name
+
+@miniray.remote(num_cpus=0, max_task_retries=-1)
+class Waiter:
+    def wait(self, folder, name):
+        return wait(folder, name)
+
+miniray.init(sys.argv[1])
+folder = Path(sys.argv[2])
+waiter = Waiter.options(name="waiter", lifetime="detached").remote()
+calls = [waiter.wait.remote(folder, "actor")]
+while not (folder / "actor").exists():
+    time.sleep(0.01)
+calls.append(miniray.remote(wait).remote(folder, "task"))
+print(miniray.get(calls))
+miniray.kill(waiter)
+"""
+
+
+def test_calls_of_a_driver_whose_node_was_given_up_are_repeated_when_it_is_back(
+    nodes: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "outside").mkdir()
+    elsewhere = {"MINIRAY_TMPDIR": str(tmp_path / "outside"), "MINIRAY_TOKEN": nodes.token}
+    driver = subprocess.Popen(
+        [sys.executable, "-c", OUTSIDE, nodes.address, str(tmp_path)],
+        env=os.environ | elsewhere,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_for_file(tmp_path / "task")
+        worker = int((tmp_path / "task").read_text())
+        children = Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
+        (daemon,) = map(int, children)
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            wait_until(lambda: not is_alive(worker))
+            (tmp_path / "go").touch()
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+        assert driver.communicate(timeout=40)[0].splitlines() == ["['actor', 'task']"]
+    finally:
+        driver.kill()
+        driver.wait()

@@ -244,6 +244,29 @@ def test_a_node_out_of_reach_for_long_is_reported_once_and_heard_again_later(
         config.cache_clear()
 
 
+@pytest.mark.parametrize("dialable", [True, False], ids=["both dial", "one dials"])
+def test_a_node_that_comes_back_after_it_was_given_up_is_told(
+    tmp_path: Path, dialable: bool
+) -> None:
+    async def run() -> None:
+        async with two_ends(tmp_path, dialable=dialable) as (a, b):
+            for number in range(2):
+                a.hub.send(b.id, message(number))
+                b.hub.send(a.id, message(number))
+                await until(lambda: len(a.got.get(b.id, ())) == len(b.got.get(a.id, ())) == 1)
+                if number == 0:
+                    b.hub.died(a.id)
+                    b.hub.joined(a.id, a.address if dialable else "")
+                    await until(lambda: a.lost)
+                    a.got.clear()
+                    b.got.clear()
+            assert a.got == {b.id: [1]}
+            assert b.got == {a.id: [1]}, "not what had come before"
+            assert (a.lost, b.lost) == ([b.id], [])
+
+    asyncio.run(run())
+
+
 def test_nothing_is_sent_to_a_node_that_died(tmp_path: Path) -> None:
     async def run() -> None:
         async with two_ends(tmp_path) as (a, b):
