@@ -197,9 +197,10 @@ class Head:
         node.outbox.close()
 
     def check_liveness(self) -> None:
-        """Give up the nodes that have been silent for too long."""
+        """Give up the nodes that have been silent for too long; once per heartbeat interval."""
         timeout = config().node_timeout
-        for node in self.nodes.silent(self._timers.time(), timeout):
+        every = config().heartbeat_interval
+        for node in self.nodes.silent(self._timers.time(), timeout, every):
             self.lose(node, f"it was silent for {timeout:g} s")
 
     def stop(self, reason: str) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import logging
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray._proto import head_pb2
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
     from miniray.head.quarantines import Quarantine
     from miniray.head.resources import ResourcePool
+
+logger = logging.getLogger(__name__)
 
 #: So many lost nodes are remembered, for listings.
 _REMEMBERED = 128
@@ -114,6 +118,8 @@ class NodeDirectory:
     def __init__(self) -> None:
         self._living: dict[bytes, Node] = {}
         self._lost: collections.OrderedDict[bytes, Node] = collections.OrderedDict()
+        #: When it was last asked who is silent.
+        self._asked = math.inf
 
     def __iter__(self) -> Iterator[Node]:
         """The living nodes, in order of arrival."""
@@ -154,8 +160,22 @@ class NodeDirectory:
         for node in self._living.values():
             node.send(living=living)
 
-    def silent(self, now: float, timeout: float) -> list[Node]:
-        """Living nodes that were not heard of for this many seconds."""
+    def silent(self, now: float, timeout: float, every: float) -> list[Node]:
+        """Living nodes that were not heard of for so long while the head itself ran.
+
+        Args:
+            now: by the loop's clock.
+            timeout: seconds.
+            every: seconds between two of these questions. One that comes much later shows that the
+                head stood still (it was stopped, or its machine was), and what nodes have said
+                since is not read yet.
+        """
+        late = now - self._asked - every
+        self._asked = now
+        if late > every:
+            logger.warning("the head stood still for %.1f s", late)
+            for node in self._living.values():
+                node.heard = min(now, node.heard + late)
         return [node for node in self._living.values() if now - node.heard > timeout]
 
     @staticmethod

@@ -10,6 +10,7 @@ import pytest
 from head_harness import FakeCluster, actor_spec, new_id, task_spec
 
 from miniray._proto import common_pb2, head_pb2
+from miniray.config import config
 
 
 @pytest.fixture
@@ -175,6 +176,39 @@ def test_lost_nodes_stay_listed(cluster: FakeCluster) -> None:
     cluster.head.lose(lost.node, "it burnt")
     alive, dead = daemon.ask(daemon.driver(), "nodes")
     assert (alive["Alive"], dead["Alive"], dead["DeathReasonMessage"]) == (True, False, "it burnt")
+
+
+def seconds_until_lost(cluster: FakeCluster, every: float) -> float:
+    """How long the head, which looks so often, keeps a node of which it hears nothing."""
+    since = cluster.timers.now
+    while list(cluster.head.nodes):
+        assert cluster.timers.now < since + 1000
+        cluster.timers.pass_time(every)
+        cluster.head.check_liveness()
+    return cluster.timers.now - since
+
+
+def test_a_node_that_is_silent_for_the_node_timeout_is_lost(cluster: FakeCluster) -> None:
+    daemon, lost = cluster.node(), cluster.node()
+    for _ in range(20):
+        cluster.timers.pass_time(config().heartbeat_interval)
+        daemon.tell(heartbeat=head_pb2.Heartbeat())
+        cluster.head.check_liveness()
+    assert [node.id for node in cluster.head.nodes] == [daemon.node_id]
+    assert daemon.one("node_died").node_id == lost.node_id
+
+
+def test_a_head_that_stood_still_does_not_take_that_for_the_silence_of_its_nodes(
+    cluster: FakeCluster,
+) -> None:
+    cluster.node()
+    every = config().heartbeat_interval
+    cluster.timers.pass_time(every)
+    cluster.head.check_liveness()
+    cluster.timers.pass_time(100)
+    cluster.head.check_liveness()  # before it reads what came meanwhile
+    assert len(list(cluster.head.nodes)) == 1
+    assert seconds_until_lost(cluster, every) == pytest.approx(config().node_timeout, abs=3 * every)
 
 
 def test_the_status_tells_who_waits_and_why(cluster: FakeCluster) -> None:
