@@ -75,7 +75,9 @@ def cause_of_death(exit: ProcessExit, actor: Circumstances) -> DeathCause | None
 def death_of(actor: Actor, cause: DeathCause, how: ProcessExit, creation: bytes | None) -> Death:
     """What callers of an actor hear of its death."""
     node_id = actor.node.name if actor.node is not None else ""
-    detail = how.detail if cause is DeathCause.EXITED else ""
+    detail = how.detail if cause in (DeathCause.EXITED, DeathCause.OWNER_DIED) else ""
+    if cause is DeathCause.NODE_LOST and actor.node is not None and actor.node.reason:
+        detail = f"The head gave it up: {actor.node.reason}."
     return Death(
         cause.name, actor.class_name, how.code, how.pid or actor.pid, node_id, detail, creation
     )

@@ -327,12 +327,12 @@ class ActorDirectory:
         if actor is not None:
             self._ended(actor, how)
         self._subscribers.process_ended(process_id)
-        self._end_owned(process_id)
+        self._end_owned(process_id, how.detail if how.with_node else "")
 
-    def _end_owned(self, process_id: bytes) -> None:
+    def _end_owned(self, process_id: bytes, detail: str = "") -> None:
         for owned in self._table.take_owned(process_id):
             if owned.state != DEAD:  # the end of one may have refused another
-                self._die(owned, DeathCause.OWNER_DIED)
+                self._die(owned, DeathCause.OWNER_DIED, how=ProcessExit(detail=detail))
 
     def _ended(self, actor: Actor, how: ProcessExit) -> None:
         """The actor's process is gone: it starts again, or is dead."""

@@ -82,13 +82,14 @@ class ClientDirectory:
 
     def node_lost(self, node: Node) -> None:
         """All processes of a node are gone with it."""
+        why = f"Node {node.name} was given up: {node.reason}."
         for client in self._on_node.pop(node.id, {}).values():
             if self._clients.get(client.id) is client:
                 del self._clients[client.id]
                 for hook in self.on_ended:
-                    hook(client.id, ProcessExit(pid=client.pid, with_node=True))
+                    hook(client.id, ProcessExit(pid=client.pid, with_node=True, detail=why))
         for hook in self.on_ended:  # its daemon
-            hook(node.id, ProcessExit(with_node=True))
+            hook(node.id, ProcessExit(with_node=True, detail=why))
 
     def push(self, process_id: bytes, topic: str, *body: Any) -> bool:
         """Tell a process, or a daemon under its node's id, something; False if it is not there."""

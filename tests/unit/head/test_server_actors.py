@@ -310,8 +310,26 @@ def test_an_actor_of_a_lost_node_starts_on_another(cluster: FakeCluster) -> None
     bodies = {body[0]: body for body in home.pushes(owner, "actor")}
     assert bodies[placed[0][0]][1] == "RESTARTING"
     assert bodies[placed[1][0]][5][0] == "NODE_LOST"
+    assert bodies[placed[1][0]][5][5] == "The head gave it up: it burnt."
     assert home.one("start_actor").actor_id == placed[0][0]
     assert home.one("node_died").node_id == away.node_id
+
+
+def test_an_actor_whose_owner_was_on_a_lost_node_dies_with_that_reason(
+    cluster: FakeCluster,
+) -> None:
+    home, away = cluster.node({"CPU": 1}), cluster.node({"CPU": 1})
+    owner, other = away.driver(), home.driver()
+    id = create(away, owner, placement=("node", home.node_id, True))
+    away.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+    ready(home, home.one("start_actor"))
+    home.notice(other, "subscribe_actor", id)
+    home.pushes(other, "actor")
+    assert away.node is not None
+    cluster.head.lose(away.node, "it was silent")
+    ((_, state, *_, death),) = home.pushes(other, "actor")
+    assert (state, death[0]) == ("DEAD", "OWNER_DIED")
+    assert death[5] == f"Node {away.node.name} was given up: it was silent."
 
 
 def test_an_actor_bound_to_a_missing_node_is_unschedulable(daemon: FakeDaemon) -> None:
