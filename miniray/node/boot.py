@@ -259,7 +259,7 @@ def _run(
 
 
 def end_process(pid: int, timeout: float) -> None:
-    """End a child of this process: SIGTERM, then SIGKILL."""
+    """End a child of this process: SIGTERM, then SIGKILL; at once that if ``timeout`` is 0."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -267,7 +267,8 @@ def end_process(pid: int, timeout: float) -> None:
     import select
 
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
+        if timeout > 0:
+            os.kill(pid, signal.SIGTERM)
         ended, _, _ = select.select([fd], [], [], timeout)
         if not ended:
             os.kill(pid, signal.SIGKILL)

@@ -99,7 +99,9 @@ class HeadProcess:
             if len(self._starts) == _MAX_STARTS and now - self._starts[0] < config().head_grace:
                 raise BootError(f"{_MAX_STARTS} heads have ended within {config().head_grace:g} s.")
             self._starts.append(now)
-            await asyncio.to_thread(self.end, config().stop_grace)
+            # One that lives, and has given up this node, must not tell the others on its way out
+            # that the cluster ends: they are the next one's.
+            await asyncio.to_thread(self.end, 0)
             self._spawn()
             try:
                 await self.ready()

@@ -79,6 +79,24 @@ def test_a_node_comes_back_though_an_actor_in_a_placement_group_runs_there(
     wait_until(far_is_free)
 
 
+def test_the_other_nodes_stay_when_the_head_gives_up_the_node_that_started_it(
+    nodes: Cluster,
+) -> None:
+    assert nodes.head_node is not None
+    log = Path(nodes.head_node.session_dir) / "logs" / "head.log"
+    lost = f"node {nodes.head_node.node_id} ("
+    before = log.read_text().count(lost)
+    daemon = nodes.head_node.pids["node"]
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        wait_until(lambda: log.read_text().count(lost) > before)
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    wait_until(lambda: log.read_text().count("the head listens") > 1)
+    wait_until(far_is_there)
+    assert nodes.worker_nodes[0].is_alive()
+
+
 OUTSIDE = """
 import os, sys, time
 from pathlib import Path
