@@ -201,8 +201,8 @@ def report(
     Raises:
         RuntimeError: Called outside a train loop.
         TypeError: The metrics are not a dictionary with string keys, or hold what can't be pickled,
-            or the checkpoint is none. A report that raises counts as not made: call it again, or the
-            next report of this rank is matched with this one of the others.
+            or the checkpoint is none. A report that raises counts as not made: call it again, or
+            the next report of this rank is matched with this one of the others.
         ValueError: The metrics hold a tensor, an argument can't be used, or a checkpoint that these
             workers have reported has the name.
         FileNotFoundError: The checkpoint's folder does not exist.
