@@ -56,20 +56,29 @@ class IgnoredSignals:
 
 
 def finish(unraisable: sys.UnraisableHookArgs) -> None:
-    """If the telling that a ref was dropped was cut off, or an unmapping, do it once more."""
+    """If the end of a ref, of a generator or of a mapping was cut off, do it once more."""
     if unraisable.object is ObjectRef.__del__:
         ref = _not_counted(unraisable.exc_traceback)
         if ref is not None:
             hooks.dropped.append(ref.binary())
         hooks.woken = False
         hooks.call()
+    elif unraisable.object is ObjectRefGenerator.__del__:
+        generator: Any = _locals(unraisable.exc_traceback).get("self")
+        if hasattr(generator, "_state") and hooks.wake is not None:
+            generator.close()
     elif unraisable.object is unmap:
         unmap_again()
 
 
+def _locals(trace: TracebackType | None) -> dict[str, Any]:
+    """The variables of the function that was cut off."""
+    return trace.tb_frame.f_locals if trace is not None else {}
+
+
 def _not_counted(trace: TracebackType | None) -> ObjectRef[Any] | None:
     """The ref whose ``__del__`` was cut off before it was counted as dropped, if it counts."""
-    known = trace.tb_frame.f_locals if trace is not None else {}
+    known = _locals(trace)
     ref: ObjectRef[Any] | None = known.get("self")
     if "counted" in known or not getattr(ref, "_owner_node", ""):
         return None

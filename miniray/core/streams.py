@@ -10,6 +10,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray.core.borrowing import load_error
+from miniray.core.interrupts import uncut
 from miniray.core.protocol import VALUE_PICKLE
 from miniray.core.task_error import TaskError
 
@@ -190,6 +191,7 @@ class StreamState:
         with self._lock:
             self._waiters.pop(callback, None)
 
+    @uncut  # it is done once
     def close(self) -> None:
         """Nobody reads on: the executor stops, items not taken are freed."""
         with self._lock:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from miniray.core.ignored_signals import IgnoredSignals, finish
 from miniray.core.io_loop import IOLoop
 from miniray.core.mapped import map_memory, unmap
 from miniray.object_ref import ObjectRef, RefHooks
+from miniray.object_ref_generator import ObjectRefGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -121,6 +123,30 @@ def test_a_ref_whose_end_is_cut_off_at_its_beginning_is_counted_as_dropped(
             with pytest.raises(KeyboardInterrupt):
                 time.sleep(30)  # cut off by the signal
     assert list(hooks.dropped) == [b"some id"]
+    assert told == []
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_generator_whose_end_is_cut_off_at_its_beginning_is_closed(
+    hooks: RefHooks, told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("miniray.object_ref_generator.hooks", hooks)
+    hooks.wake = lambda: None
+    closed: list[None] = []
+    state: Any = SimpleNamespace(id=b"some id", close=lambda: closed.append(None))
+
+    def at_its_beginning(frame: FrameType, _event: str, _arg: object) -> None:
+        if frame.f_code is ObjectRefGenerator.__del__.__code__:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    with handled(signal.SIGINT, signal.default_int_handler):
+        generator: ObjectRefGenerator[Any] = ObjectRefGenerator(state, lambda _wait: None)
+        sys.setprofile(at_its_beginning)
+        del generator
+        assert closed == [None]
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(30)  # cut off by the signal
     assert told == []
 
 
