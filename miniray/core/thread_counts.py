@@ -24,9 +24,10 @@ def limit(cpus: float) -> None:
     count = max(1, int(cpus))
     # Libraries read it when they are loaded; this one may be loaded already.
     _set_here = os.environ[_VARIABLE] = str(count)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(count)
+    # User code may be loading it just now, in a thread of its own: it has no such function yet.
+    set_number = getattr(sys.modules.get("torch"), "set_num_threads", None)
+    if set_number is not None:
+        set_number(count)
 
 
 def given() -> bool:

@@ -103,8 +103,10 @@ class Worker:
 
     def _on_lease(self, assignment: dict[str, Any]) -> None:
         """This idle worker runs tasks of another lease now."""
-        self._apply(assignment)
-        self.executor.begin_lease(assignment["lease"], assignment["max_calls"])
+        try:
+            self._apply(assignment)
+        finally:  # its tasks wait for that
+            self.executor.begin_lease(assignment["lease"], assignment["max_calls"])
 
     def _on_exit(self) -> None:
         """The daemon says that this process is not needed any more."""

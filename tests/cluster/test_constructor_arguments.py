@@ -116,7 +116,8 @@ def test_large_arguments_outlive_a_creator_that_is_killed() -> None:
             assert miniray.get(actor.sum.remote()) == SIZE
             return os.getpid()
 
-    os.kill(miniray.get(Creator.remote().make.remote()), signal.SIGKILL)
+    creator = Creator.remote()
+    os.kill(miniray.get(creator.make.remote()), signal.SIGKILL)
     actor = miniray.get_actor("orphan")
     restart(actor)
     assert miniray.get(actor.sum.remote()) == SIZE
