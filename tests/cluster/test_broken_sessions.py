@@ -103,8 +103,9 @@ from pathlib import Path
 import miniray
 
 def wait(folder, name):
-    (folder / "new").write_text(str(os.getpid()))
-    (folder / "new").rename(folder / name)
+    new = folder / f"new {name}"  # both may be repeated at the same time
+    new.write_text(str(os.getpid()))
+    new.rename(folder / name)
     while not (folder / "go").exists():
         time.sleep(0.01)
     return name

@@ -203,26 +203,24 @@ def touch(path: Path) -> None:
 
 @miniray.remote(num_cpus=0, max_retries=0)
 def clean_up_as_a_task(folder: Path) -> None:
-    child = run_until_interrupted.remote(folder / "started", folder / "interrupted")
-    try:
-        miniray.get(child)
+    try:  # a cancel may come as soon as the child has started, before the call of it returns
+        miniray.get(run_until_interrupted.remote(folder / "started", folder / "interrupted"))
     finally:
         touch.remote(folder / "cleaned")
 
 
 class CleansUp:
     def method(self, folder: Path) -> None:
-        child = run_until_interrupted.remote(folder / "started", folder / "interrupted")
         try:
-            miniray.get(child)
+            miniray.get(run_until_interrupted.remote(folder / "started", folder / "interrupted"))
         finally:
             touch.remote(folder / "cleaned")
 
 
 class CleansUpAsynchronously:
     async def method(self, folder: Path) -> None:
-        self.child = run_until_interrupted.remote(folder / "started", folder / "interrupted")
         try:
+            self.child = run_until_interrupted.remote(folder / "started", folder / "interrupted")
             await asyncio.Event().wait()
         finally:
             touch.remote(folder / "cleaned")
