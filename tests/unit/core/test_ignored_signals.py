@@ -54,6 +54,17 @@ def installed(told: list[Any]) -> Iterator[None]:
     assert sys.unraisablehook is before
 
 
+def interrupt_at_the_beginning_of(function: Any) -> None:
+    """Let Ctrl-C come when a function is called next."""
+
+    def look(frame: FrameType, _event: str, _arg: object) -> None:
+        if frame.f_code is function.__code__:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    sys.setprofile(look)
+
+
 @contextlib.contextmanager
 def handled(number: int, handler: Any) -> Iterator[None]:
     before = signal.signal(number, handler)
@@ -110,15 +121,10 @@ def test_a_signal_that_comes_while_a_ref_is_dropped_comes_again(
 def test_a_ref_whose_end_is_cut_off_at_its_beginning_is_counted_as_dropped(
     hooks: RefHooks, told: list[Any]
 ) -> None:
-    def at_its_beginning(frame: FrameType, _event: str, _arg: object) -> None:
-        if frame.f_code is ObjectRef.__del__.__code__:
-            sys.setprofile(None)
-            signal.raise_signal(signal.SIGINT)
-
     with handled(signal.SIGINT, signal.default_int_handler):
         for owner_node in (b"some node", b""):  # the second one is counted by nobody
             ref = ObjectRef(b"some id", owner_node)
-            sys.setprofile(at_its_beginning)
+            interrupt_at_the_beginning_of(ObjectRef.__del__)
             del ref
             with pytest.raises(KeyboardInterrupt):
                 time.sleep(30)  # cut off by the signal
@@ -135,14 +141,9 @@ def test_a_generator_whose_end_is_cut_off_at_its_beginning_is_closed(
     closed: list[None] = []
     state: Any = SimpleNamespace(id=b"some id", close=lambda: closed.append(None))
 
-    def at_its_beginning(frame: FrameType, _event: str, _arg: object) -> None:
-        if frame.f_code is ObjectRefGenerator.__del__.__code__:
-            sys.setprofile(None)
-            signal.raise_signal(signal.SIGINT)
-
     with handled(signal.SIGINT, signal.default_int_handler):
         generator: ObjectRefGenerator[Any] = ObjectRefGenerator(state, lambda _wait: None)
-        sys.setprofile(at_its_beginning)
+        interrupt_at_the_beginning_of(ObjectRefGenerator.__del__)
         del generator
         assert closed == [None]
         with pytest.raises(KeyboardInterrupt):
@@ -160,13 +161,8 @@ def test_what_a_signal_keeps_from_being_unmapped_is_unmapped_and_the_signal_come
     block = map_memory(fd, 1 << 20, shared=False, gone=lambda: gone.append(None))
     os.close(fd)
 
-    def at_its_beginning(frame: FrameType, _event: str, _arg: object) -> None:
-        if frame.f_code is unmap.__code__:
-            sys.setprofile(None)
-            signal.raise_signal(signal.SIGINT)
-
     with handled(signal.SIGINT, signal.default_int_handler):
-        sys.setprofile(at_its_beginning)
+        interrupt_at_the_beginning_of(unmap)
         del block
         assert gone == [None]
         with pytest.raises(KeyboardInterrupt):
