@@ -1,0 +1,306 @@
+"""The controller and checkpoints: when they are complete, which are kept, and under which names."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+
+import pytest
+from controller_helpers import run
+
+from miniray.exceptions import ActorDiedError, DeathCause
+from miniray.train import Checkpoint
+from miniray.train.failures import WorkerFailure
+from miniray.train.progress_feed import Seen
+from miniray.train.reports import Report
+from miniray.train.state import RunState
+from miniray.train.storage import RunStorage
+
+
+def test_a_checkpoint_is_complete_only_when_all_ranks_have_reported_it(start):
+    async def loop(rank):
+        if rank.rank == 1:
+            await first_reported.wait()
+            assert rank.setup.storage.records() == []
+        await rank.report({"loss": 1}, {f"rank{rank.rank}": "x"})
+        first_reported.set()
+
+    async def scenario():
+        nonlocal first_reported
+        first_reported = asyncio.Event()
+        controller = start()
+        return await controller.run(controller, [loop])
+
+    first_reported = None
+    outcome = asyncio.run(scenario())
+    assert [record.name for record in outcome.checkpoints] == ["checkpoint_000000"]
+
+
+def test_only_the_best_checkpoints_stay_in_the_storage(start, tmp_path):
+    async def loop(rank):
+        for accuracy in (0.9, 0.1, 0.5, 0.2):
+            await rank.report({"accuracy": accuracy}, {"model": "x"})
+
+    outcome = run(start(num_to_keep=1, checkpoint_score_attribute="accuracy"), loop)
+    assert [record.number for record in outcome.checkpoints] == [3, 0]
+    assert {path.name for path in (tmp_path / "run").glob("checkpoint_*")} == {
+        "checkpoint_000000",
+        "checkpoint_000003",
+    }
+
+
+def test_a_score_that_is_not_reported_is_told_once(start):
+    async def loop(rank):
+        for epoch in range(2):
+            await rank.report({"loss": epoch}, {"weights": "x"})
+
+    async def scenario():
+        controller = start(num_to_keep=1, checkpoint_score_attribute="accuracy")
+        await controller.run(controller, [loop])
+        return await controller.progress(Seen())
+
+    told = [note for note in asyncio.run(scenario()).notes if "'accuracy'" in note]
+    assert len(told) == 1
+    assert "Checkpoint checkpoint_000000 has no number" in told[0]
+    assert "the metrics: loss." in told[0]
+
+
+def test_what_was_uploaded_before_an_abort_is_kept(start, monkeypatch):
+    async def loop(rank):
+        for _ in range(3):
+            await rank.report({"rank": rank.rank}, {"model": "x"})
+        reported.append(rank.rank)
+        if len(reported) == 2:
+            await rank.controller.abort()
+        await asyncio.Event().wait()
+
+    reported = []
+    outcome = run(start(), loop)
+    assert outcome.state is RunState.ABORTED
+    assert [record.number for record in outcome.checkpoints] == [0, 1, 2]
+    assert outcome.metrics == {"rank": 0}
+
+
+def test_numbers_that_ended_workers_have_begun_are_not_given_again(start):
+    async def loop(rank):
+        numbers.append(rank.setup.first_number)
+        if rank.setup.attempt == 1:
+            if rank.rank == 1:
+                for index in range(4):  # uploads that nobody has heard the end of
+                    await rank.controller.begin_upload(1, 1, index, f"checkpoint_{index}")
+                raise RuntimeError("boom")
+            await asyncio.Event().wait()
+
+    numbers = []
+    run(start(max_failures=1), loop)
+    assert numbers == [0, 0, 4, 4]
+
+
+async def save(rank, folder, name, **metrics):
+    """Report the files of a folder as a checkpoint of this name."""
+    begun = rank.setup.attempt, rank.rank, rank.index
+    place = await rank.controller.begin_upload(*begun, name)
+    try:
+        upload = rank.setup.storage.upload(Checkpoint(folder), place.folder)
+    except ValueError:
+        await rank.controller.upload_failed(*begun, None)
+        raise
+    await rank.controller.report(*begun, Report(metrics, upload))
+    rank.index += 1
+
+
+@pytest.mark.parametrize("again", ["run", "attempt"])
+def test_a_checkpoint_takes_the_place_of_one_that_an_earlier_run_or_attempt_had(
+    start, tmp_path, again
+):
+    async def loop(rank):
+        version = len(controllers) if again == "run" else rank.setup.attempt
+        folder = tmp_path / f"files_{rank.rank}_{version}"
+        folder.mkdir()
+        (folder / f"rank{rank.rank}").write_text(f"{version}")
+        (folder / f"only_in_{version}").write_text("")
+        for epoch in range(2):
+            await save(rank, folder, f"epoch_{epoch}", version=version, epoch=epoch)
+            await rank.controller.reported_checkpoints(rank.setup.attempt, 0, epoch + 1, None)
+        if again == "attempt" and version == 1:
+            raise RuntimeError("boom")
+
+    controllers = []
+    for _ in range(2 if again == "run" else 1):
+        controllers.append(start(max_failures=1, num_to_keep=3))
+        outcome = run(controllers[-1], loop)
+    kept = [(record.name, record.number, record.metrics) for record in outcome.checkpoints]
+    assert kept == [
+        ("epoch_0", 2, {"version": 2, "epoch": 0}),
+        ("epoch_1", 3, {"version": 2, "epoch": 1}),
+    ]
+    assert outcome.checkpoints == RunStorage(tmp_path, "run").records()
+    files = {file.name: file.read_text() for file in (tmp_path / "run" / "epoch_0").iterdir()}
+    assert files == {"rank0": "2", "rank1": "2", "only_in_2": ""}
+
+
+def test_files_that_lie_in_the_folder_of_a_checkpoint_already_are_not_deleted_for_it(
+    start, tmp_path
+):
+    async def loop(rank):
+        begun = rank.setup.attempt, rank.rank, 0
+        storage = rank.setup.storage
+        folder = tmp_path / "run" / "epoch"
+        folder.mkdir(exist_ok=True)
+        (folder / "model").write_text("weights")
+        await rank.controller.begin_upload(*begun, "epoch", in_place=True)
+        assert storage.committed() == set()
+        await rank.controller.report(*begun, Report({}, storage.adopt(storage.checkpoint("epoch"))))
+
+    run(start(workers=1), loop)
+    (record,) = run(start(workers=1), loop).checkpoints
+    assert record.number == 1
+    assert (tmp_path / "run" / "epoch" / "model").read_text() == "weights"
+
+
+def test_a_name_that_the_same_workers_have_used_is_refused(start, tmp_path):
+    async def loop(rank):
+        (tmp_path / "files").mkdir(exist_ok=True)
+        for index in range(2):
+            await save(rank, tmp_path / "files", "epoch")
+            await rank.controller.reported_checkpoints(rank.setup.attempt, 0, index + 1, None)
+
+    for _ in range(2):
+        message = run(start(workers=1), loop).message
+        assert "ValueError: The run already has a complete checkpoint 'epoch'" in message
+
+
+def test_a_rank_of_an_earlier_attempt_gets_no_folder(start):
+    async def loop(rank):
+        controller = rank.controller
+        if rank.setup.attempt == 1:
+            if rank.rank == 0:
+                await controller.begin_upload(1, 0, 0, "epoch")  # and goes on with it
+                await asyncio.Event().wait()
+            raise RuntimeError("boom")
+        places.append(await controller.begin_upload(1, 0, 1, "next"))
+        places.append(await controller.begin_upload(2, rank.rank, 0, "epoch"))
+        places.append(await controller.begin_upload(2, rank.rank, 1, "next"))
+
+    places = []
+    run(start(max_failures=1), loop)
+    assert [place.folder for place in places[:3]] == ["", "epoch_attempt_2", "next"]
+    assert places[0].refusal
+
+
+def test_a_failed_upload_in_the_background_fails_its_rank(start):
+    async def loop(rank):
+        if rank.rank == 1:
+            failure = WorkerFailure.of(OSError("disk is full"))
+            await rank.controller.upload_failed(1, 1, 0, failure)
+        await asyncio.Event().wait()
+
+    outcome = run(start(), loop)
+    assert list(outcome.worker_failures) == [1]
+    assert "disk is full" in outcome.message
+
+
+def test_the_checkpoints_of_a_run_can_be_listed_while_it_goes_on(start):
+    async def loop(rank):
+        await rank.report({"epoch": 0}, {"model": "x"})
+        await rank.report({"epoch": 1})
+        found, missing = await rank.controller.reported_checkpoints(1, 0, 2, None)
+        assert not missing
+        assert [record.metrics for record in found] == [{"epoch": 0}]
+        if rank.rank == 0:
+            await rank.report({})
+            _, missing = await rank.controller.reported_checkpoints(1, 0, 3, 0.01)
+            asked.set()
+            return missing
+        await asked.wait()
+        return None
+
+    async def scenario():
+        nonlocal asked
+        asked = asyncio.Event()
+        controller = start()
+        return await controller.run(controller, [loop])
+
+    asked = None
+    outcome = asyncio.run(scenario())
+    assert outcome.state is RunState.FINISHED
+    assert pickle.loads(outcome.return_value) == [1]
+
+
+def test_a_run_that_is_stopped_completes_the_checkpoint_that_is_being_uploaded(start):
+    async def loop(rank):
+        controller, attempt = rank.controller, rank.setup.attempt
+        place = await controller.begin_upload(attempt, rank.rank, 0, "checkpoint_000000")
+        assert place.folder
+        uploading.release()
+        await stopped.wait()
+        if rank.rank == 0:
+            await first_may_end.wait()
+        await rank.report({"n": 0}, {f"rank{rank.rank}": "x"})
+        later = controller.begin_upload(attempt, rank.rank, 1, "checkpoint_000001")
+        ahead.set()
+        refusals.append((await later).refusal)
+
+    async def scenario():
+        nonlocal stopped, uploading, first_may_end, ahead
+        stopped, first_may_end, ahead = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        uploading = asyncio.Semaphore(0)
+        controller = start()
+        running = asyncio.ensure_future(controller.run(controller, [loop]))
+        for _ in range(2):
+            await uploading.acquire()
+        stopping = asyncio.ensure_future(controller.abort())
+        await asyncio.sleep(0)
+        stopped.set()
+        # Rank 1 is done, and wants to upload more while rank 0 still uploads.
+        await ahead.wait()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not stopping.done()
+        assert not refusals
+        first_may_end.set()
+        await stopping
+        return await running
+
+    stopped = uploading = first_may_end = ahead = None
+    refusals = []
+    outcome = asyncio.run(scenario())
+    assert outcome.state is RunState.ABORTED
+    assert [record.name for record in outcome.checkpoints] == ["checkpoint_000000"]
+
+
+def test_uploads_that_all_ranks_have_reported_are_recorded_after_a_failure(start, monkeypatch):
+    async def loop(rank):
+        controller, attempt = rank.controller, rank.setup.attempt
+        if rank.rank == 0:
+            await rank.report({}, {"model": "x"})
+            await rank.report({}, {"model": "x"})
+            raise ValueError("out of data")
+        for index in range(3):  # of which rank 0 has made two
+            await controller.announce_upload(attempt, 1, index)
+        for _ in range(2):
+            await asyncio.sleep(0.05)  # an upload that takes longer than rank 0 does
+            await rank.report({}, {"model": "x"})
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr("miniray.train.controller.FAILURE_GRACE", 0)
+    began = time.monotonic()
+    outcome = run(start(), loop)
+    assert outcome.state is RunState.ERRORED
+    assert [record.number for record in outcome.checkpoints] == [0, 1]
+    assert time.monotonic() - began < 20  # the third is not waited for
+
+
+def test_uploads_of_a_rank_that_is_lost_are_not_waited_for(start):
+    async def loop(rank):
+        await rank.controller.announce_upload(rank.setup.attempt, rank.rank, 0)
+        if rank.rank == 1:
+            raise ActorDiedError(DeathCause.EXITED, exit_code=-9)
+        failure = WorkerFailure.of(OSError("disk is full"))
+        await rank.controller.upload_failed(rank.setup.attempt, 0, 0, failure)
+
+    began = time.monotonic()
+    outcome = run(start(), loop)
+    assert sorted(outcome.worker_failures) == [0, 1]
+    assert time.monotonic() - began < 20

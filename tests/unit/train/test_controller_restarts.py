@@ -1,0 +1,273 @@
+"""The controller over failures, restarts, resumed runs and other world sizes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from controller_helpers import FakeGroup, return_at_once, run
+
+from miniray.exceptions import ActorDiedError, DeathCause
+from miniray.train import Callback
+from miniray.train.exceptions import RunTakenOverError
+from miniray.train.failures import GroupStartError, WorkerFailure
+from miniray.train.metrics_log import read_rows
+from miniray.train.policies import FailureDecision, FailurePolicy
+from miniray.train.state import RunState
+from miniray.train.storage import RunStorage
+
+
+def test_numbers_of_reports_go_on_after_a_resume(start, tmp_path):
+    async def loop(rank):
+        for _ in range(3):
+            await rank.report({"first": rank.setup.first_number})
+
+    run(start(), loop)
+    run(start(), loop)
+    rows = read_rows(RunStorage(tmp_path, "run"))
+    assert [row["number"] for row in rows] == list(range(6))
+    assert [row["metrics"]["first"] for row in rows] == [0, 0, 0, 3, 3, 3]
+
+
+def test_a_resumed_run_that_reports_nothing_has_the_metrics_of_before(start):
+    async def loop(rank):
+        await rank.report({"loss": 0.5})
+
+    async def silent(rank):
+        pass
+
+    run(start(), loop)
+    assert run(start(), silent).metrics == {"loss": 0.5}
+
+
+def test_a_second_driver_of_the_same_name_ends_the_first(start, tmp_path):
+    async def first(rank):
+        started.set()
+        await other_over.wait()
+        await rank.report({}, {"model": "x"})
+        await asyncio.Event().wait()
+
+    async def second(rank):
+        await rank.report({"second": True}, {"model": "y"})
+
+    async def scenario():
+        nonlocal started, other_over
+        started, other_over = asyncio.Event(), asyncio.Event()
+        one, two = start(), start()
+        ended = asyncio.ensure_future(one.run(one, [first]))
+        await started.wait()
+        outcome = await two.run(two, [second])
+        other_over.set()
+        return await ended, outcome
+
+    started = other_over = None
+    one, two = asyncio.run(scenario())
+    assert isinstance(one.controller_failure.exception(), RunTakenOverError)
+    assert two.state is RunState.FINISHED
+    storage = RunStorage(tmp_path, "run")
+    assert storage.run_facts()["state"] == "FINISHED"
+    assert [record.metrics for record in storage.records()] == [{"second": True}]
+
+
+def test_workers_are_started_again_from_the_newest_checkpoint(start):
+    begins = []
+
+    async def loop(rank):
+        begins.append(rank.setup.checkpoint and rank.setup.checkpoint.path.rsplit("/", 1)[-1])
+        await rank.report({"attempt": rank.setup.attempt}, {"model": "x"})
+        if rank.setup.attempt < 3:
+            if rank.rank == 0:
+                await rank.report({"lost": True}, {"model": "y"})
+            raise RuntimeError("boom")
+
+    outcome = run(start(max_failures=2), loop)
+    assert outcome.state is RunState.FINISHED
+    assert begins == [None] * 2 + ["checkpoint_000000"] * 2 + ["checkpoint_000002"] * 2
+    assert [record.number for record in outcome.checkpoints] == [0, 2, 4]
+    assert outcome.metrics == {"attempt": 3}
+
+
+def test_failures_beyond_the_limit_end_the_run(start):
+    async def loop(rank):
+        raise RuntimeError("boom")
+
+    controller = start(max_failures=2)
+    assert run(controller, loop).state is RunState.ERRORED
+    assert len(controller.groups) == 3
+
+
+def test_workers_that_can_not_be_started_end_the_run(start):
+    groups = []
+
+    def make_group(_, decision):
+        group = FakeGroup(decision.num_workers, groups)
+        group.start_error = GroupStartError({1: WorkerFailure("no module named torch")})
+        return group
+
+    outcome = run(start(make_group=make_group), None)
+    assert outcome.state is RunState.ERRORED
+    assert "[Rank 1] no module named torch" in outcome.message
+    assert groups[0].stopped is False
+
+
+def lost_start(starts, groups):
+    """Makes groups of which the first so many lose a process while they start."""
+
+    def make_group(_, decision):
+        group = FakeGroup(decision.num_workers, groups)
+        if len(groups) <= starts:
+            died = WorkerFailure.of(ActorDiedError(DeathCause.NODE_LOST, node_id="ab"))
+            group.start_error = GroupStartError({0: died})
+        return group
+
+    return make_group
+
+
+def test_a_lost_start_does_not_count_as_a_failure_of_the_workers(start):
+    groups = []
+    outcome = run(start(make_group=lost_start(2, groups)), return_at_once)
+    assert outcome.state is RunState.FINISHED
+    assert len(groups) == 3
+
+
+def test_lost_starts_end_the_run_when_their_limit_is_passed(start):
+    groups = []
+    make_group = lost_start(5, groups)
+    controller = start(max_failures=9, controller_failure_limit=1, make_group=make_group)
+    outcome = run(controller, return_at_once)
+    assert outcome.state is RunState.ERRORED
+    assert "was lost" in outcome.message
+    assert len(groups) == 2
+
+
+def test_a_failure_policy_of_the_user_decides_by_the_exceptions(start):
+    class OnlyTimeouts(FailurePolicy):
+        def decide(self, failure):
+            errors = [each.exception() for each in failure.by_rank.values()]
+            seen.append((failure.worker_failures, failure.at_start))
+            timeouts = all(isinstance(error, TimeoutError) for error in errors)
+            return FailureDecision.RETRY if timeouts else FailureDecision.RAISE
+
+    async def loop(rank):
+        raise TimeoutError if rank.setup.attempt < 3 else KeyError("x")
+
+    seen = []
+    outcome = run(start(workers=1, failure_policy=OnlyTimeouts()), loop)
+    assert outcome.state is RunState.ERRORED
+    assert "KeyError" in outcome.message
+    assert seen == [(1, False), (2, False), (3, False)]
+
+
+class FakeRoom:
+    """Room for more workers that is there at once."""
+
+    def __init__(self, free, log):
+        self.count = 0
+        self._free = free
+        self._log = log
+
+    async def collect(self, wanted):
+        self.count = min(wanted, self._free)
+        self._log.append(f"kept {self.count}")
+
+    def give_back(self):
+        self._log.append("gave back")
+
+
+def test_a_group_grows_at_a_checkpoint_and_its_failures_are_not_counted(start):
+    class Elastic(FakeGroup):
+        async def place(self):
+            self.size = 2 if len(groups) == 1 else self.size
+
+        def more_room(self):
+            return FakeRoom(1, log)
+
+    async def loop(rank):
+        size = len(groups[-1:]) and groups[-1].size
+        sizes.append((rank.setup.attempt, size, rank.setup.checkpoint is not None))
+        while groups[-1].size < 4:
+            await rank.report({}, {f"rank{rank.rank}": "x"})
+            await asyncio.sleep(0)
+
+    groups, log, sizes = [], [], []
+    make_group = lambda _, decision: Elastic(decision.num_workers, groups)  # noqa: E731
+    outcome = run(start(workers=(2, 4), make_group=make_group), loop)
+    assert outcome.state is RunState.FINISHED
+    assert [group.size for group in groups] == [2, 3, 4]
+    assert [group.stopped for group in groups] == [False, False, True]
+    assert sorted(set(sizes)) == [(1, 2, False), (2, 3, True), (3, 4, True)]
+    assert log == ["kept 1", "gave back"] * 2
+
+
+def test_a_later_run_of_the_same_name_continues(start):
+    async def loop(rank):
+        seen.append(rank.setup.checkpoint)
+        await rank.report({"n": len(seen)}, {"model": "x"})
+
+    seen = []
+    run(start(workers=1), loop)
+    outcome = run(start(workers=1), loop)
+    assert seen[0] is None
+    assert seen[1].path.endswith("checkpoint_000000")
+    assert [record.number for record in outcome.checkpoints] == [0, 1]
+
+
+def test_reports_of_an_ended_attempt_are_dropped(start):
+    async def loop(rank):
+        if rank.setup.attempt == 1:
+            stale.append(rank)
+            raise RuntimeError("boom")
+        await stale[0].report({"stale": True})
+        await rank.report({"stale": False})
+
+    stale = []
+    assert run(start(workers=1, max_failures=1), loop).metrics == {"stale": False}
+
+
+def test_reports_are_numbered_on_over_restarts_and_resumed_runs(start):
+    class Listener(Callback):
+        def after_report(self, run_context, metrics, checkpoint):
+            numbers.append(run_context.report_number)
+
+        def on_end(self, run_context, state, error):
+            numbers.append(state.value)
+
+    async def loop(rank):
+        await rank.report({}, {"model": "x"})
+        if rank.setup.attempt == 1:
+            raise RuntimeError("boom")
+
+    numbers = []
+    for _ in range(2):
+        run(start(workers=1, max_failures=1, callbacks=[Listener()]), loop)
+    assert numbers == [0, 1, "FINISHED", 2, 3, "FINISHED"]
+
+
+def test_a_controller_that_starts_again_counts_on_from_where_the_one_before_was(start, tmp_path):
+    async def loop(rank):
+        attempts.append(rank.setup.attempt)
+        if rank.setup.attempt < 3:
+            raise RuntimeError("boom")
+
+    attempts = []
+    first = start(workers=1, max_failures=5)
+    asyncio.run(first.run(first, [loop]))
+    storage = RunStorage(tmp_path, "run")
+    facts = storage.run_facts()
+    assert (facts["attempts"], facts["worker_failures"], facts["start_failures"]) == (3, 2, 0)
+    again = start(workers=1, max_failures=2, run_id=facts["run_id"])
+    asyncio.run(again.run(again, [loop]))
+    assert attempts == [1, 2, 3, 4]
+    facts = storage.run_facts()
+    assert (facts["attempts"], facts["worker_failures"], facts["start_failures"]) == (4, 2, 1)
+
+
+def test_a_run_that_was_taken_over_while_it_started_stops(start, tmp_path):
+    class Taken(FakeGroup):
+        async def start(self):
+            RunStorage(tmp_path, "run").write_run_facts({"token": "another"})
+
+    groups = []
+    controller = start(make_group=lambda _, decision: Taken(decision.num_workers, groups))
+    outcome = run(controller, None)
+    assert isinstance(outcome.controller_failure.exception(), RunTakenOverError)
+    assert RunStorage(tmp_path, "run").run_facts() == {"token": "another"}

@@ -1,0 +1,202 @@
+"""What the controller waits for: each wait ends, and says why it lasts."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+
+import pytest
+from controller_helpers import FakeGroup, run
+
+from miniray.train import Callback
+from miniray.train.exceptions import (
+    PlacementTimeoutError,
+    StorageNotSharedError,
+    StorageUnusableError,
+    WorkerHungError,
+)
+from miniray.train.progress_feed import ProgressFeed, Seen
+from miniray.train.ranks import WorkerInfo
+from miniray.train.state import RunState
+from miniray.train.storage import RunStorage
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind", "message"),
+    [
+        ("not shared", StorageNotSharedError, "rank 1 on 10.0.0.1 did not find"),
+        ("OSError: disk", StorageUnusableError, "Rank 1 on 10.0.0.1 got OSError: disk"),
+    ],
+)
+def test_a_storage_that_a_rank_can_not_use_ends_the_run_at_once_and_is_named(
+    start, tmp_path, problem, kind, message
+):
+    class Apart(FakeGroup):
+        async def storage_problems(self, storage, token):
+            self.infos = [WorkerInfo("ab", f"10.0.0.{rank}", 1, 1, {}) for rank in range(2)]
+            return {1: problem}
+
+        async def stop(self, *, graceful):
+            self.infos = []  # nothing ran there, so there is no output
+
+    groups = []
+    controller = start(
+        max_failures=5, make_group=lambda _, decision: Apart(decision.num_workers, groups)
+    )
+    outcome = run(controller, None)
+    assert len(groups) == 1
+    error = outcome.controller_failure.exception()
+    assert isinstance(error, kind)
+    assert message in str(error)
+    assert str(tmp_path) in str(error)
+    assert list(tmp_path.glob("run/.probe-*")) == []
+
+
+def test_a_group_that_makes_no_progress_has_failed_with_the_stacks_of_its_ranks(
+    start, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("miniray.train.stacks.ANSWER_TIMEOUT", 0.5)
+
+    class Answering(FakeGroup):
+        async def _run(self, loop, rank):
+            asking = asyncio.ensure_future(self._answer(rank))
+            try:
+                return await super()._run(loop, rank)
+            finally:
+                asking.cancel()
+
+        async def _answer(self, rank):
+            controller, attempt = rank.controller, rank.setup.attempt
+            if await controller.await_stack_request(attempt, rank.rank) and rank.rank == 0:
+                text = "Thread MainThread:\n  in all_reduce\n\nThread other:\n  in wait"
+                await controller.show_stacks(attempt, rank.rank, text)
+
+    async def loop(rank):
+        assert rank.setup.shows_stacks
+        if rank.setup.attempt == 1:
+            await rank.report({"n": 1})
+            await asyncio.Event().wait()
+        return "done"
+
+    class Listener(Callback):
+        def after_exception(self, run_context, worker_exceptions):
+            seen.update(worker_exceptions)
+
+    groups, seen = [], {}
+    controller = start(
+        max_failures=1,
+        hang_timeout=0.05,
+        callbacks=[Listener()],
+        make_group=lambda _, decision: Answering(decision.num_workers, groups),
+    )
+    outcome = run(controller, loop)
+    assert outcome.state is RunState.FINISHED
+    assert [type(seen[rank]) for rank in (0, 1)] == [WorkerHungError, WorkerHungError]
+    assert "for 0.05 s" in str(seen[0])
+    stacks = (tmp_path / "run" / "stacks_attempt_1.txt").read_text()
+    assert "=== rank 0 ===\nThread MainThread:\n  in all_reduce" in stacks
+    assert "=== rank 1 ===\nIt did not show its stacks" in stacks
+
+
+def test_progress_of_one_rank_is_progress(start):
+    async def loop(rank):
+        if rank.rank == 0:
+            for _ in range(10):
+                await asyncio.sleep(0.1)
+                await rank.report({})
+            over.set()
+        await over.wait()
+
+    async def scenario():
+        nonlocal over
+        over = asyncio.Event()
+        controller = start(hang_timeout=0.5)
+        return await controller.run(controller, [loop])
+
+    over = None
+    assert asyncio.run(scenario()).state is RunState.FINISHED
+
+
+def test_stacks_that_can_not_be_written_are_in_the_error_all_the_same(start, monkeypatch):
+    def fail(self, name, text):
+        if name.startswith("stacks"):
+            raise OSError("disk full")
+
+    async def loop(rank):
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(RunStorage, "write_text", fail)
+    monkeypatch.setattr("miniray.train.stacks.ANSWER_TIMEOUT", 0.05)
+    outcome = run(start(hang_timeout=0.05), loop)
+    assert outcome.state is RunState.ERRORED
+    assert "could not be written" in outcome.message
+    assert "disk full" in outcome.message
+
+
+@pytest.mark.parametrize("what", ["commit", "write_text"])
+def test_the_user_is_told_that_a_run_waits_for_its_storage(start, monkeypatch, what):
+    store = getattr(RunStorage, what)
+    told = threading.Event()
+
+    def slow(storage, *args):
+        assert told.wait(20)
+        return store(storage, *args)
+
+    async def loop(rank):
+        await rank.report({}, {"model": "weights"})
+
+    monkeypatch.setattr("miniray.train.blocking_work.SLOW_WORK", 0.01)
+    monkeypatch.setattr(RunStorage, what, slow)
+    notes = []
+    monkeypatch.setattr(ProgressFeed, "note", lambda _, text: (notes.append(text), told.set()))
+    assert run(start(), loop).state is RunState.FINISHED
+    assert re.match(r"The run waits for its storage: .*/run has not returned for \d+ s\.", notes[0])
+
+
+def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkeypatch):
+    class WaitingGroup(FakeGroup):
+        async def place(self):
+            await asyncio.Event().wait()
+
+        def why_waiting(self):
+            return "GPU is short by 2."
+
+    async def scenario():
+        groups = []
+        controller = start(
+            make_group=lambda _, decision: WaitingGroup(decision.num_workers, groups)
+        )
+        ended = asyncio.ensure_future(controller.run(controller, [None]))
+        notes, seen = [], Seen()
+        while not notes:
+            progress = await controller.progress(seen)
+            notes, seen = progress.notes, progress.seen
+        await controller.abort()
+        return notes, (await ended).state, groups[0].stopped
+
+    monkeypatch.setattr("miniray.train.startup.PLACEMENT_NOTE_AFTER", 0.01)
+    notes, state, stopped = asyncio.run(scenario())
+    assert notes == ["GPU is short by 2."]
+    assert state is RunState.ABORTED
+    assert stopped is False
+
+
+def test_workers_that_are_not_placed_in_time_end_the_run(start, monkeypatch):
+    class WaitingGroup(FakeGroup):
+        async def place(self):
+            await asyncio.Event().wait()
+
+        def why_waiting(self):
+            return "GPU is short by 2."
+
+    groups = []
+    controller = start(
+        make_group=lambda _, decision: WaitingGroup(decision.num_workers, groups),
+        placement_timeout_s=0.01,
+    )
+    outcome = run(controller, None)
+    error = outcome.controller_failure.exception()
+    assert isinstance(error, PlacementTimeoutError)
+    assert str(error) == "The workers were not placed in 0.01 s. GPU is short by 2."
+    assert groups[0].stopped is False
