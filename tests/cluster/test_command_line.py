@@ -510,7 +510,11 @@ except miniray.exceptions.RayError as error:
 def test_a_blocking_start_ends_its_node_when_it_is_asked_to(
     command: CommandLine, number: signal.Signals
 ) -> None:
-    start = command.popen("miniray", "start", "--head", "--port", "0", "--block")
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+    try:
+        start = command.popen("miniray", "start", "--head", "--port", "0", "--block")
+    finally:
+        signal.signal(signal.SIGHUP, inherited)
     assert start.stdout is not None
     while "Its logs are in" not in start.stdout.readline():  # until then it interrupts the start
         assert start.poll() is None
