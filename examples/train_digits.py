@@ -117,6 +117,7 @@ def main() -> None:
             checkpoint_config=train.CheckpointConfig(
                 num_to_keep=2, checkpoint_score_attribute="accuracy"
             ),
+            callbacks=[train.ProgressCallback(total_epochs=arguments.epochs)],
         ),
     )
     result = trainer.fit()

@@ -55,6 +55,15 @@ class ProgressStatus:
     rate: float | None
     left: float | None
 
+    @property
+    def done(self) -> float | None:
+        """Share of the run that is done, from 0 to 1; None if nothing tells."""
+        if self.total_steps is not None:
+            return min(1.0, self.step / self.total_steps)
+        if self.total_epochs is None or self.epoch is None:
+            return None
+        return min(1.0, (self.epoch + 1) / self.total_epochs)
+
 
 @dataclasses.dataclass(frozen=True)
 class _Sample:

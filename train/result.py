@@ -14,7 +14,7 @@ from miniray.train.config import CheckpointConfig
 from miniray.train.exceptions import TrainingFailedError
 from miniray.train.metrics_log import flatten, read_rows
 from miniray.train.outcome import STOPPED, make_error, read_outcome
-from miniray.train.progress import format_value
+from miniray.train.progress_lines import format_value
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
 

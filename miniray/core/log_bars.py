@@ -1,17 +1,8 @@
-"""Progress bars of workers at the bottom of the driver's terminal.
-
-Knows which bars there are and the escape sequences that draw and erase them.
-Writes nothing itself.
-"""
+"""Progress bars of workers: which there are, and in which order. Drawn by ``screen``."""
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
-
-#: So many bars are shown at once; the others wait until one of them ends.
-_SHOWN_BARS = 16
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class BarKey(NamedTuple):
@@ -28,7 +19,6 @@ class BarRegion:
 
     def __init__(self) -> None:
         self._bars: dict[BarKey, str] = {}
-        self._drawn = 0  # lines of the terminal that hold bars
 
     def __bool__(self) -> bool:
         return bool(self._bars)
@@ -55,26 +45,6 @@ class BarRegion:
         """Forget all bars."""
         self._bars.clear()
 
-    def erase(self) -> str:
-        """What removes the drawn bars and leaves the cursor where the first began."""
-        drawn, self._drawn = self._drawn, 0
-        if not drawn:
-            return ""
-        return "\r\x1b[2K" + "\x1b[1A\x1b[2K" * (drawn - 1)
-
-    def draw(self, width: int, height: int) -> str:
-        """What draws the bars, the cursor staying in the last one.
-
-        Args:
-            width: Columns of the terminal; longer bars are cut, since a wrapped line can't
-                be erased.
-            height: Rows of the terminal.
-        """
-        room = max(1, min(_SHOWN_BARS, height - 1))
-        lines = [_cut(line, width - 1) for line in list(self._bars.values())[:room]]
-        self._drawn = len(lines)
-        return "\n".join(lines)
-
-
-def _cut(line: str, width: int) -> str:
-    return line if len(line) <= width else _ESCAPE.sub("", line)[:width]
+    def lines(self) -> list[str]:
+        """The latest state of each bar."""
+        return list(self._bars.values())

@@ -1,30 +1,27 @@
 """Prints what workers write on the driver's own streams.
 
 Each line gets a prefix that says who wrote it. What is folded is decided by
-``log_dedup``; where progress bars are drawn is known by ``log_bars``. A stream that
-can't be written to never disturbs the caller.
+``log_dedup``; which progress bars there are is known by ``log_bars``, and how the
+terminal is written to by ``screen``.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
-import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.config import config
 from miniray.core.log_bars import BarKey, BarRegion
 from miniray.core.log_dedup import Folded, LogDeduplicator
-from miniray.core.user_streams import is_terminal, write
+from miniray.core.screen import SCREEN, stream
+from miniray.core.user_streams import is_terminal
 from miniray.node.log_lines import bar_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-logger = logging.getLogger(__name__)
 
 #: Prefixes alternate between these (magenta, cyan, yellow, blue and their bright forms).
 _COLOURS = (35, 36, 33, 34, 95, 96, 93, 94)
@@ -81,7 +78,6 @@ class LogPrinter:
             is_stderr: LogDeduplicator[_Source](window) for is_stderr in (False, True)
         }
         self._bars = BarRegion()
-        self._bars_on: TextIO | None = None  # where they are drawn
         self._timer_set = False
         self._hint_given = False
         self._closed = False
@@ -104,7 +100,7 @@ class LogPrinter:
                     bars_changed |= self._finish_row(batch)
                     if self._admits(source, batch.is_stderr, line, now):
                         printed.append((batch.is_stderr, prefix + line))
-                elif is_terminal(_stream(batch.is_stderr)):
+                elif is_terminal(stream(batch.is_stderr)):
                     self._update_bar(batch, row, line.rstrip("\r"))
                     bars_changed = True
             if printed or bars_changed:
@@ -183,33 +179,7 @@ class LogPrinter:
         self._bars.update(BarKey(batch.node, batch.pid, batch.is_stderr, row), line)
 
     def _show(self, printed: Sequence[tuple[bool, str]]) -> None:
-        """Write lines above the progress bars, and the bars below them again."""
-        if self._bars_on is not None:
-            write(self._bars_on, self._bars.erase())
-            self._bars_on = None
-        for is_stderr in (False, True):
-            text = "".join(f"{line}\n" for to_stderr, line in printed if to_stderr == is_stderr)
-            if text:
-                write(_stream(is_stderr), text)
-        if self._bars:
-            # One place for all bars; both streams are the same terminal when both are one.
-            self._bars_on = next(filter(is_terminal, (_stream(True), _stream(False))), None)
-            if self._bars_on is not None:
-                write(self._bars_on, self._bars.draw(*_terminal_size(self._bars_on)))
-
-
-def _stream(is_stderr: bool) -> TextIO | None:
-    """The stream of this moment: notebooks and test runners replace it."""
-    return sys.stderr if is_stderr else sys.stdout
-
-
-def _terminal_size(stream: TextIO) -> tuple[int, int]:
-    try:
-        size = os.get_terminal_size(stream.fileno())
-    except Exception:  # it says that it is a terminal, but has no descriptor of one
-        logger.debug("The size of the terminal can't be read.", exc_info=True)
-        return 80, 24
-    return size.columns or 80, size.lines or 24
+        SCREEN.show(printed, self._bars.lines())
 
 
 def _plain_prefix(source: _Source) -> str:
@@ -224,6 +194,6 @@ def _prefix(source: _Source, is_stderr: bool) -> str:
 
 
 def _coloured(text: str, colour: int, is_stderr: bool) -> str:
-    if "NO_COLOR" in os.environ or not is_terminal(_stream(is_stderr)):
+    if "NO_COLOR" in os.environ or not is_terminal(stream(is_stderr)):
         return text
     return f"\x1b[{colour}m{text}\x1b[0m"

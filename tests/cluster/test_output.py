@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from cluster_helpers import wait_until
+from terminal import screen
 
 import miniray
 from miniray.cluster_utils import Cluster
@@ -91,26 +92,6 @@ def drive_on_terminal(code: str, **variables: str) -> str:
     os.close(leader)
     assert driver.wait(30) == 0, written.decode()
     return written.decode()
-
-
-def screen(written: str) -> list[str]:
-    """The lines that a terminal shows after this, without colours; for the sequences in use."""
-    lines, row, column = [""], 0, 0
-    for token in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", written):
-        if token == "\n":
-            row += 1
-            lines += [""] * (row - len(lines) + 1)
-        elif token == "\r":
-            column = 0
-        elif token == "\x1b[2K":
-            lines[row] = ""
-        elif token == "\x1b[1A":
-            row -= 1
-        elif not token.startswith("\x1b"):
-            rest = lines[row][column + len(token) :]
-            lines[row] = lines[row][:column].ljust(column) + token + rest
-            column += len(token)
-    return [line for line in lines if line]
 
 
 def logged(cluster: Cluster, suffix: str = "out") -> bytes:
@@ -360,6 +341,39 @@ def test_a_progress_bar_stays_one_line_on_a_terminal(nodes: Cluster) -> None:
     [line] = screen(written)
     assert re.match(r"\(train pid=\d+\) epoch: 100%.* 40/40 ", line)
     assert written.count("epoch:") > 2  # it moved
+
+
+def test_what_the_driver_prints_beside_the_bars_of_workers_is_not_erased(nodes: Cluster) -> None:
+    pytest.importorskip("tqdm")
+    written = drive_on_terminal(
+        """
+        @miniray.remote
+        class Worker:
+            def __init__(self):
+                from tqdm import tqdm
+
+                self.bar = tqdm(total=10, desc="epoch", mininterval=0, file=sys.stderr)
+
+            def step(self):
+                self.bar.update()
+
+            def end(self):
+                self.bar.close()
+
+        workers = [Worker.remote() for _ in range(2)]
+        for number in range(10):
+            miniray.get([worker.step.remote() for worker in workers])
+            print(f"driver {number}", flush=True)
+        miniray.get([worker.end.remote() for worker in workers])
+        """
+    )
+    shown = screen(written)
+    assert [line[:8] for line in shown if line.startswith("driver")] == [
+        f"driver {number}" for number in range(10)
+    ]
+    bars = [line for line in shown if "epoch" in line and not line.startswith("driver")]
+    assert len(bars) == 2
+    assert all("100%" in bar for bar in bars)
 
 
 def test_a_progress_bar_leaves_its_last_state_where_there_is_no_terminal(nodes: Cluster) -> None:

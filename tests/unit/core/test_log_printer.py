@@ -6,10 +6,12 @@ import sys
 import threading
 
 import pytest
+from terminal import screen
 
 from miniray.core.log_bars import BarKey, BarRegion
 from miniray.core.log_dedup import LogDeduplicator
 from miniray.core.log_printer import LogBatch, LogPrinter
+from miniray.core.screen import SCREEN, draw
 
 
 class Timers:
@@ -31,30 +33,14 @@ class Timers:
 
 
 class Terminal(io.StringIO):
-    """A stream that says it is a terminal and knows what would stand there."""
+    """A stream that says it is a terminal and knows what stands there."""
 
     def isatty(self):
         return True
 
     def screen(self):
-        """The lines as a terminal shows them, for the sequences that are used."""
-        lines, row = [""], 0
-        column = 0
-        for token in re.findall(r"\x1b\[\d*[A-Za-z]|\r|\n|[^\x1b\r\n]+", self.getvalue()):
-            if token == "\n":
-                row, column = row + 1, 0
-                if row == len(lines):
-                    lines.append("")
-            elif token == "\r":
-                column = 0
-            elif token == "\x1b[2K":
-                lines[row] = ""
-            elif token == "\x1b[1A":
-                row -= 1
-            elif not token.startswith("\x1b"):
-                lines[row] = lines[row][:column].ljust(column) + token
-                column += len(token)
-        return lines
+        """The lines as they stand there."""
+        return screen(self.getvalue().replace("\n", "\r\n"))
 
 
 @pytest.fixture
@@ -265,9 +251,9 @@ def test_on_a_terminal_a_bar_stays_one_line(printer, on_terminal):
     terminal = on_terminal()
     for percent in (10, 50, 90):
         printer.print_batch(batch(f"{percent}%|\r", is_stderr=True))
-        assert terminal.screen() == [f"(f pid=1) {percent}%|"]
+        assert terminal.screen() == ["", f"(f pid=1) {percent}%|"]
     printer.print_batch(batch("100%|", is_stderr=True))
-    assert terminal.screen() == ["(f pid=1) 100%|", ""]
+    assert terminal.screen() == ["(f pid=1) 100%|"]
 
 
 def test_lines_are_printed_above_the_bars_of_all_workers(printer, on_terminal):
@@ -276,18 +262,94 @@ def test_lines_are_printed_above_the_bars_of_all_workers(printer, on_terminal):
     printer.print_batch(batch("20%|\r", pid=2, is_stderr=True))
     printer.print_batch(batch("hello", pid=3))
     printer.print_batch(batch("11%|\r", pid=1, is_stderr=True))
-    assert terminal.screen() == ["(f pid=3) hello", "(f pid=1) 11%|", "(f pid=2) 20%|"]
+    hello = "(f pid=3) hello"
+    assert terminal.screen() == [hello, "", "(f pid=1) 11%|", "(f pid=2) 20%|"]
     printer.print_batch(batch("100%|", pid=1, is_stderr=True))
-    assert terminal.screen()[:3] == ["(f pid=3) hello", "(f pid=1) 100%|", "(f pid=2) 20%|"]
+    assert terminal.screen() == [hello, "(f pid=1) 100%|", "", "(f pid=2) 20%|"]
+
+
+def test_what_the_driver_prints_itself_stays_above_the_bars(printer, on_terminal):
+    terminal = on_terminal()
+    for percent in range(10, 100, 10):
+        printer.print_batch(batch(f"{percent}%|\r", pid=1, is_stderr=True))
+        printer.print_batch(batch(f"{percent}%|\r", pid=2, is_stderr=True))
+        terminal.write(f"driver {percent}\n")
+    printer.print_batch(batch("100%|\r", pid=1, is_stderr=True))
+    mine = [f"driver {percent}" for percent in range(10, 100, 10)]
+    assert terminal.screen() == [*mine, "", "(f pid=1) 100%|", "(f pid=2) 90%|"]
+
+
+def test_a_line_that_the_driver_has_not_finished_goes_on_where_it_was(printer, on_terminal):
+    terminal = on_terminal()
+    terminal.write("loading")
+    for percent in (10, 20):
+        printer.print_batch(batch(f"{percent}%|\r"))
+        terminal.write(".")
+    assert terminal.screen() == ["loading..", "(f pid=1) 20%|"]
+
+
+def test_bars_stay_where_they_are_at_the_lower_edge_of_the_terminal(printer, on_terminal):
+    terminal = on_terminal()
+    for number in range(100):
+        terminal.write(f"driver {number}\n")
+        printer.print_batch(batch(f"{number}%|\r", pid=1))
+        printer.print_batch(batch(f"{number}%|\r", pid=2))
+        printer.print_batch(batch(f"line {number}", pid=3))
+    shown = terminal.screen()
+    assert shown[-3:] == ["", "(f pid=1) 99%|", "(f pid=2) 99%|"]
+    assert shown[-5:-3] == ["driver 99", "(f pid=3) line 99"]
+    assert sum("%" in line for line in shown) == 2
+
+
+class Display:
+    """A live display that takes what workers print."""
+
+    def __init__(self):
+        self.seen = []
+
+    def print_above(self, lines, bars):
+        self.seen.append((list(lines), list(bars)))
+
+
+def test_a_live_display_prints_what_is_for_the_terminal_and_draws_the_bars(
+    printer, on_terminal, monkeypatch
+):
+    terminal, display = on_terminal(), Display()
+    file = io.StringIO()
+    printer.print_batch(batch("5%|\r"))
+    SCREEN.hand_over(display)
+    monkeypatch.setattr(sys, "stderr", file)
+    printer.print_batch(batch("one", "10%|\r"))
+    printer.print_batch(batch("two", is_stderr=True))
+    SCREEN.take_back(display)
+    assert terminal.screen() == []
+    bar = "(f pid=1) 10%|"
+    assert [lines[0][-3:] for lines, _ in display.seen if lines] == ["one"]
+    assert [bars for _, bars in display.seen] == [[bar], [bar]]
+    assert file.getvalue() == "(f pid=1) two\n"
+    printer.print_batch(batch("20%|\r"))
+    assert terminal.screen() == ["", "(f pid=1) 20%|"]
+
+
+def test_what_a_live_display_fails_to_print_is_printed_all_the_same(printer, on_terminal):
+    class Broken(Display):
+        def print_above(self, lines, bars):
+            raise OSError("gone")
+
+    terminal, display = on_terminal(), Broken()
+    SCREEN.hand_over(display)
+    printer.print_batch(batch("one"))
+    SCREEN.take_back(display)
+    assert terminal.screen() == ["(f pid=1) one"]
 
 
 def test_nested_bars_of_a_worker_are_lines_of_their_own(printer, on_terminal):
     terminal = on_terminal()
     printer.print_batch(batch("outer 0%\r", "inner 0%\r\r"))
     printer.print_batch(batch("inner 50%\r\r"))
-    assert terminal.screen() == ["(f pid=1) outer 0%", "(f pid=1) inner 50%"]
+    assert terminal.screen() == ["", "(f pid=1) outer 0%", "(f pid=1) inner 50%"]
     printer.print_batch(batch("outer 100%"))
-    assert terminal.screen() == ["(f pid=1) outer 100%", "(f pid=1) inner 50%"]
+    assert terminal.screen() == ["(f pid=1) outer 100%", "", "(f pid=1) inner 50%"]
 
 
 def test_a_bar_that_clears_itself_is_gone(printer, on_terminal):
@@ -295,14 +357,14 @@ def test_a_bar_that_clears_itself_is_gone(printer, on_terminal):
     printer.print_batch(batch("10%|\r"))
     printer.print_batch(batch("\r"))
     printer.print_batch(batch("next"))
-    assert terminal.screen() == ["(f pid=1) next", ""]
+    assert terminal.screen() == ["(f pid=1) next"]
 
 
 def test_closing_removes_unfinished_bars(printer, on_terminal):
     terminal = on_terminal()
     printer.print_batch(batch("10%|\r"))
     printer.close()
-    assert terminal.screen() == [""]
+    assert terminal.screen() == []
 
 
 def test_a_bar_is_cut_to_the_width_of_the_terminal(printer, monkeypatch):
@@ -312,7 +374,7 @@ def test_a_bar_is_cut_to_the_width_of_the_terminal(printer, monkeypatch):
         monkeypatch.setattr(sys, "stdout", stream)
         monkeypatch.setattr(sys, "stderr", stream)
         printer.print_batch(batch("x" * 100 + "\r"))
-        assert os.read(leader, 1000) == b"(f pid=1) " + b"x" * 9
+        assert screen(os.read(leader, 1000).decode()) == ["", "(f pid=1) " + "x" * 9]
     os.close(leader)
 
 
@@ -320,7 +382,7 @@ def test_more_bars_than_fit_wait_their_turn():
     bars = BarRegion()
     for pid in range(30):
         bars.update(BarKey("", pid, True, 0), f"bar {pid}")
-    assert len(bars.draw(80, 50).splitlines()) == 16
-    assert len(bars.draw(80, 5).splitlines()) == 4
+    assert len(screen(draw(bars.lines(), 80, 50))) == 1 + 16
+    assert len(screen(draw(bars.lines(), 80, 5))) == 1 + 4
     bars.finish_row("", 0, True)
-    assert bars.draw(80, 2) == "bar 1"
+    assert screen(draw(bars.lines(), 80, 2)) == ["", "bar 1"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import sys
 import types
 from typing import ClassVar
@@ -13,7 +12,9 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from terminal import screen
 
+from miniray.core.log_printer import LogBatch, LogPrinter
 from miniray.train import (
     Checkpoint,
     CSVCallback,
@@ -28,7 +29,8 @@ from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.row_files import CsvFile, JsonLinesFile
 from miniray.train.callbacks.runner import CallbackRunner
 from miniray.train.filesystem import resolve
-from miniray.train.progress import LiveDisplay, PlainDisplay, make_display
+from miniray.train.live_display import LiveDisplay
+from miniray.train.progress import PlainDisplay, make_display
 from miniray.train.progress_feed import Progress, Row
 from miniray.train.progress_meter import (
     ProgressGoals,
@@ -246,17 +248,32 @@ def test_the_display_follows_the_progress_callback(capsys, monkeypatch):
     assert "[run] step 21/41, 1 steps/s, 0:20 left" in capsys.readouterr().out.splitlines()
 
 
-def test_a_terminal_gets_one_line_with_epoch_pace_time_left_and_metrics(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
-    clock = types.SimpleNamespace(monotonic=iter([100.0, 120.0]).__next__)
-    monkeypatch.setattr("miniray.train.progress.time", clock)
+    def screen(self):
+        return screen(self.getvalue().replace("\n", "\r\n"), columns=200)
+
+
+@pytest.fixture(name="on_terminal")
+def _on_terminal(monkeypatch):
+    """Makes standard output a terminal when called; capturing replaces it after the fixtures."""
+
+    def install():
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stdout", terminal)
+        return terminal
+
     for name, value in {"TERM": "xterm", "COLUMNS": "200", "LINES": "20"}.items():
         monkeypatch.setenv(name, value)
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
+    return install
+
+
+def test_a_terminal_gets_one_line_with_epoch_pace_time_left_and_metrics(monkeypatch, on_terminal):
+    clock = types.SimpleNamespace(monotonic=iter([100.0, 120.0]).__next__)
+    monkeypatch.setattr("miniray.train.live_display.time", clock)
+    terminal = on_terminal()
     display = make_display("run", [ProgressCallback(total_steps=41)])
     assert isinstance(display, LiveDisplay)
     display.show(Progress(1, RunState.RUNNING, [row(0, epoch=0)], 0, ["Some note."]))
@@ -264,14 +281,44 @@ def test_a_terminal_gets_one_line_with_epoch_pace_time_left_and_metrics(monkeypa
     display.show(Progress(2, RunState.RUNNING, [news], 0, []))
     display.show(Progress(3, RunState.FINISHED, [], 0, []))
     display.close()
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).replace("\r", "\n")
-    lines = [line.strip() for line in shown.splitlines()]
-    assert "Some note." in lines
-    assert "report 20: epoch=1 loss=0.25 -> checkpoint_000020" in lines
-    assert lines[-1].endswith(
-        "run: finished · epoch 1, step 21/41, 1 steps/s, 0:20 left · "
+    *above, last = terminal.screen()
+    assert above == ["Some note.", "report 20: epoch=1 loss=0.25 -> checkpoint_000020"]
+    assert last.endswith(
+        "━ run: finished · epoch 1, step 21/41, 1 steps/s, 0:20 left · "
         "report 20: epoch=1 loss=0.25 -> checkpoint_000020"
     )
+
+
+def test_the_bars_of_workers_are_lines_below_that_of_the_run(on_terminal):
+    terminal = on_terminal()
+    printer = LogPrinter(lambda delay, call: None)
+    display = make_display("run")
+    printer.print_batch(LogBatch("rank", 7, "", False, ["10%|#", "20%|##\r"]))
+    long = "x" * 300
+    printer.print_batch(LogBatch("rank", 8, "", False, [long, "5%|\r"]))
+    display.show(Progress(1, RunState.RUNNING, [row(0)], 0, []))
+    printer.print_batch(LogBatch("rank", 7, "", False, ["30%|###\r"]))
+    *above, line, first, second = terminal.screen()
+    assert "".join(above) == f"(rank pid=7) 10%|#(rank pid=8) {long}"
+    assert "run: training" in line
+    assert (first, second) == ("(rank pid=7) 30%|###", "(rank pid=8) 5%|")
+    display.close()
+    assert "run: training" in terminal.screen()[-1]  # bars go with the display
+    printer.close()
+
+
+@pytest.mark.parametrize(
+    ("goals", "metrics", "done"),
+    [
+        ({}, {"epoch": 3}, None),
+        ({"total_steps": 4}, {"step": 1}, 0.25),
+        ({"total_steps": 4}, {"step": 9}, 1.0),
+        ({"total_epochs": 4}, {"epoch": 0}, 0.25),
+        ({"total_epochs": 4}, {"loss": 1}, None),
+    ],
+)
+def test_the_bar_of_a_run_is_as_full_as_the_run_is_done(goals, metrics, done):
+    assert ProgressMeter(ProgressGoals(**goals)).update(row(0, **metrics), 0.0).done == done
 
 
 @pytest.mark.parametrize("total", [0, -1, 1.5, "3"])
