@@ -12,10 +12,12 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.train.failures import WorkerFailure
+from miniray.train.questions import QuestionBoard
 from miniray.train.ranks import listed
 from miniray.train.rendezvous import CollectiveOutcome, Rendezvous
 from miniray.train.reports import ReportBoard, ReportMismatchError
 from miniray.train.stacks import StackBoard
+from miniray.train.stalls import StallBoard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -56,7 +58,10 @@ class Attempt:
         over: Set as soon as every rank has returned, or one has failed, or it is to be ended.
         all_ended: Set when no rank runs any more.
         last_progress: When a rank has last reported or made another call, by time.monotonic().
+        first_return: Set when the train loop of a rank has returned.
+        questions: What ranks are asked while they run.
         stacks: Where ranks show their stacks.
+        stalls: Which ranks wait in vain.
     """
 
     def __init__(
@@ -91,7 +96,10 @@ class Attempt:
         self._lost: set[int] = set()
         self._last_report = [0.0] * world_size
         self.last_progress = time.monotonic()
-        self.stacks = StackBoard()
+        self.first_return = asyncio.Event()
+        self.questions = QuestionBoard()
+        self.stacks = StackBoard(self.questions)
+        self.stalls = StallBoard()
         self._draining = False
         self._given_up = asyncio.Event()
         self._uploads_ended = asyncio.Event()
@@ -170,6 +178,8 @@ class Attempt:
             return []
         self.last_progress = time.monotonic()
         self.returned.add(rank)
+        self.first_return.set()
+        self.stalls.look()
         steps = self._board.returned(rank)
         if rank == 0:
             self.return_value = return_value
@@ -229,7 +239,7 @@ class Attempt:
         self._given_up.set()
         self._recording.set()
         self._uploads_ended.set()
-        self.stacks.close()
+        self.questions.close()
 
     @property
     def running(self) -> list[int]:

@@ -30,6 +30,7 @@ from miniray.train.rank_logs import RankLogs
 from miniray.train.recorder import RunRecorder
 from miniray.train.run_facts import RunFacts, pause_after
 from miniray.train.session import SessionSetup
+from miniray.train.stalls import fail_stalled
 from miniray.train.startup import check_shared, place, start
 from miniray.train.state import RunState, check_transition
 from miniray.train.waits import end, first_of, wait_at_most
@@ -243,6 +244,7 @@ class TrainController(RankCalls):
             first_number=self._attempt.first_number,
             checkpoint=self._recorder.latest_checkpoint,
             shows_stacks=self._spec.hang_timeout is not None,
+            stall_patience=self._spec.stall_patience,
         )
         self._attempt.begin()
         self._growth.begin(self._group)
@@ -250,17 +252,18 @@ class TrainController(RankCalls):
         watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
         over = asyncio.ensure_future(self._attempt.over.wait())
         hang = asyncio.ensure_future(self._watch_for_hang(self._attempt))
+        stall = asyncio.ensure_future(self._watch_for_stall(self._attempt))
         try:
-            ends: set[asyncio.Future[Any]] = {over, watches, hang}
+            ends: set[asyncio.Future[Any]] = {over, watches, hang, stall}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for watching in (watches, hang):
+            for watching in (watches, hang, stall):
                 if watching.done():
                     watching.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:
                 await wait_at_most(self._attempt.all_ended.wait(), FAILURE_GRACE)
                 await wait_at_most(self._attempt.settle(), UPLOAD_GRACE)
         finally:
-            await end(over, watches, hang)
+            await end(over, watches, hang, stall)
         self._attempt.close()
         await self._steps.join()
         if self._attempt.failures:
@@ -271,6 +274,10 @@ class TrainController(RankCalls):
         limit, storage = self._spec.hang_timeout, self._spec.storage
         if limit is not None:
             await watch_for_hang(attempt, limit, storage.path, storage.write_text)
+        await attempt.over.wait()
+
+    async def _watch_for_stall(self, attempt: Attempt) -> None:
+        await fail_stalled(attempt, self._spec.stall_patience)
         await attempt.over.wait()
 
     async def _watch(self, rank: int, outcome: Awaitable[WorkerOutcome]) -> None:

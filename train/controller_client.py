@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from miniray.train.attempt import UploadPlace
     from miniray.train.checkpoint_book import CheckpointRecord
     from miniray.train.failures import WorkerFailure
+    from miniray.train.questions import Question
     from miniray.train.rendezvous import CollectiveOutcome
     from miniray.train.reports import Report
 
@@ -101,14 +102,18 @@ class ControllerClient:
         )()
         return found
 
-    def await_stack_request(self) -> bool:
-        """Wait until the controller asks where this rank is; False once it will not any more."""
-        asked: bool = self._begin("await_stack_request")()
-        return asked
+    def await_question(self, heard: int) -> Question | None:
+        """Wait for what the controller asks after so many questions; None if nothing more."""
+        question: Question | None = self._begin("await_question", heard)()
+        return question
 
     def show_stacks(self, stacks: str) -> None:
-        """Answer that."""
+        """Answer where this rank is."""
         self._begin("show_stacks", stacks)
+
+    def tell_stall(self, stacks: str) -> None:
+        """Tell that this rank only waits for others, and where; that it goes on, if empty."""
+        self._begin("tell_stall", stacks)
 
     def _begin(self, method: str, *arguments: Any) -> Callable[[], Any]:
         return self._carrier.call(method, self._attempt, self._rank, *arguments)

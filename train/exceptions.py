@@ -89,7 +89,10 @@ class RunTakenOverError(TrainingFailedError):
 
 
 class WorkerHungError(TrainingFailedError):
-    """The workers made no progress for ``FailureConfig(hang_timeout_s)``."""
+    """The workers made no progress for too long, or waited for a rank that had returned.
+
+    See ``FailureConfig(hang_timeout_s)``.
+    """
 
 
 class AttemptOverError(TrainingFailedError):

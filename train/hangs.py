@@ -43,19 +43,14 @@ async def hung_ranks(attempt: Attempt, limit: float) -> dict[int, str]:
         await asyncio.sleep(left)
 
 
-def fail_hung(attempt: Attempt, stacks: dict[int, str], limit: float, where: str) -> None:
+def fail_hung(attempt: Attempt, stacks: dict[int, str], message: str) -> None:
     """Enter that these ranks hang.
 
     Args:
         attempt: Their attempt.
         stacks: Where each of them is.
-        limit: Seconds without progress.
-        where: Where all stacks are, as a sentence.
+        message: Why they count as hung.
     """
-    message = (
-        f"No rank has reported, uploaded or met the others for {limit:g} s "
-        f"(FailureConfig(hang_timeout_s)), while {listed(stacks)} ran. {where}"
-    )
     for number, (rank, text) in enumerate(sorted(stacks.items())):
         failure = WorkerFailure.of(WorkerHungError(message))
         shown = main_stack(text) if number < MOST_STACKS else ""
@@ -91,4 +86,9 @@ async def watch_for_hang(
         where = f"They could not be written to {path} within {WRITE_TIMEOUT:g} s."
     elif (error := writing.exception()) is not None:
         where = f"They could not be written to {path}: {error}"
-    fail_hung(attempt, stacks, limit, where)
+    fail_hung(
+        attempt,
+        stacks,
+        f"No rank has reported, uploaded or met the others for {limit:g} s "
+        f"(FailureConfig(hang_timeout_s)), while {listed(stacks)} ran. {where}",
+    )

@@ -207,7 +207,7 @@ class _Leader:
     def run(self) -> LocalEnd:
         """Run attempts until the controller ends the run."""
         worker = _LocalWorker(self._spec, self._place)
-        self._thread.start(self._loop, lambda: self._next.put(None))
+        self._thread.start(self._loop, self._note_end)
         if self._link is not None and self._others is not None:
             self._link.serve(self._others.answer, self._others.lost)
         try:
@@ -226,6 +226,16 @@ class _Leader:
         del spec
         group = LocalGroup(decision.num_workers, self._others, self._next.put, self._thread)
         return cast("WorkerGroup", group)
+
+    def _note_end(self) -> None:
+        """The controller has ended; called in its thread."""
+        # The main thread may wait where no other rank will come to, and tell nobody. A rank that
+        # hears of a failure ends its process, and torchrun ends this one.
+        with contextlib.suppress(Exception):  # raised in the main thread
+            outcome = self._thread.outcome()
+            if self._others is not None and outcome.state is RunState.ERRORED:
+                self._others.end(outcome)
+        self._next.put(None)
 
     def _tell_others(self, outcome: RunOutcome) -> None:
         """Tell the other ranks how the run ended, and stay until they have read it."""

@@ -156,10 +156,12 @@ class OtherRanks:
         if self._finish is not None:  # it counts only for a rank whose end is not known
             self._finish(rank, WorkerOutcome(failure=_loss(rank)))
 
-    # --- in the main thread ---------------------------------------------------------------
+    # --- when the controller runs no more ---------------------------------------------------
 
     def end(self, outcome: RunOutcome) -> None:
-        """Tell the ranks how the run has ended; its controller runs no more."""
+        """Tell the ranks how the run has ended, once."""
+        if self._outcome.done():
+            return
         for unasked in (self._probe, self._setup):
             if not unasked.done():
                 unasked.set_result(None)

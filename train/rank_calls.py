@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from miniray.train.checkpoint_book import CheckpointRecord
     from miniray.train.failures import WorkerFailure
     from miniray.train.progress_feed import ProgressFeed
+    from miniray.train.questions import Question
     from miniray.train.recorder import RunRecorder
     from miniray.train.reports import Report, Step
 
@@ -92,16 +93,21 @@ class RankCalls:
             return CollectiveOutcome(error=CollectiveError("Other workers run in place of these."))
         return await current.join(rank, number, call, value)
 
-    async def await_stack_request(self, attempt: int, rank: int) -> bool:
-        """Wait until the stacks of the ranks are wanted; False if they never will be."""
+    async def await_question(self, attempt: int, rank: int, heard: int) -> Question | None:
+        """Wait for what the ranks are asked after so many questions; None if nothing more."""
         del rank  # every call says whose it is
         current = self._current(attempt)
-        return current is not None and await current.stacks.question()
+        return None if current is None else await current.questions.next(heard)
 
     async def show_stacks(self, attempt: int, rank: int, stacks: str) -> None:
         """Take the stacks of a rank."""
         if (current := self._current(attempt)) is not None:
             current.stacks.answer(rank, stacks)
+
+    async def tell_stall(self, attempt: int, rank: int, stacks: str) -> None:
+        """Take note that a rank waits in vain, or, without stacks, that it goes on."""
+        if (current := self._current(attempt)) is not None:
+            current.stalls.enter(rank, stacks)
 
     async def reported_checkpoints(
         self, attempt: int, rank: int, count: int, timeout: float | None

@@ -54,6 +54,7 @@ class SessionSetup:
         first_number: Number of the first report among all reports of the run.
         checkpoint: Where to begin from; None at the beginning.
         shows_stacks: Whether the controller may ask for the stacks of a rank.
+        stall_patience: Seconds after which a rank that only waits for others is told of, if asked.
     """
 
     storage: RunStorage
@@ -62,6 +63,7 @@ class SessionSetup:
     first_number: int
     checkpoint: Checkpoint | None
     shows_stacks: bool = False
+    stall_patience: float = 10.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,6 @@
-"""The stacks of all ranks of an attempt that hangs: who asks for them, and who shows them.
+"""The stacks of all ranks of an attempt that hangs: who asks for them, and what they show.
 
-Each rank has a thread that waits for the question, since its main thread is what hangs. What
-follows from a hang is the controller's decision.
+What follows from a hang is the controller's decision.
 """
 
 from __future__ import annotations
@@ -13,8 +12,12 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from miniray.train.questions import Question
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection
+
+    from miniray.train.questions import QuestionBoard
 
 #: Seconds that ranks get to show their stacks.
 ANSWER_TIMEOUT = 5.0
@@ -33,35 +36,19 @@ _CALLER = str(Path(__file__).with_name("worker.py"))
 class StackBoard:
     """Asks the ranks of one attempt for their stacks; in the controller's event loop."""
 
-    def __init__(self) -> None:
-        self._asked: asyncio.Future[bool] | None = None
-        self._over = False
+    def __init__(self, questions: QuestionBoard) -> None:
+        self._questions = questions
         self._stacks: dict[int, str] = {}
         self._came = asyncio.Event()
-
-    async def question(self) -> bool:
-        """Wait, on behalf of a rank, until its stacks are wanted; False if they never will be."""
-        if self._over:
-            return False
-        if self._asked is None:
-            self._asked = asyncio.get_running_loop().create_future()
-        return await asyncio.shield(self._asked)
 
     def answer(self, rank: int, stacks: str) -> None:
         """Enter the stacks of a rank."""
         self._stacks[rank] = stacks
         self._came.set()
 
-    def close(self) -> None:
-        """Let the ranks wait no longer."""
-        self._over = True
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(False)
-
     async def collect(self, ranks: Collection[int]) -> dict[int, str]:
         """The stacks of these ranks, with a sentence for each that does not answer in time."""
-        if self._asked is not None and not self._asked.done():
-            self._asked.set_result(True)
+        self._questions.ask(Question.STACKS)
         answers = asyncio.ensure_future(self._all_of(ranks))
         await asyncio.wait({answers}, timeout=ANSWER_TIMEOUT)
         answers.cancel()
@@ -71,24 +58,6 @@ class StackBoard:
         while not self._stacks.keys() >= set(ranks):
             self._came.clear()
             await self._came.wait()
-
-
-def show_when_asked(question: Callable[[], bool], answer: Callable[[str], None]) -> None:
-    """Wait in a thread for the question after this process's stacks, and answer it.
-
-    Args:
-        question: Waits until the stacks are wanted; whether they are.
-        answer: Takes them as text.
-    """
-
-    def serve() -> None:
-        try:
-            if question():
-                answer(stacks_of_this_process())
-        except Exception:  # noqa: BLE001 - the controller is gone, and with it who would ask
-            return
-
-    threading.Thread(target=serve, name="train-stacks", daemon=True).start()
 
 
 def stacks_of_this_process() -> str:

@@ -18,9 +18,9 @@ from miniray.train.data.shards import Datasets, Shards, set_shards
 from miniray.train.failures import WorkerFailure
 from miniray.train.packed import PackedLoop
 from miniray.train.rank_logs import output_of_this_process
+from miniray.train.rank_watch import RankWatch
 from miniray.train.ranks import WorkerInfo
 from miniray.train.session import Session
-from miniray.train.stacks import show_when_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,19 +121,22 @@ class TrainWorker:
         context.set_session(session)
         shards = Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size)
         earlier = set_shards(shards)  # in local mode those of a train loop that runs this one
-        if setup.shows_stacks:
-            client = ControllerClient(carrier, setup.attempt, self._ranks.world_rank)
-            show_when_asked(client.await_stack_request, client.show_stacks)
+        client = ControllerClient(carrier, setup.attempt, self._ranks.world_rank)
+        # A rank that is alone waits for nobody.
+        wanted = setup.shows_stacks or self._ranks.world_size > 1
+        watch = RankWatch(client, setup.stall_patience) if wanted else None
         try:
             value = loop()
             session.finish()
             self._backend.on_shutdown()
-            wanted = value is not None and self._ranks.world_rank == 0
-            outcome = WorkerOutcome(value=_pickled(value) if wanted else b"")
+            told = value is not None and self._ranks.world_rank == 0
+            outcome = WorkerOutcome(value=_pickled(value) if told else b"")
         except BaseException as error:  # noqa: BLE001 - also sys.exit() in a train loop is a failure
             return self._give_up(session, error)
         finally:
             set_shards(earlier)
+            if watch is not None:
+                watch.close()
         context.set_session(None)
         return outcome
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,8 +16,9 @@ import pytest
 from cluster_helpers import wait_until
 
 from miniray import train
-from miniray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
-from miniray.train.torch import TorchConfig, TorchTrainer
+from miniray.config import config as tunables
+from miniray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError, WorkerHungError
+from miniray.train.torch import TorchConfig, TorchTrainer, prepare_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +129,63 @@ def test_a_rank_that_returns_while_another_waits_for_it_ends_the_run(fit: Any) -
     with pytest.raises(WorkerGroupError, match="already returned on: rank 1"):
         fit(loop)
     assert time.monotonic() - start < 20
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the seconds that ranks may only wait after another has returned."""
+
+    def set_to(seconds: float) -> None:
+        changed = dataclasses.replace(tunables(), train_stall_patience=seconds)
+        monkeypatch.setattr("miniray.train.trainer.tunables", lambda: changed)
+
+    return set_to
+
+
+def new_group(rank: int) -> None:
+    import torch.distributed as dist
+
+    if rank == 0:
+        dist.new_group(backend="gloo")
+
+
+def uneven_steps(rank: int) -> None:
+    import torch
+
+    model = prepare_model(torch.nn.Linear(4, 1))
+    for _ in range(3 if rank == 0 else 1):
+        model(torch.ones(2, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("loop", [uneven_steps, new_group])
+def test_a_rank_that_returns_ends_also_waits_that_no_closed_connection_ends(
+    fit: Any, loop: Callable[[int], None], patience: Callable[[float], None]
+) -> None:
+    patience(3)
+    start = time.monotonic()
+    with pytest.raises(WorkerGroupError) as caught:
+        fit(lambda: loop(train.get_context().get_world_rank()))
+    assert time.monotonic() - start < 60  # PyTorch's own limit is half an hour
+    assert "already returned on: rank 1" in str(caught.value)
+    if loop is uneven_steps:  # it depends on what DistributedDataParallel has left behind
+        return
+    hung = caught.value.worker_failures[0]
+    assert isinstance(hung, WorkerHungError)
+    assert "Rank 1 has returned from the train loop, and rank 0 has waited in a collec" in str(hung)
+    assert "new_group" in str(caught.value)
+
+
+def test_a_rank_that_works_on_after_another_has_returned_is_left_alone(
+    fit: Any, patience: Callable[[float], None]
+) -> None:
+    patience(1)
+
+    def loop() -> str:
+        if train.get_context().get_world_rank() == 0:
+            time.sleep(6)  # as long as a rank may evaluate: several times the patience
+        return "done"
+
+    assert fit(loop).return_value == "done"
 
 
 def test_a_rank_that_dies_while_another_waits_for_it_is_named(fit: Any) -> None:

@@ -39,6 +39,7 @@ class TorchBackend(Backend):
         self._config = config
         self._store: Any = None
         self._leave: contextlib.ExitStack | None = None
+        self._made_group = False
 
     def preload(self, resources: Mapping[str, float]) -> tuple[str, ...]:
         """PyTorch."""
@@ -78,19 +79,29 @@ class TorchBackend(Backend):
         self._make_group(member)
 
     def on_shutdown(self) -> None:
-        """End the process group; a rank that still waits in it gets an error."""
+        """End the process group, unless it is the program's; a rank that still waits gets an error.
+
+        Where something keeps the group's connections open, as DistributedDataParallel does, it gets
+        none: see ``train/stalls.py``.
+        """
         import torch.distributed as dist
 
-        if self._leave is None and dist.is_initialized():
+        if self._made_group and dist.is_initialized():
             dist.destroy_process_group()
         self._store = None
 
     def join_local(self, config: ScalingConfig) -> LocalPlace:
         """Make a process group in this process, or take the place that torchrun gave it."""
+        import torch.distributed as dist
+
         from miniray.train.torch.local import join
 
         self._leave = contextlib.ExitStack()
-        return join(self._config, config, self._leave)
+        given = dist.is_initialized()
+        place = join(self._config, config, self._leave)
+        # A rank that is alone may run its train loop again, in the same group.
+        self._made_group = place.link is not None and not given
+        return place
 
     def leave_local(self) -> None:
         """Undo ``join_local``."""
@@ -133,6 +144,7 @@ class TorchBackend(Backend):
             world_size=ranks.world_size,
             timeout=timeout,
         )
+        self._made_group = True
 
     def _agree_on_backend(self, member: Member) -> str:
         """The backend that was asked for, or what rank 0 finds best, so that all have the same."""

@@ -17,6 +17,7 @@ from miniray.train.exceptions import (
     WorkerHungError,
 )
 from miniray.train.progress_feed import ProgressFeed, Seen
+from miniray.train.questions import Question
 from miniray.train.ranks import WorkerInfo
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
@@ -68,7 +69,8 @@ def test_a_group_that_makes_no_progress_has_failed_with_the_stacks_of_its_ranks(
 
         async def _answer(self, rank):
             controller, attempt = rank.controller, rank.setup.attempt
-            if await controller.await_stack_request(attempt, rank.rank) and rank.rank == 0:
+            question = await controller.await_question(attempt, rank.rank, 0)
+            if question is Question.STACKS and rank.rank == 0:
                 text = "Thread MainThread:\n  in all_reduce\n\nThread other:\n  in wait"
                 await controller.show_stacks(attempt, rank.rank, text)
 
