@@ -42,7 +42,8 @@ class LiveDisplay:
         text = TextColumn(
             "{task.description}",
             markup=False,
-            table_column=Column(overflow="ellipsis", no_wrap=True),
+            # It gets the room that the others leave.
+            table_column=Column(overflow="ellipsis", no_wrap=True, ratio=1),
         )
         elapsed = TimeElapsedColumn(Column(no_wrap=True, min_width=7))
         self._lines = _Lines(
@@ -52,6 +53,7 @@ class LiveDisplay:
             text,
             # What goes to a file stays there: rich would print it on the terminal.
             redirect_stderr=is_terminal(sys.stderr),
+            expand=True,
         )
         self._name = name
         self._meter = meter if meter is not None else ProgressMeter()
@@ -115,7 +117,8 @@ class LiveDisplay:
         ended = 1 if progress.state.terminal else None  # what has ended has no spinner
         self._lines.update(
             self._task,
-            description=f"{self._name}: {WORDS[progress.state]}{self._last}",
+            # What changes comes first: the end may find no room.
+            description=f"{WORDS[progress.state]}{self._last} · {self._name}",
             total=ended,
             completed=ended,
             done=self._done,

@@ -284,8 +284,8 @@ def test_a_terminal_gets_one_line_with_epoch_pace_time_left_and_metrics(monkeypa
     *above, last = terminal.screen()
     assert above == ["Some note.", "report 20: epoch=1 loss=0.25 -> checkpoint_000020"]
     assert last.endswith(
-        "━ run: finished · epoch 1, step 21/41, 1 steps/s, 0:20 left · "
-        "report 20: epoch=1 loss=0.25 -> checkpoint_000020"
+        "━ finished · epoch 1, step 21/41, 1 steps/s, 0:20 left · "
+        "report 20: epoch=1 loss=0.25 -> checkpoint_000020 · run"
     )
 
 
@@ -300,10 +300,10 @@ def test_the_bars_of_workers_are_lines_below_that_of_the_run(on_terminal):
     printer.print_batch(LogBatch("rank", 7, "", False, ["30%|###\r"]))
     *above, line, first, second = terminal.screen()
     assert "".join(above) == f"(rank pid=7) 10%|#(rank pid=8) {long}"
-    assert "run: training" in line
+    assert "━ training" in line
     assert (first, second) == ("(rank pid=7) 30%|###", "(rank pid=8) 5%|")
     display.close()
-    assert "run: training" in terminal.screen()[-1]  # bars go with the display
+    assert "━ training" in terminal.screen()[-1]  # bars go with the display
     printer.close()
 
 

@@ -404,7 +404,7 @@ def test_progress_on_a_terminal_is_one_line_with_the_newest_metrics_below_the_ch
         part.strip() for part in re.split(r"\x1b\[[\d;?]*[A-Za-z]|[\r\n]", plain) if part.strip()
     ]
     assert "report 0: loss=0.5 -> checkpoint_000000" in shown
-    assert re.fullmatch(r"0:00:0\d ━+ run: finished · .* · report 1: loss=0\.25", shown[-1])
+    assert re.fullmatch(r"0:00:0\d ━+ finished · .* · report 1: loss=0\.25 · run", shown[-1])
     assert plain.count("\n") == 2  # after the checkpoint, and at the end
 
 
