@@ -133,6 +133,7 @@ class TrainController(RankCalls):
             await first_of(self._machine, recording)
         except asyncio.CancelledError:
             try:
+                await self._record_rest(recording)  # before the end is told
                 await self._move(RunState.ABORTED)
             except CallbackError as error:
                 self._fail(error)
@@ -156,13 +157,16 @@ class TrainController(RankCalls):
         """Wait for news of the run that a driver does not have."""
         return await self._feed.after(seen)
 
-    async def abort(self) -> None:
+    async def abort(self, at_once: bool = False) -> None:
         """Stop the run once the uploads that ranks have begun have ended.
 
         ``run`` returns when everything has ended.
+
+        Args:
+            at_once: Do not wait for these uploads.
         """
         self._stop_asked = True
-        if self._attempt is not None:
+        if self._attempt is not None and not at_once:
             await self._attempt.drain()
         if self._machine is not None:
             self._machine.cancel()

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.controller import TrainController
 from miniray.train.exceptions import ControllerLostError
+from miniray.train.interrupts import STOPPING
 from miniray.train.progress import Pace, make_display
 from miniray.train.progress_feed import Seen
 
@@ -24,8 +26,13 @@ if TYPE_CHECKING:
     from miniray.train.run_spec import RunSpec
     from miniray.train.worker_group import WorkerGroup
 
-#: Seconds that a run gets to end after Ctrl-C.
+logger = logging.getLogger(__name__)
+
+#: Seconds that a run gets to end after Ctrl-C, when no upload runs any more.
 ABORT_TIMEOUT = 10.0
+
+#: Seconds after which the user is told what a run that is to stop waits for.
+TELL_AFTER = 0.5
 
 
 class ControllerThread:
@@ -92,12 +99,31 @@ class ControllerThread:
             if not self._over:
                 self._machine.call_soon_threadsafe(function, *arguments)
 
-    def abort(self) -> None:
-        """Stop the run and wait until it has ended."""
-        with self._lock:
-            if not self._over:
-                asyncio.run_coroutine_threadsafe(self._controller.abort(), self._machine)
-        concurrent.futures.wait([self._outcome], ABORT_TIMEOUT)
+    def abort(self, *, at_once: bool = False) -> None:
+        """Stop the run once the uploads that ranks have begun have ended; wait for its end.
+
+        Args:
+            at_once: Do not wait for these uploads.
+
+        Raises:
+            KeyboardInterrupt: The user did not want to wait for them any more, and the run has
+                ended without.
+        """
+        try:
+            self._stop(at_once=at_once)
+        except KeyboardInterrupt:
+            self._stop(at_once=True)
+            raise
+
+    def _stop(self, *, at_once: bool) -> None:
+        stopping = self.call("abort", at_once)
+        _, waits = concurrent.futures.wait([stopping], TELL_AFTER)
+        if waits:
+            logger.warning(STOPPING)
+            concurrent.futures.wait([stopping])
+        _, runs = concurrent.futures.wait([self._outcome], ABORT_TIMEOUT)
+        if runs:
+            logger.warning("Run %s did not end within %s s.", self._name, ABORT_TIMEOUT)
 
     def _pass_on(
         self, done: concurrent.futures.Future[Any], outcome: concurrent.futures.Future[Any]

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.exceptions import ControllerError
+from miniray.train.interrupts import STOPPING
 from miniray.train.progress import Pace, make_display
 from miniray.train.progress_feed import Seen
 
@@ -133,10 +134,7 @@ def abort(controller: Any, run: Any) -> bool:
     """
     import miniray
 
-    logger.warning(
-        "Stopping the run once the checkpoints that are being uploaded are complete. "
-        "Press Ctrl-C again to stop at once."
-    )
+    logger.warning(STOPPING)
     stopping = controller.abort.remote()
     miniray.wait([stopping, run])
     ended, _ = miniray.wait([run], timeout=ABORT_TIMEOUT)

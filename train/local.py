@@ -18,10 +18,12 @@ from miniray.train.controller_thread import ControllerThread
 from miniray.train.exceptions import ControllerLostError
 from miniray.train.failures import WorkerFailure, describe
 from miniray.train.filesystem import refuse_memory
+from miniray.train.interrupts import Interrupts
 from miniray.train.local_group import Arrival, LocalGroup, OtherRanks, info_of_this_process
 from miniray.train.local_link import LinkClient, LinkServer
 from miniray.train.outcome import RunOutcome
 from miniray.train.policies import FailureDecision, FailurePolicy, ScalingDecision, ScalingPolicy
+from miniray.train.session import Session
 from miniray.train.state import RunState
 from miniray.train.worker import TrainWorker
 
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from miniray.train.policies import GroupFailure
     from miniray.train.ranks import Ranks
     from miniray.train.run_spec import RunSpec
-    from miniray.train.session import Session, SessionSetup
+    from miniray.train.session import SessionSetup
     from miniray.train.storage import RunStorage
     from miniray.train.worker import TrainLoop, WorkerOutcome
     from miniray.train.worker_group import WorkerGroup
@@ -86,6 +88,8 @@ class _LocalWorker(TrainWorker):
     def __init__(self, spec: RunSpec, place: LocalPlace) -> None:
         super().__init__(spec.backend, spec.run_config.logging_config)
         self._ranks = place.ranks
+        self._session: Session | None = None
+        self.interrupts = Interrupts()
         self.error: BaseException | None = None
 
     def run_once(self, loop: TrainLoop, setup: SessionSetup, carrier: Carrier) -> WorkerOutcome:
@@ -96,11 +100,25 @@ class _LocalWorker(TrainWorker):
             raise self.error
         return outcome
 
+    def finish_uploads(self) -> None:
+        """After an interrupt, wait until the upload that runs in the background has ended."""
+        if self._session is not None and not self.interrupts.at_once:
+            self._session.close(wait=True)
+            self._session.confirm_reports()
+
+    def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> Session:
+        self._session = Session(setup, ranks, carrier, self.interrupts.deferred)
+        return self._session
+
     def _give_up(self, session: Session, error: BaseException) -> WorkerOutcome:
         self.error = error
-        # The process goes on, and a later attempt may use the name that is being uploaded.
-        session.close(wait=not isinstance(error, KeyboardInterrupt))
-        context.set_session(None)
+        if isinstance(error, KeyboardInterrupt):
+            # The upload that runs goes on, and one of the user asks the session for the storage.
+            session.close()
+        else:
+            # The process goes on, and a later attempt may use the name that is being uploaded.
+            session.close(wait=True)
+            context.set_session(None)
         return super()._give_up(session, error)
 
 
@@ -145,6 +163,9 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
         ended: RunOutcome = link.ask("outcome").result()
     except ControllerLostError as error:
         return LocalEnd(_lost(error), storage, error)
+    except KeyboardInterrupt:
+        worker.finish_uploads()
+        raise
     return LocalEnd(ended, storage, None)
 
 
@@ -214,7 +235,7 @@ class _Leader:
             while (work := self._next.get()) is not None:
                 work.finish(worker.run_once(self._loop, work.setup, work.carrier))
         except KeyboardInterrupt:
-            self._thread.abort()
+            self._thread.abort(at_once=worker.interrupts.at_once)
             raise
         outcome = self._thread.outcome()
         self._tell_others(outcome)

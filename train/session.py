@@ -7,6 +7,7 @@ own files, and when the rank is far ahead of the controller.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -92,12 +93,20 @@ class Session:
         setup: What the controller gives the rank.
         ranks: Its place in the group.
         carrier: Its way to the controller.
+        uploading: What the train loop's own uploads run in.
     """
 
-    def __init__(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> None:
+    def __init__(
+        self,
+        setup: SessionSetup,
+        ranks: Ranks,
+        carrier: Carrier,
+        uploading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self.storage = setup.storage
         self.ranks = ranks
         self._setup = setup
+        self._uploading = uploading
         self._controller = ControllerClient(carrier, setup.attempt, ranks.world_rank)
         #: Reentrant, so that a signal handler that reports is told instead of waiting for itself.
         self._lock = threading.RLock()
@@ -143,18 +152,23 @@ class Session:
             self._controller.announce_upload(index)
             self._uploads.submit(functools.partial(self._upload_later, index, plain, given))
         else:
-            try:
-                upload = self._upload(index, given)
-            except BaseException:
-                self._controller.upload_failed(index, None)
-                raise
-            self._send(index, Report(plain, upload))
+            with self._uploading():
+                self._upload_now(index, plain, given)
+                self._reported += 1
+            return
         self._reported += 1
+
+    def _upload_now(self, index: int, plain: dict[str, Any], given: CheckpointReport) -> None:
+        try:
+            upload = self._upload(index, given)
+        except BaseException:
+            self._controller.upload_failed(index, None)
+            raise
+        self._send(index, Report(plain, upload))
 
     def finish(self) -> None:
         """Wait until all uploads have ended and the controller has every report."""
         self._uploads.wait()
-        self._uploads.close(wait=True)
         self._upload_process.close()
         self.confirm_reports()
 

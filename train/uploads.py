@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import queue
 import threading
 from typing import TYPE_CHECKING
 
@@ -14,22 +14,32 @@ MAX_PENDING = 8
 
 
 class BackgroundUploads:
-    """The uploads of one rank. After one has failed, those behind it are not begun."""
+    """The uploads of one rank. After one has failed, those behind it are not begun.
+
+    A process that ends does not wait for them: whoever wants them to end calls ``wait`` before.
+    """
 
     def __init__(self) -> None:
-        self._thread: concurrent.futures.ThreadPoolExecutor | None = None
+        self._thread: threading.Thread | None = None
         self._room = threading.BoundedSemaphore(MAX_PENDING)
-        self._last: concurrent.futures.Future[None] | None = None
+        #: None ends the thread.
+        self._pending: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = self._cancelled = False
         self._failure: BaseException | None = None
 
     def submit(self, upload: Callable[[], None]) -> None:
-        """Begin an upload as soon as those before it have ended; wait if too many are pending."""
+        """Begin an upload as soon as those before it have ended; wait if too many are pending.
+
+        Raises:
+            RuntimeError: No more are taken.
+        """
+        if self._closed:
+            raise RuntimeError("No checkpoint is uploaded any more: the train loop is over.")
         if self._thread is None:
-            self._thread = concurrent.futures.ThreadPoolExecutor(
-                1, thread_name_prefix="train-upload"
-            )
+            self._thread = threading.Thread(target=self._run, name="train-upload", daemon=True)
+            self._thread.start()
         self._room.acquire()
-        self._last = self._thread.submit(self._run, upload)
+        self._pending.put(upload)
 
     def raise_failure(self) -> None:
         """Raise why an upload failed, if one did."""
@@ -37,9 +47,8 @@ class BackgroundUploads:
             raise self._failure
 
     def wait(self) -> None:
-        """Wait until all have ended; raise why one failed, if one did."""
-        if self._last is not None:
-            self._last.result()
+        """Take no more, wait until all have ended; raise why one failed, if one did."""
+        self.close(wait=True, cancel=False)
         self.raise_failure()
 
     def close(self, *, wait: bool = False, cancel: bool = True) -> None:
@@ -49,14 +58,21 @@ class BackgroundUploads:
             wait: Return when they have ended.
             cancel: Only the one that runs goes on.
         """
+        self._closed = True
+        self._cancelled = self._cancelled or cancel
         if self._thread is not None:
-            self._thread.shutdown(wait=wait, cancel_futures=cancel)
+            self._pending.put(None)
+            if wait:
+                self._thread.join()
 
-    def _run(self, upload: Callable[[], None]) -> None:
+    def _run(self) -> None:
+        while (upload := self._pending.get()) is not None:
+            self._end(upload)
+            self._room.release()
+
+    def _end(self, upload: Callable[[], None]) -> None:
         try:
-            if self._failure is None:
+            if self._failure is None and not self._cancelled:
                 upload()
         except BaseException as error:  # noqa: BLE001 - raised in the train loop's thread
             self._failure = error
-        finally:
-            self._room.release()

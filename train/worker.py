@@ -117,7 +117,7 @@ class TrainWorker:
             loop = loop.load()
 
         assert self._ranks is not None
-        session = Session(setup, self._ranks, carrier)
+        session = self._make_session(setup, self._ranks, carrier)
         context.set_session(session)
         shards = Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size)
         earlier = set_shards(shards)  # in local mode those of a train loop that runs this one
@@ -139,6 +139,9 @@ class TrainWorker:
                 watch.close()
         context.set_session(None)
         return outcome
+
+    def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> Session:
+        return Session(setup, ranks, carrier)
 
     def _give_up(self, session: Session, error: BaseException) -> WorkerOutcome:
         """End the session of a train loop that has raised this."""

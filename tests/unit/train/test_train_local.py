@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -25,6 +28,7 @@ from miniray.train import (
     ScalingConfig,
     WorkerGroupError,
 )
+from miniray.train.attempt import Attempt
 from miniray.train.callbacks import ProgressCallback
 from miniray.train.local_mode import LOCAL_VARIABLE, is_local
 
@@ -208,6 +212,148 @@ def test_ctrl_c_in_the_loop_stops_the_run(fit, tmp_path):
         train.get_context()
     facts = json.loads((tmp_path / "runs" / "mine" / "run.json").read_text())
     assert facts["state"] == "ABORTED"
+
+
+@pytest.fixture
+def interrupt():
+    """Ctrl-C, whoever has started this process."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def stopping(monkeypatch):
+    """Set when a run waits for its uploads before it stops."""
+    stops, drain = threading.Event(), Attempt.drain
+
+    async def drained(attempt):
+        stops.set()
+        await drain(attempt)
+
+    monkeypatch.setattr(Attempt, "drain", drained)
+    return stops
+
+
+def upload_by_hand(checkpoint, name):
+    place = train.get_context().get_storage().build_checkpoint_path_from_name(name)
+    shutil.copytree(checkpoint.path, place)
+    return train.Checkpoint(place)
+
+
+def left_by(run):
+    """How a run that was stopped has ended, and what there is of its checkpoints."""
+    result = Result.from_path(run)
+    assert "was stopped" in str(result.error)
+    names = sorted(path.name for path in run.glob("checkpoint_*"))
+    return names, [checkpoint.path.rpartition("/")[2] for checkpoint, _ in result.best_checkpoints]
+
+
+def test_ctrl_c_lets_an_upload_of_the_train_loop_end(fit, tmp_path, interrupt, caplog):
+    def upload(checkpoint, name):
+        interrupt()
+        return upload_by_hand(checkpoint, name)
+
+    def loop():
+        train.report({}, save(tmp_path / "a", "a"), checkpoint_upload_fn=upload)
+        pytest.fail("the loop went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(loop, name="mine")
+    assert left_by(tmp_path / "runs" / "mine") == (["checkpoint_000000"], ["checkpoint_000000"])
+    assert "Press Ctrl-C again to stop at once" in caplog.text
+
+
+def test_a_loop_that_handles_ctrl_c_reports_as_before(fit, tmp_path, interrupt):
+    def upload(checkpoint, name):
+        interrupt()
+        return upload_by_hand(checkpoint, name)
+
+    def loop():
+        with pytest.raises(KeyboardInterrupt):
+            train.report({}, save(tmp_path / "a", "a"), checkpoint_upload_fn=upload)
+        train.report({}, save(tmp_path / "b", "b"))
+
+    assert len(fit(loop).best_checkpoints) == 2
+
+
+def test_ctrl_c_lets_an_upload_in_the_background_end(
+    fit, tmp_path, interrupt, stopping, monkeypatch, caplog
+):
+    monkeypatch.setattr("miniray.train.controller_thread.TELL_AFTER", 0)
+    begun = threading.Event()
+
+    def upload(checkpoint, name):
+        begun.set()
+        assert stopping.wait(30)
+        return upload_by_hand(checkpoint, name)  # asks the session
+
+    def loop():
+        mode = train.CheckpointUploadMode.ASYNC
+        for name in "ab":
+            checkpoint = save(tmp_path / name, name)
+            train.report({}, checkpoint, checkpoint_upload_mode=mode, checkpoint_upload_fn=upload)
+        assert begun.wait(30)
+        interrupt()
+        pytest.fail("the loop went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(loop, name="mine")
+    assert left_by(tmp_path / "runs" / "mine") == (["checkpoint_000000"], ["checkpoint_000000"])
+    assert "Press Ctrl-C again to stop at once" in caplog.text
+
+
+def test_ctrl_c_twice_cuts_an_upload_of_the_train_loop_off(fit, tmp_path, interrupt):
+    def upload(checkpoint, name):
+        interrupt()
+        upload_by_hand(checkpoint, name)
+        interrupt()
+        pytest.fail("the upload went on")
+
+    def loop():
+        train.report({}, save(tmp_path / "a", "a"), checkpoint_upload_fn=upload)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(loop, name="mine")
+    assert left_by(tmp_path / "runs" / "mine") == ([], [])
+
+
+def test_ctrl_c_twice_does_not_wait_for_an_upload_in_the_background(
+    fit, tmp_path, interrupt, stopping
+):
+    begun, over = threading.Event(), threading.Event()
+
+    def upload(checkpoint, name):
+        upload_by_hand(checkpoint, name)
+        begun.set()
+        assert stopping.wait(30)
+        interrupt()
+        over.wait(30)
+        raise OSError("too late")
+
+    def loop():
+        mode = train.CheckpointUploadMode.ASYNC
+        checkpoint = save(tmp_path / "a", "a")
+        train.report({}, checkpoint, checkpoint_upload_mode=mode, checkpoint_upload_fn=upload)
+        assert begun.wait(30)
+        interrupt()
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(loop, name="mine")
+    assert not over.is_set()
+    over.set()
+    assert left_by(tmp_path / "runs" / "mine") == ([], [])
+
+
+def test_a_process_that_ends_does_not_wait_for_uploads():
+    program = """
+import threading
+from miniray.train.uploads import BackgroundUploads
+begun = threading.Event()
+BackgroundUploads().submit(lambda: (begun.set(), threading.Event().wait()))
+begun.wait()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_callbacks_are_called_as_always(fit):
