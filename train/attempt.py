@@ -233,13 +233,20 @@ class Attempt:
 
     # --- what has become of it --------------------------------------------------------------
 
-    def close(self) -> None:
-        """Take no more reports: what was reported by now is what the attempt has achieved."""
+    def close(self) -> list[Step]:
+        """Take no more reports: what was reported by now is what the attempt has achieved.
+
+        Returns:
+            The steps of it that need nothing more.
+        """
+        steps = [] if self._closed else self._board.close(time.monotonic())
+        self._tell_uneven()
         self._closed = True
         self._given_up.set()
         self._recording.set()
         self._uploads_ended.set()
         self.questions.close()
+        return steps
 
     @property
     def running(self) -> list[int]:

@@ -179,7 +179,8 @@ def report(
     Reports of the ranks are matched by their order. The call does not wait for other ranks:
     without a checkpoint it returns at once. A checkpoint is complete when every rank has made
     this report, with files of its own or with ``checkpoint=None``. Files of all ranks go into one
-    folder; of equal names the one written last stays. Of the metrics, those of rank 0 are kept.
+    folder; of equal names the one written last stays. Of the metrics, those of rank 0 are kept:
+    those that come with a checkpoint once it is complete, others also if the run fails.
 
     Args:
         metrics: Numbers, strings, lists and dictionaries by name.

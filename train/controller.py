@@ -268,7 +268,7 @@ class TrainController(RankCalls):
                 await wait_at_most(self._attempt.settle(), UPLOAD_GRACE)
         finally:
             await end(over, watches, hang, stall)
-        self._attempt.close()
+        self._take(self._attempt.close())
         await self._steps.join()
         if self._attempt.failures:
             return await self._judge_failure()
@@ -359,9 +359,9 @@ class TrainController(RankCalls):
                 self._steps.task_done()
 
     async def _record_rest(self, recording: asyncio.Task[None]) -> None:
-        """Record what all ranks have reported by now, unless recording itself has failed."""
+        """Record what ranks have reported by now, unless recording itself has failed."""
         if self._attempt is not None:
-            self._attempt.close()
+            self._take(self._attempt.close())
         rest = asyncio.ensure_future(self._steps.join())
         await asyncio.wait({rest, recording}, return_when=asyncio.FIRST_COMPLETED)
         await end(rest, recording)

@@ -139,11 +139,25 @@ class ReportBoard:
         self._returned.add(rank)
         return self._release(0.0)
 
+    def close(self, now: float = 0.0) -> list[Step]:
+        """Give out what the ranks have reported by the end of their attempt, in order.
+
+        Metrics alone need no other rank, unless rank 0, whose metrics stand for a step, was about
+        to report it. A report with a checkpoint counts only if that is complete, as a run goes on
+        from the one before and makes it again.
+        """
+        steps = self._release(now)
+        for index in sorted(self._waiting.keys() - self._with_upload):
+            entry = self._waiting[index]
+            if all(self._is_silent(rank) for rank in range(min(entry))):
+                self._note_uneven(index, now)
+                steps.append(Step(index, entry, self._world_size))
+        self._waiting.clear()
+        return steps
+
     def completes_with(self, coming: Collection[tuple[int, int]]) -> bool:
         """Whether the next step becomes complete when these reports come, as (rank, index)."""
-        entry = self._waiting.get(self._next, {})
-        absent = [rank for rank in range(self._world_size) if rank not in entry]
-        return all((rank, self._next) in coming for rank in absent)
+        return all((rank, self._next) in coming for rank in self._absent(self._next))
 
     def count(self, rank: int) -> int:
         """How many times a rank has reported."""
@@ -191,16 +205,34 @@ class ReportBoard:
         waited = now - self._since[self._next] >= PATIENCE
         if not waited and len(entry) + len(self._returned) < self._world_size:
             return False
-        absent = [rank for rank in range(self._world_size) if rank not in entry]
+        absent = self._absent(self._next)
         if not all(self._is_passed(rank, waited) for rank in absent):
             return False
+        self._tell_uneven(self._next, absent)
+        return True
+
+    def _note_uneven(self, index: int, now: float) -> None:
+        """At the end, tell ranks that never report from those that had no time to."""
+        absent = self._absent(index)
+        late = now - self._since[index] >= PATIENCE
+        if late and absent and all(self._is_silent(rank) for rank in absent):
+            self._tell_uneven(index, absent)
+
+    def _tell_uneven(self, index: int, absent: Collection[int]) -> None:
         if self.uneven is None:
             self.uneven = (
-                f"The ranks do not report equally often: report number {self._next} is missing on "
+                f"The ranks do not report equally often: report number {index} is missing on "
                 f"{listed(absent)}, and others have made {self._most} reports. Metrics go on "
                 f"without them; a checkpoint needs the report of every rank."
             )
-        return True
+
+    def _absent(self, index: int) -> list[int]:
+        entry = self._waiting.get(index, {})
+        return [rank for rank in range(self._world_size) if rank not in entry]
+
+    def _is_silent(self, rank: int) -> bool:
+        """Whether no report of this rank is to be expected."""
+        return rank in self._returned or not self._counts[rank]
 
     def _is_passed(self, rank: int, waited: bool) -> bool:
         if rank in self._returned:

@@ -39,6 +39,52 @@ def test_a_resumed_run_that_reports_nothing_has_the_metrics_of_before(start):
     assert run(start(), silent).metrics == {"loss": 0.5}
 
 
+def test_metrics_that_only_rank_0_has_reported_outlast_a_failure(start, tmp_path):
+    async def loop(rank):
+        if rank.rank == 1:
+            await asyncio.Event().wait()
+        for index in range(2):
+            await rank.report({"i": index})
+        await rank.report({"lost": True}, {"model": "x"})
+        raise ValueError("spoilt")
+
+    told = []
+
+    class Listener(Callback):
+        def after_report(self, run_context, metrics, checkpoint):
+            told.append((run_context.report_number, metrics))
+
+    outcome = run(start(max_failures=1, callbacks=[Listener()]), loop)
+    assert outcome.state is RunState.ERRORED
+    assert outcome.metrics == {"i": 1}
+    rows = read_rows(RunStorage(tmp_path, "run"))
+    by_number = [(0, 0), (1, 1), (3, 0), (4, 1)]
+    assert [(row["number"], row["metrics"]["i"]) for row in rows] == by_number
+    assert told == [(number, [{"i": i}, {}]) for number, i in by_number]
+
+
+def test_metrics_that_only_rank_0_has_reported_outlast_an_abort(start):
+    async def loop(rank):
+        if rank.rank == 0:
+            await rank.report({"loss": 0.5})
+            reported.set()
+        await asyncio.Event().wait()
+
+    async def scenario():
+        nonlocal reported
+        reported = asyncio.Event()
+        controller = start()
+        ended = asyncio.ensure_future(controller.run(controller, [loop]))
+        await reported.wait()
+        await controller.abort()
+        return await ended
+
+    reported = None
+    outcome = asyncio.run(scenario())
+    assert outcome.state is RunState.ABORTED
+    assert outcome.metrics == {"loss": 0.5}
+
+
 def test_a_second_driver_of_the_same_name_ends_the_first(start, tmp_path):
     async def first(rank):
         started.set()

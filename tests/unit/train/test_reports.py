@@ -124,3 +124,46 @@ def test_steps_are_given_out_in_order_whatever_order_reports_arrive_in():
     board = ReportBoard(1)
     assert board.add(0, 1, Report({})) == []
     assert [step.index for step in board.add(0, 0, Report({}))] == [0, 1]
+
+
+def test_at_the_end_metrics_alone_do_not_wait_for_a_rank_that_never_reported():
+    board = ReportBoard(3)
+    for index in range(2):
+        board.add(1, index, Report({"rank": 1}))
+        board.add(0, index, Report({"i": index}))
+    steps = board.close(PATIENCE)
+    assert [(step.index, step.metrics) for step in steps] == [(0, {"i": 0}), (1, {"i": 1})]
+    assert "report number 0 is missing on rank 2, and others have made 2" in board.uneven
+    assert board.close(PATIENCE) == []
+
+
+def test_at_the_end_ranks_that_were_a_moment_behind_are_not_told_as_uneven():
+    board = ReportBoard(2)
+    board.add(1, 0, Report({}))
+    for index in range(3):
+        board.add(0, index, Report({}))
+    assert [step.index for step in board.close(2 * PATIENCE)] == [1, 2]
+    silent = ReportBoard(2)
+    silent.add(0, 0, Report({}))
+    assert len(silent.close(PATIENCE / 2)) == 1
+    assert board.uneven is silent.uneven is None
+
+
+def test_at_the_end_no_other_rank_stands_for_rank_0_where_that_reports():
+    behind, silent, returned = ReportBoard(2), ReportBoard(2), ReportBoard(2)
+    for board in (behind, returned):
+        board.add(0, 0, Report({}))
+        board.add(1, 0, Report({}))
+    returned.returned(0)
+    for board in (behind, silent, returned):
+        board.add(1, board.count(0), Report({"rank": 1}))
+    assert behind.close() == []
+    assert [step.metrics for step in silent.close()] == [{"rank": 1}]
+    assert returned.close() == []  # was given out before
+
+
+def test_at_the_end_a_report_counts_only_with_its_checkpoint():
+    board = ReportBoard(2)
+    board.add(0, 0, Report({"epoch": 0}, Upload("epoch", {})))
+    board.add(0, 1, Report({"batch": 1}))
+    assert [(step.index, step.metrics) for step in board.close()] == [(1, {"batch": 1})]
