@@ -117,7 +117,8 @@ class DataIterator:
             local_shuffle_seed: From which that order is drawn. Default: the seed of the dataset.
 
         Raises:
-            ValueError: A value makes no sense, or this data has no such format.
+            ValueError: A value makes no sense, or this data has no such format. In a pass over an
+                iterable dataset: it gave less items than there are workers.
         """
         make = formatter(batch_format, tabular=self._tabular)
         return self._batches(
@@ -195,7 +196,8 @@ class DataIterator:
 
         With the same number of workers each may load its own state, or all that of rank 0. With
         another number all of them load that of rank 0, and what was not seen is split anew: all
-        ranks must have seen as many batches as rank 0 when it was saved.
+        ranks must have seen as many batches as rank 0 when it was saved. If it is less than one
+        row for each worker then, some rows are given to several, so that each has a batch.
 
         Raises:
             ValueError: It is no such state, one of other data or of another seed, or one within an
@@ -309,11 +311,13 @@ class DataIterator:
             yield from read_stream(
                 source,
                 position.epoch,
-                position.skip,
+                position.ranges[0][0],
+                position.taken,
                 self._rank,
                 self._world_size,
                 spec.batch_size,
                 drop_last=spec.drop_last,
+                name=self._name,
             )
             return
         plan = self._plan(position, spec)

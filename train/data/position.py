@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.data.split import bounds, left_over, part, size_of
+from miniray.train.data.split import bounds, enough_for, left_over, part, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -119,5 +119,6 @@ def position_of(state: Mapping[str, Any], identity: Mapping[str, Any], world_siz
     if position.endless:
         ranges = [(position.skip, ENDLESS)]
     else:
-        ranges = left_over(position.ranges, position.world_size, position.taken)
+        left = left_over(position.ranges, position.world_size, position.taken)
+        ranges = enough_for(world_size, left)
     return Position(position.epoch, ranges, world_size)

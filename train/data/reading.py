@@ -92,12 +92,14 @@ def _pick(rows: Any, order: Permutation, start: int, stop: int) -> Any:
 def read_stream(
     source: StreamSource,
     epoch: int,
-    skip: int,
+    origin: int,
+    taken: int,
     rank: int,
     world_size: int,
     batch_size: int,
     *,
     drop_last: bool,
+    name: str = "",
 ) -> Iterator[list[Any]]:
     """A rank's batches of items, as many as every other rank has.
 
@@ -106,19 +108,29 @@ def read_stream(
     Args:
         source: The data.
         epoch: Which epoch.
-        skip: Items of the epoch that were seen before.
+        origin: Items of the epoch that ranks of another number have seen. If what they have left
+            is not one for each rank, some are given to several.
+        taken: Items that each rank has seen after those.
         rank: Which rank.
         world_size: Number of ranks.
         batch_size: Items of a batch. Where the last items are less than one for each rank, they
             join the batch before.
         drop_last: Leave out what does not fill a batch on every rank.
+        name: Name of the dataset.
+
+    Raises:
+        ValueError: The epoch has items, but not one for each rank.
     """
+    first: list[Any] = []  # one for each rank
     batch: list[Any] = []  # whole, and held back until it is known whether more join it
     filling: list[Any] = []
     count = 0
+    skip = origin + taken * world_size
     for number, item in enumerate(source.items(epoch)):
         if number < skip:
             continue
+        if count < world_size:
+            first.append(item)
         if count % world_size == rank:
             filling.append(item)
         count += 1
@@ -129,6 +141,15 @@ def read_stream(
     rest = count % (world_size * batch_size)
     if rest == 0 or drop_last:
         filling = []
+    elif count < world_size and taken:
+        filling = []  # they were in the batch before
+    elif count < world_size and origin:
+        filling = [first[rank % count]]
+    elif count < world_size:
+        raise ValueError(
+            f"datasets[{name!r}] gave {count} items in epoch {epoch}, less than one for each of "
+            f"{world_size} workers."
+        )
     if batch and rest < world_size:
         batch += filling
         filling = []

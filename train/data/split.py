@@ -52,6 +52,17 @@ def left_over(ranges: Sequence[Range], world_size: int, taken: int) -> list[Rang
     return [found for each in parts for found in part(each, taken, size_of(each))]
 
 
+def enough_for(world_size: int, ranges: Sequence[Range]) -> list[Range]:
+    """The ranges, with some positions again if there are some, but not one for each rank.
+
+    A rank without a batch would leave the others in their next collective.
+    """
+    size = size_of(ranges)
+    if size >= world_size or not size:
+        return list(ranges)
+    return part([*ranges] * world_size, 0, world_size)
+
+
 @dataclasses.dataclass(frozen=True)
 class BatchPlan:
     """How a rank's rows are cut into batches.

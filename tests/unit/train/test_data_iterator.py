@@ -149,17 +149,18 @@ def test_rows_are_seen_once_however_often_a_run_is_interrupted(rows, old, new, b
             seen += ids([next(batches)])
         states.append(iterator.state_dict())
     resumed = iterators(source, new)
-    lengths = set()
+    lengths, left = set(), []
     for rank, iterator in enumerate(resumed):
         iterator.load_state_dict(states[rank if new == old else 0])
         loader = iterator.iter_batches(
             batch_size=batch, prefetch_batches=0, local_shuffle_buffer_size=local
         )
         lengths.add(len(loader))
-        seen += ids(loader)
+        left += ids(loader)
         assert iterator.state_dict()["epoch"] == 1
-    assert sorted(seen) == list(range(rows))
-    assert len(lengths) == 1 or rows - stop * batch * old < new
+    assert set(seen + left) == set(range(rows))
+    assert len(left) == max(rows - len(seen), new if len(seen) < rows else 0)
+    assert len(lengths) == 1
 
 
 def test_the_same_seed_gives_the_same_order_and_another_one_another():
@@ -366,6 +367,47 @@ def test_a_slice_of_a_large_table_is_sent_without_the_rest():
 def test_nonsense_of_a_pass_is_refused_at_once(options, message):
     with pytest.raises(ValueError, match=message):
         DataIterator("train", adapt("train", table_of(3))).iter_batches(**options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_less_rows_than_ranks_that_an_epoch_has_left_are_given_to_several(kind, parquet):
+    """10 rows, 2 ranks, 2 batches of 2 each; 3 ranks take up the 2 rows that are left."""
+    source = adapt("train", make(kind, 10, parquet))
+    seen = []
+    for iterator in iterators(source, 2):
+        batches = iter(iterator.iter_batches(batch_size=2))
+        seen += ids([next(batches), next(batches)])
+    state = iterator.state_dict()
+    left = []
+    for iterator in iterators(source, 3):
+        iterator.load_state_dict(state)
+        (batch,) = iterator.iter_batches(batch_size=2)
+        left += ids([batch])
+        assert iterator.state_dict()["epoch"] == 1
+        assert len(list(iterator.iter_batches(batch_size=2))) == 2  # of the next epoch
+    assert len(left) == 3
+    assert sorted(seen + list(set(left))) == list(range(10))
+
+
+@pytest.mark.parametrize("kind", ["table", "stream"])
+@pytest.mark.parametrize("own_state", [True, False])
+def test_ranks_that_have_seen_their_last_batch_get_none_when_they_go_on(kind, own_state, parquet):
+    source = adapt("train", make(kind, 7, parquet))
+    states = []
+    for iterator in iterators(source, 3):
+        batches = iter(iterator.iter_batches(batch_size=2))
+        next(batches)  # of 3 rows on rank 0
+        states.append(iterator.state_dict())
+    for rank, iterator in enumerate(iterators(source, 3)):
+        iterator.load_state_dict(states[rank if own_state else 0])
+        assert list(iterator.iter_batches(batch_size=2)) == []
+
+
+def test_a_stream_without_an_item_for_each_rank_is_refused_on_all():
+    for iterator in iterators(adapt("train", Stream(2)), 3):
+        with pytest.raises(ValueError, match=r"'train'\] gave 2 items in epoch 0.*of 3 workers"):
+            list(iterator.iter_batches(batch_size=1))
+        assert list(iterator.iter_batches(batch_size=1, drop_last=True)) == []
 
 
 def test_a_stream_has_no_length_and_no_local_shuffle():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from miniray.train.data.order import EpochOrder
 from miniray.train.data.permutation import Permutation, derive_key
 from miniray.train.data.position import Position, position_of, state_of
-from miniray.train.data.split import left_over, part, plan_batches, size_of, split
+from miniray.train.data.split import enough_for, left_over, part, plan_batches, size_of, split
 
 sizes = st.integers(0, 300)
 worlds = st.integers(1, 9)
@@ -158,7 +158,16 @@ def test_a_state_leaves_what_was_not_seen_to_any_number_of_ranks(total, world, o
     left = [
         number for rank in range(other) for number in numbers(resumed.own(rank))[resumed.taken :]
     ]
-    assert sorted(seen + left) == list(range(total))
+    assert sorted(seen + left) == list(range(total)) or len(left) == other
+    assert set(seen + left) == set(range(total))
+
+
+@settings(deadline=None)
+@given(ranges_of(), worlds)
+def test_each_rank_has_a_position_if_there_is_one(ranges, world):
+    enough = enough_for(world, ranges)
+    assert set(numbers(enough)) == set(numbers(ranges))
+    assert size_of(enough) == (max(size_of(ranges), world) if ranges else 0)
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
