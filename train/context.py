@@ -182,6 +182,11 @@ def report(
     folder; of equal names the one written last stays. Of the metrics, those of rank 0 are kept:
     those that come with a checkpoint once it is complete, others also if the run fails.
 
+    A report whose upload has raised can be repeated with the same metrics. A rank that goes on
+    instead, or repeats it with ``checkpoint=None``, has made it without its files: no checkpoint
+    is kept of this report, and those that follow are matched as before. What raises before an
+    upload has begun counts as not made.
+
     Args:
         metrics: Numbers, strings, lists and dictionaries by name.
         checkpoint: A folder of files to keep.
@@ -202,8 +207,7 @@ def report(
     Raises:
         RuntimeError: Called outside a train loop.
         TypeError: The metrics are not a dictionary with string keys, or hold what can't be pickled,
-            or the checkpoint is none. A report that raises counts as not made: call it again, or
-            the next report of this rank is matched with this one of the others.
+            or the checkpoint is none.
         ValueError: The metrics hold a tensor, an argument can't be used, or a checkpoint that these
             workers have reported has the name.
         FileNotFoundError: The checkpoint's folder does not exist.

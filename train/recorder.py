@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.train.checkpoint_book import CheckpointBook, CheckpointRecord, has_score
 from miniray.train.metrics_log import MetricsLog, flatten, read_rows
+from miniray.train.ranks import listed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,6 +124,7 @@ class RunRecorder:
         rows, notes = [], []
         for step in steps:
             number = first_number + step.index
+            notes += _left_out(number, step)
             checkpoint = self._commit(number, step) if step.uploads else None
             if checkpoint is not None:
                 notes += self._unscored(step)
@@ -179,3 +181,15 @@ class RunRecorder:
             except OSError:  # noqa: PERF203 - no reason to end the run; a later one tries again
                 logger.warning("Checkpoint %s can't be deleted.", surplus.name, exc_info=True)
         return self._storage.checkpoint(name)
+
+
+def _left_out(number: int, step: Step) -> list[str]:
+    """What to say of a checkpoint that misses files of ranks which went on without."""
+    if not step.failures:
+        return []
+    ranks = sorted(step.failures)
+    note = (
+        f"Report {number} has no checkpoint, as the upload of {listed(ranks)} has failed and the "
+        f"train loop went on: {step.failures[ranks[0]]}"
+    )
+    return [note]

@@ -112,6 +112,8 @@ class Session:
         self._lock = threading.RLock()
         self._reporting = False
         self._reported = 0
+        #: A report whose upload has failed, until the rank repeats it or goes on.
+        self._failed: Report | None = None
         self._newest = (-1, setup.checkpoint)  # index of the report and the checkpoint
         self._uploads = BackgroundUploads()
         self._upload_process = UploadProcess(setup.storage)
@@ -145,6 +147,12 @@ class Session:
 
     def _report(self, plain: dict[str, Any], given: CheckpointReport | None) -> None:
         self._uploads.raise_failure()
+        again = self._failed is not None and repr(self._failed.metrics) == repr(plain)
+        if self._failed is not None and not (again and given is not None):
+            self._go_on()
+            if again:
+                return  # that was it, without the checkpoint
+        self._failed = None
         index = self._reported
         if given is None:
             self._send(index, Report(plain))
@@ -161,13 +169,23 @@ class Session:
     def _upload_now(self, index: int, plain: dict[str, Any], given: CheckpointReport) -> None:
         try:
             upload = self._upload(index, given)
-        except BaseException:
+        except BaseException as error:
             self._controller.upload_failed(index, None)
+            self._failed = Report(plain, failure=f"{type(error).__name__}: {error}")
             raise
         self._send(index, Report(plain, upload))
 
+    def _go_on(self) -> None:
+        """Have a report count whose upload has failed: later ones are matched by their number."""
+        if self._failed is not None:
+            self._send(self._reported, self._failed)
+            self._reported += 1
+            self._failed = None
+
     def finish(self) -> None:
         """Wait until all uploads have ended and the controller has every report."""
+        with self._lock:
+            self._go_on()
         self._uploads.wait()
         self._upload_process.close()
         self.confirm_reports()

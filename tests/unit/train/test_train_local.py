@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -168,6 +169,25 @@ def test_a_run_without_a_name_goes_on_when_it_is_fitted_again(tmp_path, same):
     results = [first.fit(), second.fit()]
     assert [result.return_value for result in results] == [False, True]
     assert results[0].path == results[1].path == f"{tmp_path}/runs/{config.name}"
+
+
+def test_a_loop_may_go_on_without_a_checkpoint_that_could_not_be_uploaded(fit, tmp_path, capsys):
+    def loop():
+        for epoch in range(3):
+            checkpoint = save(tmp_path / str(epoch), f"{epoch}")
+            if epoch == 1:
+                shutil.rmtree(tmp_path / "1")
+            with contextlib.suppress(FileNotFoundError):
+                train.report({"epoch": epoch}, checkpoint)
+
+    result = fit(loop)
+    assert [metrics["epoch"] for _, metrics in result.best_checkpoints] == [0, 2]
+    left = {path.name for path in Path(result.path).glob("checkpoint_*")}
+    assert left == {"checkpoint_000000", "checkpoint_000002"}
+    rows = (Path(result.path) / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["metrics"]["epoch"] for row in rows] == [0, 1, 2]
+    told = "Report 1 has no checkpoint, as the upload of rank 0 has failed"
+    assert told in capsys.readouterr().out
 
 
 def test_after_a_failure_the_loop_is_started_again(fit, tmp_path):

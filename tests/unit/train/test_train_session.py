@@ -27,6 +27,7 @@ from miniray.train.exceptions import AttemptOverError, RunTakenOverError
 from miniray.train.plain_metrics import plain_metrics
 from miniray.train.ranks import Ranks
 from miniray.train.rendezvous import CollectiveOutcome
+from miniray.train.reports import Report
 from miniray.train.session import Session, SessionSetup
 from miniray.train.storage import RunStorage
 from miniray.train.worker import TrainLoop, TrainWorker
@@ -374,6 +375,56 @@ def test_a_collective_call_raises_what_the_controller_says(session, controller):
         collective.barrier()
 
 
+@pytest.fixture
+def fail_to_upload(make_checkpoint):
+    """Reports a checkpoint whose upload fails."""
+
+    def refuse(checkpoint, name):
+        raise OSError("full")
+
+    def run(metrics, name):
+        with pytest.raises(OSError, match="full"):
+            report(metrics, make_checkpoint(name), checkpoint_upload_fn=refuse)
+
+    return run
+
+
+def test_a_report_whose_upload_has_failed_can_be_repeated(
+    session, controller, make_checkpoint, fail_to_upload
+):
+    fail_to_upload({"i": float("nan")}, "a")
+    fail_to_upload({"i": float("nan")}, "b")
+    report({"i": float("nan")}, make_checkpoint("c"))
+    report({"i": 1})
+    session.finish()
+    assert [args[2] for args in controller.reports] == [0, 1]
+    assert controller.reports[0][3].upload.name == "checkpoint_000010"
+
+
+def test_a_rank_that_goes_on_after_a_failed_upload_keeps_the_numbers_of_its_reports(
+    session, controller, make_checkpoint, fail_to_upload
+):
+    fail_to_upload({"i": 0}, "a")
+    report({"i": 1}, make_checkpoint("b"))
+    fail_to_upload({"i": 2}, "c")
+    report({"i": 3})
+    fail_to_upload({"i": 4}, "d")
+    session.finish()
+    sent = [(args[2], args[3].metrics["i"], args[3].failure) for args in controller.reports]
+    full = "OSError: full"
+    assert sent == [(0, 0, full), (1, 1, ""), (2, 2, full), (3, 3, ""), (4, 4, full)]
+    assert controller.reports[1][3].upload.name == "checkpoint_000011"
+
+
+def test_a_report_that_is_repeated_without_its_checkpoint_is_made_once(
+    session, controller, fail_to_upload
+):
+    fail_to_upload({"i": 0}, "a")
+    report({"i": 0})
+    session.finish()
+    assert [args[3] for args in controller.reports] == [Report({"i": 0}, failure="OSError: full")]
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -452,7 +503,7 @@ def test_a_report_during_the_upload_of_the_same_thread_is_told_so(
     with pytest.raises(RuntimeError, match="Have the handler set a flag"):
         report({}, checkpoint=make_checkpoint(), checkpoint_upload_fn=upload)
     report({"n": 1})
-    assert [args[2] for args in controller.reports] == [0]
+    assert [args[2:] for args in controller.reports][1:] == [(1, Report({"n": 1}))]
 
 
 @pytest.mark.parametrize("broken", [False, True])
