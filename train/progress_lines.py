@@ -22,9 +22,18 @@ WORDS = {
 }
 
 
+#: Characters of a value that are shown.
+_WIDTH = 200
+
+
 def format_value(value: Any) -> str:
     """A metric as short text."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else shorten(str(value))
+
+
+def shorten(text: str) -> str:
+    """The beginning of a text, if it is long."""
+    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]} ..."
 
 
 def format_row(row: Row) -> str:

@@ -14,7 +14,7 @@ from miniray.train.config import CheckpointConfig
 from miniray.train.exceptions import TrainingFailedError
 from miniray.train.metrics_log import flatten, read_rows
 from miniray.train.outcome import STOPPED, make_error, read_outcome
-from miniray.train.progress_lines import format_value
+from miniray.train.progress_lines import format_value, shorten
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: A printed result names this many checkpoints, and this many characters of a value.
-_SHOWN, _WIDTH = 5, 200
+#: A printed result names this many checkpoints.
+_SHOWN = 5
 
 
 @dataclasses.dataclass(repr=False)
@@ -173,10 +173,11 @@ class Result:
         else:
             lines.append(f"checkpoint: {self.checkpoint.path} (the latest)")
         if names:
-            kept = f"{', '.join(names[-_SHOWN:])}{' and more' if len(names) > _SHOWN else ''}"
-            lines.append(f"kept: {kept}")
+            more = len(names) - _SHOWN
+            others = f"{more} {'other' if more == 1 else 'others'}, then " if more > 0 else ""
+            lines.append(f"kept: {others}{', '.join(names[-_SHOWN:])}")
         if self.return_value is not None:
-            lines.append(f"return value: {_short(repr(self.return_value))}")
+            lines.append(f"return value: {shorten(repr(self.return_value))}")
         return "Result of a training run\n" + "\n".join(f"  {line}" for line in _indent(lines))
 
 
@@ -223,7 +224,3 @@ def _unfinished(facts: Mapping[str, Any]) -> str:
 
 def _indent(lines: list[str]) -> list[str]:
     return [line for text in lines for line in text.splitlines()]
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _WIDTH else f"{text[:_WIDTH]} ..."

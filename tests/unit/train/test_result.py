@@ -7,6 +7,8 @@ import pytest
 
 from miniray.train import Checkpoint, Result
 from miniray.train.metrics_log import MetricsLog, read_rows
+from miniray.train.progress_feed import Row
+from miniray.train.progress_lines import format_row
 from miniray.train.storage import RunStorage, default_checkpoint_name
 
 
@@ -87,6 +89,17 @@ def test_a_printed_result_can_be_read_by_a_person(run_folder):
         f"  checkpoint: {run_folder}/checkpoint_000002 (the latest)",
         "  kept: checkpoint_000000, checkpoint_000001, checkpoint_000002",
     ]
+
+
+def test_a_printed_result_is_short_also_if_there_is_much_in_it():
+    kept = [(Checkpoint(f"/runs/a/{number}"), {}) for number in range(7)]
+    metrics = {"curve": list(range(20_000))}
+    text = str(Result(metrics, kept[-1][0], None, "/runs/a", kept, return_value=metrics))
+    assert len(text) < 800
+    assert "  kept: 2 others, then 2, 3, 4, 5, 6" in text.splitlines()
+    row = format_row(Row(0, metrics, None))
+    assert row.startswith("report 0: curve=[0, 1, 2,")
+    assert len(row) < 300
 
 
 def test_a_printed_result_names_no_kept_checkpoints_where_none_are_known():
