@@ -23,7 +23,7 @@ class DataConfig:
             others each worker gets every row.
         datasets_to_shuffle: Names of those whose rows come in a new order in each epoch, or
             ``"all"``. The others keep their order, and so would a dataset sorted by label: each
-            worker would see only some of the labels.
+            worker would see only some of the labels. Iterable datasets come in their own order.
         seed: From which the orders are drawn. The same seed gives the same orders.
         execution_options: Refused, as the one below: nothing is executed, each worker reads its
             part by itself.

@@ -12,7 +12,7 @@ from miniray.train.data.formats import collate_torch, formatter, table_to_numpy
 from miniray.train.data.order import EpochOrder
 from miniray.train.data.position import ENDLESS, Position, position_of, state_of
 from miniray.train.data.read_ahead import read_ahead
-from miniray.train.data.reading import LocalShuffle, PartReader, read_stream
+from miniray.train.data.reading import LocalShuffle, PartReader, StreamShuffle, read_stream
 from miniray.train.data.sources import Source
 from miniray.train.data.split import plan_batches, size_of
 
@@ -113,7 +113,8 @@ class DataIterator:
                 DataFrame. ``"pyarrow"`` or None: a table.
             drop_last: Leave out rows that do not fill a batch on every rank.
             local_shuffle_buffer_size: Mix the rows within so many that follow each other; they
-                are in memory at once. For Parquet, whose row groups are shuffled as a whole.
+                are in memory at once. For Parquet, whose row groups are shuffled as a whole, and
+                for iterable datasets, of which nothing else is shuffled.
             local_shuffle_seed: From which that order is drawn. Default: the seed of the dataset.
 
         Raises:
@@ -262,11 +263,6 @@ class DataIterator:
                 )
         local = None
         if buffer_size is not None:
-            if not isinstance(self._source, Source):
-                raise ValueError(
-                    f"{caller}(local_shuffle_buffer_size=...) is not for the iterable dataset "
-                    f"{self._name!r}. Shuffle in its __iter__."
-                )
             local = buffer_size, (self._seed or 0) if shuffle_seed is None else shuffle_seed
         spec = BatchSpec(batch_size, prefetch_batches, drop_last, local, make, device)
         return BatchIterable(self, spec)
@@ -306,7 +302,7 @@ class DataIterator:
 
     def _rows(self, position: Position, spec: BatchSpec) -> Iterator[Any]:
         """The rows of each batch of a pass."""
-        source = self._source
+        source, local = self._source, spec.local_shuffle
         if not isinstance(source, Source):
             yield from read_stream(
                 source,
@@ -318,13 +314,14 @@ class DataIterator:
                 spec.batch_size,
                 drop_last=spec.drop_last,
                 name=self._name,
+                shuffle=StreamShuffle(*local, position.epoch, position.taken) if local else None,
             )
             return
         plan = self._plan(position, spec)
         assert plan is not None
         order = EpochOrder(source.block_sizes, self._seed, position.epoch)
         part = PartReader(source, order, position.own(self._rank))
-        mixed = spec.local_shuffle and LocalShuffle(part, *spec.local_shuffle, position.epoch)
+        mixed = local and LocalShuffle(part, *local, position.epoch)
         reader = mixed or part
         begin = position.taken
         for start, stop in plan.bounds():

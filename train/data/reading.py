@@ -89,6 +89,44 @@ def _pick(rows: Any, order: Permutation, start: int, stop: int) -> Any:
     return rows.take(pyarrow.array(numbers))
 
 
+class StreamShuffle:
+    """Mixes items within windows as they come, in the same way each time.
+
+    Args:
+        window: Items that are mixed, and in memory, at once.
+        seed: From which the order within the windows is drawn.
+        epoch: Each epoch has an order of its own.
+        taken: Items that were handed out before, and do not come again.
+
+    Attributes:
+        begin: The first item that has to be added: where the window begins in which these end.
+    """
+
+    def __init__(self, window: int, seed: int, epoch: int, taken: int) -> None:
+        self._window = window
+        self._key = derive_key(seed, epoch)
+        self._number, self._taken = divmod(taken, window)
+        self.begin = self._number * window
+        self._items: list[Any] = []
+
+    def add(self, item: Any) -> list[Any]:
+        """Add an item; those of its window, mixed, if it is the last one."""
+        self._items.append(item)
+        return self.rest() if len(self._items) == self._window else []
+
+    def rest(self) -> list[Any]:
+        """Those of a window that will not be filled."""
+        import numpy as np
+
+        items, taken = self._items, self._taken
+        if not items:
+            return []
+        order = Permutation(len(items), derive_key(self._key, self._number))
+        self._items, self._taken = [], 0
+        self._number += 1
+        return [items[number] for number in order.take(np.arange(taken, len(items)))]
+
+
 def read_stream(
     source: StreamSource,
     epoch: int,
@@ -100,6 +138,7 @@ def read_stream(
     *,
     drop_last: bool,
     name: str = "",
+    shuffle: StreamShuffle | None = None,
 ) -> Iterator[list[Any]]:
     """A rank's batches of items, as many as every other rank has.
 
@@ -117,43 +156,46 @@ def read_stream(
             join the batch before.
         drop_last: Leave out what does not fill a batch on every rank.
         name: Name of the dataset.
+        shuffle: Mixes the items that the rank keeps.
 
     Raises:
         ValueError: The epoch has items, but not one for each rank.
     """
+    begin = taken if shuffle is None else shuffle.begin
+    count = (begin - taken) * world_size  # items that were not seen, when it is above 0
     first: list[Any] = []  # one for each rank
-    batch: list[Any] = []  # whole, and held back until it is known whether more join it
-    filling: list[Any] = []
-    count = 0
-    skip = origin + taken * world_size
+    ready: list[Any] = []  # own items in the order in which they are handed out
+    whole = 0  # batches of these; the last is held back until it is known whether more join it
     for number, item in enumerate(source.items(epoch)):
-        if number < skip:
+        if number < origin + begin * world_size:
             continue
-        if count < world_size:
+        if not taken and count < world_size:
             first.append(item)
         if count % world_size == rank:
-            filling.append(item)
+            ready += [item] if shuffle is None else shuffle.add(item)
         count += 1
-        if count % (world_size * batch_size) == 0:
-            if batch:
-                yield batch
-            batch, filling = filling, []
-    rest = count % (world_size * batch_size)
-    if rest == 0 or drop_last:
-        filling = []
-    elif count < world_size and taken:
-        filling = []  # they were in the batch before
-    elif count < world_size and origin:
-        filling = [first[rank % count]]
-    elif count < world_size:
-        raise ValueError(
-            f"datasets[{name!r}] gave {count} items in epoch {epoch}, less than one for each of "
-            f"{world_size} workers."
-        )
-    if batch and rest < world_size:
-        batch += filling
-        filling = []
-    if batch:
-        yield batch
-    if filling:
-        yield filling
+        whole += count > 0 and count % (world_size * batch_size) == 0
+        while whole > 1 and len(ready) >= batch_size:
+            yield ready[:batch_size]
+            del ready[:batch_size]
+            whole -= 1
+    if shuffle is not None:
+        ready += shuffle.rest()
+    sizes = [batch_size] * whole
+    rest = max(0, count) % (world_size * batch_size)
+    if rest and not drop_last:
+        last = len(ready) - whole * batch_size
+        if sizes and rest < world_size:
+            sizes[-1] += last
+        elif count >= world_size:
+            sizes.append(last)
+        elif not taken:  # else they were in the batch before
+            if not origin:
+                raise ValueError(
+                    f"datasets[{name!r}] gave {count} items in epoch {epoch}, less than one for "
+                    f"each of {world_size} workers."
+                )
+            ready, sizes = [first[rank % count]], [1]
+    for size in sizes:
+        yield ready[:size]
+        del ready[:size]

@@ -103,7 +103,7 @@ def test_the_ranks_see_every_row_once_in_each_epoch(kind, prefetch, parquet):
         assert sorted(row for rows in orders[-1] for row in rows) == list(range(50))
         sizes = [len(each) for each in orders[-1]]
         assert max(sizes) - min(sizes) <= 1
-    assert (orders[0] == orders[1]) == (kind == "stream")  # only its own code can shuffle it
+    assert (orders[0] == orders[1]) == (kind == "stream")  # its own code may shuffle it
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,6 +185,52 @@ def test_a_local_shuffle_mixes_the_rows_of_its_buffer_only():
             list(range(start, start + 10)) for start in range(0, 40, 10)
         ]
     assert first != second
+
+
+def test_a_local_shuffle_mixes_the_items_of_a_stream_anew_in_each_epoch():
+    source = adapt("train", Stream(40))
+    orders = []
+    for iterator in iterators(source, 2):
+        loader = iterator.iter_batches(batch_size=4, local_shuffle_buffer_size=6)
+        orders += [ids(loader), ids(loader)]
+    for rank in (0, 1):
+        one, other = orders[2 * rank : 2 * rank + 2]
+        own = list(range(rank, 40, 2))
+        assert own not in (one, other)
+        assert one != other
+        for order in (one, other):
+            for start in range(0, 20, 6):
+                assert sorted(order[start : start + 6]) == own[start : start + 6]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 60),
+    world=st.integers(1, 4),
+    batch=st.integers(1, 9),
+    window=st.integers(1, 20),
+    drop_last=st.booleans(),
+    data=st.data(),
+)
+def test_a_mixed_stream_goes_on_where_it_was(rows, world, batch, window, drop_last, data):
+    source = adapt("train", Stream(max(rows, world)))
+    counts, stop = set(), None
+    for first, second in zip(iterators(source, world), iterators(source, world), strict=True):
+        options = {"batch_size": batch, "drop_last": drop_last, "prefetch_batches": 0}
+        whole = list(first.iter_batches(local_shuffle_buffer_size=window, **options))
+        plain = DataIterator("train", source, first._rank, world).iter_batches(**options)
+        assert [len(each["id"]) for each in whole] == [len(each["id"]) for each in plain]
+        counts.add(len(whole))
+        if stop is None:
+            stop = data.draw(st.integers(0, len(whole)))
+        batches = iter(second.iter_batches(local_shuffle_buffer_size=window, **options))
+        seen = [next(batches) for _ in range(stop)]
+        state = second.state_dict()
+        third = DataIterator("train", source, first._rank, world)
+        third.load_state_dict(state)
+        rest = third.iter_batches(local_shuffle_buffer_size=window, **options)
+        assert ids(seen) + ids(rest) == ids(whole)
+    assert len(counts) == 1
 
 
 def test_a_pass_that_was_left_early_is_followed_by_the_next_epoch():
@@ -410,12 +456,10 @@ def test_a_stream_without_an_item_for_each_rank_is_refused_on_all():
         assert list(iterator.iter_batches(batch_size=1, drop_last=True)) == []
 
 
-def test_a_stream_has_no_length_and_no_local_shuffle():
+def test_a_stream_has_no_length():
     iterator = DataIterator("train", adapt("train", Stream(3)))
     with pytest.raises(TypeError, match="no length"):
         len(iterator.iter_batches())
-    with pytest.raises(ValueError, match="Shuffle in its __iter__"):
-        iterator.iter_batches(local_shuffle_buffer_size=4)
     with pytest.raises(ValueError, match="is for tables"):
         iterator.iter_batches(batch_format="pandas")
 
