@@ -3,7 +3,8 @@
 User exceptions may have constructors that ``pickle`` can't call again, members
 that can't be pickled, or classes that can't be subclassed. The functions here
 pack, unpack and graft them without ever calling user constructors; what the
-result means is ``exceptions.py``'s business.
+result means is ``exceptions.py``'s business. Their classes may override anything, so what
+every exception has is reached through ``BaseException``.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ _OWN_FOLDERS = tuple(
 #: Bytes that a pickled exception may take: errors travel in messages, not in shared memory.
 LARGEST = 256 << 20
 
+#: What user code may raise besides an Exception, and must not end the process with, where an
+#: error of it is looked at. KeyboardInterrupt is not among them: it is meant for who looks.
+ENDS = (SystemExit, GeneratorExit)
+
+_TRACEBACK: Any = vars(BaseException)["__traceback__"]
+_STATE: Any = vars(BaseException)["__dict__"]
+
 #: Characters of a traceback that are kept.
 _LONGEST = 200_000
 
@@ -35,8 +43,12 @@ def format_traceback(error: BaseException) -> str:
 
     Of a long one the middle is left out: what an error prints of its data is no help.
     """
-    frames = _user_frames(error) or error.__traceback__
-    text = "".join(traceback.format_exception(type(error), error, frames))
+    frames = _user_frames(error) or traceback_of(error)
+    try:
+        text = "".join(traceback.format_exception(type(error), error, frames))
+    except (Exception, *ENDS) as problem:  # noqa: BLE001 -- user code runs here
+        said = type(problem).__name__
+        text = f"{''.join(traceback.format_tb(frames))}{name_of(error)}: (no text, due to {said})"
     left_out = len(text) - _LONGEST
     if left_out <= 0:
         return text
@@ -46,10 +58,35 @@ def format_traceback(error: BaseException) -> str:
 
 def _user_frames(error: BaseException) -> types.TracebackType | None:
     """The traceback from the first frame of user code on; None if there is none."""
-    first = error.__traceback__
+    first = traceback_of(error)
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_OWN_FOLDERS):
         first = first.tb_next
     return first
+
+
+def traceback_of(error: BaseException) -> types.TracebackType | None:
+    """``__traceback__``, whatever the class makes of the name."""
+    frames: types.TracebackType | None = _TRACEBACK.__get__(error)
+    return frames
+
+
+def state_of(error: BaseException) -> dict[str, Any]:
+    """``__dict__``, likewise."""
+    state: dict[str, Any] = _STATE.__get__(error)
+    return state
+
+
+def forget_traceback(error: BaseException) -> None:
+    """Drop the frames, and what they hold; a class may refuse the assignment, as frozen ones do."""
+    BaseException.with_traceback(error, None)
+
+
+def name_of(error: BaseException) -> str:
+    """The class of an error, with its module."""
+    cls = type(error)
+    return (
+        f"{type.__getattribute__(cls, '__module__')}.{type.__getattribute__(cls, '__qualname__')}"
+    )
 
 
 def add_note(error: BaseException, note: str) -> None:
@@ -57,7 +94,7 @@ def add_note(error: BaseException, note: str) -> None:
 
     Python prints such notes below the error, from version 3.11 on.
     """
-    notes: list[str] = error.__dict__.setdefault("__notes__", [])
+    notes: list[str] = state_of(error).setdefault("__notes__", [])
     notes.append(note)
 
 
@@ -76,7 +113,7 @@ def pack(error: BaseException) -> tuple[bytes | None, str]:
     Returns:
         The pickle, or None and why there is none.
     """
-    parts = (type(error), _args(error), dict(error.__dict__))
+    parts = (type(error), _args(error), dict(state_of(error)))
     blob = _packed(error, type(error)) or _packed(parts, type(error))
     if blob is None:
         return None, "can't be pickled"
@@ -92,8 +129,8 @@ def _packed(form: Any, cls: type[BaseException]) -> bytes | None:
     try:
         blob: bytes = cloudpickle.dumps(form, protocol=5)
         return blob if isinstance(unpack(blob), cls) else None
-    except Exception as problem:  # noqa: BLE001 -- user code runs here and may raise anything
-        logger.debug("%s can't be pickled as it is: %r", cls.__name__, problem)
+    except (Exception, *ENDS) as problem:  # noqa: BLE001 -- user code runs here
+        logger.debug("an exception can't be pickled as it is: %s", name_of(problem))
         return None
 
 
@@ -112,7 +149,7 @@ def rebuild(
     """Make an exception from its parts without running its class's constructor."""
     error = _new(cls, args)
     _set_args(error, args)
-    error.__dict__.update(state)
+    state_of(error).update(state)
     return error
 
 
@@ -123,7 +160,7 @@ def graft(cls: type[BaseException], cause: BaseException) -> BaseException:
     error = _new(cls, parts)
     _set_args(error, args)
     _copy_members(cause, error)
-    error.__dict__.update(cause.__dict__)
+    state_of(error).update(state_of(cause))
     return error
 
 

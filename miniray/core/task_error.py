@@ -120,16 +120,19 @@ class TaskError(MinirayError):
         """
         cause = self.cause
         cause_class: Any = type(cause)
-        if isinstance(self, cause_class) or not isinstance(cause, Exception):
+        if cause_class in type(self).__mro__ or not isinstance(cause, Exception):
             return self
         if isinstance(cause, StopIteration | StopAsyncIteration):
             return self
-        cls = _dual_class(cause_class)
-        if cls is None:
+        try:
+            cls = _dual_class(cause_class)
+            dual = cls and transport.graft(cls, cause)
+        except Exception as problem:  # noqa: BLE001 -- user code runs in it
+            _tell_plain(cause_class, problem)
             return self
-        dual = transport.graft(cls, cause)
-        dual.__dict__["_facts"] = self._facts
-        assert isinstance(dual, TaskError)
+        if not isinstance(dual, TaskError):
+            return self
+        transport.state_of(dual)["_facts"] = self._facts
         return dual
 
     def __str__(self) -> str:
@@ -141,11 +144,15 @@ class TaskError(MinirayError):
         return f"{self.function_name}() failed{where}\n{self.traceback_str.rstrip()}"
 
     def __repr__(self) -> str:
-        return f"TaskError({self.function_name}: {self.cause!r})"
+        try:
+            cause = repr(self.cause)
+        except Exception:  # noqa: BLE001 -- a class of the user's; who prints has another error
+            cause = f"a {transport.name_of(self.cause)}"
+        return f"TaskError({self.function_name}: {cause})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         blob, why_not = transport.pack(self.cause)
-        facts = dataclasses.replace(self._facts, cause=MinirayError(_name(self.cause)))
+        facts = dataclasses.replace(self._facts, cause=MinirayError(transport.name_of(self.cause)))
         mixed = type(self) is not TaskError
         return _rebuild_task_error, (facts, blob, mixed, why_not)
 
@@ -156,20 +163,25 @@ def _dual_class(cause_class: Any) -> type[BaseException] | None:
     namespace = {
         "__module__": _PUBLIC_MODULE,
         "__doc__": TaskError.__doc__,
-        # The user's class must not get its own way of printing, pickling or assigning.
+        # The user's class must not get its own way of printing, pickling, assigning or raising.
         "__setattr__": object.__setattr__,
+        "with_traceback": BaseException.with_traceback,
         "__init__": TaskError.__init__,
     }
     try:
         return type(f"TaskError({cause_class.__name__})", (TaskError, cause_class), namespace)
-    except Exception as problem:  # noqa: BLE001 -- metaclasses may raise anything
-        logger.warning(
-            "%s can't be subclassed (%s), so errors of it are raised as TaskError only; "
-            "the exception itself is in the attribute `cause`.",
-            cause_class.__name__,
-            problem,
-        )
+    except (Exception, *transport.ENDS) as problem:  # noqa: BLE001 -- metaclasses may raise anything
+        _tell_plain(cause_class, problem)
         return None
+
+
+def _tell_plain(cause_class: Any, problem: BaseException) -> None:
+    logger.warning(
+        "%s can't be subclassed (%s), so errors of it are raised as TaskError only; "
+        "the exception itself is in the attribute `cause`.",
+        type.__getattribute__(cause_class, "__name__"),
+        problem,
+    )
 
 
 def _rebuild_task_error(
@@ -187,7 +199,3 @@ def _rebuild_task_error(
     error = TaskError.__new__(TaskError, facts.function_name, facts.traceback_str)
     error.__dict__["_facts"] = dataclasses.replace(facts, cause=cause)
     return error.as_instanceof_cause() if mixed else error
-
-
-def _name(error: BaseException) -> str:
-    return f"{type(error).__module__}.{type(error).__qualname__}"

@@ -20,12 +20,13 @@ from miniray.config import config
 from miniray.core import context
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
+from miniray.core.exception_transport import forget_traceback, name_of
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others
 from miniray.core.ids import call_id
 from miniray.core.interrupts import postpone
 from miniray.core.object_reports import ObjectReports
-from miniray.exceptions import TaskCancelledError
+from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
 from miniray.object_ref import hooks
 from miniray.worker import stdio
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
@@ -389,7 +390,8 @@ class Executor:
                 else ((), 0)
             )
         except (TypeError, ValueError) as error:  # it names what was returned: frames add nothing
-            self.answer_error(work, error.with_traceback(None))
+            forget_traceback(error)
+            self.answer_error(work, error)
             return
         except Exception as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)
@@ -407,14 +409,12 @@ class Executor:
         self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, pin))
 
     def answer_error(self, work: Work, error: BaseException) -> None:
-        """Send an error."""
+        """Send an error; whatever is the matter with it, the caller gets an answer."""
         if self._exits(work):
             return
         forget_arguments(self._runtime, work)  # it may have failed before it loaded them
-        status, values = p.STATUS_ERROR, self._error_values(work, error)
-        if isinstance(error, ArgumentLostError) and not work.cancelled:
-            status, values = p.STATUS_LOST, ((error.id, error.payload),)
-        error.__traceback__ = None  # its frames hold the arguments
+        status, values = self._told(work, error)
+        forget_traceback(error)  # its frames hold the arguments
         self._flush_output()
         self._open.pop((work.caller.process_id, work.number), None)
         held = self._still_held(work)
@@ -439,10 +439,21 @@ class Executor:
             # registered by itself must be counted before that ends.
             self._runtime.borrowing.defer(lambda: work.caller.post(message))
 
-    def _error_values(self, work: Work, error: BaseException) -> tuple[Any, ...]:
-        if work.cancelled and isinstance(error, (TaskCancelledError, KeyboardInterrupt)):
-            return (error_value(TaskCancelledError(work.name)),)
-        return (self._results.error(error, work.name),)
+    def _told(self, work: Work, error: BaseException) -> tuple[int, tuple[Any, ...]]:
+        """Status and values that tell an error."""
+        try:
+            if work.cancelled and isinstance(error, (TaskCancelledError, KeyboardInterrupt)):
+                return p.STATUS_ERROR, (error_value(TaskCancelledError(work.name)),)
+            if isinstance(error, ArgumentLostError) and not work.cancelled:
+                return p.STATUS_LOST, ((error.id, error.payload),)
+            return p.STATUS_ERROR, (self._results.error(error, work.name),)
+        except BaseException as problem:  # noqa: BLE001 - the error's class is user code
+            # Neither of the two is printed: that runs the same code again.
+            told = (
+                f"An exception of class {name_of(error)}, which can't be sent: "
+                f"a {name_of(problem)} was raised when it was looked at."
+            )
+            return p.STATUS_ERROR, (error_value(TaskError(work.name, told, MinirayError(told))),)
 
     def _flush_output(self) -> None:
         """Who has the answer may end this process: an unfinished line must not be lost then."""

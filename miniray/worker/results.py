@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
-from miniray.core.exception_transport import note_place
+from miniray.core.exception_transport import name_of, note_place, traceback_of
 from miniray.core.names import short_name
 from miniray.core.serialization import serialize
-from miniray.exceptions import TaskCancelledError, TaskError
+from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -174,16 +174,14 @@ class Results:
 
     def error(self, error: BaseException, name: str) -> Value:
         """What the caller's get() raises: the user's exception with its traceback."""
-        from miniray.exceptions import MinirayError
-
-        if isinstance(error, TaskError) or not isinstance(error, MinirayError):
+        if isinstance(error, TaskError) or not _is_own(error):
             facts = self._runtime.facts
             actor_id = facts.actor_id.hex() if facts.actor_id is not None else None
             wrapped = TaskError.from_exception(
                 error, name, pid=os.getpid(), actor_id=actor_id, actor_repr=facts.actor_repr
             )
             return error_value(wrapped)
-        if error.__traceback__ is not None:
+        if traceback_of(error) is not None:
             note_place(error, f"{short_name(name)}() (pid={os.getpid()})")
         return error_value(error)
 
@@ -231,6 +229,11 @@ class Results:
                 return
             callback, self._on_counted = self._on_counted, None
         callback()
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether every process knows the class of an error; one of the user's may derive from ours."""
+    return isinstance(error, MinirayError) and name_of(error).startswith("miniray.")
 
 
 def _split(result: Any, count: int, name: str) -> list[Any]:

@@ -114,8 +114,8 @@ def flush_c() -> None:
 def _flush(stream: TextIO) -> None:
     try:
         stream.flush()
-    except (AttributeError, ValueError, OSError):
-        # User code has put None or a closed stream here, or nobody reads any more.
+    except Exception:  # noqa: BLE001 - a stream of user code's
+        # It is None or closed, fails by itself, or nobody reads any more.
         # Nothing can be told to anyone then, so there is nothing to do.
         return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import sys
@@ -13,10 +14,16 @@ from cluster_helpers import wait_for_file, wait_until
 
 import miniray
 from miniray import exceptions
-from miniray.exceptions import RayActorError, RayError, RayTaskError, WorkerCrashedError
+from miniray.exceptions import (
+    GetTimeoutError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -48,6 +55,68 @@ class LockedError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.lock = threading.Lock()
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenError(Exception):
+    """An exception that refuses to be changed."""
+
+    key: str
+
+
+class ClosedError(Exception):
+    """An exception of which nothing can be read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise PermissionError(name)
+
+
+class OwnRayError(RayError):
+    """An exception of the user's that is derived from one of the API."""
+
+
+class UnsentError(GetTimeoutError):
+    """An exception that raises what ends a process when it is pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise KeyboardInterrupt
+
+
+ODD = {
+    "frozen": lambda: FrozenError("k"),
+    "closed": ClosedError,
+    "own": lambda: OwnRayError("k"),
+    "unsent": UnsentError,
+}
+
+
+def odd(kind: str) -> None:
+    make = ODD[kind]
+    raise make()
+
+
+class Odd:
+    def fail(self, kind: str) -> None:
+        odd(kind)
+
+    def stream(self, kind: str) -> Iterator[int]:
+        yield 1
+        odd(kind)
+
+    def fine(self) -> str:
+        return "fine"
+
+
+class AsyncOdd:
+    async def fail(self, kind: str) -> None:
+        odd(kind)
+
+    async def stream(self, kind: str) -> AsyncIterator[int]:
+        yield 1
+        odd(kind)
+
+    async def fine(self) -> str:
+        return "fine"
 
 
 @miniray.remote
@@ -133,6 +202,44 @@ def test_an_exception_that_cannot_be_unpickled_is_named_with_its_text() -> None:
         miniray.get(lopsided.remote())
     assert "LopsidedError" in str(info.value)
     assert "leans to one side" in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (Odd, {}),
+        (Odd, {"max_concurrency": 2}),
+        (Odd, {"concurrency_groups": {"io": 1}}),
+        (AsyncOdd, {}),
+        (AsyncOdd, {"concurrency_groups": {"io": 1}}),
+    ],
+    ids=["plain", "threads", "groups", "asyncio", "asyncio with groups"],
+)
+def test_a_call_is_answered_whatever_class_its_error_has(
+    cls: type, options: dict[str, Any]
+) -> None:
+    actor: Any = (miniray.remote(**options)(cls) if options else miniray.remote(cls)).remote()
+    for kind, expected in (
+        ("frozen", FrozenError),
+        ("closed", RayTaskError),
+        ("own", OwnRayError),
+        ("unsent", RayTaskError),
+    ):
+        with pytest.raises(expected) as info:
+            miniray.get(actor.fail.remote(kind), timeout=60)
+        assert isinstance(info.value, RayTaskError)
+        assert kind.capitalize() in str(info.value)
+        items = actor.stream.options(num_returns="streaming").remote(kind)
+        assert miniray.get(next(items), timeout=60) == 1
+        with pytest.raises(expected):
+            miniray.get(next(items), timeout=60)
+    assert miniray.get(actor.fine.remote(), timeout=60) == "fine"
+
+
+@pytest.mark.parametrize("kind", list(ODD))
+def test_a_task_is_answered_whatever_class_its_error_has(kind: str) -> None:
+    with pytest.raises(RayTaskError, match=kind.capitalize()):
+        miniray.get(miniray.remote(odd).remote(kind), timeout=60)
 
 
 def test_the_first_error_of_a_list_of_refs_is_raised() -> None:

@@ -75,6 +75,49 @@ class Frozen(Exception):
     code: int
 
 
+class WithOwnSetattr(Exception):
+    def __init__(self, code: int) -> None:
+        vars(self)["code"] = code
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} cannot be set")
+
+
+class WithOwnTraceback(Exception):
+    __traceback__ = property(lambda self: None)  # type: ignore[assignment]
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def with_traceback(self, tb: Any) -> WithOwnTraceback:
+        raise NotImplementedError
+
+
+class WithoutText(Exception):
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+    __repr__ = __str__
+
+
+class WithFailingRepr(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    __str__ = __repr__
+
+
+class WithFailingPickle(Exception):
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise SystemExit(3)
+
+
 class WithOwnCause(Exception):
     def __init__(self) -> None:
         self.cause = "the user's"
@@ -100,7 +143,17 @@ def sent(error: BaseException) -> Any:
 
 @pytest.mark.parametrize(
     "error",
-    [WithTwoArguments(7, "x"), WithNew(7, "x"), WithArgsProperty(), WithSlots(7), Frozen(7)],
+    [
+        WithTwoArguments(7, "x"),
+        WithNew(7, "x"),
+        WithArgsProperty(),
+        WithSlots(7),
+        Frozen(7),
+        WithOwnSetattr(7),
+        WithOwnTraceback(7),
+        WithoutText(7),
+        WithFailingPickle(7),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_an_error_of_any_class_arrives_as_that_class_with_its_attributes(
@@ -112,6 +165,26 @@ def test_an_error_of_any_class_arrives_as_that_class_with_its_attributes(
     assert isinstance(arrived, TaskError)
     assert arrived.code == 7  # type: ignore[attr-defined]
     assert type(arrived.cause) is type(error)
+
+
+@pytest.mark.parametrize("error", [Frozen(7), WithOwnSetattr(7), WithOwnTraceback(7)])
+def test_the_frames_of_any_error_can_be_dropped(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught:
+        raise error
+    exception_transport.forget_traceback(caught.value)
+    assert exception_transport.traceback_of(caught.value) is None
+
+
+@pytest.mark.parametrize("error", [Frozen(7), WithOwnSetattr(7), WithOwnTraceback(7)])
+def test_an_error_of_any_class_is_raised_without_the_frames_of_get(error: BaseException) -> None:
+    arrived = sent(failed(error)).as_instanceof_cause()
+    assert arrived.with_traceback(None) is arrived
+
+
+def test_an_error_whose_cause_has_no_text_can_be_printed() -> None:
+    arrived = sent(failed(WithFailingRepr()))
+    assert "WithFailingRepr" in repr(arrived)
+    assert "WithFailingRepr" in str(arrived)
 
 
 def test_an_error_that_is_too_large_for_a_message_comes_as_its_text(
