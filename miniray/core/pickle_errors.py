@@ -6,9 +6,10 @@ import inspect
 
 import cloudpickle
 
-#: How deep, and how many things at each level, the search looks.
-_DEPTH = 4
-_BREADTH = 200
+from miniray.core.parts import parts_of
+
+#: How deep the search looks. Each level pickles again what is at fault.
+_DEPTH = 50
 
 
 def explain(
@@ -48,6 +49,8 @@ def explain_arguments(
 def _describe(value: object) -> str:
     if inspect.isfunction(value):
         return f"function {value.__qualname__}"
+    if inspect.ismethod(value):
+        return f"method {value.__qualname__}"
     if inspect.isclass(value):
         return f"class {value.__qualname__}"
     return f"a value of type {type(value).__qualname__}"
@@ -82,35 +85,8 @@ def _find(value: object, path: str, depth: int, seen: set[int]) -> tuple[str, ob
     if depth == 0 or id(value) in seen:
         return None
     seen.add(id(value))
-    for name, part in _parts(value)[:_BREADTH]:
-        if _fails(part):
-            inner = f"{path}{name}"
-            return _find(part, inner, depth - 1, seen) or (inner.lstrip(".: "), part)
+    for part in parts_of(value):
+        if id(part.value) not in seen and _fails(part.value):
+            inner = f"{path}{part.step()}"
+            return _find(part.value, inner, depth - 1, seen) or (inner.lstrip(".: "), part.value)
     return None
-
-
-def _parts(value: object) -> list[tuple[str, object]]:
-    if isinstance(value, dict):
-        return [(f"[{key!r}]", part) for key, part in value.items()]
-    if isinstance(value, (list, tuple)):
-        return [(f"[{index}]", part) for index, part in enumerate(value)]
-    if isinstance(value, (set, frozenset)):
-        return [("{an element}", part) for part in value]
-    if inspect.isfunction(value):
-        try:
-            found = inspect.getclosurevars(value)
-        except ValueError:  # a variable of the closure has no value yet
-            return []
-        return [(f": variable '{name}'", part) for name, part in found.nonlocals.items()] + [
-            (f": global variable '{name}'", part) for name, part in found.globals.items()
-        ]
-    if inspect.isclass(value):
-        return [
-            (f".{name}", part)
-            for name, part in vars(value).items()
-            if inspect.isfunction(part) or not name.startswith("__")
-        ]
-    if type(value).__module__.partition(".")[0] == "miniray":
-        return []  # it says itself why it cannot be pickled
-    state = getattr(value, "__dict__", None)
-    return [(f".{name}", part) for name, part in state.items()] if state else []

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import abc
+import collections
 import dataclasses
+import functools
 import threading
 import warnings
 from typing import Any
@@ -89,6 +92,90 @@ def test_so_does_that_of_a_class_of_which_only_the_constructor_is_at_fault() -> 
 
     with pytest.raises(TypeError, match=r": __init__: variable 'inner' is a lock"):
         dumps_code(Actor)
+
+
+class Runner:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def run(self) -> None:
+        """Do nothing."""
+
+
+class Slotted:
+    __slots__ = ("lock", "unset")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class Stateful(Runner):
+    def __getstate__(self) -> Any:
+        return {"kept": [self.lock]}
+
+
+class Filled(dict[str, Any]):
+    """A dict of a class of its own."""
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else LOCK
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Runner().run, "method Runner.run cannot be pickled: __self__.lock is a lock"),
+        (functools.partial(print, 1, LOCK), "args[1] is a lock"),
+        (functools.partial(print, file=LOCK), "keywords['file'] is a lock"),
+        (Slotted(), "type Slotted cannot be pickled: lock is a lock"),
+        (Stateful(), "kept[0] is a lock"),
+        (Filled(x=LOCK), "['x'] is a lock"),
+        (collections.deque([1, LOCK]), "[1] is a lock"),
+        (nested(20), "[0]" * 20 + " is a lock"),
+        ([*range(3000), LOCK], "[3000] is a lock"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else value[-20:],
+)
+def test_the_error_names_the_part_of_any_kind_of_value(value: Any, text: str) -> None:
+    assert text in message_of(value)
+
+
+def test_the_error_of_a_function_names_the_default_at_fault() -> None:
+    lock = threading.Lock()
+
+    def positional(one: int, two: Any = lock) -> Any:
+        return one, two
+
+    def keyword(*, two: Any = lock) -> Any:
+        return two
+
+    def inner() -> Any:
+        return [lock for _ in range(3)]
+
+    for function in (positional, keyword):
+        with pytest.raises(TypeError, match=r"pickled: default of 'two' is a lock"):
+            dumps_code(function)
+    with pytest.raises(TypeError, match=r"pickled: variable 'inner': variable 'lock' is a lock"):
+        dumps_code(lambda: [inner() for _ in range(3)])
+
+
+def test_an_abstract_class_is_not_blamed_for_what_python_keeps_in_it() -> None:
+    lock = threading.Lock()
+
+    class Base(abc.ABC):
+        value = 1
+
+        @abc.abstractmethod
+        def method(self) -> None:
+            """Do nothing."""
+
+        @staticmethod
+        def make() -> Any:
+            return lock
+
+    with pytest.raises(TypeError, match=r"Base cannot be pickled: make: variable 'lock' is a lock"):
+        dumps_code(Base)
 
 
 def test_a_value_that_contains_itself_ends_the_search() -> None:
