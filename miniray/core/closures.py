@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
+import collections
+import itertools
 import sys
 import warnings
 import weakref
@@ -12,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from miniray.config import config
+from miniray.core.parts import parts_of
 
 if TYPE_CHECKING:
     import pickle
     from types import CodeType
+
+    from miniray.core.parts import Part
 
 #: How far up the stack from here the user's call of ``.remote()`` is.
 _CALLER = 6
@@ -31,8 +35,8 @@ def check_large(target: Any, name: str, size: int, largest: int) -> None:
     Raises:
         ValueError: it is more than ``largest`` bytes.
     """
-    parts = sorted(_sizes(target), key=lambda part: -part[1])[:3]
-    listed = ", ".join(f"{what} ({_mib(part)})" for what, part in parts if part > size // 20)
+    parts = sorted(_largest(target), reverse=True)[:3]
+    listed = ", ".join(f"{what} ({_mib(part)})" for part, what in parts if part > size // 20)
     culprit = f" The largest it refers to: {listed}." if listed else ""
     if size > largest:
         raise ValueError(
@@ -66,12 +70,13 @@ def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], size: in
     sizes[caller.f_lineno] = size
     named = [(f"argument {number}", value) for number, value in enumerate(args, 1)]
     named += [(f"argument '{name}'", value) for name, value in kwargs.items()]
-    drags = [(_size(value), name, value) for name, value in named if not _is_data(value)]
+    sizes_of = [(_size(value), name, value) for name, value in named]
+    drags = [entry for entry in sizes_of if not _is_data(entry[2])]
     if drags:
         size, name, value = max(drags, key=lambda entry: entry[0])
         if size > config().large_closure_warning:
             sizes[caller.f_lineno] = _TOLD
-            parts = [(part, what) for what, part in _parts(value) if part > size // 20]
+            parts = [(part, what) for part, what in _largest(value) if part > size // 20]
             largest = f" The largest in it: {max(parts)[1]}." if parts else ""
             _warn(
                 f"{name.capitalize()} of this call (a {type(value).__qualname__}) drags in "
@@ -79,9 +84,7 @@ def warn_large_arguments(args: tuple[Any, ...], kwargs: dict[str, Any], size: in
                 f"or store it once with miniray.put() and pass the ref."
             )
             return
-    size, name, value = max(
-        ((_size(value), name, value) for name, value in named), key=lambda entry: entry[0]
-    )
+    size, name, value = max(sizes_of, key=lambda entry: entry[0])
     if size > config().large_argument_warning:
         sizes[caller.f_lineno] = _TOLD
         _warn(
@@ -95,44 +98,62 @@ def _warn(text: str) -> None:
     warnings.warn(text, UserWarning, stacklevel=_CALLER + 1)
 
 
-def _is_data(value: Any) -> bool:
-    """Whether a value is a container of data, and not something that refers to it besides."""
-    return isinstance(value, Sized | int | float) or hasattr(type(value), "__array__")
+#: Types of plain data.
+_PLAIN = (int, float, complex, str, bytes, bytearray, memoryview, type(None))
+#: Items of a container that are looked at, as they are mostly of one kind, and how deep.
+_SAMPLE, _LEVELS = 20, 3
 
 
-def _parts(value: Any) -> list[tuple[str, int]]:
-    """What a function refers to, or the object of a method, or any other, consists of."""
-    if inspect.isfunction(value):
-        return _sizes(value)
-    owner = getattr(value, "__self__", value)
-    parts = getattr(owner, "__dict__", {})
-    kind = type(owner).__qualname__
-    return [(f"attribute '{name}' of {kind}", _size(part)) for name, part in parts.items()]
+def _is_data(value: Any, levels: int = _LEVELS) -> bool:
+    """Whether a value is nothing but data, and no object that refers to it besides."""
+    kind = type(value)
+    if isinstance(value, _PLAIN) or hasattr(kind, "__array__"):
+        return True
+    if kind in _CONTAINERS:
+        items = value.values() if kind is dict else value
+        sample = itertools.islice(items, _SAMPLE if levels else 0)
+        return all(_is_data(item, levels - 1) for item in sample)
+    return isinstance(value, Sized) and not hasattr(value, "__dict__")  # a table of a library's
+
+
+#: Those that hold nothing but their items.
+_CONTAINERS = frozenset((list, tuple, dict, set, frozenset, collections.deque))
+#: Share of the whole that a part has at least, so that it alone is told.
+_MOST = 0.8
+#: Containers of more items than that are told as a whole.
+_FEW = 20
+#: How deep the largest part is looked for.
+_DEPTH = 10
+
+
+def _largest(value: Any) -> list[tuple[int, str]]:
+    """Bytes of the parts that a value consists of, with the way to what makes each large."""
+    return [
+        (size, _innermost(part, value, size, _DEPTH))
+        for part in _parts(value)
+        if (size := _size(part.value))
+    ]
+
+
+def _innermost(part: Part, whole: Any, size: int, depth: int) -> str:
+    """The part, or the one inside that makes it large, in words."""
+    inside = _parts(part.value) if depth else []
+    for inner in inside:
+        inner_size = _size(inner.value)
+        if inner_size > _MOST * size:
+            return _innermost(inner, part.value, inner_size, depth - 1)
+    return f"{part.words()} of {getattr(whole, '__qualname__', type(whole).__qualname__)}"
+
+
+def _parts(value: Any) -> list[Part]:
+    """Parts that are worth a look: those of plain data are not."""
+    if _is_data(value) or (type(value) in _CONTAINERS and len(value) > _FEW):
+        return []
+    return parts_of(value)
 
 
 def _mib(size: int) -> str:
     return f"{size / (1 << 20):.1f} MiB"
-
-
-def _sizes(target: Any) -> list[tuple[str, int]]:
-    functions = (
-        [member for member in vars(target).values() if inspect.isfunction(member)]
-        if inspect.isclass(target)
-        else [target]
-    )
-    sizes = []
-    for function in functions:
-        if not inspect.isfunction(function):
-            continue
-        try:
-            found = inspect.getclosurevars(function)
-        except ValueError:  # a variable of the closure has no value yet
-            continue
-        variables = {**found.globals, **found.nonlocals}
-        for name, value in variables.items():
-            if not inspect.ismodule(value):
-                sizes.append((f"variable '{name}' of {function.__qualname__}", _size(value)))
-    return sizes
 
 
 def _size(value: Any) -> int:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import abc
+import array
 import collections
 import dataclasses
 import functools
@@ -226,6 +227,80 @@ def test_variables_that_cannot_be_measured_do_not_turn_the_warning_into_an_error
     unset = 1
     assert len(caught) == 1
     assert unset
+
+
+BIG = bytes(3_000_000)
+
+
+def uses_big() -> int:
+    return len(BIG)
+
+
+class Loaded:
+    """Holds much, and has a length besides."""
+
+    table = BIG
+
+    def __init__(self) -> None:
+        self.name, self.cache = "x", {"a": BIG}
+
+    def __len__(self) -> int:
+        return 1
+
+    def run(self) -> None:
+        """Do nothing."""
+
+
+def defaulted(rows: bytes = BIG) -> bytes:
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("target", "culprit"),
+    [
+        (Loaded, "attribute 'table' of Loaded"),
+        (defaulted, "default of 'rows' of defaulted"),
+        (lambda: uses_big(), "global variable 'BIG' of uses_big"),
+        (lambda: [uses_big() for _ in "ab"], "global variable 'BIG' of uses_big"),
+    ],
+)
+def test_the_culprit_is_named_wherever_it_is(
+    target: Any, culprit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As in a program: pickled itself, with what it uses.
+    for item in (uses_big, Loaded, defaulted, target):
+        monkeypatch.setattr(item, "__module__", "__main__")
+    with pytest.warns(UserWarning, match=f"{culprit} \\(2.9 MiB\\)"):
+        check_large(target, "it", 3_145_728, 1 << 30)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Loaded(), [1, Loaded()], {"a": (Loaded(),)}, Loaded().run, functools.partial(print, Loaded())],
+)
+def test_an_object_drags_in_what_it_holds_also_in_a_list_or_with_a_length(
+    value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closures, "_CALLER", 2)
+    settings = dataclasses.replace(config(), large_closure_warning=1 << 20)
+    monkeypatch.setattr(closures, "config", lambda: settings)
+    monkeypatch.setattr(closures, "_looked_at", {})
+    with pytest.warns(UserWarning, match=r"drags in 2\.9 MiB.* 'cache' of Loaded"):
+        warn_large_arguments((value,), {}, 3_145_728)
+
+
+def test_data_is_not_dragged_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closures, "_CALLER", 2)
+    settings = dataclasses.replace(config(), large_closure_warning=1 << 20)
+    monkeypatch.setattr(closures, "config", lambda: settings)
+    endless: list[Any] = [BIG]
+    endless.append(endless)
+    values = [BIG, [BIG, None], {"a": ([BIG], 1.5)}, endless, array.array("b", BIG)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for value in values:
+            monkeypatch.setattr(closures, "_looked_at", {})
+            warn_large_arguments((value,), {}, 3_145_728)
 
 
 def test_what_is_too_large_for_the_head_is_refused_with_the_culprit() -> None:
