@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import sys
 from typing import Any
 
 from miniray.core import exception_transport as transport
@@ -116,13 +117,12 @@ class TaskError(MinirayError):
         """This error as an instance of the cause's class too, with the cause's attributes.
 
         Returns self where the class can't be subclassed, and for exceptions that would end
-        the process (SystemExit) or the loop (StopIteration) that merely asked for the result.
+        the process (SystemExit), the loop or generator (StopIteration, GeneratorExit) or the
+        task of an event loop (CancelledError) that merely asked for the result.
         """
         cause = self.cause
         cause_class: Any = type(cause)
-        if cause_class in type(self).__mro__ or not isinstance(cause, Exception):
-            return self
-        if isinstance(cause, StopIteration | StopAsyncIteration):
+        if cause_class in type(self).__mro__ or isinstance(cause, _control_flow()):
             return self
         try:
             cls = _dual_class(cause_class)
@@ -155,6 +155,13 @@ class TaskError(MinirayError):
         facts = dataclasses.replace(self._facts, cause=MinirayError(transport.name_of(self.cause)))
         mixed = type(self) is not TaskError
         return _rebuild_task_error, (facts, blob, mixed, why_not)
+
+
+def _control_flow() -> tuple[type[BaseException], ...]:
+    """What Python itself catches to tell how a process, a generator or a task goes on."""
+    flow = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration)
+    asyncio = sys.modules.get("asyncio")  # without it there is no CancelledError
+    return flow if asyncio is None else (*flow, asyncio.CancelledError)
 
 
 @functools.lru_cache(maxsize=256)

@@ -20,7 +20,7 @@ from miniray.config import config
 from miniray.core import context
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
-from miniray.core.exception_transport import forget_traceback, name_of
+from miniray.core.exception_transport import add_note, forget_traceback, format_traceback, name_of
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others
 from miniray.core.ids import call_id
@@ -444,16 +444,20 @@ class Executor:
         try:
             if work.cancelled and isinstance(error, (TaskCancelledError, KeyboardInterrupt)):
                 return p.STATUS_ERROR, (error_value(TaskCancelledError(work.name)),)
+            if isinstance(error, KeyboardInterrupt):  # user code has raised it: the same, as in Ray
+                told = TaskCancelledError(work.name)
+                add_note(told, f"Its own code raised this:\n{format_traceback(error).rstrip()}")
+                return p.STATUS_ERROR, (error_value(told),)
             if isinstance(error, ArgumentLostError) and not work.cancelled:
                 return p.STATUS_LOST, ((error.id, error.payload),)
             return p.STATUS_ERROR, (self._results.error(error, work.name),)
         except BaseException as problem:  # noqa: BLE001 - the error's class is user code
             # Neither of the two is printed: that runs the same code again.
-            told = (
+            text = (
                 f"An exception of class {name_of(error)}, which can't be sent: "
                 f"a {name_of(problem)} was raised when it was looked at."
             )
-            return p.STATUS_ERROR, (error_value(TaskError(work.name, told, MinirayError(told))),)
+            return p.STATUS_ERROR, (error_value(TaskError(work.name, text, MinirayError(text))),)
 
     def _flush_output(self) -> None:
         """Who has the answer may end this process: an unfinished line must not be lost then."""

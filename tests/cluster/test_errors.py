@@ -19,6 +19,7 @@ from miniray.exceptions import (
     RayActorError,
     RayError,
     RayTaskError,
+    TaskCancelledError,
     WorkerCrashedError,
 )
 
@@ -310,6 +311,33 @@ def test_a_task_may_catch_the_error_of_a_task() -> None:
         return "nothing"
 
     assert miniray.get(careful.remote()) == "caught: ann"
+
+
+def test_a_task_that_interrupts_itself_was_cancelled() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt("enough")
+
+    with pytest.raises(TaskCancelledError) as info:
+        miniray.get(miniray.remote(interrupted).remote(), timeout=60)
+    assert "KeyboardInterrupt: enough" in "".join(info.value.__notes__)
+
+
+def test_an_error_that_is_no_exception_is_raised_as_its_class_too() -> None:
+    class Abort(BaseException):
+        """Of user code that lets nobody catch it by accident."""
+
+    class Aborter:
+        async def abort(self) -> None:
+            raise Abort("now")
+
+    def abort() -> None:
+        raise Abort("now")
+
+    actor: Any = miniray.remote(Aborter).remote()
+    for ref in (miniray.remote(abort).remote(), actor.abort.remote()):
+        with pytest.raises(RayTaskError) as info:
+            miniray.get(ref, timeout=60)
+        assert "Abort" in {cls.__name__ for cls in type(info.value).__mro__}
 
 
 def test_a_stop_iteration_does_not_end_a_loop_of_the_caller() -> None:

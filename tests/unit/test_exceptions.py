@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import dataclasses
 import logging
@@ -296,7 +297,30 @@ def test_an_error_of_a_final_class_is_raised_as_a_task_error(
     assert isinstance(raised.cause, Final)
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), StopIteration(5)])
+class Abort(BaseException):
+    """Of user code that lets nobody catch it by accident."""
+
+
+def test_an_error_that_is_no_exception_is_raised_as_its_class_too() -> None:
+    arrived = sent(failed(Abort("now"))).as_instanceof_cause()
+
+    assert isinstance(arrived, Abort)
+    assert isinstance(arrived, TaskError)
+    assert arrived.cause.args == ("now",)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SystemExit(3),
+        KeyboardInterrupt(),
+        GeneratorExit(),
+        StopIteration(5),
+        StopAsyncIteration(5),
+        asyncio.CancelledError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
 def test_what_ends_a_process_or_a_loop_does_not_do_so_where_the_result_is_got(
     error: BaseException,
 ) -> None:
