@@ -141,8 +141,13 @@ def _connect(options: InitOptions) -> InitContext:
     return _context
 
 
-def shutdown(_exiting_interpreter: bool = False) -> None:
-    """Leave the cluster, and end it if ``init()`` started it. Does nothing if there is none."""
+def shutdown(*, wait_for_processes: bool = False, _exiting_interpreter: bool = False) -> None:
+    """Leave the cluster, and end it if ``init()`` started it. Does nothing if there is none.
+
+    Args:
+        wait_for_processes: Of Ray; the processes of a cluster that ends are waited for anyway.
+        _exiting_interpreter: Of Ray, without effect.
+    """
     global _context, _owner_pid
     with _lock:
         runtime = runtime_or_none()
@@ -172,16 +177,18 @@ def is_initialized() -> bool:
 
 
 @overload
-def get(refs: ObjectRef[T], *, timeout: float | None = None) -> T: ...
+def get(object_refs: ObjectRef[T], *, timeout: float | None = None) -> T: ...
 @overload
-def get(refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) -> list[T]: ...
+def get(object_refs: Sequence[ObjectRef[T]], *, timeout: float | None = None) -> list[T]: ...
 @overload
-def get(refs: ObjectRefGenerator[T], *, timeout: float | None = None) -> ObjectRefGenerator[T]: ...
-def get(refs: Any, *, timeout: float | None = None) -> Any:
+def get(
+    object_refs: ObjectRefGenerator[T], *, timeout: float | None = None
+) -> ObjectRefGenerator[T]: ...
+def get(object_refs: Any, *, timeout: float | None = None) -> Any:
     """Wait for values and return them. Raises as soon as one of them has failed.
 
     Args:
-        refs: A ref, or a list of them.
+        object_refs: A ref, or a list of them.
         timeout: How long to wait at most, in seconds. Default: without end.
 
     Returns:
@@ -190,7 +197,7 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
     Raises:
         GetTimeoutError: Not all values were there in time.
         TaskError: The task failed; also an instance of the class of the task's exception.
-        ValueError: ``refs`` is neither a ref nor a list.
+        ValueError: ``object_refs`` is neither a ref nor a list.
         TypeError: The list holds something else than refs, or ``timeout`` is not a number.
     """
     runtime = _runtime._current or current_runtime()
@@ -198,22 +205,23 @@ def get(refs: Any, *, timeout: float | None = None) -> Any:
         # -1 is Ray's other way to say: without end.
         timeout = None if timeout == -1 else timeout_of("get", timeout)
     try:
-        if isinstance(refs, ObjectRef):
-            return runtime.get((refs,), timeout)[0]
-        if isinstance(refs, list | tuple):
-            refs_only("get", refs)
-            return runtime.get(refs, timeout)
+        if isinstance(object_refs, ObjectRef):
+            return runtime.get((object_refs,), timeout)[0]
+        if isinstance(object_refs, list | tuple):
+            refs_only("get", object_refs)
+            return runtime.get(object_refs, timeout)
     except (KeyboardInterrupt, MinirayError) as error:
         raise error.with_traceback(None)  # noqa: B904 - where it waited tells nobody anything
-    if is_generator(refs):
-        return refs  # its refs are read one by one
-    hint = " Call it with .remote(...), and get what that returns." * hasattr(refs, "remote")
-    if isinstance(refs, ActorHandle):
+    if is_generator(object_refs):
+        return object_refs  # its refs are read one by one
+    given = object_refs
+    hint = " Call it with .remote(...), and get what that returns." * hasattr(given, "remote")
+    if isinstance(given, ActorHandle):
         hint = " Call one of its methods with .remote(...), and get what that returns."
-    elif isinstance(refs, Iterable) and not isinstance(refs, str | bytes):
+    elif isinstance(given, Iterable) and not isinstance(given, str | bytes):
         hint = " Make a list of its refs."
     raise ValueError(
-        f"get takes an ObjectRef or a list of them, not {shown(refs)} ({type(refs).__name__})."
+        f"get takes an ObjectRef or a list of them, not {shown(given)} ({type(given).__name__})."
         f"{hint}"
     )
 
@@ -243,7 +251,7 @@ def put(value: T, *, _owner: None = None) -> ObjectRef[T]:
 
 
 def wait(
-    refs: list[ObjectRef[T]],
+    ray_waitables: list[ObjectRef[T]],
     *,
     num_returns: int = 1,
     timeout: float | None = None,
@@ -252,7 +260,7 @@ def wait(
     """Wait until some of the values are there.
 
     Args:
-        refs: A list of refs, each once.
+        ray_waitables: A list of refs, each once.
         num_returns: How many to wait for.
         timeout: How long to wait at most, in seconds. Default: without end.
         fetch_local: Whether values count only once they are on this node.
@@ -262,10 +270,11 @@ def wait(
         order given.
 
     Raises:
-        TypeError: ``refs`` is not a list of refs, or a number is none.
+        TypeError: ``ray_waitables`` is not a list of refs, or a number is none.
         ValueError: A ref is there twice, or ``num_returns`` or ``timeout`` can't be met.
     """
     global _rest
+    refs = ray_waitables
     given: Any = refs
     if isinstance(given, ObjectRef):
         raise TypeError(f"wait takes a list of refs, not a single one: wait([{given!r}]).")
@@ -321,7 +330,10 @@ def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
 
 
 def cancel(
-    ref: ObjectRef[Any] | ObjectRefGenerator[Any], *, force: bool = False, recursive: bool = True
+    ray_waitable: ObjectRef[Any] | ObjectRefGenerator[Any],
+    *,
+    force: bool = False,
+    recursive: bool = True,
 ) -> None:
     """Cancel the task or call that makes a value; ``get`` then raises TaskCancelledError.
 
@@ -330,15 +342,15 @@ def cancel(
     started is cancelled. What has finished stays.
 
     Args:
-        ref: What the task or call returned, here or in the process that passed it on.
+        ray_waitable: What the task or call returned, here or in the process that passed it on.
         force: End the worker's process instead. Not for calls of actors.
         recursive: Cancel also what the task started.
 
     Raises:
-        TypeError: ``ref`` is not a ref.
+        TypeError: ``ray_waitable`` is not a ref.
         ValueError: ``force`` was given for a call of an actor that this process made.
     """
-    given: Any = ref
+    given: Any = ray_waitable
     if is_generator(given):
         given = ObjectRef(given._state.id, b"")  # not counted: it only names the call
     if not isinstance(given, ObjectRef):

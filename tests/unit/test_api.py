@@ -228,6 +228,15 @@ def test_put_of_a_ref_is_refused(runtime: FakeRuntime) -> None:
         miniray.put(miniray.put(1))
 
 
+def test_arguments_have_ray_s_names(runtime: FakeRuntime) -> None:
+    ref = runtime.ref(1)
+    assert miniray.get(object_refs=ref) == 1
+    assert miniray.wait(ray_waitables=[ref]) == ([ref], [])
+    miniray.cancel(ray_waitable=ref)
+    assert runtime.last.kind == "cancel"
+    miniray.shutdown(wait_for_processes=True)
+
+
 def test_wait_splits_the_refs(runtime: FakeRuntime) -> None:
     first, second, third = runtime.ref(), runtime.ref(ready=False), runtime.ref()
 

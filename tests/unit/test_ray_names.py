@@ -91,7 +91,7 @@ def test_every_argument_of_the_functions_is_listed() -> None:
     import miniray
 
     #: What names the thing itself, as the first argument of each but `init`, is shown by its name.
-    things = {"refs", "ref", "value", "actor", "name"}
+    things = {"object_refs", "ray_waitables", "ray_waitable", "value", "actor", "name"}
     told = {
         f"{function}.{name}"
         for function in ("init", "get", "put", "wait", "kill", "cancel", "get_actor")
