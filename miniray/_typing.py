@@ -1,9 +1,9 @@
 """The types of ``.remote(...)``: what type checkers see of functions, classes and methods.
 
 Every parameter of type T takes a T or an ``ObjectRef[T]``. Python can't say this of
-a ParamSpec, so there is one overload per number of positional arguments, matched
-against the function itself (``_call``); a first overload takes plain values with
-keywords and defaults. Nothing here runs.
+a ParamSpec, so there is one overload per number of arguments by position that may be
+refs, matched against the function itself (``_call``); what comes after them, and what
+is given by name, are plain values. Nothing here runs.
 """
 
 from __future__ import annotations
@@ -44,148 +44,18 @@ T6 = TypeVar("T6")
 T7 = TypeVar("T7")
 T8 = TypeVar("T8")
 T9 = TypeVar("T9")
-T0_contra = TypeVar("T0_contra", contravariant=True)
-T1_contra = TypeVar("T1_contra", contravariant=True)
-T2_contra = TypeVar("T2_contra", contravariant=True)
-T3_contra = TypeVar("T3_contra", contravariant=True)
-T4_contra = TypeVar("T4_contra", contravariant=True)
-T5_contra = TypeVar("T5_contra", contravariant=True)
-T6_contra = TypeVar("T6_contra", contravariant=True)
-T7_contra = TypeVar("T7_contra", contravariant=True)
-T8_contra = TypeVar("T8_contra", contravariant=True)
-T9_contra = TypeVar("T9_contra", contravariant=True)
+#: What is called, as a ``Callable``.
+Call_co = TypeVar("Call_co", covariant=True)
+#: The parameters that no overload of ``remote`` names.
+Rest = ParamSpec("Rest")
 
 if TYPE_CHECKING:
 
-    class _Takes(Protocol[P]):
-        @property
-        def _call(self) -> Callable[P, object]: ...
+    class _Calls(Protocol[Call_co]):
+        """Something whose ``.remote(...)`` takes what this callable takes."""
 
-    class _Takes1(Protocol[T0_contra]):
         @property
-        def _call(self) -> Callable[[T0_contra], object]: ...
-
-    class _Takes2(Protocol[T0_contra, T1_contra]):
-        @property
-        def _call(self) -> Callable[[T0_contra, T1_contra], object]: ...
-
-    class _Takes3(Protocol[T0_contra, T1_contra, T2_contra]):
-        @property
-        def _call(self) -> Callable[[T0_contra, T1_contra, T2_contra], object]: ...
-
-    class _Takes4(Protocol[T0_contra, T1_contra, T2_contra, T3_contra]):
-        @property
-        def _call(self) -> Callable[[T0_contra, T1_contra, T2_contra, T3_contra], object]: ...
-
-    class _Takes5(Protocol[T0_contra, T1_contra, T2_contra, T3_contra, T4_contra]):
-        @property
-        def _call(
-            self,
-        ) -> Callable[[T0_contra, T1_contra, T2_contra, T3_contra, T4_contra], object]: ...
-
-    class _Takes6(Protocol[T0_contra, T1_contra, T2_contra, T3_contra, T4_contra, T5_contra]):
-        @property
-        def _call(
-            self,
-        ) -> Callable[
-            [T0_contra, T1_contra, T2_contra, T3_contra, T4_contra, T5_contra], object
-        ]: ...
-
-    class _Takes7(
-        Protocol[T0_contra, T1_contra, T2_contra, T3_contra, T4_contra, T5_contra, T6_contra]
-    ):
-        @property
-        def _call(
-            self,
-        ) -> Callable[
-            [T0_contra, T1_contra, T2_contra, T3_contra, T4_contra, T5_contra, T6_contra], object
-        ]: ...
-
-    class _Takes8(
-        Protocol[
-            T0_contra, T1_contra, T2_contra, T3_contra, T4_contra, T5_contra, T6_contra, T7_contra
-        ]
-    ):
-        @property
-        def _call(
-            self,
-        ) -> Callable[
-            [
-                T0_contra,
-                T1_contra,
-                T2_contra,
-                T3_contra,
-                T4_contra,
-                T5_contra,
-                T6_contra,
-                T7_contra,
-            ],
-            object,
-        ]: ...
-
-    class _Takes9(
-        Protocol[
-            T0_contra,
-            T1_contra,
-            T2_contra,
-            T3_contra,
-            T4_contra,
-            T5_contra,
-            T6_contra,
-            T7_contra,
-            T8_contra,
-        ]
-    ):
-        @property
-        def _call(
-            self,
-        ) -> Callable[
-            [
-                T0_contra,
-                T1_contra,
-                T2_contra,
-                T3_contra,
-                T4_contra,
-                T5_contra,
-                T6_contra,
-                T7_contra,
-                T8_contra,
-            ],
-            object,
-        ]: ...
-
-    class _Takes10(
-        Protocol[
-            T0_contra,
-            T1_contra,
-            T2_contra,
-            T3_contra,
-            T4_contra,
-            T5_contra,
-            T6_contra,
-            T7_contra,
-            T8_contra,
-            T9_contra,
-        ]
-    ):
-        @property
-        def _call(
-            self,
-        ) -> Callable[
-            [
-                T0_contra,
-                T1_contra,
-                T2_contra,
-                T3_contra,
-                T4_contra,
-                T5_contra,
-                T6_contra,
-                T7_contra,
-                T8_contra,
-                T9_contra,
-            ],
-            object,
-        ]: ...
+        def _call(self) -> Call_co: ...
 
 
 class Remote(Generic[Out_co]):
@@ -202,50 +72,62 @@ class Remote(Generic[Out_co]):
     if TYPE_CHECKING:
 
         @overload
-        def remote(self: _Takes[P], *args: P.args, **kwargs: P.kwargs) -> Out_co: ...
-        @overload
         def remote(
-            self: _Takes1[T0],
-            a0: T0 | ObjectRef[T0],
-            /,
+            self: _Calls[Callable[Rest, object]], *args: Rest.args, **kwargs: Rest.kwargs
         ) -> Out_co: ...
         @overload
         def remote(
-            self: _Takes2[T0, T1],
+            self: _Calls[Callable[Concatenate[T0, Rest], object]],
+            a0: T0 | ObjectRef[T0],
+            /,
+            *args: Rest.args,
+            **kwargs: Rest.kwargs,
+        ) -> Out_co: ...
+        @overload
+        def remote(
+            self: _Calls[Callable[Concatenate[T0, T1, Rest], object]],
             a0: T0 | ObjectRef[T0],
             a1: T1 | ObjectRef[T1],
             /,
+            *args: Rest.args,
+            **kwargs: Rest.kwargs,
         ) -> Out_co: ...
         @overload
         def remote(
-            self: _Takes3[T0, T1, T2],
+            self: _Calls[Callable[Concatenate[T0, T1, T2, Rest], object]],
             a0: T0 | ObjectRef[T0],
             a1: T1 | ObjectRef[T1],
             a2: T2 | ObjectRef[T2],
             /,
+            *args: Rest.args,
+            **kwargs: Rest.kwargs,
         ) -> Out_co: ...
         @overload
         def remote(
-            self: _Takes4[T0, T1, T2, T3],
+            self: _Calls[Callable[Concatenate[T0, T1, T2, T3, Rest], object]],
             a0: T0 | ObjectRef[T0],
             a1: T1 | ObjectRef[T1],
             a2: T2 | ObjectRef[T2],
             a3: T3 | ObjectRef[T3],
             /,
+            *args: Rest.args,
+            **kwargs: Rest.kwargs,
         ) -> Out_co: ...
         @overload
         def remote(
-            self: _Takes5[T0, T1, T2, T3, T4],
+            self: _Calls[Callable[Concatenate[T0, T1, T2, T3, T4, Rest], object]],
             a0: T0 | ObjectRef[T0],
             a1: T1 | ObjectRef[T1],
             a2: T2 | ObjectRef[T2],
             a3: T3 | ObjectRef[T3],
             a4: T4 | ObjectRef[T4],
             /,
+            *args: Rest.args,
+            **kwargs: Rest.kwargs,
         ) -> Out_co: ...
         @overload
         def remote(
-            self: _Takes6[T0, T1, T2, T3, T4, T5],
+            self: _Calls[Callable[Concatenate[T0, T1, T2, T3, T4, T5, Rest], object]],
             a0: T0 | ObjectRef[T0],
             a1: T1 | ObjectRef[T1],
             a2: T2 | ObjectRef[T2],
@@ -253,10 +135,12 @@ class Remote(Generic[Out_co]):
             a4: T4 | ObjectRef[T4],
             a5: T5 | ObjectRef[T5],
             /,
+            *args: Rest.args,
+            **kwargs: Rest.kwargs,
         ) -> Out_co: ...
         @overload
         def remote(
-            self: _Takes7[T0, T1, T2, T3, T4, T5, T6],
+            self: _Calls[Callable[Concatenate[T0, T1, T2, T3, T4, T5, T6, Rest], object]],
             a0: T0 | ObjectRef[T0],
             a1: T1 | ObjectRef[T1],
             a2: T2 | ObjectRef[T2],
@@ -265,10 +149,12 @@ class Remote(Generic[Out_co]):
             a5: T5 | ObjectRef[T5],
             a6: T6 | ObjectRef[T6],
             /,
+            *args: Rest.args,
+            **kwargs: Rest.kwargs,
         ) -> Out_co: ...
         @overload
         def remote(
-            self: _Takes8[T0, T1, T2, T3, T4, T5, T6, T7],
+            self: _Calls[Callable[Concatenate[T0, T1, T2, T3, T4, T5, T6, T7, Rest], object]],
             a0: T0 | ObjectRef[T0],
             a1: T1 | ObjectRef[T1],
             a2: T2 | ObjectRef[T2],
@@ -278,10 +164,12 @@ class Remote(Generic[Out_co]):
             a6: T6 | ObjectRef[T6],
             a7: T7 | ObjectRef[T7],
             /,
+            *args: Rest.args,
+            **kwargs: Rest.kwargs,
         ) -> Out_co: ...
         @overload
         def remote(
-            self: _Takes9[T0, T1, T2, T3, T4, T5, T6, T7, T8],
+            self: _Calls[Callable[Concatenate[T0, T1, T2, T3, T4, T5, T6, T7, T8, Rest], object]],
             a0: T0 | ObjectRef[T0],
             a1: T1 | ObjectRef[T1],
             a2: T2 | ObjectRef[T2],
@@ -292,10 +180,14 @@ class Remote(Generic[Out_co]):
             a7: T7 | ObjectRef[T7],
             a8: T8 | ObjectRef[T8],
             /,
+            *args: Rest.args,
+            **kwargs: Rest.kwargs,
         ) -> Out_co: ...
         @overload
         def remote(
-            self: _Takes10[T0, T1, T2, T3, T4, T5, T6, T7, T8, T9],
+            self: _Calls[
+                Callable[Concatenate[T0, T1, T2, T3, T4, T5, T6, T7, T8, T9, Rest], object]
+            ],
             a0: T0 | ObjectRef[T0],
             a1: T1 | ObjectRef[T1],
             a2: T2 | ObjectRef[T2],
@@ -307,8 +199,11 @@ class Remote(Generic[Out_co]):
             a8: T8 | ObjectRef[T8],
             a9: T9 | ObjectRef[T9],
             /,
+            *args: Rest.args,
+            **kwargs: Rest.kwargs,
         ) -> Out_co: ...
-        def remote(self, *args: Any, **kwargs: Any) -> Any: ...
+        # mypy does not see that any arguments are those of a ParamSpec too.
+        def remote(self, *args: Any, **kwargs: Any) -> Any: ...  # type: ignore[misc]
 
 
 if TYPE_CHECKING:

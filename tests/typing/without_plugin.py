@@ -14,6 +14,7 @@ from miniray.actor import ActorClass, ActorProxy
 
 number: ObjectRef[int] = miniray.put(1)
 text: ObjectRef[str] = miniray.put("x")
+list_of_numbers: ObjectRef[list[int]] = miniray.put([1])
 
 
 @miniray.remote
@@ -45,13 +46,21 @@ def total(*numbers: int) -> int:
     return sum(numbers)
 
 
-# Values by position and by name; refs by position.
+@miniray.remote
+def tagged(factor: int, numbers: list[int], *notes: str, **tags: str) -> int:
+    return factor
+
+
+# Values by position and by name; refs by position, also beside values by name.
 assert_type(scale.remote(1), ObjectRef[float])
 assert_type(scale.remote(1, "x", exact=True), ObjectRef[float])
 assert_type(scale.remote(factor=1), ObjectRef[float])
 assert_type(scale.remote(number), ObjectRef[float])
 assert_type(scale.remote(number, text), ObjectRef[float])
 assert_type(scale.remote(1, text), ObjectRef[float])
+assert_type(scale.remote(number, exact=True), ObjectRef[float])
+assert_type(scale.remote(number, note="x"), ObjectRef[float])
+assert_type(scale.remote(1, text, exact=True), ObjectRef[float])
 assert_type(scale.options(num_cpus=2).remote(number), ObjectRef[float])
 assert_type(scale.options(num_returns=2).remote(1), list[ObjectRef[Any]])
 assert_type(scale.options(num_returns=1).remote(1), ObjectRef[Any])
@@ -59,6 +68,7 @@ assert_type(with_options.remote(number), ObjectRef[int])
 assert_type(pair.remote(1), list[ObjectRef[Any]])
 assert_type(items.remote(3), ObjectRefGenerator[str])
 assert_type(total.remote(1, number, 3), ObjectRef[int])
+assert_type(tagged.remote(number, list_of_numbers, "x", colour="red"), ObjectRef[int])
 assert_type(miniray.get(scale.remote(1)), float)
 assert_type(miniray.get([scale.remote(1), scale.remote(2)]), list[float])
 assert_type(miniray.get(next(items.remote(3))), str)
@@ -99,6 +109,11 @@ scale.remote("x")  # error: call-overload
 scale.remote(text)  # error: arg-type
 scale.remote(1, 2)  # error: call-overload
 scale.remote(1, exakt=True)  # error: call-overload
+scale.remote(number, exakt=True)  # error: call-overload
+scale.remote(number, exact="x")  # error: call-overload
+scale.remote(text, exact=True)  # error: arg-type
+scale.remote(factor=number)  # error: call-overload
+tagged.remote(number, [1], colour=3)  # error: call-overload
 total.remote("x")  # error: call-overload
 Counter.remote()  # error: call-overload
 Counter.remote("x")  # error: call-overload
