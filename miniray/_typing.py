@@ -208,6 +208,15 @@ class Remote(Generic[Out_co]):
 
 if TYPE_CHECKING:
 
+    class _OfSelf(Protocol[P, R_co]):
+        """A method whose first parameter may be given by name, as far as Python knows."""
+
+        def __call__(_, self: Any, *args: P.args, **kwargs: P.kwargs) -> R_co: ...  # noqa: N805
+
+    #: A plain method. Both are needed: ``**kwargs`` could hold a "self" given by name, so a
+    #: method with them is no ``Callable[Concatenate[...]]``; and self may have another name.
+    MethodOf = _OfSelf[P, R] | Callable[Concatenate[Any, P], R]
+
     class ClassOf(Protocol[P, T_co]):
         """A class, with the parameters of its constructor."""
 
@@ -277,22 +286,20 @@ if TYPE_CHECKING:
         ) -> Method[P, R, ObjectRef[R]]: ...
         @overload
         def __call__(
-            self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+            self, method: MethodOf[P, Coroutine[Any, Any, R]], /
         ) -> Method[P, Coroutine[Any, Any, R], ObjectRef[R]]: ...
         @overload
         def __call__(  # type: ignore[overload-overlap]
-            self, method: Callable[Concatenate[Any, P], AsyncIterator[R]], /
+            self, method: MethodOf[P, AsyncIterator[R]], /
         ) -> Method[P, AsyncIterator[R], ObjectRefGenerator[R]]: ...
         @overload
         def __call__(  # type: ignore[overload-overlap]
-            self, method: Callable[Concatenate[Any, P], Iterator[R]], /
+            self, method: MethodOf[P, Iterator[R]], /
         ) -> Method[P, Iterator[R], ObjectRefGenerator[R]]: ...
         @overload
-        def __call__(
-            self, method: Callable[Concatenate[Any, P], R], /
-        ) -> Method[P, R, ObjectRef[R]]: ...
+        def __call__(self, method: MethodOf[P, R], /) -> Method[P, R, ObjectRef[R]]: ...
 
     class ManyMethodDecorator(Protocol[Out_co]):
         """What ``method(num_returns=...)`` returns."""
 
-        def __call__(self, method: Callable[Concatenate[Any, P], R], /) -> Method[P, R, Out_co]: ...
+        def __call__(self, method: MethodOf[P, R], /) -> Method[P, R, Out_co]: ...

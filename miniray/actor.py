@@ -27,9 +27,8 @@ from miniray.core.runtime import ActorClassInfo, MethodOptions
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-    from typing import Concatenate
 
-    from miniray._typing import ManyMethodDecorator, Method, MethodDecorator
+    from miniray._typing import ManyMethodDecorator, Method, MethodDecorator, MethodOf
     from miniray.object_ref import ObjectRef
     from miniray.object_ref_generator import ObjectRefGenerator
 
@@ -342,18 +341,18 @@ def method(  # type: ignore[overload-overlap]
 ) -> Method[P, R, ObjectRef[R]]: ...
 @overload
 def method(
-    function: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /
+    function: MethodOf[P, Coroutine[Any, Any, R]], /
 ) -> Method[P, Coroutine[Any, Any, R], ObjectRef[R]]: ...
 @overload
 def method(  # type: ignore[overload-overlap]
-    function: Callable[Concatenate[Any, P], AsyncIterator[R]], /
+    function: MethodOf[P, AsyncIterator[R]], /
 ) -> Method[P, AsyncIterator[R], ObjectRefGenerator[R]]: ...
 @overload
 def method(  # type: ignore[overload-overlap]
-    function: Callable[Concatenate[Any, P], Iterator[R]], /
+    function: MethodOf[P, Iterator[R]], /
 ) -> Method[P, Iterator[R], ObjectRefGenerator[R]]: ...
 @overload
-def method(function: Callable[Concatenate[Any, P], R], /) -> Method[P, R, ObjectRef[R]]: ...
+def method(function: MethodOf[P, R], /) -> Method[P, R, ObjectRef[R]]: ...
 @overload
 def method(*, num_returns: Literal[0], **options: Any) -> ManyMethodDecorator[None]: ...
 @overload

@@ -48,6 +48,27 @@ class Counter:
         return 3 * number
 
     @miniray.method
+    def tag(self, number: int, *notes: str, **tags: int) -> float:
+        assert_type(self.tag(1, "x", red=2), float)
+        return 1.0
+
+    @miniray.method(num_returns=2)
+    def tags(self, **tags: int) -> tuple[int, str]:
+        return self.count, "x"
+
+    @miniray.method()
+    async def slow_tags(self, **tags: int) -> bytes:
+        return b""
+
+    @miniray.method
+    def tagged_items(self, **tags: int) -> Iterator[str]:
+        yield ""
+
+    @miniray.method
+    def positional(self, /, self_: int, **self_too: int) -> str:
+        return ""
+
+    @miniray.method
     def note(self, text: str) -> str:
         return text
 
@@ -87,6 +108,12 @@ assert_type(counter.fetch.remote("x"), ObjectRef[bytes])
 assert_type(counter.items.remote(), ObjectRefGenerator[int])
 assert_type(counter.slow_items.remote(), ObjectRefGenerator[int])
 assert_type(counter.triple.remote(2), ObjectRef[int])
+assert_type(counter.tag.remote(1, "x", red=2), ObjectRef[float])
+assert_type(counter.tag.remote(number, text, red=number), ObjectRef[float])
+assert_type(counter.tags.remote(red=number), list[ObjectRef[Any]])
+assert_type(counter.slow_tags.remote(red=number), ObjectRef[bytes])
+assert_type(counter.tagged_items.remote(red=1), ObjectRefGenerator[str])
+assert_type(counter.positional.remote(1, red=number), ObjectRef[str])
 assert_type(counter.add.options(num_returns=2).remote(1), list[ObjectRef[Any]])
 assert_type(counter.add.options(concurrency_group="io").remote(1), ObjectRef[int])
 assert_type(User.remote().use.remote(counter), ObjectRef[int])
@@ -121,6 +148,8 @@ counter.add.remote(text)  # error: arg-type
 counter.add.remote()  # error: call-overload
 counter.add.remote(1, "x", 2)  # error: call-overload
 counter.add.remote(1, nota="x")  # error: call-overload
+counter.tag.remote(1, red="x")  # error: call-overload
+counter.tags.remote(red="x")  # error: arg-type
 counter.unmarked.remote([""])  # error: list-item
 counter.triple.remote("x")  # error: call-overload
 counter.pair.remote(1)  # error: call-arg
