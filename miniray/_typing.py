@@ -234,6 +234,10 @@ if TYPE_CHECKING:
         ) -> ActorClass[R, P]: ...
         @overload
         def __call__(  # type: ignore[overload-overlap]
+            self, target: type[R], /
+        ) -> ActorClass[R, ...]: ...
+        @overload
+        def __call__(  # type: ignore[overload-overlap]
             self, target: Callable[P, Iterator[R]], /
         ) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...
         @overload

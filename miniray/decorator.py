@@ -20,8 +20,11 @@ T = TypeVar("T")
 
 
 # A class and a generator function are plain callables too; the first overload that fits wins.
+# pyright takes no class for a ``ClassOf``: for it, constructors take anything.
 @overload
 def remote(target: ClassOf[P, T], /) -> ActorClass[T, P]: ...  # type: ignore[overload-overlap]
+@overload
+def remote(target: type[T], /) -> ActorClass[T, ...]: ...  # type: ignore[overload-overlap]
 @overload
 def remote(  # type: ignore[overload-overlap]
     target: Callable[P, Iterator[T]], /
