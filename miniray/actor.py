@@ -28,6 +28,8 @@ from miniray.core.runtime import ActorClassInfo, MethodOptions
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 
+    from typing_extensions import Never
+
     from miniray._typing import ManyMethodDecorator, Method, MethodDecorator, MethodOf
     from miniray.object_ref import ObjectRef
     from miniray.object_ref_generator import ObjectRefGenerator
@@ -132,7 +134,18 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
         return ActorMethod, (self._ref, self._info, self._name, self._options, self._signature)
 
 
-class ActorHandle(Generic[T]):
+if TYPE_CHECKING:
+
+    class _BareHandle(Generic[T]):
+        """A handle without methods: in an ``ActorProxy`` the class beside it has them."""
+
+        def __getattr__(self, name: str) -> Never: ...
+
+else:
+    _BareHandle = Generic
+
+
+class ActorHandle(_BareHandle[T]):
     """A handle to an actor. Its attributes are the actor's methods.
 
     Handles can be passed to tasks and actors and compare by the actor's id. The
@@ -151,7 +164,9 @@ class ActorHandle(Generic[T]):
         """Id of the actor; ``.hex()`` is its text form."""
         return self._ref.binary()
 
-    def __getattr__(self, name: str) -> ActorMethod[..., ObjectRef[Any]]:
+    def __getattr__(  # type: ignore[override]
+        self, name: str
+    ) -> ActorMethod[..., ObjectRef[Any]]:
         info = self._info
         target = BUILT_IN.get(name, name)
         options = info.methods.get(target)
@@ -190,9 +205,13 @@ class ActorHandle(Generic[T]):
         return ActorHandle, (self._ref, self._info)
 
 
-#: For annotations, where mypy runs without miniray's plugin: methods marked with ``@method``
-#: have their types. With the plugin, ``ActorHandle[Counter]`` says more.
-ActorProxy = ActorHandle[T] | type[T]
+if TYPE_CHECKING:
+    ActorProxy = _BareHandle[T] | type[T]
+else:
+    #: What ``ActorClass.remote`` returns, for annotations. Type checkers know the methods marked
+    #: with ``@method`` by it, and no others. Those of an ``ActorHandle[Counter]`` take and return
+    #: anything; with miniray's plugin for mypy the two are one, and all methods are exact.
+    ActorProxy = ActorHandle[T] | type[T]
 
 
 class ActorClassInheritanceException(TypeError):  # noqa: N818 -- Ray's name
@@ -208,7 +227,7 @@ def _no_method(info: ActorClassInfo, name: str) -> str:
     return f"The actor class {info.name} has no method {name!r}.{hint}"
 
 
-class ActorClass(Remote["ActorHandle[T]"], Generic[T, ActorPs]):
+class ActorClass(Remote["ActorProxy[T]"], Generic[T, ActorPs]):
     """A class whose instances run as actors in the cluster: ``Class.remote(...)``."""
 
     def __init__(self, cls: type[T], **given: Any) -> None:
@@ -365,6 +384,9 @@ def method(*, num_returns: int, **options: Any) -> ManyMethodDecorator[list[Obje
 def method(*, num_returns: str, **options: Any) -> ManyMethodDecorator[Any]: ...
 def method(*args: Any, **options: Any) -> Any:
     """Give a method of an actor class its types and options.
+
+    Type checkers know marked methods exactly. Others have exact types only with miniray's
+    plugin for mypy; without it, those of an ``ActorHandle`` return ``ObjectRef[Any]``.
 
     Usable as ``@method`` and ``@method(num_returns=2)``.
 

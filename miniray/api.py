@@ -32,6 +32,7 @@ from miniray.object_ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from miniray.actor import ActorProxy
     from miniray.core.init_options import InitOptions
     from miniray.object_ref_generator import ObjectRefGenerator
 
@@ -311,7 +312,7 @@ def _identity(refs: Sequence[Any]) -> tuple[int, ...] | None:
 _rest: tuple[int, ...] | None = None
 
 
-def kill(actor: ActorHandle[Any], *, no_restart: bool = True) -> None:
+def kill(actor: ActorProxy[Any], *, no_restart: bool = True) -> None:
     """End an actor's process at once; its unfinished calls fail.
 
     Args:

@@ -45,7 +45,7 @@ def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
     spec = with_uploaded_environment(spec)
     loop = dataclasses.replace(loop, datasets=loop.datasets.published(miniray.put))
     loop_ref = sent(loop, miniray.put)
-    actor_class = miniray.remote(TrainController)
+    actor_class: Any = miniray.remote(TrainController)
     controller = actor_class.options(**controller_options(spec)).remote(spec)
     run = controller.run.remote(ActorCarrier(controller), [loop_ref])
     try:

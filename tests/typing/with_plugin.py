@@ -1,4 +1,4 @@
-# ruff: noqa: TC003 -- written as users write it
+# ruff: noqa: TC001, TC003 -- written as users write it
 """What mypy knows with ``plugins = ["miniray.mypy_plugin"]``; never run."""
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing_extensions import assert_type
 
 import miniray
 from miniray import ActorHandle, ObjectRef, ObjectRefGenerator
+from miniray.actor import ActorProxy
 from miniray.util import ActorPool
 
 number: ObjectRef[int] = miniray.put(1)
@@ -93,6 +94,14 @@ class User:
         return miniray.get(counter.add.remote(1))
 
 
+class Plain:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def get(self) -> int:
+        return self.number
+
+
 counter = Counter.remote(1, step=2)
 assert_type(counter, ActorHandle[Counter])
 assert_type(Counter.remote(number, step=number), ActorHandle[Counter])
@@ -124,6 +133,21 @@ assert_type(counter.unmarked_async.remote(), ObjectRef[float])
 assert_type(counter.unmarked_class.remote(1), ObjectRef[str])
 assert_type(counter.untyped.remote(1, 2, 3), ObjectRef[Any])
 assert_type(counter.__ray_ready__.remote(), ObjectRef[Any])
+
+
+# A proxy, which is what there is without the plugin, is a handle.
+def use_proxy(proxy: ActorProxy[Counter]) -> ActorProxy[Counter]:
+    assert_type(proxy, ActorHandle[Counter])
+    assert_type(proxy.unmarked.remote([1]), ObjectRef[dict[str, int]])
+    return proxy
+
+
+assert_type(use_proxy(counter), ActorHandle[Counter])
+assert_type(miniray.remote(num_cpus=1)(Plain).remote(1), ActorHandle[Plain])
+assert_type(miniray.remote(Plain).remote(number).get.remote(), ObjectRef[int])
+proxy: ActorProxy[Plain] = miniray.remote(Plain).remote(1)
+assert_type(proxy.get.remote(), ObjectRef[int])
+miniray.kill(proxy)
 
 # get() and wait() keep the types.
 assert_type(miniray.get(counter.add.remote(1)), int)

@@ -1,4 +1,4 @@
-# ruff: noqa: TC001, TC003 -- written as users write it
+# ruff: noqa: TC003 -- written as users write it
 """What every type checker knows, without miniray's plugin for mypy; never run."""
 
 from __future__ import annotations
@@ -88,21 +88,57 @@ class Plain:
     def unmarked(self, times: int) -> int:
         return times
 
+    @miniray.method
+    def tag(self, **tags: int) -> str:
+        return ""
 
+    @miniray.method(num_returns=2)
+    async def pair(self, times: int) -> tuple[int, int]:
+        return times, times
+
+    @miniray.method
+    def items(self, count: int) -> Iterator[str]:
+        yield ""
+
+
+# What an actor class returns has the methods that are marked, exactly.
 Counter = miniray.remote(Plain)
-assert_type(Counter.remote(1, step=2), ActorHandle[Plain])
-assert_type(Counter.remote(number), ActorHandle[Plain])
-assert_type(Counter.options(num_cpus=1).remote(1), ActorHandle[Plain])
-assert_type(miniray.remote(num_cpus=1)(Plain).remote(1), ActorHandle[Plain])
+counter = Counter.remote(1, step=2)
+assert_type(counter, ActorProxy[Plain])
+assert_type(Counter.remote(number, step=2), ActorProxy[Plain])
+assert_type(Counter.options(num_cpus=1).remote(1), ActorProxy[Plain])
+assert_type(miniray.remote(num_cpus=1)(Plain).remote(1), ActorProxy[Plain])
 anything: ActorClass[Plain] = Counter
-counter = Counter.remote(1)
-assert_type(counter.unmarked.remote(1), ObjectRef[Any])
+assert_type(anything.remote(1), ActorProxy[Plain])
+assert_type(counter.add.remote(1), ObjectRef[int])
+assert_type(counter.add.remote(number), ObjectRef[int])
+assert_type(counter.add.remote(times=1), ObjectRef[int])
+assert_type(counter.tag.remote(red=1), ObjectRef[str])
+assert_type(counter.pair.remote(number), list[ObjectRef[Any]])
+assert_type(counter.items.remote(3), ObjectRefGenerator[str])
+assert_type(counter.add.options(num_returns=0).remote(1), None)
+assert_type(miniray.get(counter.add.remote(1)), int)
+assert_type(miniray.get([counter.add.remote(1)]), list[int])
+miniray.kill(counter)
 
 
-def use(proxy: ActorProxy[Plain]) -> None:
-    proxy.add.remote(1)
+def use(proxy: ActorProxy[Plain], handle: ActorHandle[Plain]) -> None:
+    assert_type(proxy.add.remote(1), ObjectRef[int])
+    # A handle has any method.
+    assert_type(handle.unmarked.remote("x"), ObjectRef[Any])
+    assert_type(handle.add.remote("x"), ObjectRef[Any])
+    miniray.kill(handle)
 
 
+use(counter, miniray.get_actor("counter"))
+use(miniray.get_actor("counter"), miniray.get_actor("counter"))
+
+counter.add.remote("x")  # error: call-overload
+counter.add.remote()  # error: call-overload
+counter.ad.remote(1)  # error: union-attr
+counter.unmarked.remote(1)  # error: attr-defined
+use(counter, counter)  # error: arg-type
+miniray.kill(number)  # error: arg-type
 nothing.remote(1)  # error: call-arg
 scale.remote()  # error: call-overload
 scale.remote("x")  # error: call-overload
