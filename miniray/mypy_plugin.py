@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mypy.errorcodes import ATTR_DEFINED
+from mypy.expandtype import expand_type_by_instance
+from mypy.maptype import map_instance_to_supertype
 from mypy.nodes import ARG_STAR2, MDEF, Decorator, FuncDef, SymbolTableNode, TypeInfo, Var
 from mypy.plugin import (
     AnalyzeTypeContext,
@@ -137,7 +139,7 @@ class MinirayPlugin(Plugin):
                 code=ATTR_DEFINED,
             )
             return AnyType(TypeOfAny.from_error)
-        function, declared = _declaration(symbol.node)
+        function, declared = _declaration(symbol.node, actor)
         is_static = function is not None and function.is_static
         if isinstance(declared, Instance) and declared.type.fullname == _MARKED:
             parameters, _returned, out = declared.args
@@ -208,13 +210,22 @@ def _handle_for_proxy(context: AnalyzeTypeContext) -> Type:
     )
 
 
-def _declaration(node: object) -> tuple[FuncDef | None, ProperType | None]:
-    """The function behind a symbol, and the type that it has after its decorators."""
+def _declaration(node: object, actor: Instance) -> tuple[FuncDef | None, ProperType | None]:
+    """The function behind a symbol, and the type that it has in the actor, with its decorators."""
     if isinstance(node, FuncDef):
-        return node, get_proper_type(node.type)
+        return node, _as_of(actor, node.info, node.type)
     if isinstance(node, Decorator):
-        return node.func, get_proper_type(node.var.type)
+        return node.func, _as_of(actor, node.func.info, node.var.type)
     return None, None
+
+
+def _as_of(actor: Instance, owner: TypeInfo, declared: Type | None) -> ProperType | None:
+    """A type in the class ``owner`` as it is in this actor: with what its type variables are."""
+    if declared is None:
+        return None
+    return get_proper_type(
+        expand_type_by_instance(declared, map_instance_to_supertype(actor, owner))
+    )
 
 
 def _takes_ref(kind: Type) -> bool:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from typing_extensions import assert_type
 
@@ -102,6 +102,36 @@ class Plain:
         return self.number
 
 
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Table(Generic[K, V]):
+    def __init__(self, key: K, value: V) -> None:
+        self.values = {key: value}
+
+    @miniray.method
+    def get(self, key: K) -> V:
+        return self.values[key]
+
+    @miniray.method
+    def keys(self) -> Iterator[K]:
+        yield from self.values
+
+    @miniray.method
+    @staticmethod
+    def static(values: list[int]) -> list[int]:
+        return values
+
+    def unmarked(self, key: K) -> V:
+        return self.values[key]
+
+
+@miniray.remote
+class Prices(Table[str, V]):
+    pass
+
+
 counter = Counter.remote(1, step=2)
 assert_type(counter, ActorHandle[Counter])
 assert_type(Counter.remote(number, step=number), ActorHandle[Counter])
@@ -133,6 +163,20 @@ assert_type(counter.unmarked_async.remote(), ObjectRef[float])
 assert_type(counter.unmarked_class.remote(1), ObjectRef[str])
 assert_type(counter.untyped.remote(1, 2, 3), ObjectRef[Any])
 assert_type(counter.__ray_ready__.remote(), ObjectRef[Any])
+
+
+# Generic classes, and methods inherited from them.
+prices = Prices.remote("apple", 1.5)
+assert_type(prices, ActorHandle[Prices[float]])
+assert_type(prices.get.remote("apple"), ObjectRef[float])
+assert_type(prices.get.remote(key=text), ObjectRef[float])
+assert_type(prices.keys.remote(), ObjectRefGenerator[str])
+assert_type(prices.unmarked.remote(text), ObjectRef[float])
+assert_type(prices.static.remote([1]), ObjectRef[list[int]])
+
+
+def use_table(table: ActorHandle[Table[int, bytes]]) -> bytes:
+    return miniray.get(table.get.remote(number))
 
 
 # A proxy, which is what there is without the plugin, is a handle.
@@ -177,6 +221,9 @@ counter.tags.remote(red="x")  # error: arg-type
 counter.unmarked.remote([""])  # error: list-item
 counter.triple.remote("x")  # error: call-overload
 counter.pair.remote(1)  # error: call-arg
+prices.get.remote(1)  # error: call-overload
+prices.unmarked.remote(1)  # error: call-overload
+use_table(prices)  # error: arg-type
 Counter.remote()  # error: call-arg
 Counter.remote("x")  # error: arg-type
 Counter.remote(1, stop=2)  # error: call-arg
