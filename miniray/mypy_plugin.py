@@ -6,6 +6,9 @@ constructor's parameters, handles have exactly the class's methods, marked with
 ``@method`` or not, with exact types, and refs are accepted for arguments given by
 name too. Without it, those of a handle return ``ObjectRef[Any]``, and an actor class
 gives an ``ActorProxy``, which has the marked ones. Nothing here runs in programs.
+
+mypy can't solve ``T | ObjectRef[T]`` for a ref, so where a parameter of a generic
+function is a bare type variable of that function, it takes a value and no ref.
 """
 
 from __future__ import annotations
@@ -20,9 +23,12 @@ from mypy.plugin import (
     AnalyzeTypeContext,
     AttributeContext,
     ClassDefContext,
+    FunctionContext,
+    MethodContext,
     MethodSigContext,
     Plugin,
 )
+from mypy.typeops import bind_self
 from mypy.types import (
     AnyType,
     CallableType,
@@ -43,6 +49,9 @@ _REMOTE = frozenset({"miniray.remote", "miniray.decorator.remote"})
 _HANDLE = "miniray.actor.ActorHandle"
 _PROXY = "miniray.actor.ActorProxy"
 _ACTOR_CLASS = "miniray.actor.ActorClass"
+_CALLABLE = "miniray._typing.Remote"
+_FUNCTION = "miniray.function.RemoteFunction"
+_DECORATOR = "miniray._typing.Decorator.__call__"
 _ACTOR_METHOD = "miniray.actor.ActorMethod"
 _MARKED = "miniray._typing.Method"
 _REF = "miniray.object_ref.ObjectRef"
@@ -56,8 +65,8 @@ _DECORATED = "miniray"
 #: Classes with a ``remote`` method whose signature takes refs.
 _CALLABLES = frozenset(
     {
-        "miniray._typing.Remote",
-        "miniray.function.RemoteFunction",
+        _CALLABLE,
+        _FUNCTION,
         _ACTOR_METHOD,
         _ACTOR_CLASS,
         _MARKED,
@@ -95,6 +104,14 @@ class MinirayPlugin(Plugin):
             return None
         return lambda context: self._method_of_handle(context, name)
 
+    def get_function_hook(self, fullname: str) -> Callable[[FunctionContext], Type] | None:
+        """``remote(function)`` and ``remote(Class)``."""
+        return self._keeping_variables if fullname in _REMOTE else None
+
+    def get_method_hook(self, fullname: str) -> Callable[[MethodContext], Type] | None:
+        """``remote(num_cpus=1)(function)``, of a class too."""
+        return self._keeping_variables if fullname == _DECORATOR else None
+
     def get_method_signature_hook(
         self, fullname: str
     ) -> Callable[[MethodSigContext], FunctionLike] | None:
@@ -122,6 +139,22 @@ class MinirayPlugin(Plugin):
             fallback=self._instance("builtins.function", []),
         )
 
+    def _keeping_variables(self, context: FunctionContext | MethodContext) -> Type:
+        """What ``remote`` returns, with the type variables of a generic function or class."""
+        remote = get_proper_type(context.default_return_type)
+        target = get_proper_type(context.arg_types[0][0]) if context.arg_types[0] else None
+        if (
+            not isinstance(remote, Instance)
+            or not isinstance(target, CallableType)
+            or not target.variables
+        ):
+            return remote
+        if remote.type.fullname == _ACTOR_CLASS:
+            return remote.copy_modified(args=[target.ret_type, _parameters(target)])
+        if remote.type.fullname == _FUNCTION:
+            return remote.copy_modified(args=[_parameters(target), self._result(target.ret_type)])
+        return remote
+
     def _method_of_handle(self, context: AttributeContext, name: str) -> Type:
         handle = get_proper_type(context.type)
         if not isinstance(handle, Instance) or handle.type.fullname != _HANDLE or not handle.args:
@@ -139,21 +172,19 @@ class MinirayPlugin(Plugin):
                 code=ATTR_DEFINED,
             )
             return AnyType(TypeOfAny.from_error)
-        function, declared = _declaration(symbol.node, actor)
-        is_static = function is not None and function.is_static
+        plain, declared = _declaration(symbol.node, actor)
         if isinstance(declared, Instance) and declared.type.fullname == _MARKED:
             parameters, _returned, out = declared.args
-            plain = get_proper_type(function.type) if function is not None else None
-            if is_static and isinstance(plain, CallableType):
-                # mypy shows decorators a static method as a plain function, self or not.
+            if plain is not None:
+                # Decorators are shown a static method as a plain function, self or not, and
+                # what a generic method returns, or one that returns Self, is lost in them.
                 parameters = _parameters(plain)
+                if _is_lost(out, plain):
+                    out = self._result(plain.ret_type)
             return self._instance(_ACTOR_METHOD, [parameters, out])
-        if not isinstance(declared, CallableType) or declared.variables:
-            return context.default_attr_type  # overloaded, generic or not annotated
-        return self._instance(
-            _ACTOR_METHOD,
-            [_parameters(declared, skip=0 if is_static else 1), self._result(declared.ret_type)],
-        )
+        if plain is None:
+            return context.default_attr_type  # overloaded, or not annotated
+        return self._instance(_ACTOR_METHOD, [_parameters(plain), self._result(plain.ret_type)])
 
     def _result(self, returned: Type) -> Type:
         """What ``.remote()`` gives for a method that returns this."""
@@ -166,7 +197,25 @@ class MinirayPlugin(Plugin):
         return self._instance(_REF, [returned])
 
     def _taking_refs(self, context: MethodSigContext) -> FunctionLike:
-        return self._with_refs(context.default_signature)
+        return self._with_refs(self._of_generic(context.type) or context.default_signature)
+
+    def _of_generic(self, remote: ProperType) -> CallableType | None:
+        """What ``.remote`` of a generic function, class or method takes and returns."""
+        if not isinstance(remote, Instance):
+            return None
+        for given in map(get_proper_type, remote.args):
+            if isinstance(given, Parameters) and given.variables:
+                base = map_instance_to_supertype(remote, self._type(_CALLABLE))
+                return CallableType(
+                    given.arg_types,
+                    given.arg_kinds,
+                    given.arg_names,
+                    ret_type=base.args[0],
+                    fallback=self._instance("builtins.function", []),
+                    name="remote",
+                    variables=given.variables,
+                )
+        return None
 
     def _with_refs(self, plain: CallableType) -> CallableType:
         """The signature with ``T | ObjectRef[T]`` for each T, unless it is like that already."""
@@ -185,10 +234,13 @@ class MinirayPlugin(Plugin):
         )
 
     def _instance(self, fullname: str, args: list[Type]) -> Instance:
+        return Instance(self._type(fullname), args)
+
+    def _type(self, fullname: str) -> TypeInfo:
         symbol = self.lookup_fully_qualified(fullname)
         assert symbol is not None, fullname
         assert isinstance(symbol.node, TypeInfo), fullname
-        return Instance(symbol.node, args)
+        return symbol.node
 
 
 def _add_remote(context: ClassDefContext) -> bool:
@@ -210,13 +262,21 @@ def _handle_for_proxy(context: AnalyzeTypeContext) -> Type:
     )
 
 
-def _declaration(node: object, actor: Instance) -> tuple[FuncDef | None, ProperType | None]:
-    """The function behind a symbol, and the type that it has in the actor, with its decorators."""
+def _declaration(node: object, actor: Instance) -> tuple[CallableType | None, ProperType | None]:
+    """A method of an actor, without self, and the type that its decorators made of it."""
+    decorated: Type | None
     if isinstance(node, FuncDef):
-        return node, _as_of(actor, node.info, node.type)
-    if isinstance(node, Decorator):
-        return node.func, _as_of(actor, node.func.info, node.var.type)
-    return None, None
+        function, decorated = node, node.type
+    elif isinstance(node, Decorator):
+        function, decorated = node.func, node.var.type
+    else:
+        return None, None
+    declared = _as_of(actor, function.info, decorated)
+    marked = isinstance(declared, Instance)
+    plain = _as_of(actor, function.info, function.type) if marked else declared
+    if not isinstance(plain, CallableType):
+        return None, declared
+    return plain if function.is_static else bind_self(plain, actor), declared
 
 
 def _as_of(actor: Instance, owner: TypeInfo, declared: Type | None) -> ProperType | None:
@@ -228,6 +288,14 @@ def _as_of(actor: Instance, owner: TypeInfo, declared: Type | None) -> ProperTyp
     )
 
 
+def _is_lost(out: Type, plain: CallableType) -> bool:
+    """Whether what the method returns is not in the type that its decorator gave it."""
+    proper = get_proper_type(out)
+    if not isinstance(proper, Instance) or proper.type.fullname not in (_REF, _GENERATOR):
+        return False  # several values, or none
+    return bool(plain.variables) or isinstance(get_proper_type(proper.args[0]), AnyType)
+
+
 def _takes_ref(kind: Type) -> bool:
     proper = get_proper_type(kind)
     items = proper.items if isinstance(proper, UnionType) else [proper]
@@ -235,9 +303,12 @@ def _takes_ref(kind: Type) -> bool:
     return any(isinstance(item, Instance) and item.type.fullname == _REF for item in refs)
 
 
-def _parameters(function: CallableType, skip: int = 0) -> Parameters:
+def _parameters(function: CallableType) -> Parameters:
     return Parameters(
-        function.arg_types[skip:], function.arg_kinds[skip:], function.arg_names[skip:]
+        function.arg_types,
+        function.arg_kinds,
+        function.arg_names,
+        variables=function.variables,
     )
 
 

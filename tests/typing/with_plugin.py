@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, Generic, TypeVar
 
-from typing_extensions import assert_type
+from typing_extensions import Self, assert_type
 
 import miniray
 from miniray import ActorHandle, ObjectRef, ObjectRefGenerator
@@ -102,6 +102,7 @@ class Plain:
         return self.number
 
 
+T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 
@@ -125,6 +126,17 @@ class Table(Generic[K, V]):
 
     def unmarked(self, key: K) -> V:
         return self.values[key]
+
+    @miniray.method
+    def itself(self) -> Self:
+        return self
+
+    @miniray.method
+    def paired(self, other: list[T]) -> dict[K, T]:
+        return dict(zip(self.values, other, strict=True))
+
+    def unmarked_paired(self, other: T) -> tuple[K, T]:
+        return next(iter(self.values)), other
 
 
 @miniray.remote
@@ -173,6 +185,31 @@ assert_type(prices.get.remote(key=text), ObjectRef[float])
 assert_type(prices.keys.remote(), ObjectRefGenerator[str])
 assert_type(prices.unmarked.remote(text), ObjectRef[float])
 assert_type(prices.static.remote([1]), ObjectRef[list[int]])
+assert_type(prices.itself.remote(), ObjectRef[Prices[float]])
+assert_type(prices.paired.remote([1]), ObjectRef[dict[str, int]])
+assert_type(prices.paired.remote(miniray.put([1])), ObjectRef[dict[str, int]])
+assert_type(prices.unmarked_paired.remote(1), ObjectRef[tuple[str, int]])
+assert_type(Prices.options(num_cpus=2).remote("apple", 1.5), ActorHandle[Prices[float]])
+Tables = miniray.remote(Table)
+assert_type(Tables.remote("apple", 1.5), ActorHandle[Table[str, float]])
+assert_type(Tables.options(num_cpus=2).remote(1, "x").get.remote(1), ObjectRef[str])
+assert_type(miniray.remote(num_cpus=1)(Table).remote(1, "x"), ActorHandle[Table[int, str]])
+
+
+@miniray.remote
+def same(thing: T) -> T:
+    return thing
+
+
+@miniray.remote(num_cpus=1)
+def each(things: list[T], *, times: int = 1) -> Iterator[T]:
+    yield from things
+
+
+assert_type(same.remote(1), ObjectRef[int])
+assert_type(same.options(num_cpus=2).remote("x"), ObjectRef[str])
+assert_type(each.remote([1], times=number), ObjectRefGenerator[int])
+assert_type(each.remote(miniray.put(["x"])), ObjectRefGenerator[str])
 
 
 def use_table(table: ActorHandle[Table[int, bytes]]) -> bytes:
@@ -223,6 +260,11 @@ counter.triple.remote("x")  # error: call-overload
 counter.pair.remote(1)  # error: call-arg
 prices.get.remote(1)  # error: call-overload
 prices.unmarked.remote(1)  # error: call-overload
+prices.paired.remote(1)  # error: call-overload
+same.remote()  # error: call-overload
+same.remote(number)  # error: arg-type
+each.remote([1], times="x")  # error: call-overload
+Tables.remote(1)  # error: call-overload
 use_table(prices)  # error: arg-type
 Counter.remote()  # error: call-arg
 Counter.remote("x")  # error: arg-type
