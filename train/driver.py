@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 #: Seconds that a run gets to end after Ctrl-C, before its controller is killed.
 ABORT_TIMEOUT = 10.0
 
+#: Seconds that it gets after the second one, to leave a folder that says how the run ended.
+AT_ONCE_TIMEOUT = 5.0
+
 #: Seconds after which a controller that does not answer is killed, when its run is to be stopped.
 ANSWER_TIMEOUT = 10.0
 
@@ -136,7 +139,12 @@ def abort(controller: Any, run: Any) -> bool:
 
     logger.warning(STOPPING)
     stopping = controller.abort.remote()
-    miniray.wait([stopping, run])
+    try:
+        miniray.wait([stopping, run])
+    except KeyboardInterrupt:
+        controller.abort.remote(True)
+        miniray.wait([run], timeout=AT_ONCE_TIMEOUT)
+        raise
     ended, _ = miniray.wait([run], timeout=ABORT_TIMEOUT)
     if not ended:
         logger.warning("The run did not end within %s s and is killed.", ABORT_TIMEOUT)

@@ -209,6 +209,9 @@ def test_ctrl_c_twice_waits_for_no_upload(fit: Any, tmp_path: Path) -> None:
         fit(loop)
     (pid,) = pids(tmp_path)
     wait_until(lambda: not is_alive(pid), timeout=10)
+    result = Result.from_path(tmp_path / "results" / "run")
+    assert "was stopped" in str(result.error)
+    assert result.checkpoint is None
 
 
 def test_ctrl_c_ends_a_run_whose_controller_waits_for_resources(
