@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 
+import hypothesis
+
 # Some tests fork while gRPC, which others of the same process use, has threads. No process that
 # runs user code imports gRPC, so its fork handlers, which end such a child, are out of place.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# On a machine that does other things too, any example may take longer than any time.
+hypothesis.settings.register_profile("miniray", deadline=None)
+hypothesis.settings.load_profile("miniray")

@@ -517,7 +517,6 @@ def programs(examples: int, steps: int) -> Any:
     case.settings = settings(
         max_examples=examples,
         stateful_step_count=steps,
-        deadline=None,
         database=None,
         print_blob=True,
         # Not Phase.explain: it traces every line, and times out what waits.

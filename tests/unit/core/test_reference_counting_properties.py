@@ -315,5 +315,5 @@ class World(RuleBasedStateMachine):
 
 TestReferenceCounting = World.TestCase
 TestReferenceCounting.settings = settings(
-    max_examples=100, stateful_step_count=60, deadline=None, derandomize=True
+    max_examples=100, stateful_step_count=60, derandomize=True
 )

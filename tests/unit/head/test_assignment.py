@@ -71,7 +71,7 @@ def fits_somehow(nodes: list[ResourcePool], bundles: list[dict[str, float]]) -> 
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(SIZES, min_size=1, max_size=3),
     st.lists(AMOUNTS, min_size=1, max_size=5),
@@ -118,7 +118,7 @@ def test_pack_uses_no_more_nodes_than_it_has_to(
     assert len({node.order for node, _ in made.values()}) == len(fewest)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
     st.lists(st.integers(1, 5), min_size=1, max_size=6),

@@ -64,7 +64,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(steps, st.randoms(use_true_random=False))
 def test_it_finds_what_a_search_of_all_finds_in_the_same_order(
     actions: list[tuple[int, dict[str, int]]], rng: random.Random

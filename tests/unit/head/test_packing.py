@@ -28,7 +28,7 @@ def fits_somehow(free: list[int], shares: list[int]) -> bool:
     return False
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.integers(0, 10), min_size=1, max_size=3),
     st.lists(st.integers(1, 9), max_size=6),
@@ -62,7 +62,7 @@ def test_many_equal_shares_take_few_steps() -> None:
 amounts = st.one_of(st.sampled_from([1, 2]), st.integers(1, 9).map(lambda tenths: tenths / 10))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(amounts, min_size=1, max_size=6),
     st.lists(st.integers(1, 9).map(lambda tenths: tenths / 10), max_size=3),

@@ -285,7 +285,7 @@ def test_when_everything_has_ended_everything_is_free(seed: int) -> None:
         )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(amounts, st.booleans()), max_size=30))
 def test_release_undoes_allocate(steps: list[tuple[float, bool]]) -> None:
     node = node_pool("ab", {"CPU": 16}, {"GPU": [str(number) for number in range(8)]})
@@ -303,7 +303,7 @@ def test_release_undoes_allocate(steps: list[tuple[float, bool]]) -> None:
             assert (node.free, node.devices["GPU"].free) == (free, devices)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(amounts, min_size=1, max_size=4), min_size=1, max_size=6),
     st.sampled_from(STRATEGIES),
@@ -332,7 +332,7 @@ def test_a_group_is_placed_whole_or_not_at_all(
     assert all(node.devices["GPU"].free == [UNIT, UNIT] for node in nodes)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from([0.25, 0.5]), min_size=1, max_size=60), st.integers(1, 4))
 def test_shares_that_divide_a_device_are_placed_while_their_sum_fits(
     shares: list[float], count: int

@@ -247,4 +247,4 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMemories = Machine.TestCase
-TestMemories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestMemories.settings = settings(max_examples=60, stateful_step_count=40)

@@ -295,9 +295,7 @@ class Store(RuleBasedStateMachine):
 
 
 TestStore = Store.TestCase
-TestStore.settings = settings(
-    max_examples=15, stateful_step_count=40, deadline=None, derandomize=True
-)
+TestStore.settings = settings(max_examples=15, stateful_step_count=40, derandomize=True)
 
 
 def test_who_keeps_a_segment_mapped_is_told_when_it_is_freed() -> None:
