@@ -6,6 +6,11 @@ import os
 
 import hypothesis
 
+# No test may attach to the cluster of whoever runs it, or run with the tunables of that shell.
+# Here, as what is first read of them stays; processes that tests start inherit the rest.
+for _name in [name for name in os.environ if name.startswith("MINIRAY_")]:
+    del os.environ[_name]
+
 # Some tests fork while gRPC, which others of the same process use, has threads. No process that
 # runs user code imports gRPC, so its fork handlers, which end such a child, are out of place.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")

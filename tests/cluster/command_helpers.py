@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 #: Seconds that a command or a driver program may take on a busy machine.
 PATIENCE = 45.0
-_OWN_VARIABLES = ("MINIRAY_ADDRESS", "MINIRAY_TOKEN", "MINIRAY_SESSION", "MINIRAY_WORKER_ID")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,12 +51,9 @@ class CommandLine:
 
     def __init__(self, root: Path, **variables: str) -> None:
         self.root = root
-        inherited = {
-            name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES
-        }
         scripts = sysconfig.get_path("scripts")
         self.environment = {
-            **inherited,
+            **os.environ,
             "PATH": f"{scripts}{os.pathsep}{os.environ.get('PATH', '')}",
             "MINIRAY_TMPDIR": str(root),
             **variables,

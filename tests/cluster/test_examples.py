@@ -144,7 +144,6 @@ def run() -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     environment["PYTHONPATH"] = os.pathsep.join(
         [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     )
-    environment.pop("MINIRAY_ADDRESS", None)
 
     def run_example(
         name: str, *arguments: str, timeout: float = 50

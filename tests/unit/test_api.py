@@ -40,7 +40,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InitOptions]]:
     module = types.ModuleType("miniray.core.bootstrap")
     module.connect = connect  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "miniray.core.bootstrap", module)
-    monkeypatch.delenv("MINIRAY_ADDRESS", raising=False)
     yield wanted
     miniray.shutdown()
     set_runtime(None)

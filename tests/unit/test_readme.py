@@ -62,7 +62,6 @@ def test_a_whole_program_prints_what_the_readme_says(
     # Not tmp_path: a socket's path has at most 107 bytes.
     base = tempfile.mkdtemp(prefix="mr-test-", dir="/tmp")
     environment = {**os.environ, "MINIRAY_TMPDIR": base, "PYTHONPATH": str(ROOT)}
-    environment.pop("MINIRAY_ADDRESS", None)
     try:
         result = subprocess.run(
             [sys.executable, file],

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """A session in a place of its own; only what the test records is seen by the commands."""
     monkeypatch.setenv("MINIRAY_TMPDIR", str(tmp_path))
-    monkeypatch.delenv("MINIRAY_TOKEN", raising=False)
-    monkeypatch.delenv("MINIRAY_ADDRESS", raising=False)
     made = create_session()
     yield made
     sessions._remove_tree(made.socket_dir)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINIRAY_TMPDIR", str(tmp_path))
-    monkeypatch.delenv("MINIRAY_ADDRESS", raising=False)
     sessions.user_root()
     return tmp_path
 
