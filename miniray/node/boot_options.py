@@ -17,6 +17,7 @@ from typing import Any
 
 from miniray.accelerators.custom import parse_declaration
 from miniray.accelerators.registry import DEVICE_RESOURCES, GPU_FAMILIES, family_named
+from miniray.node.head_address import check_told
 from miniray.node.machine import memory_limit
 from miniray.security.token import parse_token
 
@@ -131,6 +132,8 @@ class BootOptions:
         if self.head and self.token is not None:
             raise ValueError("A head makes the token of its cluster: leave token out.")
         if self.head:
+            if self.node_ip_address is not None and not self.embedded:
+                check_told(bind_host(self), self.node_ip_address)
             return
         if self.address is None:
             raise ValueError("To join a cluster, give the address of its head as HOST:PORT.")

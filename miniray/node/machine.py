@@ -105,7 +105,7 @@ def node_ip(
             return address
         if head is not None:
             return "127.0.0.1"
-    for address in (interfaces or _interface_addresses)():
+    for address in (interfaces or own_addresses)():
         ip = ipaddress.ip_address(address)
         if not ip.is_loopback and not ip.is_link_local:
             return address
@@ -125,7 +125,8 @@ def _local_address(target: str) -> str | None:
         return None  # no route, no such name: the caller has other ways
 
 
-def _interface_addresses() -> list[str]:
+def own_addresses() -> list[str]:
+    """The IPv4 addresses of the interfaces that are up."""
     import psutil
 
     states = psutil.net_if_stats()

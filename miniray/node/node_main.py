@@ -30,6 +30,7 @@ from miniray.node.boot_options import (
     parse_address,
 )
 from miniray.node.daemon import NodeDaemon
+from miniray.node.head_address import not_found
 from miniray.node.head_process import HeadProcess
 from miniray.node.lifetime import stop_on_signals, when_exits
 from miniray.node.machine import inspect_machine
@@ -158,7 +159,14 @@ class NodeStart:
         from miniray.security.certificates import fetch_and_pin
 
         host, port = parse_address(self._address)
-        return fetch_and_pin(host, port, self._token.fingerprint, config().start_timeout)
+        told = self.options.node_ip_address
+        if not self.options.head or told is None:
+            return fetch_and_pin(host, port, self._token.fingerprint, config().start_timeout)
+        try:
+            # It serves already. Half the time: whoever waits for this node still hears of it.
+            return fetch_and_pin(host, port, self._token.fingerprint, config().start_timeout / 2)
+        except (OSError, AuthenticationError):
+            raise BootError(not_found(bind_host(self.options), told)) from None
 
     async def _listen(self, head: grpc.aio.Channel) -> tuple[grpc.aio.Server, DaemonAddress]:
         """The server for other daemons: a Unix socket for this machine, TLS for others."""

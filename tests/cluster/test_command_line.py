@@ -303,6 +303,16 @@ def test_a_head_for_other_machines_tells_an_address_that_they_can_reach(
     assert named.address.startswith("127.0.0.2:")
 
 
+def test_a_head_that_is_not_found_where_others_look_for_it_says_so(command: CommandLine) -> None:
+    elsewhere = ("start", "--head", "--port", "0", "--node-ip-address")
+    line = one_line(command.run(*elsewhere, "203.0.113.77"))
+    assert "203.0.113.77: this machine has no such address; it has" in line
+    line = one_line(command.run(*elsewhere, "127.0.0.2"))
+    assert "127.0.0.2: it listens on 127.0.0.1" in line
+    command.leaves_nothing()
+    assert command.sessions() == []
+
+
 # --- status ----------------------------------------------------------------------------
 
 

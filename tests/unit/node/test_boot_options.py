@@ -14,6 +14,7 @@ from miniray.node.boot_options import (
     bind_host,
     parse_address,
 )
+from miniray.node.head_address import not_found
 from miniray.security.token import JoinToken
 
 TOKEN = str(JoinToken(b"f" * 32, b"s" * 32))
@@ -134,6 +135,20 @@ def test_a_node_joins_by_its_address_towards_the_head() -> None:
 def test_what_others_are_told_can_be_given() -> None:
     options = BootOptions(host="0.0.0.0", node_ip_address="10.1.2.3")
     assert (bind_host(options), advertised_host(options)) == ("0.0.0.0", "10.1.2.3")
+
+
+@pytest.mark.parametrize("host", [None, "127.0.0.1", "localhost"])
+def test_a_head_on_loopback_tells_others_no_other_address(host: str | None) -> None:
+    complaint = r"203\.0\.113\.7: this machine has no such address; it has .*127\.0\.0\.1"
+    with pytest.raises(ValueError, match=complaint):
+        BootOptions(host=host, node_ip_address="203.0.113.7")
+    BootOptions(host=host, node_ip_address="127.0.0.2")
+    BootOptions(host=host, node_ip_address="a.name.of.this.machine")
+    joining(host="127.0.0.1", node_ip_address="203.0.113.7")  # a router may translate it
+
+
+def test_an_address_of_this_machine_where_the_head_does_not_listen_is_told_as_such() -> None:
+    assert "127.0.0.2: it listens on 127.0.0.1. Give" in not_found("127.0.0.1", "127.0.0.2")
 
 
 def test_a_head_on_all_addresses_never_tells_others_the_wildcard(
