@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -37,25 +34,6 @@ def test_unknown_commands_and_options_are_one_line(miniray: Callable[..., Result
     assert "No such command 'begin'" in one_line(miniray("begin"))
     assert "--wrong" in one_line(miniray("--wrong"))
     assert "--wrong" in one_line(miniray("stop", "--wrong"))
-
-
-def test_a_reader_who_has_enough_ends_the_command_without_a_word() -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    command = [sys.executable, "-m", "miniray", "stop", "--help"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
-    os.close(writer)
-    assert done.stderr == ""
-    assert done.returncode == 1
-
-
-def test_the_command_loads_nothing_heavy_before_it_is_needed() -> None:
-    code = (
-        "import sys, miniray.cli.main\n"
-        "heavy = {'grpc', 'cryptography', 'rich', 'numpy', 'torch'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 from tests_cli_support import TOKEN, one_line
 
-from miniray.cli import ending
 from miniray.exceptions import AuthenticationError, VersionMismatchError
 from miniray.node.boot_options import BootError
-from miniray.session import ProcessId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,54 +200,3 @@ def test_a_second_head_on_the_same_port_is_told_of_the_first(
     assert "miniray stop" in line
     assert boot.asked == []
     assert miniray("start", "--head", "--port", "0").exit_code == 0
-
-
-@pytest.fixture
-def when_it_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
-    """Runs an action at the moment when the blocking command begins to wait."""
-
-    def arrange(action: Callable[[], None]) -> None:
-        wait = ending.wait_for_end
-
-        def act_and_wait(process: ProcessId, requested: int) -> bool:
-            action()
-            return wait(process, requested)
-
-        monkeypatch.setattr(ending, "wait_for_end", act_and_wait)
-
-    return arrange
-
-
-def test_block_fails_when_the_node_ends_by_itself(
-    miniray: Callable[..., Result],
-    boot: Boot,
-    when_it_waits: Callable[[Callable[[], None]], None],
-) -> None:
-    with subprocess.Popen(["sleep", "60"]) as node:
-        boot.pid = node.pid
-        when_it_waits(node.kill)
-        result = miniray("start", "--head", "--block")
-    assert result.exit_code == 1
-    assert "ended by itself" in result.stderr
-    assert "session_x/logs" in result.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_block_ends_the_node_when_asked(
-    miniray: Callable[..., Result],
-    boot: Boot,
-    record: Callable[..., ClusterRecord],
-    when_it_waits: Callable[[Callable[[], None]], None],
-    number: signal.Signals,
-) -> None:
-    before = signal.getsignal(number)
-    with subprocess.Popen(["sleep", "60"]) as node:
-        boot.pid = node.pid
-        written = record(processes={"boot": ProcessId.of(node.pid)}, address="127.0.0.1:1")
-        when_it_waits(lambda: os.kill(os.getpid(), number))
-        result = miniray("start", "--head", "--block")
-        assert node.wait() == -signal.SIGTERM
-    assert result.exit_code == 0, result.output
-    assert "The node has ended." in result.stdout
-    assert not written.session.socket_dir.exists()
-    assert signal.getsignal(number) == before

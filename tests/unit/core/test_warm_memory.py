@@ -136,15 +136,6 @@ def test_memory_unmapped_by_another_thread_just_now_is_written_through_its_descr
     assert not open_files() - before
 
 
-def test_children_do_not_inherit_what_is_mapped_for_writing(memory: Callable[[], int]) -> None:
-    block = map_memory(memory(), SIZE, shared=True)
-    child = os.fork()
-    if child == 0:
-        os._exit(1 if maps() else 0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert len(block) == SIZE
-
-
 def test_a_copy_beyond_the_end_is_refused(memory: Callable[[], int]) -> None:
     block = map_memory(memory(), SIZE, shared=True)
     copy_into(block, SIZE - 4, b"last")

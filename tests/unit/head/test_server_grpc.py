@@ -1,18 +1,12 @@
-"""The head behind real sockets: sessions, batches, secrets, the process itself."""
+"""The head behind real sockets: sessions, batches, secrets."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
-import os
 import platform
-import select
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -182,108 +176,3 @@ def test_the_status_is_told_to_those_who_attach_to_no_node(folder: Path) -> None
             assert (await stub.Sign(head_pb2.SignRequest(node_id=b"1"))).certificate == b""
 
     asyncio.run(scenario())
-
-
-# --- the process ---------------------------------------------------------------------
-
-
-_PROCESS = """
-import json, os, sys
-from pathlib import Path
-from miniray.head.head_options import HeadOptions
-from miniray.head.main import run_head
-
-told = json.loads(sys.argv[1])
-write = told.pop("write")
-told["secret"] = bytes.fromhex(told["secret"])
-told["session_dir"] = Path(told["session_dir"])
-run_head(HeadOptions(ready=lambda facts: os.write(write, json.dumps(facts).encode()), **told))
-"""
-
-
-class HeadProcess:
-    """A head in a process of its own."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        read, write = os.pipe()
-        inherited = [write, *(fd for fd in (options.get("parent_pidfd"),) if fd is not None)]
-        told = {
-            "unix_path": str(folder / "head.sock"),
-            "secret": SECRET.hex(),
-            "session_dir": str(folder),
-            "cluster_id": "test",
-            "write": write,
-            **options,
-        }
-        command = [sys.executable, "-c", _PROCESS, json.dumps(told)]
-        self.process = subprocess.Popen(command, pass_fds=inherited)
-        self.pid = self.process.pid
-        os.close(write)
-        readable, _, _ = select.select([read], [], [], 20)
-        assert readable
-        self.facts = json.loads(os.read(read, 1 << 16))
-        os.close(read)
-
-    def wait(self) -> None:
-        try:
-            self.process.wait(20)
-        finally:
-            self.process.kill()
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.wait()
-
-
-def test_the_process_stops_its_daemons_when_it_is_asked_to_end(folder: Path) -> None:
-    process = HeadProcess(folder)
-    assert process.facts["address"] == f"unix:{folder / 'head.sock'}"
-
-    async def scenario() -> str:
-        async with calling(folder) as stub:
-            session = stub.Session()
-            await greet(session)
-            os.kill(process.pid, signal.SIGTERM)
-            return str((await session.read()).stop.reason)
-
-    assert "stopped" in asyncio.run(scenario())
-    process.wait()
-    assert "the head stops" in (folder / "logs" / "head.log").read_text()
-
-
-def test_the_process_ends_with_the_one_it_belongs_to(folder: Path) -> None:
-    parent = subprocess.Popen(["sleep", "60"])
-    fd = os.pidfd_open(parent.pid)
-    process = HeadProcess(folder, parent_pidfd=fd)
-    parent.kill()
-    parent.wait()
-    process.wait()
-    os.close(fd)
-
-
-def test_a_port_that_is_taken_is_told(folder: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        process = HeadProcess(folder, tcp_host="127.0.0.1", tcp_port=port)
-        assert str(port) in process.facts["error"]
-        process.wait()
-
-
-def test_the_network_side_is_pinned_by_the_fingerprint(folder: Path) -> None:
-    from miniray.security.certificates import fetch_and_pin, make_node_key
-
-    process = HeadProcess(folder, tcp_host="127.0.0.1", tcp_port=0)
-    host, _, port = process.facts["address"].partition(":")
-    expected = bytes.fromhex(process.facts["fingerprint"])
-    authority = fetch_and_pin(host, int(port), expected, 10)
-
-    async def scenario() -> bytes:
-        channel = channels.channel(process.facts["address"], TOKEN.grpc_secret, authority)
-        stub = head_pb2_grpc.HeadStub(channel)
-        request = head_pb2.SignRequest(node_id=b"12345678", public_key=make_node_key()[1])
-        reply = await stub.Sign(request)
-        await channel.close()
-        return bytes(reply.certificate)
-
-    assert asyncio.run(scenario()).startswith(b"-----BEGIN CERTIFICATE-----")
-    process.stop()

@@ -3,14 +3,10 @@ import fcntl
 import hashlib
 import io
 import os
-import signal
-import subprocess
 import sys
-import textwrap
 import zipfile
 from pathlib import Path
 
-import psutil
 import pytest
 from tiny_wheel import tiny_wheel
 
@@ -46,17 +42,6 @@ class Store:
 
 def pip_entry(*packages, **fields):
     return {"pip": {"packages": [str(item) for item in packages], "pip_check": False, **fields}}
-
-
-def run_python(environment, code):
-    return subprocess.run(
-        [environment.python, "-c", code],
-        env={**os.environ, **environment.env_vars},
-        cwd="/",
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
 
 
 def locked_files(root):
@@ -301,40 +286,6 @@ def test_a_waiter_for_another_builder_can_be_cancelled_and_leaves_no_lock(tmp_pa
     asyncio.run(main())
 
 
-def test_a_builder_that_is_killed_leaves_nothing_that_looks_finished(tmp_path):
-    program = textwrap.dedent(
-        """
-        import asyncio, sys
-        from pathlib import Path
-        from miniray.runtime_env.cache import FolderCache
-
-        async def build(folder, lock):
-            (folder / "half").write_text("built")
-            print("building", flush=True)
-            await asyncio.Event().wait()
-
-        asyncio.run(FolderCache(Path(sys.argv[1]), 0).acquire("a", build))
-        """
-    )
-    builder = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-    )
-    with builder:
-        assert builder.stdout.readline() == b"building\n"
-        builder.send_signal(signal.SIGKILL)
-
-    async def main():
-        cache = FolderCache(tmp_path, 10**6)
-        folder = await cache.acquire("a", fill)
-        assert sorted(path.name for path in folder.iterdir()) == ["content"]
-        await cache.close()
-
-    assert (tmp_path / "a" / "half").exists()
-    asyncio.run(main())
-
-
 def test_what_a_killed_builder_left_is_collected(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "half").touch()
@@ -345,68 +296,6 @@ def test_what_a_killed_builder_left_is_collected(tmp_path):
 # --- pip ----------------------------------------------------------------------------------
 
 
-def test_a_virtual_environment_has_its_packages_and_those_of_the_daemon(tmp_path):
-    wheel = tiny_wheel(tmp_path)
-
-    async def main():
-        manager = EnvironmentManager(tmp_path / "cache")
-        environment = await manager.prepare(pip_entry(wheel), Store().fetch)
-        assert environment.fresh_interpreter
-        code = "import tiny, miniray, cloudpickle, grpc, shutil, sys; print(tiny.VALUE, sys.prefix)"
-        value, prefix = run_python(environment, code).split()
-        assert value == "1"
-        assert prefix == environment.env_vars["VIRTUAL_ENV"]
-        assert environment.env_vars["PATH"].startswith(f"{prefix}/bin:")
-        again = await manager.prepare(pip_entry(wheel), Store().fetch)
-        assert again == environment
-        await manager.close()
-
-    asyncio.run(main())
-
-
-def test_pip_is_configured_by_the_variables_of_the_environment(tmp_path):
-    tiny_wheel(tmp_path, value=7)
-    spec = pip_entry("tiny", pip_check=False) | {
-        "env_vars": {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
-    }
-
-    async def main():
-        manager = EnvironmentManager(tmp_path / "cache")
-        environment = await manager.prepare(spec, Store().fetch)
-        assert run_python(environment, "import tiny; print(tiny.VALUE)") == "7"
-        await manager.close()
-
-    asyncio.run(main())
-
-
-def test_a_failed_install_shows_the_end_of_the_output_of_pip(tmp_path):
-    spec = pip_entry("no-such-package-here", pip_install_options=["--no-index"])
-
-    async def main():
-        manager = EnvironmentManager(tmp_path / "cache")
-        with pytest.raises(
-            RuntimeEnvSetupError, match="No matching distribution found for no-such"
-        ):
-            await manager.prepare(spec, Store().fetch)
-        await manager.close()
-
-    asyncio.run(main())
-    assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-
-
-def test_pip_check_finds_a_requirement_that_is_missing(tmp_path):
-    wheel = tiny_wheel(tmp_path, requires="Requires-Dist: no-such-package-here\n")
-    spec = pip_entry(wheel, pip_check=True, pip_install_options=["--no-index", "--no-deps"])
-
-    async def main():
-        manager = EnvironmentManager(tmp_path / "cache")
-        with pytest.raises(RuntimeEnvSetupError, match="requires no-such-package-here"):
-            await manager.prepare(spec, Store().fetch)
-        await manager.close()
-
-    asyncio.run(main())
-
-
 def test_a_rebuilt_local_wheel_is_another_virtual_environment(tmp_path):
     entry = pip_entry(tiny_wheel(tmp_path))["pip"]
     first = pip.venv_key(entry, {})
@@ -415,47 +304,3 @@ def test_a_rebuilt_local_wheel_is_another_virtual_environment(tmp_path):
     assert pip.venv_key(entry, {"PIP_INDEX_URL": "x"}) != first
     tiny_wheel(tmp_path, value=1000)
     assert pip.venv_key(entry, {}) != first
-
-
-def test_a_cancelled_install_is_killed_with_its_children_and_leaves_no_files(tmp_path, monkeypatch):
-    source = tmp_path / "slow"
-    source.mkdir()
-    started = tmp_path / "started"
-    os.mkfifo(started)
-    (source / "pyproject.toml").write_text(
-        "[build-system]\nrequires = []\nbuild-backend = 'slow'\nbackend-path = ['.']\n"
-    )
-    (source / "slow.py").write_text(
-        textwrap.dedent(
-            f"""
-            import os, subprocess, sys, tempfile, time
-            tempfile.mkdtemp()
-            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-            with open({str(started)!r}, "w") as pipe:
-                pipe.write(f"{{os.getpid()}} {{child.pid}}")
-            time.sleep(600)
-            """
-        )
-    )
-
-    place = tmp_path / "temporary"
-    place.mkdir()
-    monkeypatch.setenv("TMPDIR", str(place))
-
-    async def main():
-        manager = EnvironmentManager(tmp_path / "cache")
-        preparing = asyncio.create_task(manager.prepare(pip_entry(source), Store().fetch))
-        pids = [int(pid) for pid in (await asyncio.to_thread(started.read_text)).split()]
-        preparing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await preparing
-        await manager.close()
-        return pids
-
-    pids = asyncio.run(main())
-    assert len(pids) == 2
-    alive = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
-    _, running = psutil.wait_procs(alive, timeout=10)
-    assert [process for process in running if process.status() != psutil.STATUS_ZOMBIE] == []
-    assert locked_files(tmp_path / "cache") == []
-    assert list(place.iterdir()) == []

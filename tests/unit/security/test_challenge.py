@@ -2,22 +2,17 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.security import errors
 from miniray.security.challenge import (
     ClientChallenge,
     ServerChallenge,
     answer_blocking,
     peer_credentials,
-    peer_uid,
     require_own_uid,
 )
 from miniray.security.errors import AuthenticationError
@@ -181,35 +176,3 @@ def test_a_peer_that_trickles_bytes_does_not_extend_the_deadline(
 def test_the_peer_is_this_process(pair: tuple[socket.socket, socket.socket]) -> None:
     assert peer_credentials(pair[0]) == (os.getpid(), os.getuid())
     require_own_uid(pair[0])
-
-
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
-def test_a_peer_of_another_user_is_refused() -> None:
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(f"\0miniray-test-{os.getpid()}-{os.urandom(4).hex()}")
-        listener.listen()
-        name = listener.getsockname()
-        code = (
-            "import os, socket, sys; os.setuid(65534)\n"
-            "s = socket.socket(socket.AF_UNIX); s.connect(bytes.fromhex(sys.argv[1]))\n"
-            "s.recv(1)"
-        )
-        with subprocess.Popen([sys.executable, "-c", code, name.hex()]) as client:
-            sock, _ = listener.accept()
-            with sock:
-                assert peer_uid(sock) == 65534
-                with pytest.raises(AuthenticationError, match="65534"):
-                    require_own_uid(sock)
-            client.wait()
-
-
-def test_the_module_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, importlib.util as u\n"
-        "import types; p = types.ModuleType('miniray'); p.__path__ = [sys.argv[1]]\n"
-        "sys.modules['miniray'] = p\n"
-        "import miniray.security.challenge\n"
-        "assert not {'ssl', 'asyncio', 'grpc', 'cryptography', 'secrets'} & set(sys.modules)"
-    )
-    package = Path(errors.__file__).resolve().parents[1]
-    subprocess.run([sys.executable, "-c", code, str(package)], check=True)

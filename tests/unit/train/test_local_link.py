@@ -7,10 +7,7 @@ import multiprocessing
 import os
 import pickle
 import queue
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from multiprocessing.connection import Client
 
@@ -110,39 +107,6 @@ def test_rank_0_learns_which_rank_is_gone():
     server.close()
     for client in clients:
         client.close()
-
-
-PROGRAM = """
-import os, signal, sys
-from miniray.train.local_link import LinkClient
-
-client = LinkClient.connect(("127.0.0.1", int(sys.argv[1])), b"secret of the run", 1, 30)
-child = os.fork()
-if child == 0:
-    signal.pause()
-client.ask("child", child).result(30)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_child_of_a_rank_does_not_hide_that_the_rank_was_killed():
-    listener = socket.create_server(("127.0.0.1", 0))
-    command = [sys.executable, "-c", PROGRAM, str(listener.getsockname()[1])]
-    with subprocess.Popen(command) as process:
-        server = LinkServer.accept(listener, SECRET, [1], 60)
-        child, lost = queue.SimpleQueue(), queue.SimpleQueue()
-
-        def answer(rank, kind, arguments):
-            child.put(arguments[0])
-            return answered(None)
-
-        server.serve(answer, lost.put)
-        try:
-            assert lost.get(timeout=60) == 1
-        finally:
-            os.kill(child.get(timeout=60), signal.SIGKILL)
-            process.kill()
-    server.close()
 
 
 class Evil:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import signal
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -116,34 +114,6 @@ def test_who_waits_for_a_fetch_that_fails_fetches_it_itself(store, place, monkey
         errors = [use.exception() for use in both]
     assert sorted(map(str, errors)) == ["None", "connection lost"]
     assert fetches.count == 2
-    assert list(place.iterdir()) == []
-
-
-def fetch_and_die(checkpoint):
-    with checkpoint.as_directory():
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_what_a_killed_process_has_left_is_not_used_and_deleted_by_the_next_one(
-    store, place, tmp_path
-):
-    one, two = Checkpoint("one", store), Checkpoint("two", store)
-    process = multiprocessing.get_context("fork").Process(target=fetch_and_die, args=(one,))
-    process.start()
-    process.join(20)
-    assert process.exitcode == -signal.SIGKILL
-    (left,) = place.iterdir()
-    (copy,) = (path for path in left.iterdir() if path.is_dir())
-    (copy / "inner" / "weights").write_text("half")
-    with one.as_directory() as folder:
-        assert read(folder) == "one"
-    assert list(place.iterdir()) == []
-
-    process = multiprocessing.get_context("fork").Process(target=fetch_and_die, args=(one,))
-    process.start()
-    process.join(20)
-    with two.as_directory() as folder:
-        assert read(folder) == "two"
     assert list(place.iterdir()) == []
 
 

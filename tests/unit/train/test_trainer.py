@@ -5,7 +5,6 @@ import importlib
 import io
 import pickle
 import re
-import subprocess
 import sys
 import threading
 
@@ -36,19 +35,6 @@ from miniray.train.state import RunState, check_transition
 from miniray.train.torch import TorchConfig, TorchTrainer
 from miniray.train.trainer import make_train_loop
 from miniray.train.worker_group import worker_options
-
-
-def test_importing_the_train_layer_loads_no_framework():
-    code = (
-        "import sys, miniray.train, miniray.train.torch, miniray.train.jax\n"
-        "from miniray.train import ScalingConfig, RunConfig, report, Checkpoint, Result\n"
-        "from miniray.train.torch import TorchTrainer\n"
-        "TorchTrainer(print, scaling_config=ScalingConfig(num_workers=2))\n"
-        "heavy = {'torch', 'jax', 'grpc', 'numpy', 'pandas', 'rich', 'fsspec', 'pyarrow'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_an_unknown_name_of_the_train_layer_is_an_attribute_error():

@@ -13,7 +13,7 @@ import pytest
 
 from miniray.accelerators import DeviceGroup, NodeAccelerators
 
-BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 PROGRAM = BENCHMARKS / "gpu_check.py"
 
 

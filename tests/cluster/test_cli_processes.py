@@ -1,3 +1,5 @@
+"""The commands that end processes, in the test's own process; what they end is real."""
+
 from __future__ import annotations
 
 import os
@@ -7,12 +9,14 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests_cli_support import one_line
+from tests_cli_support import Boot, new_session, one_line, publisher, runner
 
+from miniray.cli import ending
 from miniray.session import ProcessId, find_clusters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from click.testing import Result
 
@@ -43,6 +47,27 @@ pid = os.fork()
 if pid: print(pid, flush=True)
 while True: signal.pause()
 """
+
+
+@pytest.fixture(autouse=True)
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    with new_session(tmp_path, monkeypatch) as made:
+        yield made
+
+
+@pytest.fixture
+def boot() -> Boot:
+    return Boot()
+
+
+@pytest.fixture
+def miniray(boot: Boot) -> Callable[..., Result]:
+    return runner(boot)
+
+
+@pytest.fixture
+def record(session: Session) -> Callable[..., ClusterRecord]:
+    return publisher(session)
 
 
 @pytest.fixture
@@ -188,3 +213,70 @@ def test_the_node_of_a_driver_outside_its_cluster_is_ended_too_and_named(
 
 def test_a_negative_grace_is_refused(miniray: Callable[..., Result]) -> None:
     assert "-1" in one_line(miniray("stop", "--grace-period", "-1"))
+
+
+# --- start --block ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def when_it_waits(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Runs an action at the moment when the blocking command begins to wait."""
+
+    def arrange(action: Callable[[], None]) -> None:
+        wait = ending.wait_for_end
+
+        def act_and_wait(process: ProcessId, requested: int) -> bool:
+            action()
+            return wait(process, requested)
+
+        monkeypatch.setattr(ending, "wait_for_end", act_and_wait)
+
+    return arrange
+
+
+def test_block_fails_when_the_node_ends_by_itself(
+    miniray: Callable[..., Result],
+    boot: Boot,
+    when_it_waits: Callable[[Callable[[], None]], None],
+) -> None:
+    with subprocess.Popen(["sleep", "60"]) as node:
+        boot.pid = node.pid
+        when_it_waits(node.kill)
+        result = miniray("start", "--head", "--block")
+    assert result.exit_code == 1
+    assert "ended by itself" in result.stderr
+    assert "session_x/logs" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_block_ends_the_node_when_asked(
+    miniray: Callable[..., Result],
+    boot: Boot,
+    record: Callable[..., ClusterRecord],
+    when_it_waits: Callable[[Callable[[], None]], None],
+    number: signal.Signals,
+) -> None:
+    before = signal.getsignal(number)
+    with subprocess.Popen(["sleep", "60"]) as node:
+        boot.pid = node.pid
+        written = record(processes={"boot": ProcessId.of(node.pid)}, address="127.0.0.1:1")
+        when_it_waits(lambda: os.kill(os.getpid(), number))
+        result = miniray("start", "--head", "--block")
+        assert node.wait() == -signal.SIGTERM
+    assert result.exit_code == 0, result.output
+    assert "The node has ended." in result.stdout
+    assert not written.session.socket_dir.exists()
+    assert signal.getsignal(number) == before
+
+
+# --- any command -----------------------------------------------------------------------
+
+
+def test_a_reader_who_has_enough_ends_the_command_without_a_word() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "miniray", "stop", "--help"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert done.stderr == ""
+    assert done.returncode == 1

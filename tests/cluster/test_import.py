@@ -1,19 +1,20 @@
-"""``import miniray`` is light, and has every public name."""
+"""``import miniray`` is light, as is what is imported early, and has every public name."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import accelerator_helpers
 import pytest
 
 import miniray
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 #: What users and workers must not pay for before they use it.
 HEAVY = ("asyncio", "cloudpickle", "cryptography", "grpc", "numpy", "pandas", "rich", "torch")
@@ -129,3 +130,79 @@ def test_an_import_of_a_name_that_nobody_has_is_that_of_any_package(statement: s
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         miniray.nothing  # noqa: B018
+
+
+def test_the_command_loads_nothing_heavy_before_it_is_needed() -> None:
+    code = (
+        "import sys, miniray.cli.main\n"
+        "heavy = {'grpc', 'cryptography', 'rich', 'numpy', 'torch'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_challenge_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, importlib.util as u\n"
+        "import types; p = types.ModuleType('miniray'); p.__path__ = [sys.argv[1]]\n"
+        "sys.modules['miniray'] = p\n"
+        "import miniray.security.challenge\n"
+        "assert not {'ssl', 'asyncio', 'grpc', 'cryptography', 'secrets'} & set(sys.modules)"
+    )
+    package = Path(miniray.__file__).resolve().parent
+    subprocess.run([sys.executable, "-c", code, str(package)], check=True)
+
+
+def test_the_accelerators_load_nothing_heavy() -> None:
+    heavy = {"subprocess", "urllib.request", "http.client", "asyncio", "grpc", "pynvml", "psutil"}
+    code = (
+        "import sys; before = set(sys.modules); import miniray; base = set(sys.modules);"
+        "import miniray.accelerators; print(*(set(sys.modules) - base))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert not heavy & set(done.stdout.split())
+
+
+def test_detection_tries_to_import_no_framework(tmp_path: Path) -> None:
+    lines = (
+        "import sys, pathlib",
+        f"sys.path.insert(0, {str(Path(accelerator_helpers.__file__).parent)!r})",
+        "import accelerator_helpers as helpers",
+        "from miniray.accelerators import resolve_node_accelerators",
+        f"machine = helpers.FakeMachine(pathlib.Path({str(tmp_path)!r}))",
+        "for add in (helpers.add_nvidia, helpers.add_amd, helpers.add_intel, helpers.add_tpu):",
+        "    add(machine, 2)",
+        "for add in (helpers.add_neuron, helpers.add_gaudi):",
+        "    add(machine)",
+        "helpers.add_ascend(machine, 2)",
+        "class Watch:",
+        "    def find_spec(self, name, path=None, target=None):",
+        "        print(name.partition('.')[0])",
+        "sys.meta_path.insert(0, Watch())",
+        "found = resolve_node_accelerators(None, {}, machine.host())",
+        "assert set(found.devices) == {'GPU', 'neuron_cores', 'TPU', 'HPU', 'NPU'}",
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    tried = set(done.stdout.split()) - set(sys.stdlib_module_names)
+    assert tried <= {"miniray"}
+
+
+def test_importing_the_train_layer_loads_no_framework() -> None:
+    code = (
+        "import sys, miniray.train, miniray.train.torch, miniray.train.jax\n"
+        "from miniray.train import ScalingConfig, RunConfig, report, Checkpoint, Result\n"
+        "from miniray.train.torch import TorchTrainer\n"
+        "TorchTrainer(print, scaling_config=ScalingConfig(num_workers=2))\n"
+        "heavy = {'torch', 'jax', 'grpc', 'numpy', 'pandas', 'rich', 'fsspec', 'pyarrow'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -24,6 +24,9 @@ from miniray.train.session import Session, SessionSetup
 from miniray.train.storage import RunStorage
 from miniray.train.upload_process import UploadProcess
 
+# By value, a class of filesystems takes along the cache of fsspec, which can't be pickled.
+IMPORTED_BY_WORKERS = True
+
 
 class SigningFileSystem(DirFileSystem):
     """Writes beside each file that is put which process has done it."""

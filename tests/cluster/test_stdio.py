@@ -8,7 +8,7 @@ import pytest
 
 from miniray.node.log_lines import LineSplitter
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[2]
 PREAMBLE = "import os, sys\nfrom miniray.worker import stdio\nstdio.install()\n"
 
 
