@@ -270,12 +270,35 @@ def test_an_actor_that_ends_by_rule_runs_its_shutdown_method(how: str, tmp_path:
     assert (tmp_path / "closed").exists() == (how != "kill")
 
 
-@pytest.mark.parametrize("name", ["miniray", "ray"])
-def test_ready_and_terminate_are_methods_of_every_actor(name: str) -> None:
-    counter = Counter.remote()
-    miniray.get(getattr(counter, f"__{name}_ready__").remote())
+@pytest.mark.parametrize("name", ["__miniray_shutdown__", "__ray_shutdown__"])
+def test_the_shutdown_method_has_either_name(name: str, tmp_path: Path) -> None:
+    class Closing:
+        pass
+
+    setattr(Closing, name, lambda self: (tmp_path / "closed").touch())
+    actor = miniray.remote(Closing).remote()
+    actor.__ray_terminate__.remote()
+    wait_until((tmp_path / "closed").exists)
+
+
+@pytest.mark.parametrize(
+    ("ready", "call", "terminate"),
+    [
+        ("__miniray_ready__", "__miniray_call__", "__miniray_terminate__"),
+        ("__ray_ready__", "__ray_call__", "__ray_terminate__"),
+    ],
+)
+def test_some_methods_are_those_of_every_actor(ready: str, call: str, terminate: str) -> None:
+    counter = Counter.remote(3)
+    miniray.get(getattr(counter, ready).remote())
     pid = miniray.get(counter.pid.remote())
-    getattr(counter, f"__{name}_terminate__").remote()
+    assert miniray.get(
+        getattr(counter, call).remote(lambda it, n: (it.add(n), os.getpid()), 4)
+    ) == (
+        7,
+        pid,
+    )
+    getattr(counter, terminate).remote()
     wait_until(lambda: not is_alive(pid))
     with pytest.raises(ActorDiedError):
         miniray.get(counter.add.remote())

@@ -11,6 +11,7 @@ import pytest
 from cluster_helpers import wait_for_file, wait_until
 
 import miniray
+from miniray.actor import ActorClass, ActorHandle
 from miniray.exceptions import (
     PendingCallsLimitExceeded,
     RayActorError,
@@ -165,6 +166,7 @@ def test_a_method_may_return_several_values() -> None:
 
 
 def test_a_class_without_decorator_can_be_made_remote() -> None:
+    assert isinstance(miniray.remote(Base), ActorClass)
     actor = miniray.remote(Base).remote("plain")
     assert miniray.get(actor.hello.remote()) == "base plain"
     actor = miniray.remote(num_cpus=0)(Base).remote("with options")
@@ -185,6 +187,7 @@ def test_a_handle_can_be_passed_to_tasks_and_actors() -> None:
             return miniray.get(self.handle.add.remote())
 
     counter = Counter.remote()
+    assert isinstance(counter, ActorHandle)
     assert miniray.get(use.remote([counter])) == 1
     user = User.remote(counter)
     assert miniray.get(user.use.remote()) == 2

@@ -209,7 +209,7 @@ for ref in refs:
         miniray.get(ref, timeout=20)
     except miniray.exceptions.GetTimeoutError:
         sys.exit("it hangs")
-    except miniray.exceptions.MinirayError as error:
+    except miniray.exceptions.LocalRayletDiedError as error:
         print(type(error).__name__)
 miniray.shutdown()
 cluster.shutdown()

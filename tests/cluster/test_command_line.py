@@ -201,8 +201,12 @@ def test_a_driver_outside_of_the_cluster_attaches_with_address_and_token(
     assert told["cpus"] == 2
     assert len(told["nodes"]) == 1
     assert told["own"] not in told["nodes"]
-    error = command.failing_python(f"import miniray; miniray.init({head.address!r})", **outside)
-    assert "MINIRAY_TOKEN" in error
+    attach = f"import miniray; miniray.init({head.address!r})"
+    assert "MINIRAY_TOKEN" in command.failing_python(attach, **outside)
+    wrong = str(JoinToken(parse_token(head.token).fingerprint, bytes(32)))
+    error = command.failing_python(attach, MINIRAY_TOKEN=wrong, **outside)
+    assert error.startswith("miniray.exceptions.AuthenticationError: ")
+    assert wrong not in error
     wait_until(lambda: not processes_with("MINIRAY_TMPDIR", str(home)))
     assert not list(home.rglob("*.sock"))
     shutil.rmtree(home)
@@ -665,6 +669,7 @@ def test_other_versions_cannot_join_or_attach(
         what, version = named.split()
         assert what in error
         assert version in error
+    assert error.startswith("miniray.exceptions.VersionMismatchError: ")
 
 
 def test_an_attachment_to_nothing_says_what_to_start(command: CommandLine) -> None:

@@ -217,6 +217,7 @@ def test_terminate_ends_the_processes_at_once(tmp_path: Path) -> None:
     with Pool(1) as stopped:
         process = stopped.apply(pid)
         result = stopped.apply_async(wait_and_return, (tmp_path / "never",))
+        stopped.terminate()
     wait_until(lambda: not is_alive(process))
     with pytest.raises(Exception, match=r".+"):
         result.get(timeout=30)

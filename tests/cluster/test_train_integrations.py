@@ -165,6 +165,40 @@ def test_each_lightning_strategy_takes_device_and_share_of_the_data_from_the_gro
 
 
 @needs("lightning", "lightning")
+def test_the_names_of_lightning_are_those_of_ray_too() -> None:
+    from miniray.train import lightning
+
+    names = {
+        "MinirayDDPStrategy": "RayDDPStrategy",
+        "MinirayDeepSpeedStrategy": "RayDeepSpeedStrategy",
+        "MinirayFSDPStrategy": "RayFSDPStrategy",
+        "MinirayLightningEnvironment": "RayLightningEnvironment",
+        "MinirayTrainReportCallback": "RayTrainReportCallback",
+    }
+    for ours, rays in names.items():
+        assert getattr(lightning, ours) is getattr(lightning, rays)
+
+
+@needs("lightning", "lightning")
+def test_the_deepspeed_strategy_without_deepspeed_says_what_is_missing() -> None:
+    import lightning.pytorch as pl
+
+    from miniray.train.lightning import RayDeepSpeedStrategy
+
+    assert issubclass(RayDeepSpeedStrategy, pl.strategies.DeepSpeedStrategy)
+    if importlib.util.find_spec("deepspeed") is None:
+        with pytest.raises(Exception, match="you must have DeepSpeed installed"):
+            RayDeepSpeedStrategy()
+
+
+@needs("transformers", "huggingface")
+def test_the_callback_of_transformers_has_both_names() -> None:
+    from miniray.train.huggingface import transformers
+
+    assert transformers.MinirayTrainReportCallback is transformers.RayTrainReportCallback
+
+
+@needs("lightning", "lightning")
 def test_a_lightning_trainer_that_does_not_know_the_group_is_refused(fit: Any) -> None:
     def loop(config: dict[str, Any]) -> None:
         import lightning.pytorch as pl

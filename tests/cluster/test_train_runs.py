@@ -321,7 +321,7 @@ def test_workers_get_their_runtime_environment(fit: Any) -> None:
 
 
 def test_a_callback_sees_each_report(fit: Any, tmp_path: Path) -> None:
-    class Listener(train.Callback):
+    class Listener(train.UserCallback):
         def __init__(self, path: str) -> None:
             self.path = path
 

@@ -423,6 +423,8 @@ def test_ray_s_names_are_the_same_classes() -> None:
     assert exceptions.RayTaskError is TaskError
     assert exceptions.RayActorError is ActorError
     assert exceptions.PendingCallsLimitExceeded is PendingCallsLimitExceededError
+    assert exceptions.TaskPlacementGroupRemoved is PlacementGroupRemovedError
+    assert exceptions.ActorPlacementGroupRemoved is PlacementGroupRemovedError
 
 
 def test_a_task_error_shows_both_ends_of_a_long_traceback_and_says_what_is_left_out() -> None:

@@ -8,10 +8,13 @@ import importlib
 import importlib.util
 import inspect
 import operator
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import miniray
 
 TESTS = Path(__file__).resolve().parent.parent
 
@@ -24,11 +27,40 @@ NAMES = [
 ]
 
 
+#: Modules of the train layer with public names. What is one of `train` itself is listed as that.
+TRAIN = ("callbacks", "collective", "data", "huggingface.transformers", "jax", "lightning", "torch")
+
+#: How a program writes the methods that it does not call by their names.
+WRITTEN = {"__anext__": "async for", "__await__": "await", "__eq__": "==", "__hash__": "hash"}
+
+
+@functools.cache
+def text_of(file: str) -> str:
+    """The text of a module of tests."""
+    return (TESTS / file if "/" in file else TESTS / "cluster" / file).read_text()
+
+
 @functools.cache
 def functions_of(file: str) -> set[str]:
-    """Names of the test functions of a module of behaviour tests, without importing it."""
-    tree = ast.parse((TESTS / "cluster" / file).read_text())
+    """Names of the test functions of a module, without importing it."""
+    tree = ast.parse(text_of(file))
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def exported_by(module: str) -> set[str]:
+    """``__all__`` of a module below the package, without importing what the module needs."""
+    path = Path(miniray.__file__).parent.joinpath(*module.split("."))
+    source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(source.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    raise AssertionError(f"{module} has no __all__")
+
+
+def name_param(name: str) -> Any:
+    """A name as a parameter; slow tests have the libraries that some modules need."""
+    needs = ("train.lightning.", "train.huggingface.")
+    return pytest.param(name, marks=[pytest.mark.slow] if name.startswith(needs) else [])
 
 
 def resolve(path: str) -> Any:
@@ -52,15 +84,18 @@ def test_no_name_is_listed_twice() -> None:
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in NAMES if ":" not in name])
+@pytest.mark.parametrize("name", [name_param(name) for name, _ in NAMES if ":" not in name])
 def test_the_name_is_in_the_package(name: str) -> None:
     assert resolve(name) is not None
 
 
 @pytest.mark.parametrize(("name", "test"), NAMES)
-def test_the_test_exists(name: str, test: str) -> None:
+def test_the_test_exists_and_its_file_has_the_name(name: str, test: str) -> None:
     file, _, function = test.partition("::")
     assert function in functions_of(file), f"{name} is said to be shown by {test}"
+    last = re.split(r"[.:]", name)[-1]
+    written = re.escape(WRITTEN.get(last, last))
+    assert re.search(rf"(?<!\w){written}(?!\w)", text_of(file)), f"{file} does not have {last}"
 
 
 def test_every_option_is_listed() -> None:
@@ -79,8 +114,6 @@ def test_every_option_is_listed() -> None:
 
 
 def test_every_exported_name_is_listed() -> None:
-    import miniray
-
     listed = {name.split(".")[0] for name, _ in NAMES}
     listed |= {name.removeprefix("actor.") for name, _ in NAMES if name.startswith("actor.")}
     modules_and_types = {"ActorMethod", "__version__", "exceptions", "runtime_env", "train"}
@@ -88,8 +121,6 @@ def test_every_exported_name_is_listed() -> None:
 
 
 def test_every_argument_of_the_functions_is_listed() -> None:
-    import miniray
-
     #: What names the thing itself, as the first argument of each but `init`, is shown by its name.
     things = {"object_refs", "ray_waitables", "ray_waitable", "value", "actor", "name"}
     told = {
@@ -101,12 +132,22 @@ def test_every_argument_of_the_functions_is_listed() -> None:
     assert names_of("argument:") == told
 
 
-def test_every_error_of_ray_is_listed() -> None:
-
-    listed = {name.removeprefix("exceptions.") for name, _ in NAMES if "exceptions." in name}
-    for name in listed:
+def test_every_error_is_listed() -> None:
+    listed = names_of("exceptions.")
+    assert exported_by("exceptions") == listed
+    for name in listed - {"DeathCause"}:
         assert issubclass(resolve(f"exceptions.{name}"), Exception)
-    # Names of miniray's own, besides: each is Ray's under another name, or of no call's.
-    own = {"ActorError", "DeathCause", "MinirayError", "NotInitializedError", "TaskError"}
-    own |= {"PendingCallsLimitExceededError", "PlacementGroupRemovedError", "VersionMismatchError"}
-    assert set(importlib.import_module("miniray.exceptions").__all__) == listed | own
+
+
+def test_every_method_that_is_in_every_actor_is_listed() -> None:
+    from miniray.worker.built_in import BUILT_IN, SHUTDOWN
+
+    assert names_of("method:") == {*BUILT_IN, *SHUTDOWN}
+
+
+def test_every_name_of_the_train_layer_is_listed() -> None:
+    own = exported_by("train")
+    public = set(own)
+    for module in TRAIN:
+        public |= {f"{module}.{name}" for name in exported_by(f"train.{module}") - own}
+    assert names_of("train.") == public

@@ -9,10 +9,13 @@ import pytest
 
 from miniray.train import (
     Checkpoint,
+    CheckpointConsistencyMode,
     CheckpointUploadMode,
     CollectiveError,
     CollectiveTimeoutError,
+    ReportedCheckpoint,
     ReportedCheckpointStatus,
+    TrainContext,
     collective,
     context,
     get_all_reported_checkpoints,
@@ -126,6 +129,7 @@ def test_a_failed_upload_is_no_report(session, controller, tmp_path):
 
 def test_the_context_tells_the_place_of_the_process(session):
     place = get_context()
+    assert isinstance(place, TrainContext)
     assert place.get_experiment_name() == "run"
     assert (place.get_world_rank(), place.get_world_size()) == (1, 4)
     assert (place.get_local_rank(), place.get_local_world_size()) == (0, 2)
@@ -344,7 +348,8 @@ def test_what_can_not_be_done_is_refused_with_what_can(
 
 def test_reported_checkpoints_come_with_their_metrics(session, controller):
     report({})
-    (found,) = get_all_reported_checkpoints()
+    (found,) = get_all_reported_checkpoints(consistency_mode=CheckpointConsistencyMode.COMMITTED)
+    assert isinstance(found, ReportedCheckpoint)
     assert found.checkpoint.path.endswith("run/epoch")
     assert (found.metrics, found.status) == ({"loss": 1}, ReportedCheckpointStatus.COMMITTED)
     assert controller.reported_checkpoints.calls == [(2, 1, 1, None)]
