@@ -196,10 +196,12 @@ class _Planner:
 
     def pack(self) -> bool:
         """All on one node if there is one, else on few."""
-        if not self._pack_in_turn():
-            return self._search(self.nodes, self._patience_over_nodes, spread=False)
-        self._use_fewer()
-        return True
+        placed = self._pack_in_turn() or self._search(
+            self.nodes, self._patience_over_nodes, spread=False
+        )
+        if placed:
+            self._use_fewer()
+        return placed
 
     def _pack_in_turn(self) -> bool:
         """One after the other, on the roomiest nodes."""

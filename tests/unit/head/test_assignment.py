@@ -106,6 +106,7 @@ def test_a_way_is_found_that_one_after_the_other_misses(strategy: str) -> None:
         ([2, 4, 4], [1] * 8, {1, 2}),  # the first is idle, the others are half in use
         ([10, 9, 9], [4, 4, 4, 3, 3], {0, 1}),  # 10 is 4 + 3 + 3
         ([6, 6, 6, 6], [3, 3, 3, 2, 2, 2, 2, 1], {0, 1, 2}),
+        ([1, 2, 6, 7], [1, 1, 1, 3, 4, 5], {1, 2, 3}),  # one after the other finds no way at all
     ],
 )
 def test_pack_uses_no_more_nodes_than_it_has_to(
