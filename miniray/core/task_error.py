@@ -69,6 +69,18 @@ class TaskError(MinirayError):
         )
 
     @classmethod
+    def untold(cls, function_name: str, error: BaseException, problem: BaseException) -> TaskError:
+        """What stands for an exception whose class raises another one when it is looked at.
+
+        Neither of the two is printed: that runs the same code again.
+        """
+        text = (
+            f"An exception of class {transport.name_of(error)}, which can't be sent: "
+            f"a {transport.name_of(problem)} was raised when it was looked at."
+        )
+        return cls(function_name, text, MinirayError(text))
+
+    @classmethod
     def from_exception(cls, error: BaseException, function_name: str, **where: Any) -> TaskError:
         """Wrap what user code raised; ``where`` are the other attributes.
 

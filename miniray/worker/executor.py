@@ -20,13 +20,13 @@ from miniray.config import config
 from miniray.core import context
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
-from miniray.core.exception_transport import add_note, forget_traceback, format_traceback, name_of
+from miniray.core.exception_transport import add_note, forget_traceback, format_traceback
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others
 from miniray.core.ids import call_id
 from miniray.core.interrupts import postpone
 from miniray.core.object_reports import ObjectReports
-from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
+from miniray.exceptions import TaskCancelledError, TaskError
 from miniray.object_ref import hooks
 from miniray.worker import stdio
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
@@ -452,12 +452,7 @@ class Executor:
                 return p.STATUS_LOST, ((error.id, error.payload),)
             return p.STATUS_ERROR, (self._results.error(error, work.name),)
         except BaseException as problem:  # noqa: BLE001 - the error's class is user code
-            # Neither of the two is printed: that runs the same code again.
-            text = (
-                f"An exception of class {name_of(error)}, which can't be sent: "
-                f"a {name_of(problem)} was raised when it was looked at."
-            )
-            return p.STATUS_ERROR, (error_value(TaskError(work.name, text, MinirayError(text))),)
+            return p.STATUS_ERROR, (error_value(TaskError.untold(work.name, error, problem)),)
 
     def _flush_output(self) -> None:
         """Who has the answer may end this process: an unfinished line must not be lost then."""

@@ -204,16 +204,21 @@ class Worker:
             self.end(error)
             return False
         except BaseException as error:  # noqa: BLE001 - it reaches the first call
-            if isinstance(error, ArgumentLostError) and error.__cause__ is not None:
-                error = error.__cause__
-            failure = TaskError.from_exception(
-                error, name, pid=os.getpid(), actor_id=actor["actor_id"].hex()
-            )
+            try:
+                if isinstance(error, ArgumentLostError) and error.__cause__ is not None:
+                    error = error.__cause__
+                failure = TaskError.from_exception(
+                    error, name, pid=os.getpid(), actor_id=actor["actor_id"].hex()
+                )
+                text, pickled = str(failure), pickle.dumps(failure, 5)
+            except BaseException as problem:  # noqa: BLE001 - the error's class is user code
+                failure = TaskError.untold(name, error, problem)
+                text, pickled = str(failure), pickle.dumps(failure, 5)
             # For who calls no method, and so never gets it.
-            sys.stderr.write(f"{failure}\n")
+            sys.stderr.write(f"{text}\n")
             self._exit_code = 1
             self._ending = True
-            link.node_notice("actor_failed", pickle.dumps(failure, 5))
+            link.node_notice("actor_failed", pickled)
             return False
         finally:
             context.execution.reset(token)

@@ -121,6 +121,22 @@ class AsyncOdd:
 
 
 @miniray.remote
+class OddFromTheStart:
+    def __init__(self, kind: str) -> None:
+        odd(kind)
+
+    def fine(self) -> str:
+        return "fine"
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_an_exception_of_a_constructor_is_named_whatever_its_class_is_like(kind: str) -> None:
+    actor = OddFromTheStart.remote(kind)
+    with pytest.raises(RayActorError, match=type(ODD[kind]()).__name__):
+        miniray.get(actor.fine.remote(), timeout=30)
+
+
+@miniray.remote
 def over_quota() -> None:
     raise QuotaError("ann", 3)
 
