@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import pickle
 import signal
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from miniray.train.checkpoint import Checkpoint
     from miniray.train.reports import Upload
     from miniray.train.storage import RunStorage
+
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 #: The train loop goes before the upload where both want a processor.
@@ -43,6 +46,7 @@ class UploadProcess:
         self._storage = storage
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
+        self._told = False
 
     def upload(self, checkpoint: Checkpoint, name: str, *, spare: bool = False) -> Upload:
         """``RunStorage.upload``, in that process.
@@ -55,16 +59,28 @@ class UploadProcess:
         """
         import cloudpickle
 
-        request = None
-        if not in_memory(self._storage.filesystem) and not in_memory(checkpoint.fsspec_filesystem):
-            with contextlib.suppress(Exception):  # whatever a user's class raises
-                request = cloudpickle.dumps((self._storage, checkpoint, name, spare))
-        if request is None:
+        if in_memory(self._storage.filesystem) or in_memory(checkpoint.fsspec_filesystem):
+            return self._storage.upload(checkpoint, name, spare=spare)
+        try:
+            request = cloudpickle.dumps((self._storage, checkpoint, name, spare))
+        except Exception as error:  # noqa: BLE001 - whatever a user's class raises
+            self._tell_unsent(error)
             return self._storage.upload(checkpoint, name, spare=spare)
         answer = self._ask(pickle.dumps((sys.path, request)))
         if isinstance(answer, WorkerFailure):
             raise answer.exception()
         return answer
+
+    def _tell_unsent(self, error: Exception) -> None:
+        if self._told:
+            return
+        self._told = True
+        logger.warning(
+            "Checkpoints are uploaded in the process of the train loop, and may slow it down: the "
+            "filesystem can't be given to another process (%s: %s).",
+            type(error).__name__,
+            error,
+        )
 
     def close(self) -> None:
         """End the process; nothing may be under way."""

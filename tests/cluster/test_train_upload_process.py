@@ -101,10 +101,16 @@ def test_memory_is_written_by_the_process_that_has_it(tmp_path):
     storage.files.delete_folder("")
 
 
-def test_a_filesystem_that_cannot_be_pickled_is_used_where_it_is(tmp_path):
+def test_a_filesystem_that_cannot_be_pickled_is_used_where_it_is_and_the_user_told(
+    tmp_path, caplog
+):
     process = UploadProcess(run_storage(UnpicklableFileSystem, tmp_path))
-    process.upload(checkpoint_of(tmp_path), "first")
-    assert signer(tmp_path, "first") == os.getpid()
+    for name in ("first", "second"):
+        process.upload(checkpoint_of(tmp_path), name)
+        assert signer(tmp_path, name) == os.getpid()
+    [told] = caplog.messages
+    assert "may slow it down" in told
+    assert "TypeError: cannot be pickled" in told
 
 
 def test_the_process_ends_with_the_thread_that_uploads(process, tmp_path):
