@@ -7,11 +7,13 @@ actor, to a thread of this process, or to the process of rank 0.
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.object_ref import ObjectRef
     from miniray.train.attempt import UploadPlace
     from miniray.train.checkpoint_book import CheckpointRecord
     from miniray.train.failures import WorkerFailure
@@ -46,9 +48,18 @@ class ActorCarrier:
 
     def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
         """Begin a call."""
-        import miniray
+        return functools.partial(_wait, getattr(self._handle, method).remote(*arguments))
 
-        return functools.partial(miniray.get, getattr(self._handle, method).remote(*arguments))
+
+def _wait(ref: ObjectRef[Any]) -> Any:
+    """The value of a ref, when it is there."""
+    import miniray
+
+    if threading.current_thread() is threading.main_thread():
+        return miniray.get(ref)
+    # get() would read this process's messages while it waits, to answer sooner: that is for the
+    # train loop to do.
+    return ref.future().result()
 
 
 class ControllerClient:
