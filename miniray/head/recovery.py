@@ -102,7 +102,7 @@ class Recovery:
         }
         lasting = [number for number, (report, _) in running.items() if report.actor_id]
         head.grants.add_node(node.pool, bundles.items(), leases.items(), lasting)
-        for group_id in {key[0] for key in bundles}:
+        for group_id in dict.fromkeys(key[0] for key in bundles):
             head.placement_groups.reported(group_id)
         for message in lately:
             head.handle(node, message)
@@ -154,15 +154,16 @@ class Recovery:
         """Who has not come back by now is gone."""
         head = self._head
         self.over = True
-        for name in self._expected:
+        # What ends with a process that is gone ends first, else it would be begun anew elsewhere.
+        head.actors.end_orphans()
+        head.placement_groups.end_orphans()
+        head.leases.end_orphans()
+        for name in sorted(self._expected):
             logger.warning("node %s did not come back after the head's restart", name)
             head.actors.node_never_came(bytes.fromhex(name))
             head.grants.remove_node(name)
         self._expected.clear()
         head.grants.await_no_more()
-        head.actors.end_orphans()
-        head.placement_groups.end_orphans()
-        head.leases.end_orphans()
         for job in head.jobs.all():
             if job.ended is None and head.clients.get(job.driver) is None:
                 head.driver_ended(job.driver)

@@ -93,9 +93,16 @@ class Disk:
         )
 
     def knows(self, actor_id: bytes, lease: int) -> bool:
-        """Whether it is written that an actor has a lease."""
-        record = self._kept.get(("actor", actor_id))
-        return record is not None and records.read_actor(record)[0].lease == lease
+        """Whether any head to come finds that an actor has a lease, or that it is dead.
+
+        It is written, and what waits to be written gives the actor no other one.
+        """
+        key = ("actor", actor_id)
+        waiting = [record for changed, record in self._unwritten if changed == key]
+        found = [self._kept.get(key), *(record for record in waiting if record is not None)]
+        return all(
+            record is not None and records.read_actor(record)[0].lease == lease for record in found
+        )
 
     @property
     def unwritten(self) -> int:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from head_harness import FakeCluster, actor_spec, new_id, task_spec
 from restart_harness import ARGUMENTS, GPU, Restarts, Running, attach, make_actor
+
+from miniray.exceptions import PlacementGroupRemovedError
 
 
 def test_each_start_has_an_epoch_of_its_own_and_the_clusters_id(restarts: Restarts) -> None:
@@ -213,6 +216,56 @@ def test_what_belongs_to_a_driver_that_does_not_come_back_ends(restarts: Restart
         cluster.timers.pass_time(2)
         ended = [*daemon.take("end_actor"), *daemon.take("end_lease")]
         assert {end.lease for end in ended} == kept["gone"]
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_what_belongs_to_a_driver_that_is_lost_with_its_node_is_not_begun_elsewhere(
+    restarts: Restarts,
+) -> None:
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        owner = daemon.driver()
+        kept["actor"], _ = make_actor(daemon, owner, max_restarts=1)
+        kept["group"] = owner + new_id()
+        arguments = (kept["group"], [{"CPU": 2}], "PACK", "mine", "tests", False, None)
+        daemon.notice(owner, "create_placement_group", *arguments)
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node()
+        driver = daemon.driver()
+        daemon.notice(driver, "subscribe_actor", kept["actor"])
+        number = daemon.begin(driver, "await_placement_group", kept["group"])
+        cluster.timers.pass_time(16)
+        assert daemon.take("start_actor") == []
+        ((_, state, *_, death),) = daemon.pushes(driver, "actor")
+        assert (state, death[0]) == ("DEAD", "OWNER_DIED")
+        with pytest.raises(PlacementGroupRemovedError):
+            daemon.answer(driver, number)
+
+    restarts.run(before)
+    restarts.run(after)
+
+
+def test_actors_of_nodes_that_never_come_back_start_again_in_the_order_of_their_nodes(
+    restarts: Restarts,
+) -> None:
+    kept: dict[str, Any] = {"actors": []}
+
+    def before(cluster: FakeCluster) -> None:
+        for _ in range(8):
+            daemon = cluster.node({"CPU": 1})
+            kept["actors"].append(
+                make_actor(daemon, daemon.driver(), detached=True, max_restarts=1)[0]
+            )
+
+    def after(cluster: FakeCluster) -> None:
+        daemon = cluster.node({"CPU": 8})
+        cluster.timers.pass_time(16)
+        assert [start.actor_id for start in daemon.take("start_actor")] == kept["actors"]
 
     restarts.run(before)
     restarts.run(after)
