@@ -32,7 +32,8 @@ class ActorSubscribers:
     def __init__(self, clients: ClientDirectory, timers: Timers) -> None:
         self._clients = clients
         self._timers = timers
-        self._of_actor: dict[bytes, set[bytes]] = {}
+        #: In the order in which they are told.
+        self._of_actor: dict[bytes, dict[bytes, None]] = {}
         self._of_process: dict[bytes, set[bytes]] = {}
         #: Actors that are subscribed to before the head has heard of them.
         self._awaited: set[bytes] = set()
@@ -40,12 +41,12 @@ class ActorSubscribers:
     def add(self, process_id: bytes, actor_id: bytes) -> None:
         """A process, or a daemon, wants to know; one that is not attached cannot."""
         if self._clients.node_of(process_id) is not None:
-            self._of_actor.setdefault(actor_id, set()).add(process_id)
+            self._of_actor.setdefault(actor_id, {})[process_id] = None
             self._of_process.setdefault(process_id, set()).add(actor_id)
 
     def _leave(self, process_id: bytes, actor_id: bytes) -> None:
-        processes = self._of_actor.get(actor_id, set())
-        processes.discard(process_id)
+        processes = self._of_actor.get(actor_id, {})
+        processes.pop(process_id, None)
         if not processes:
             self._of_actor.pop(actor_id, None)
 
@@ -95,6 +96,6 @@ class ActorSubscribers:
 
     def tell_death(self, actor_id: bytes, death: Death) -> None:
         """Tell all subscribers why an actor is dead; it is the last they hear of it."""
-        for process_id in self._of_actor.pop(actor_id, set()):
+        for process_id in self._of_actor.pop(actor_id, {}):
             self._of_process.get(process_id, set()).discard(actor_id)
             self.tell_dead(process_id, actor_id, death)

@@ -25,8 +25,8 @@ class ActorTable:
         self._names: dict[tuple[str, str], Actor] = {}
         self._by_process: dict[bytes, Actor] = {}
         self._by_lease: dict[int, Actor] = {}
-        #: Actors that end with the process that created them; empty sets are not kept.
-        self._owned: dict[bytes, set[bytes]] = {}
+        #: Actors that end with the process that created them, in order; none without any.
+        self._owned: dict[bytes, dict[bytes, None]] = {}
         self._dead: collections.OrderedDict[bytes, DeadActor] = collections.OrderedDict()
 
     # --- looking up ------------------------------------------------------------------
@@ -56,7 +56,7 @@ class ActorTable:
 
     def take_owned(self, owner: bytes) -> list[Actor]:
         """The actors that end with a process, which is forgotten."""
-        ids = self._owned.pop(owner, set())
+        ids = self._owned.pop(owner, {})
         return [self._actors[id] for id in ids if id in self._actors]
 
     def names(self) -> Iterable[tuple[str, str]]:
@@ -79,7 +79,7 @@ class ActorTable:
             self._names[actor.name] = actor
         # Nobody else can tell what a detached one is given, if its arguments have no values yet.
         if not actor.spec["detached"] or actor.arguments is None:
-            self._owned.setdefault(actor.owner, set()).add(actor.id)
+            self._owned.setdefault(actor.owner, {})[actor.id] = None
 
     def leased(self, actor: Actor, number: int) -> None:
         """An actor has a lease, or asks for it."""
@@ -116,6 +116,6 @@ class ActorTable:
         """An actor does not end with its creator."""
         owned = self._owned.get(actor.owner)
         if owned is not None:
-            owned.discard(actor.id)
+            owned.pop(actor.id, None)
             if not owned:
                 del self._owned[actor.owner]

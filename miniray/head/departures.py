@@ -174,6 +174,6 @@ def _ancestors(process_id: bytes, callers: dict[bytes, list[bytes]]) -> Iterator
     while more:
         one = more.pop()
         yield one
-        fresh = set(callers.get(one, ())) - seen
-        seen |= fresh
+        fresh = [each for each in dict.fromkeys(callers.get(one, ())) if each not in seen]
+        seen.update(fresh)
         more += fresh

@@ -131,18 +131,19 @@ def _fits(least: tuple[int, ...], have: tuple[int, ...]) -> bool:
 class _Kind(Generic[T]):
     """Items that need the same."""
 
-    __slots__ = ("_heap", "least", "numbers")
+    __slots__ = ("_heap", "_serial", "least", "numbers")
 
     def __init__(self, least: tuple[int, ...]) -> None:
         self.least = least
         #: Of each item.
         self.numbers: dict[T, int] = {}
-        #: (number, item), with some that do not hold any more, which have lower numbers.
+        self._serial = itertools.count().__next__
+        #: (number, tie-breaker, item), with some that hold no more, which have lower numbers.
         self._heap: list[tuple[int, int, T]] = []
 
     def put(self, item: T, number: int) -> None:
         self.numbers[item] = number
-        heapq.heappush(self._heap, (number, id(item), item))
+        heapq.heappush(self._heap, (number, self._serial(), item))
 
     def remove(self, item: T) -> bool:
         """Take an item out; whether it was the last one."""

@@ -142,7 +142,7 @@ class GroupTable:
         self.on_first: Callable[[Group], None] = _ignore
         self._on_node: dict[str, dict[BundleKey, ResourcePool]] = collections.defaultdict(dict)
         #: After a restart of the head: the groups with bundles that a node is to report.
-        self._awaiting: dict[str, set[bytes]] = collections.defaultdict(set)
+        self._awaiting: dict[str, dict[bytes, None]] = collections.defaultdict(dict)
         #: Bundles of removed groups that still hold leases.
         self._closing: dict[BundleKey, Allocation] = {}
 
@@ -153,7 +153,7 @@ class GroupTable:
         group = Group(state, number, since, Domain(self._threshold))
         self.groups[state.group_id] = group
         for held in state.awaited.values():
-            self._awaiting[held.node_id].add(state.group_id)
+            self._awaiting[held.node_id][state.group_id] = None
         self._enqueue(group)
         return group
 
@@ -259,9 +259,12 @@ class GroupTable:
         group = self.groups.get(key[0])
         return None if group is None else group.domain.pools.pools.get(key)
 
-    def lose_node(self, node_id: str, number: int, now: float) -> list[ResourcePool]:
+    def lose_node(
+        self, node_id: str, next_number: Callable[[], int], now: float
+    ) -> list[ResourcePool]:
         """Drop the bundles of a node that is gone; their groups are to be placed again."""
         lost = self._on_node.pop(node_id, {})
+        incomplete: dict[Group, None] = {}
         for key in lost:
             self._closing.pop(key, None)
             group = self.groups.get(key[0])
@@ -269,8 +272,9 @@ class GroupTable:
                 self._dequeue(group)
                 group.domain.pools.remove(key)
                 del group.state.allocations[key[1]]
-                self._reschedule(group, number, now)
-        self.await_no_more(node_id, number, now)
+                incomplete[group] = None
+        self._reschedule(incomplete, next_number, now)
+        self.await_no_more(node_id, next_number, now)
         return list(lost.values())
 
     def awaited_on(self, node_id: str) -> dict[BundleKey, Allocation]:
@@ -284,19 +288,25 @@ class GroupTable:
             if held.node_id == node_id
         }
 
-    def await_no_more(self, node_id: str, number: int, now: float) -> None:
+    def await_no_more(self, node_id: str, next_number: Callable[[], int], now: float) -> None:
         """A node will not report the bundles that it was to: their groups are placed again."""
+        incomplete: dict[Group, None] = {}
         for id, index in self.awaited_on(node_id):
             group = self.groups[id]
             self._dequeue(group)
             del group.state.awaited[index]
-            self._reschedule(group, number, now)
+            incomplete[group] = None
         self._awaiting.pop(node_id, None)
+        self._reschedule(incomplete, next_number, now)
 
-    def _reschedule(self, group: Group, number: int, now: float) -> None:
-        group.state.status = GroupStatus.RESCHEDULING
-        group.number, group.since = number, now
-        self._enqueue(group)
+    def _reschedule(
+        self, groups: Iterable[Group], next_number: Callable[[], int], now: float
+    ) -> None:
+        """Let groups wait behind all others, among themselves in the order that they had."""
+        for group in sorted(groups, key=lambda group: group.number):
+            group.state.status = GroupStatus.RESCHEDULING
+            group.number, group.since = next_number(), now
+            self._enqueue(group)
 
     def is_first_of_its_like(self, group: Group) -> bool:
         """Whether it waits, and no older group lacks the same."""

@@ -438,10 +438,10 @@ class TaskLeases:
 
     def hold(self, client_id: bytes, numbers: list[int]) -> None:
         """A client says which leases it still has: it never heard of others, or forgot them."""
-        self._held[client_id] = set(numbers)
+        held = self._held[client_id] = set(numbers)
         group = self._groups.get(client_id, {}).get(_ADOPTED)
         if group is not None:
-            for number in set(group.leases) - set(numbers):
+            for number in [each for each in group.leases if each not in held]:
                 self.give_back(client_id, number)
 
     def end_orphans(self) -> None:

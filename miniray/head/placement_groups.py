@@ -121,8 +121,8 @@ class PlacementGroups:
         self._groups: dict[bytes, PlacementGroup] = {}
         self._removed: collections.OrderedDict[bytes, PlacementGroup] = collections.OrderedDict()
         self._names: dict[tuple[str, str], PlacementGroup] = {}
-        #: Groups that are removed when their creator ends.
-        self._owned: dict[bytes, set[bytes]] = {}
+        #: Groups that are removed when their creator ends, in order.
+        self._owned: dict[bytes, dict[bytes, None]] = {}
         #: Groups that were removed before this head heard of them.
         self._never: dict[bytes, None] = {}
         #: Waiters of groups that the head has not heard of yet.
@@ -162,7 +162,7 @@ class PlacementGroups:
             self.remove(id)
             return
         if not detached:
-            self._owned.setdefault(creator, set()).add(id)
+            self._owned.setdefault(creator, {})[id] = None
         if name:
             self._names[namespace, name] = group
         try:
@@ -239,7 +239,7 @@ class PlacementGroups:
         group.removed = True
         owned = self._owned.get(owner_of(id))
         if owned is not None:
-            owned.discard(id)
+            owned.pop(id, None)
         if self._names.get((group.namespace, group.name)) is group:
             del self._names[group.namespace, group.name]
         self._removed[id] = group
@@ -285,7 +285,7 @@ class PlacementGroups:
         if group.name:
             self._names[group.namespace, group.name] = group
         if not group.detached:
-            self._owned.setdefault(owner_of(group.id), set()).add(group.id)
+            self._owned.setdefault(owner_of(group.id), {})[group.id] = None
         self._grants.create_group(group.state)
 
     def reported(self, id: bytes) -> None:
@@ -336,5 +336,5 @@ class PlacementGroups:
                 self._clients.refuse(*waiter, error)
 
     def _creator_ended(self, process_id: bytes, how: ProcessExit) -> None:
-        for id in self._owned.pop(process_id, set()):
+        for id in self._owned.pop(process_id, {}):
             self.remove(id)

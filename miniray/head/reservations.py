@@ -81,7 +81,7 @@ def reserve_for_group(
     planned = plan(group.state, emptied, group, threshold)
     if planned is None:
         return False
-    for node_id in {pool.node_id for pool, _ in planned.values()}:
+    for node_id in dict.fromkeys(pool.node_id for pool, _ in planned.values()):
         node = originals[node_id]
         made = [allocation for pool, allocation in planned.values() if pool.node_id == node_id]
         _reserve(node, _reservation(group, node, made))

@@ -114,7 +114,8 @@ class ResourcePool:
         self.load = 0
         #: Number of the last placement made here, for taking turns.
         self.last_placed = 0
-        self.leases: set[bytes] = set()
+        #: In the order in which they were granted.
+        self.leases: dict[bytes, None] = {}
         self.reservation: Reservation | None = None
 
     # --- asking --------------------------------------------------------------------

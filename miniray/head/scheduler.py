@@ -76,9 +76,9 @@ class ClusterScheduler:
             for lease_id, allocation in leases:
                 table.adopt(lease_id, allocation, node, lasting=lease_id in lasting)
         except ValueError:
-            self._drop([*table.groups.lose_node(node.node_id, table.next_arrival(), now), node])
+            self._drop([*table.groups.lose_node(node.node_id, table.next_arrival, now), node])
             raise
-        table.groups.await_no_more(node.node_id, table.next_arrival(), now)
+        table.groups.await_no_more(node.node_id, table.next_arrival, now)
         table.domain.pools.add(node.node_id, node)
         table.domain.reconsider(node.node_id)
         for pool in (node, *table.groups.on_node(node.node_id)):
@@ -107,7 +107,7 @@ class ClusterScheduler:
         """A node is gone, with its leases and bundles; unknown ids change nothing."""
         table = self._table
         out = Decisions()
-        lost = table.groups.lose_node(node_id, table.next_arrival(), now)
+        lost = table.groups.lose_node(node_id, table.next_arrival, now)
         if node_id in table.nodes:
             lost.append(table.domain.pools.remove(node_id))
             table.domain.reconsider(node_id)
@@ -217,7 +217,7 @@ class ClusterScheduler:
         if lease is None:
             return Decisions()
         pool = lease.pool
-        pool.leases.remove(lease_id)
+        del pool.leases[lease_id]
         if lease.cpu_released:
             pool.add_cpu(-lease.allocation.cpu)
         pool.release(lease.allocation)

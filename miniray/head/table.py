@@ -109,7 +109,7 @@ class ResourceTable:
         demand = queue.demand
         allocation = pool.allocate(demand.needs, queue)
         pool.load += demand.load
-        pool.leases.add(lease_id)
+        pool.leases[lease_id] = None
         self._placements += 1
         pool.last_placed = self._placements
         self._note_sharing(queue.domain, pool, allocation)
@@ -128,7 +128,7 @@ class ResourceTable:
         if pool is None or pool.node_id != node.node_id:
             raise ValueError(f"lease {lease_id.hex()} draws on a bundle that is not on its node")
         pool.adopt(allocation)
-        pool.leases.add(lease_id)
+        pool.leases[lease_id] = None
         self.leases[lease_id] = Lease(pool, allocation, lasting=lasting)
 
     def enqueue(self, queue: ShapeQueue, request: LeaseRequest, now: float) -> None:

@@ -7,6 +7,7 @@ is lost, and what the storage had not written when the head is killed too.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import random
 from typing import Any
@@ -26,7 +27,7 @@ class World:
         self.random = random.Random(seed)
         self._ids = itertools.count(1)
         self._requests = itertools.count(1)
-        self.disk = Disk()
+        self.disk = Disk(self)
         self.timers = Clock()
         self.head: Head
         self.daemons: list[Daemon] = []
@@ -41,6 +42,8 @@ class World:
         #: What does not end with its creator.
         self.detached: list[tuple[str, bytes]] = []
         self.log: list[str] = []
+        #: All that heads said and kept.
+        self.told = hashlib.sha256()
         self.restart_head()
         for _ in range(3):
             self.add_node()

@@ -36,7 +36,8 @@ class Clock(FakeTimers):
 class Disk:
     """What a head tells its storage: written in order, some time later. A ``Storage``."""
 
-    def __init__(self) -> None:
+    def __init__(self, world: World) -> None:
+        self._world = world
         self.epoch = 0
         self._kept: dict[tuple[str, Any], Any] = {}
         self._unwritten: list[tuple[tuple[str, Any], Any]] = []
@@ -62,6 +63,7 @@ class Disk:
 
     def _change(self, kind: str, key: bytes, record: bytes | None) -> None:
         self._unwritten.append(((kind, key), record))
+        self._world.told.update(b"%s %s %d" % (kind.encode(), key, record is None))
 
     def write(self, count: int | None = None) -> None:
         """Write so many of the changes that wait; None: all."""
@@ -374,6 +376,7 @@ class Session:
         world = self._daemon.world
         if started in world.exited and not world.head.recovery.over:
             world.wrong.append(f"actor {started.hex()} is to start again")
+        world.told.update(self._daemon.id + message.SerializeToString())
         if self._daemon.session is self:
             self._daemon.down.append(message)
 

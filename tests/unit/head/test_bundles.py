@@ -370,6 +370,20 @@ def test_awaited_bundles_of_a_node_that_never_reports_are_placed_elsewhere() -> 
     assert where(state) == [1]
 
 
+def test_groups_of_a_lost_node_wait_in_the_order_in_which_they_were_made() -> None:
+    scheduler = cluster(node(0, cpus=3))
+    held = hold(scheduler, {"CPU": 2})
+    older, younger = group({"CPU": 2}, id=b"older"), group({"CPU": 1}, id=b"younger")
+    scheduler.create_group(older, 0.0)
+    scheduler.create_group(younger, 0.0)
+    scheduler.release(held, 1.0)
+    assert (where(older), where(younger)) == ([0], [0])
+    scheduler.remove_node(f"{0:032x}", 2.0)
+
+    assert scheduler.add_node(node(1, cpus=2), 3.0).placed[0].group_id == older.group_id
+    assert younger.status is GroupStatus.RESCHEDULING
+
+
 def test_a_large_group_that_waited_long_is_not_starved_by_leases() -> None:
     scheduler = cluster(node(0, cpus=2), node(1, cpus=2), reserve_after=10.0)
     held = [hold(scheduler, {"CPU": 1}) for _ in range(4)]

@@ -409,6 +409,13 @@ def test_a_node_that_is_gone_takes_its_leases_along() -> None:
     assert scheduler.total_resources() == {"CPU": 1.0}
 
 
+def test_leases_of_a_lost_node_are_told_in_the_order_in_which_they_were_granted() -> None:
+    scheduler = cluster({"CPU": 8})
+    leases = [ask(scheduler, Demand.of({"CPU": 1}))[0] for _ in range(8)]
+
+    assert scheduler.remove_node(node_id(0), 1.0).lost == leases
+
+
 def test_requests_left_without_a_node_that_could_serve_them_are_told() -> None:
     scheduler = cluster({"CPU": 1}, {"CPU": 2})
     ask(scheduler, Demand.of({"CPU": 2}))
