@@ -13,6 +13,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.interrupts import handler_of, in_main_thread, uncut
 from miniray.core.mapped import unmap, unmap_again
 from miniray.object_ref import ObjectRef, hooks
 from miniray.object_ref_generator import ObjectRefGenerator
@@ -33,6 +34,8 @@ class IgnoredSignals:
     def __init__(self, loop: IOLoop) -> None:
         self._loop = loop
         self._others = sys.unraisablehook
+        #: The main thread is in the hook: Python ignores what is raised there, too.
+        self._in_hook = False
 
     def install(self) -> None:
         """From now on; what is not ours goes on to the hook that there was."""
@@ -45,14 +48,52 @@ class IgnoredSignals:
             sys.unraisablehook = self._others
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        finish(unraisable)
-        number = _signal_of(unraisable) if unraisable.object in _OURS else None
+        # What is to be dealt with: this, and the numbers of signals that come meanwhile. They
+        # would be ignored here as well.
+        waiting: list[sys.UnraisableHookArgs | int] = [unraisable]
+        in_main = False
+        try:
+            while waiting:
+                try:
+                    in_main = in_main_thread()
+                    if in_main:
+                        self._in_hook = True
+                    self._deal_with(waiting)
+                except BaseException as error:  # noqa: PERF203 - runs once, as a rule
+                    number = _signal_of(type(error), error.__traceback__)
+                    if number is None:
+                        raise
+                    waiting.append(number)
+        finally:
+            if in_main:
+                self._in_hook = False  # no signal is looked at between here and the end
+
+    @uncut
+    def _deal_with(self, waiting: list[sys.UnraisableHookArgs | int]) -> None:
+        while waiting:
+            one = waiting.pop(0)
+            if isinstance(one, int):
+                self._send_later(one)
+                continue
+            number = None
+            if one.object in _OURS:
+                number = _signal_of(one.exc_type, one.exc_traceback)
+            if number is not None:
+                self._send_later(number)
+            finish(one)
+            if number is None:
+                self._others(one)
+
+    def _send_later(self, number: int) -> None:
+        self._loop.call_later(_PAUSE, functools.partial(self._send, number))
+
+    def _send(self, number: int) -> None:
+        """In the I/O thread."""
         main_thread = threading.main_thread().ident
-        if number is None or main_thread is None:
-            self._others(unraisable)
-        else:
-            send = functools.partial(signal.pthread_kill, main_thread, number)
-            self._loop.call_later(_PAUSE, send)
+        if self._in_hook:  # it takes long: the machine is busy
+            self._send_later(number)
+        elif main_thread is not None:
+            signal.pthread_kill(main_thread, number)
 
 
 def finish(unraisable: sys.UnraisableHookArgs) -> None:
@@ -85,17 +126,16 @@ def _not_counted(trace: TracebackType | None) -> ObjectRef[Any] | None:
     return ref
 
 
-def _signal_of(unraisable: sys.UnraisableHookArgs) -> int | None:
+def _signal_of(kind: type[BaseException], trace: TracebackType | None) -> int | None:
     """The signal whose handler raised this; None if none did."""
     codes = set()
-    trace: TracebackType | None = unraisable.exc_traceback
     while trace is not None:
         codes.add(trace.tb_frame.f_code)
         trace = trace.tb_next
     for number in signal.valid_signals():
-        handler = signal.getsignal(number)
+        handler = handler_of(number)
         if handler is signal.default_int_handler:
-            if unraisable.exc_type is KeyboardInterrupt:
+            if kind is KeyboardInterrupt:
                 return number
         elif getattr(handler, "__code__", None) in codes:  # of a method: that of its function
             return number

@@ -180,6 +180,13 @@ def in_main_thread() -> bool:
     return threading.get_ident() == _main_thread
 
 
+def handler_of(number: int) -> Any:
+    """The handler of a signal; in a step, the one that is put back after it."""
+    active = _active
+    handlers = dict(active._handlers) if active is not None else {}
+    return handlers.get(number) or _getsignal(number)
+
+
 def held_here() -> Interrupts | None:
     """What holds back the signals of the calling thread, if it is in a step."""
     return _active if threading.get_ident() == _main_thread else None
