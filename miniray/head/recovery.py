@@ -13,6 +13,7 @@ from miniray._proto import head_pb2
 from miniray.config import config
 from miniray.head import records
 from miniray.head.allocations import allocation_from_json
+from miniray.head.holdings import sort_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
     from miniray.head.grants import Timers
     from miniray.head.head import Head
     from miniray.head.nodes import Node
-    from miniray.head.resources import Allocation, ResourcePool
     from miniray.head.storage import Saved
-
-    BundleKey = tuple[bytes, int]
 
 logger = logging.getLogger(__name__)
 
@@ -88,14 +86,10 @@ class Recovery:
             for report in reports
         }
         self._expected.discard(node.name)
-        bundles = self._bundles_on(node, [held for _, held in running.values()])
-        # A bundle may be gone with its group, or have been given up with the node's old
-        # session. What the lease holds counts on the node itself then, until it has ended.
-        homeless = {
-            number
-            for number, (_, held) in running.items()
-            if held.bundle is not None and held.bundle not in bundles
-        }
+        awaited = head.scheduler.awaited_on(node.name)
+        bundles, homeless = sort_out(
+            node.pool, awaited, {number: held for number, (_, held) in running.items()}
+        )
         leases = {
             number: held._replace(bundle=None) if number in homeless else held
             for number, (_, held) in running.items()
@@ -116,27 +110,6 @@ class Recovery:
             else:
                 self._adopt(report, node)
         self._reported.add(node.name)
-
-    def _bundles_on(self, node: Node, running: Iterable[Allocation]) -> dict[BundleKey, Allocation]:
-        """The bundles that were kept of a node and are there.
-
-        The end of a group may not have been kept, and what it had granted to others: these run.
-        """
-        awaited = self._head.scheduler.awaited_on(node.name)
-        trial = node.pool.copy()
-        used = set()
-        for held in running:
-            if held.bundle in awaited:
-                used.add(held.bundle)
-            else:
-                trial.adopt(held)
-        found = {}
-        for key in sorted(awaited, key=lambda key: key not in used):
-            if _take(trial, awaited[key]):
-                found[key] = awaited[key]
-            else:
-                logger.warning("others have the room of bundle %d of %s", key[1], key[0].hex())
-        return found
 
     def _is_of_before(self, report: head_pb2.RunningLease, node: Node) -> bool:
         """Whether a lease is of an earlier head, and this one has not ended it already.
@@ -168,14 +141,3 @@ class Recovery:
             if job.ended is None and head.clients.get(job.driver) is None:
                 head.driver_ended(job.driver)
         head.nodes.tell_all()
-
-
-def _take(pool: ResourcePool, held: Allocation) -> bool:
-    """Count a bundle, if there is room for it (CPU may be in debt)."""
-    if any(name != "CPU" and pool.free.get(name, 0) < units for name, units in held.scalars):
-        return False
-    try:
-        pool.adopt(held)
-    except ValueError:
-        return False
-    return True

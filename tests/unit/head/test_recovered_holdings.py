@@ -188,6 +188,37 @@ def test_a_group_whose_end_was_not_kept_gives_way_to_what_runs(restarts: Restart
     restarts.run(after)
 
 
+def test_a_node_whose_bundle_was_placed_again_on_another_device_of_it_is_not_ended(
+    restarts: Restarts,
+) -> None:
+    two = {"CPU": 4}, {"GPU": ["0", "1"]}
+    kept: dict[str, Any] = {}
+
+    def before(cluster: FakeCluster) -> None:
+        daemon = cluster.node(*two)
+        kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
+        kept["group"] = make_group(daemon, kept["owner"], [{"GPU": 1}])
+        inside = {**GPU, "placement_resources": {"GPU": 1}}
+        inside["placement"] = ("bundle", kept["group"], 0, False)
+        _, kept["running"] = make_actor(daemon, kept["owner"], detached=True, **inside)
+
+    def after(cluster: FakeCluster) -> None:
+        report, owner = kept["running"].report, kept["owner"]
+        # It began before the bundle had this place, and was not ended yet.
+        report.allocation = report.allocation.replace(b'"0"', b'"1"')
+        daemon = cluster.node(*two, node_id=kept["node"], leases=[report])
+        assert daemon.take("stop") == []
+        assert daemon.one("end_lease").lease == report.lease
+        attach(daemon, owner)
+        table = daemon.ask(owner, "placement_group_table", kept["group"])
+        assert (table["state"], free(daemon, owner)) == ("CREATED", 0)
+        daemon.lease_ended(report.lease)
+        assert free(daemon, owner) == 1
+
+    restarts.run(before)
+    restarts.run(after)
+
+
 def test_an_actor_of_a_group_that_is_removed_before_its_node_has_reported_ends(
     restarts: Restarts,
 ) -> None:
