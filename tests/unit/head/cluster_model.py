@@ -32,9 +32,10 @@ class World:
         self.head: Head
         self.daemons: list[Daemon] = []
         self._joined: set[bytes] = set()
-        #: Requests to end actors and groups that were not answered, and what others ended.
-        self._ending: dict[int, bytes] = {}
-        self.over: set[bytes] = set()
+        #: Requests to end actors and groups that were not answered, and what was ended, with
+        #: the daemon that asked for it.
+        self._ending: dict[int, tuple[bytes, Daemon]] = {}
+        self.over: dict[bytes, Daemon] = {}
         #: Actors that ended themselves.
         self.exited: set[bytes] = set()
         #: What must not happen, and has.
@@ -82,13 +83,13 @@ class World:
         if any(each.id == id for each in there):
             client = self._client() or client
         number = next(self._requests)
-        self._ending[number] = id
+        self._ending[number] = id, client.daemon
         client.ask(method, id, *args, number=number)
 
     def answered(self, number: int) -> None:
-        id = self._ending.pop(number, None)
-        if id is not None:
-            self.over.add(id)
+        if number in self._ending:
+            id, daemon = self._ending.pop(number)
+            self.over[id] = daemon
 
     # --- what happens ------------------------------------------------------------
     def step(self) -> None:
@@ -303,6 +304,10 @@ class World:
     def kill_node(self) -> None:
         daemon = self.random.choice(self.daemons)
         self.daemons.remove(daemon)
+        # Nobody asks the next head again for an end that this one may not have kept.
+        for id in [id for id, asker in self.over.items() if asker is daemon]:
+            if not self.disk.has_ended(id):
+                del self.over[id]
         node = daemon.node
         daemon.given_up()
         if node is not None:
@@ -322,7 +327,7 @@ class World:
                     daemon.join()
             self.settle()
             there = [*self.head.placement_groups.all(), *self.head.actors.all()]
-            if self.over.intersection(each.id for each in there):
+            if any(each.id in self.over for each in there):
                 self.wrong.append(
                     f"there again: {[each.id.hex() for each in there if each.id in self.over]}"
                 )

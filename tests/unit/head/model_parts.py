@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import itertools
 import json
 import marshal
 import platform
@@ -40,36 +41,38 @@ class Disk:
         self._world = world
         self.epoch = 0
         self._kept: dict[tuple[str, Any], Any] = {}
-        self._unwritten: list[tuple[tuple[str, Any], Any]] = []
+        #: Changes that are written together.
+        self._unwritten: list[dict[tuple[str, bytes], bytes | None]] = []
 
     def actor(self, actor: Any) -> None:
         if actor.state == DEAD:
-            self._change("dead", actor.id, records.dead_actor_record(actor))
-        self._change(
-            "actor", actor.id, None if actor.state == DEAD else records.actor_record(actor)
-        )
+            dead = records.dead_actor_record(actor)
+            self._change({("dead", actor.id): dead, ("actor", actor.id): None})
+        else:
+            self._change({("actor", actor.id): records.actor_record(actor)})
 
     def placement_group(self, group: Any) -> None:
-        gone = group.removed or group.state is None
-        if gone:
-            self._change("removed", group.id, group.id)
-        self._change("group", group.id, None if gone else records.group_record(group))
+        if group.removed or group.state is None:
+            self._change({("removed", group.id): group.id, ("group", group.id): None})
+        else:
+            self._change({("group", group.id): records.group_record(group)})
 
     def job(self, job: Any) -> None:
-        self._change("job", job.id, records.job_record(job))
+        self._change({("job", job.id): records.job_record(job)})
 
     def key_value(self, namespace: str, key: Any, value: bytes | None) -> None:
         raise NotImplementedError
 
-    def _change(self, kind: str, key: bytes, record: bytes | None) -> None:
-        self._unwritten.append(((kind, key), record))
-        self._world.told.update(b"%s %s %d" % (kind.encode(), key, record is None))
+    def _change(self, changes: dict[tuple[str, bytes], bytes | None]) -> None:
+        self._unwritten.append(changes)
+        for (kind, id), record in changes.items():
+            self._world.told.update(b"%s %s %d" % (kind.encode(), id, record is None))
 
     def write(self, count: int | None = None) -> None:
         """Write so many of the changes that wait; None: all."""
         now = self._unwritten[:count]
         del self._unwritten[: len(now)]
-        for key, record in now:
+        for key, record in itertools.chain.from_iterable(each.items() for each in now):
             if record is None:
                 self._kept.pop(key, None)
             else:
@@ -100,11 +103,15 @@ class Disk:
         It is written, and what waits to be written gives the actor no other one.
         """
         key = ("actor", actor_id)
-        waiting = [record for changed, record in self._unwritten if changed == key]
+        waiting = [changes.get(key) for changes in self._unwritten]
         found = [self._kept.get(key), *(record for record in waiting if record is not None)]
         return all(
             record is not None and records.read_actor(record)[0].lease == lease for record in found
         )
+
+    def has_ended(self, id: bytes) -> bool:
+        """Whether it is written that an actor is dead or a group removed."""
+        return ("dead", id) in self._kept or ("removed", id) in self._kept
 
     @property
     def unwritten(self) -> int:
