@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
     from miniray.core.cluster_runtime import ClusterRuntime
-    from miniray.worker.call_loop import Arguments
+    from miniray.worker.call_loop import Loaded
     from miniray.worker.work import Work
 
 #: Ray's default for asyncio actors.
@@ -221,7 +221,7 @@ class AsyncExecutor(Executor):
             loop.call_soon_threadsafe(self._stopped.set)
 
     # --- in the event loop of a group --------------------------------------------------
-    async def _execute(self, work: Work, arguments: Arguments | None = None) -> None:
+    async def _execute(self, work: Work, arguments: Loaded | None = None) -> None:
         if self.is_ending():
             return
         if work.cancelled:
@@ -250,7 +250,9 @@ class AsyncExecutor(Executor):
             self.answer_error(work, error)
             self.cancel_children(work)
 
-    def _invoke(self, work: Work, arguments: Arguments | None = None) -> Any:
+    def _invoke(self, work: Work, arguments: Loaded | None = None) -> Any:
+        if isinstance(arguments, BaseException):
+            raise arguments
         args, kwargs = arguments or load_arguments(self._runtime, work)
         return self.method(work.target)(*args, **kwargs)
 

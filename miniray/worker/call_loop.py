@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from miniray.worker.work import Work
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+#: Arguments that were loaded ahead of their call; or what loading them has raised.
+Loaded = Arguments | BaseException
 
 
 def key_of(work: Work) -> tuple[bytes, int]:
@@ -36,7 +38,8 @@ class CallLoop:
 
     Args:
         runtime: That of the process.
-        execute: Runs a call, with its arguments if these have been loaded, and answers it.
+        execute: Runs a call, with its arguments if these have been loaded, and answers it, also
+            if loading them has failed.
         answer_error: Answers a call with an error.
         room: How many calls run at once.
         loaders: Threads in which arguments are waited for.
@@ -45,7 +48,7 @@ class CallLoop:
     def __init__(
         self,
         runtime: ClusterRuntime,
-        execute: Callable[[Work, Arguments | None], Coroutine[Any, Any, None]],
+        execute: Callable[[Work, Loaded | None], Coroutine[Any, Any, None]],
         answer_error: Callable[[Work, BaseException], None],
         room: int,
         loaders: concurrent.futures.Executor,
@@ -170,7 +173,7 @@ class CallLoop:
     async def _await_turn(
         self, work: Work, before: asyncio.Future[None] | None, begun: asyncio.Future[None]
     ) -> None:
-        arguments: Arguments | None = None
+        arguments: Loaded | None = None
 
         def begin() -> None:
             begun.set_result(None)
@@ -183,7 +186,7 @@ class CallLoop:
             if before is not None:
                 await asyncio.shield(before)
             if reads_shared_memory(work):
-                load = functools.partial(load_arguments, self._runtime, work)
+                load = functools.partial(_load, self._runtime, work)
                 loop = asyncio.get_running_loop()
                 arguments = await loop.run_in_executor(self._loaders, load)
         except asyncio.CancelledError:
@@ -193,10 +196,18 @@ class CallLoop:
                 before.add_done_callback(lambda _before: begin())
             self._answer_error(work, TaskCancelledError(work.name))
             return
-        except Exception as error:  # noqa: BLE001 - it is the call's result
-            begin()
-            self._answer_error(work, error)
-            return
         # The calls behind this one are tasks: they go on after this has run up to its first wait.
         begin()
         await self._execute(work, arguments)
+
+
+def _load(runtime: ClusterRuntime, work: Work) -> Loaded:
+    """The arguments of a call, or what their unpickling has raised.
+
+    That may be anything, and is the call's: raised here, it would pass through a future, which
+    takes no ``StopIteration`` and lets a ``SystemExit`` end the event loop.
+    """
+    try:
+        return load_arguments(runtime, work)
+    except BaseException as error:  # noqa: BLE001 - raised where the call is run
+        return error

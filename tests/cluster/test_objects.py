@@ -16,7 +16,7 @@ from object_helpers import inventory, process_tables
 
 import miniray
 from miniray.core.runtime import current_runtime
-from miniray.exceptions import OwnerDiedError, RayActorError, RayTaskError
+from miniray.exceptions import OwnerDiedError, RayActorError, RayTaskError, TaskCancelledError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -597,6 +597,47 @@ def test_a_value_that_cannot_be_unpickled_raises_where_it_is_read(size: int) -> 
     with pytest.raises(RayTaskError, match="cannot be unpickled"):
         miniray.get(maker.take.remote([Bomb(), np.ones(size, dtype=np.uint8)]))
     assert miniray.get(maker.pid.remote()) == pid
+
+
+class OwnError(BaseException):
+    """One that no ``except Exception`` takes."""
+
+
+class Raises:
+    """Its unpickling raises an instance of a class."""
+
+    def __init__(self, kind: type[BaseException], size: int) -> None:
+        self.content = kind, np.ones(size, dtype=np.uint8)
+
+    def __reduce__(self) -> Any:
+        return raise_one, self.content
+
+
+def raise_one(kind: type[BaseException], _payload: Any) -> Any:
+    raise kind("while it was unpickled")
+
+
+@pytest.mark.parametrize("size", [10, MIB], ids=["small", "big"])
+@pytest.mark.parametrize("kind", [OwnError, StopIteration, KeyboardInterrupt, GeneratorExit])
+def test_an_asyncio_actor_lives_on_whatever_unpickling_an_argument_raises(
+    kind: type[BaseException], size: int
+) -> None:
+    @miniray.remote
+    class Reader:
+        async def take(self, value: Any) -> str:
+            return type(value).__name__
+
+        async def pid(self) -> int:
+            return os.getpid()
+
+    reader = Reader.remote()
+    pid = miniray.get(reader.pid.remote())
+    ref = miniray.put(Raises(kind, size))
+    taken = [reader.take.remote(ref), reader.take.remote(Raises(kind, size))]
+    for result in taken:
+        with pytest.raises((RayTaskError, TaskCancelledError), match="while it was unpickled"):
+            miniray.get(result, timeout=30)
+    assert miniray.get(reader.pid.remote(), timeout=30) == pid
 
 
 def test_a_result_that_cannot_be_pickled_is_its_calls_error_and_its_worker_lives_on() -> None:
