@@ -138,12 +138,14 @@ class ObjectAccess(RefTracking):
         while True:
             value = entry.value
             if value is not None:
+                if value[0] != p.VALUE_SHARED:
+                    return self.load(entry, value)
                 try:
-                    return self.load(entry, value, deadline)
+                    found = self._map(entry, value, deadline)
                 except ObjectLostError as error:
-                    if not is_shared(value):
-                        raise
                     self._recover(entry, value, error.reason)
+                else:  # what unpickling raises is not about this value: another one may be lost
+                    return _unpickled(found)
             if not self._wait_values([entry], 1, waiting.time_left(deadline)):
                 raise GetTimeoutError(
                     f"The value of {entry.id.hex()} was lost, and not made again in time."
@@ -208,14 +210,11 @@ class ObjectAccess(RefTracking):
             self.loop, self.table, pending, needed, timeout, self.block, fetches, failed
         )
 
-    def load(self, entry: Entry, value: Value, deadline: float | None = None) -> Any:
-        """The Python value of an entry; raises what failed."""
+    def load(self, entry: Entry, value: Value) -> Any:
+        """The Python value of an entry whose value is in the owner's memory; raises what failed."""
         form = value[0]
         if form == p.VALUE_PICKLE:
             return pickle.loads(value[1])
-        if form == p.VALUE_SHARED:
-            mapping, block = self._map(entry, value, deadline)
-            return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
         if form == p.VALUE_ERROR:
             entry.seen = True
             raise self._error_of(value)
@@ -352,24 +351,24 @@ class ObjectAccess(RefTracking):
             value = entry.value
             if value is None:  # it was lost meanwhile, and is made again
                 continue
-            try:
-                if is_shared(value):
-                    return await self._load_later(entry, value)
+            if not is_shared(value):
                 return self.load(entry, value)
+            try:
+                found = await self._map_later(entry, value)
             except ObjectLostError as error:
-                if not is_shared(value):
-                    raise
                 self._recover(entry, value, error.reason)
+            else:
+                return _unpickled(found)
 
-    async def _load_later(self, entry: Entry, value: Value) -> Any:
-        """As ``load``, of a value in shared memory: it may be on another node, or on disk."""
+    async def _map_later(self, entry: Entry, value: Value) -> tuple[Mapping, Block]:
+        """As ``_map``, without blocking the event loop: it may be on another node, or on disk."""
         mapping = entry.mapping
         block = None if mapping is None else mapping.block()
         if mapping is None or block is None:
             mapping, block = await self.shared_memory.map_later(value[1])
             if mapping.may_be_shared and entry.value is value:
                 entry.mapping = mapping
-        return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
+        return mapping, block
 
     async def _there(self, entry: Entry) -> None:
         """Wait until an entry has a value."""
@@ -393,6 +392,12 @@ class ObjectAccess(RefTracking):
                 await there
             finally:
                 self.table.drop_waiter(entry, ready)
+
+
+def _unpickled(found: tuple[Mapping, Block]) -> Any:
+    """The Python value of one in shared memory."""
+    mapping, block = found
+    return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
 
 
 def _is_error(entry: Entry) -> bool:

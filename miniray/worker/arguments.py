@@ -73,12 +73,7 @@ def _load_all(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dic
         for where, id, _node, value in work.refs:
             if value is None:  # it was lost when the call was sent: the caller makes it again
                 raise ArgumentLostError(id, None)
-            try:
-                item = _load(runtime, value)
-            except ObjectLostError as error:
-                if not is_shared(value):
-                    raise
-                raise ArgumentLostError(id, value[1]) from error
+            item = _load(runtime, value, id)
             if isinstance(where, int):
                 positional[where] = item
             else:
@@ -87,12 +82,27 @@ def _load_all(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dic
     return args, kwargs
 
 
-def _load(runtime: ClusterRuntime, value: Value) -> Any:
-    """The Python value of a value that came with a message."""
-    if is_shared(value):
+def _load(runtime: ClusterRuntime, value: Value, id: bytes | None = None) -> Any:
+    """The Python value of a value that came with a message.
+
+    Args:
+        runtime: That of the process.
+        value: The value.
+        id: Of the object whose value it is, if it is an object's.
+
+    Raises:
+        ArgumentLostError: an object's value is gone. What unpickling raises is the call's error, an
+            ObjectLostError of another value too.
+    """
+    if not is_shared(value):
+        return deserialize(value[0], value[1])
+    try:
         mapping, block = runtime.shared_memory.map(value[1])
-        return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
-    return deserialize(value[0], value[1])
+    except ObjectLostError as error:
+        if id is None:
+            raise
+        raise ArgumentLostError(id, value[1]) from error
+    return deserialize(mapping.form, memoryview(block).cast("B"), mapped=True)
 
 
 def _plain_ref(id: bytes) -> ObjectRef[Any]:

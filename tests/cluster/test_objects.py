@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import gc
 import os
@@ -16,7 +17,13 @@ from object_helpers import inventory, process_tables
 
 import miniray
 from miniray.core.runtime import current_runtime
-from miniray.exceptions import OwnerDiedError, RayActorError, RayTaskError, TaskCancelledError
+from miniray.exceptions import (
+    ObjectLostError,
+    OwnerDiedError,
+    RayActorError,
+    RayTaskError,
+    TaskCancelledError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -638,6 +645,50 @@ def test_an_asyncio_actor_lives_on_whatever_unpickling_an_argument_raises(
         with pytest.raises((RayTaskError, TaskCancelledError), match="while it was unpickled"):
             miniray.get(result, timeout=30)
     assert miniray.get(reader.pid.remote(), timeout=30) == pid
+
+
+class ReadsAnother:
+    """Its unpickling needs another value, which is lost as long as a file is not there."""
+
+    def __init__(self, there: Path) -> None:
+        self.content = there, np.ones(MIB, dtype=np.uint8)
+
+    def __reduce__(self) -> Any:
+        return read_another, self.content
+
+
+def read_another(there: Path, payload: Any) -> int:
+    if not there.exists():
+        raise ObjectLostError("ab" * 16, "it is another one")
+    return len(payload)
+
+
+def test_a_value_whose_unpickling_finds_another_one_lost_is_not_lost_itself(tmp_path: Path) -> None:
+    runs, there = tmp_path / "runs", tmp_path / "there"
+
+    @miniray.remote
+    def make() -> Any:
+        with runs.open("a") as file:
+            file.write("x")
+        return ReadsAnother(there)
+
+    @miniray.remote
+    def take(value: int) -> int:
+        return value
+
+    async def await_it() -> None:
+        with pytest.raises(ObjectLostError, match="it is another one"):
+            await ref
+
+    ref = make.remote()
+    with pytest.raises(ObjectLostError, match="it is another one"):
+        miniray.get(ref)
+    asyncio.run(await_it())
+    with pytest.raises(ObjectLostError, match="it is another one"):
+        miniray.get(take.remote(ref))
+    there.touch()
+    assert miniray.get(ref) == miniray.get(take.remote(ref)) == MIB
+    assert runs.read_text() == "x"
 
 
 def test_a_result_that_cannot_be_pickled_is_its_calls_error_and_its_worker_lives_on() -> None:
