@@ -211,6 +211,43 @@ def test_a_dense_tensor_is_a_buffer_beside_the_pickle(torch: Any, dtype: str) ->
     assert value["t"][0].dtype == tensor.dtype
 
 
+def test_a_tensor_in_another_order_of_memory_is_not_copied_either(torch: Any) -> None:
+    images = torch.arange(2 * 3 * 40 * 50.0).reshape(2, 3, 40, 50)
+    for tensor in (
+        images.permute(3, 1, 0, 2),
+        images.to(memory_format=torch.channels_last),
+        torch.arange(1000.0).expand(20, 1000),  # takes the memory of one row
+    ):
+        stored = serialize(tensor)
+        (buffer,) = stored.buffers
+        assert ctypes.addressof(ctypes.c_char.from_buffer(buffer)) == tensor.data_ptr()
+        assert buffer.nbytes == tensor.untyped_storage().nbytes()
+        assert stored.pickled < 500
+        for value in (in_shared_memory(stored)[0], round_trip(tensor)):
+            assert torch.equal(value, tensor)
+            assert value.stride() == tensor.stride()
+
+
+def test_a_part_of_a_tensor_is_stored_without_the_rest(torch: Any) -> None:
+    whole = torch.arange(100_000.0).reshape(100, 1000)
+    for part in (
+        whole[7, 10:20],
+        whole[:, 3],
+        whole[::2, ::5].requires_grad_(),
+        whole[5:5],
+        [row[:10] for row in whole],
+    ):
+        stored = serialize(part)
+        elements = sum(map(torch.numel, part)) if isinstance(part, list) else part.numel()
+        assert stored.size < 4 * elements + 300 * max(1, len(stored.buffers)) + 500
+        value, _ = in_shared_memory(stored)
+        if isinstance(part, list):
+            assert all(map(torch.equal, value, part))
+        else:
+            assert torch.equal(value, part)
+            assert value.requires_grad == part.requires_grad
+
+
 def test_what_one_reader_does_to_a_tensor_no_other_sees(torch: Any) -> None:
     stored = serialize(torch.zeros(1000))
     view = memoryview(stored.payload())
@@ -219,6 +256,14 @@ def test_what_one_reader_does_to_a_tensor_no_other_sees(torch: Any) -> None:
     first += torch.ones(1000, requires_grad=True)
     first.detach_().resize_(10)
     assert deserialize(stored.form, view).sum() == 0
+
+
+def test_a_tensor_that_is_read_without_gradients_can_have_some_later(torch: Any) -> None:
+    stored = serialize(torch.zeros(10, 100))
+    with torch.no_grad():
+        tensor, _ = in_shared_memory(stored)
+    tensor += torch.ones(100, requires_grad=True)
+    assert tensor.requires_grad
 
 
 def test_a_tensor_in_shared_memory_is_not_copied_and_arrays_beside_it_stay_locked(
