@@ -21,6 +21,7 @@ import cloudpickle
 
 from miniray.core import tensors
 from miniray.core.mapped import bytes_of
+from miniray.core.picklers import pickler
 from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def _serialize(value: Any) -> Serialized:
     collector.refs = refs
     tensors.thread.met = False
     try:
-        tensors.pickler()(_Parts(parts), protocol=5, buffer_callback=keep).dump(value)
+        pickler()(_Parts(parts), protocol=5, buffer_callback=keep).dump(value)
         packed = VALUE_TENSORS if tensors.thread.met else VALUE_PACKED
     finally:
         collector.refs, tensors.thread.met = outer

@@ -12,11 +12,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import pickle
-import sys
 import threading
 from typing import Any
-
-import cloudpickle
 
 from miniray.core.mapped import address_of
 
@@ -36,23 +33,8 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
-def pickler() -> type[cloudpickle.Pickler]:
-    """The class that pickles values: one that knows tensors, once torch is imported."""
-    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # absent during the import
-    return cloudpickle.Pickler if tensor is None else _pickler_for(tensor)
-
-
-@functools.cache
-def _pickler_for(tensor: type) -> type[cloudpickle.Pickler]:
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-        """Looks its table up when it is made: so it is in the class."""
-
-        dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({tensor: _reduce})
-
-    return Pickler
-
-
-def _reduce(tensor: Any) -> Any:
+def reduce(tensor: Any) -> Any:
+    """What a pickler makes of a tensor, whose class is ``torch.Tensor`` itself."""
     if not _is_plain(tensor):
         return tensor.__reduce_ex__(5)
     stored = tensor.untyped_storage().nbytes()  # what torch would put into the pickle

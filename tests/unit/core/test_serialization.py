@@ -83,6 +83,37 @@ def test_arrays_that_are_not_contiguous_or_in_fortran_order_come_back() -> None:
     assert serialize(value).form == VALUE_PACKED
 
 
+@pytest.mark.parametrize("dtype", ["i8", ">f4", "?", "U3", [("a", "i4"), ("b", "f8")]])
+def test_arrays_with_gaps_are_buffers_and_cannot_be_changed_either(dtype: Any) -> None:
+    value = np.arange(40_000).reshape(200, 200).astype(dtype)
+    for array in (value, value[::2, ::3], np.asfortranarray(value), value[::-1], value[5]):
+        stored = serialize({"it": array})
+        assert [buffer.nbytes for buffer in stored.buffers] == [array.nbytes]
+        back = round_trip({"it": array, "again": array})
+        assert back["it"] is back["again"]
+        assert back["it"].dtype == array.dtype
+        assert (back["it"] == array).all()
+        assert not back["it"].flags.writeable
+
+
+def test_arrays_of_objects_and_dates_and_subclasses_come_back_as_numpy_pickles_them() -> None:
+    numbers = np.arange(1000)
+    for array in (
+        np.array([{"a": 1}, None], dtype=object),
+        np.array([[{"a": 1}], [2]], dtype=object)[::-1],
+        numbers.view(np.recarray),
+        np.ma.masked_equal(numbers, 3)[::2],
+        np.array("2026-01-01", dtype="M8[D]"),
+        np.empty((0, 3), dtype="M8[s]"),
+        numbers.astype("M8[s]")[::2],
+        np.empty((6, 0))[::2],
+    ):
+        back = round_trip(array)
+        assert type(back) is type(array)
+        assert back.shape == array.shape
+        assert (back == array).all()
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray])
 def test_large_bytes_inside_of_a_value_are_written_from_where_they_are(kind: Any) -> None:
     data = kind(b"x" * 200_000)
