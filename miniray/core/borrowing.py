@@ -188,7 +188,7 @@ class Borrowing:
                 self._asked.setdefault(owner, set()).update(ids)
             peer.send((p.PEER_WANT, ids))
             if peer.lost:
-                self.owner_lost(owner, peer.was)
+                self._lost_with(peer)
 
     def lost(self, entry: Entry, value: Value) -> None:
         """A value that the owner told of is gone from shared memory: ask for another one."""
@@ -203,7 +203,7 @@ class Borrowing:
         peer = self._peers.get(entry.owner_node, owner)
         peer.send((p.PEER_LOST, [(entry.id, value[1])]))
         if peer.lost:
-            self.owner_lost(owner)
+            self._lost_with(peer)
 
     def on_value(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_VALUE: values that were asked for."""
@@ -245,7 +245,7 @@ class Borrowing:
             # in its last moments: the daemon is asked once more when it is surely gone.
             if owner in self._asked_again:
                 self._asked_again.discard(owner)
-                self.owner_lost(owner, peer.was)
+                self._lost_with(peer)
                 return
             self._asked_again.add(owner)
         again: list[tuple[Any, ...]] = [
@@ -261,6 +261,11 @@ class Borrowing:
             self._asked_again.discard(owner)
         for message in again:
             self._peers.get(peer.node_id, owner).send(message)
+
+    def _lost_with(self, peer: Peer) -> None:
+        """A process is gone: its node is known, even if nobody can tell what it was."""
+        owner, node = peer.process_id, peer.node_id
+        self.owner_lost(owner, peer.was or f"process {owner.hex()} on node {node.hex()[:8]}")
 
     def owner_lost(self, owner: bytes, was: str = "") -> None:
         """A process, and what it ``was``, is gone: what was asked of it will not come."""

@@ -666,7 +666,7 @@ def test_what_cannot_be_made_again_says_why(third: Node, reader: str) -> None:
 def test_a_put_value_of_a_dead_node_is_lost_with_its_owner(third: Node) -> None:
     [ref] = miniray.get(ThirdHolder.remote().put.remote(MIB))
     kill(third)
-    with pytest.raises(OwnerDiedError):
+    with pytest.raises(OwnerDiedError, match=f"on node {third.node_id[:8]}"):
         miniray.get(ref, timeout=30)
 
 
