@@ -70,6 +70,9 @@ class Executor:
         self._leases = Leases(self._queue.put)
         self._functions: dict[bytes, Any] = {}
         self._running: Work | None = None
+        #: The main thread is in the hook for exceptions that Python ignores: what is raised there
+        #: goes nowhere, too.
+        self.in_hook = False
         self._interruptible = False
         #: Functions and methods that were quick when they ran last. Answers wait for others, to be
         #: written together; before one that may take long, and hold the interpreter's lock for
@@ -186,8 +189,8 @@ class Executor:
         """CANCEL_SIGNAL, in the main thread."""
         running = self._running
         if running is not None and running.cancelled and self._interruptible:
-            if postpone(self.on_signal, number, frame):
-                return
+            if self.in_hook or postpone(self.on_signal, number, frame):
+                return  # from the hook it goes on being sent
             self._interruptible = False
             if running.execution is not None:
                 running.execution.interrupted()
@@ -199,11 +202,13 @@ class Executor:
         """Whether an exception that Python ignored was to end a task: then it comes again.
 
         What a ``__del__`` or the callback of a weak reference raises goes nowhere, also if it was
-        a signal's handler that raised in the middle of it.
+        a signal's handler that raised in the middle of it. Who asks is in the hook for that, and
+        clears ``in_hook`` last.
         """
         work = self._running
         if work is None or error is None or error is not self._interruption:
             return False
+        self.in_hook = True
         self._interruption = None
         self._interruptible = True
         self._runtime.loop.call_later(_SIGNAL_AGAIN, lambda: self._signal(work, _SIGNAL_AGAIN))

@@ -136,9 +136,12 @@ class Worker:
         executor.run()
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        finish(unraisable)
-        if not self.executor.was_ignored(unraisable.exc_value):
-            sys.__unraisablehook__(unraisable)
+        try:
+            finish(unraisable)
+            if not self.executor.was_ignored(unraisable.exc_value):
+                sys.__unraisablehook__(unraisable)
+        finally:
+            self.executor.in_hook = False  # no signal is looked at between here and the end
 
     def _listen(self) -> None:
         on_signal = self.executor.on_signal

@@ -429,3 +429,40 @@ def test_a_long_task_remembers_only_calls_that_have_not_ended(tmp_path: Path) ->
         return len(running.children)
 
     assert miniray.get(many.remote(tmp_path / "started", tmp_path / "go")) == 0
+
+
+def test_a_cancel_that_comes_again_while_python_ignores_it_is_not_lost(tmp_path: Path) -> None:
+    @miniray.remote(max_retries=0)
+    def work(started: Path) -> str:
+        import signal
+        import sys
+
+        executor: Any = sys.unraisablehook.__self__.executor  # type: ignore[attr-defined]
+        loop = executor._runtime.loop
+        later = type(loop).call_later
+
+        def in_the_hook(self: Any, delay: float, callback: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():  # the hook, and none else
+                signal.raise_signal(signal.SIGUSR1)
+            return later(self, delay, callback)
+
+        type(loop).call_later = in_the_hook
+
+        class Slow:
+            def __del__(self) -> None:
+                started.touch()
+                time.sleep(100)  # what interrupts it goes nowhere
+
+        try:
+            slow = Slow()
+            del slow
+            time.sleep(100)
+        finally:
+            type(loop).call_later = later
+        return "nobody has cancelled it"
+
+    ref = work.remote(tmp_path / "started")
+    wait_for_file(tmp_path / "started")
+    miniray.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(ref, timeout=30)
