@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from miniray.train.failures import WorkerFailure
 from miniray.train.questions import QuestionBoard
 from miniray.train.ranks import listed
-from miniray.train.rendezvous import CollectiveOutcome, Rendezvous
+from miniray.train.rendezvous import NOTE_AFTER, CollectiveOutcome, Rendezvous
 from miniray.train.reports import ReportBoard, ReportMismatchError
 from miniray.train.stacks import StackBoard
 from miniray.train.stalls import StallBoard
@@ -87,6 +87,9 @@ class Attempt:
         self._unsafe_names = frozenset(unsafe_names)
         self._board = ReportBoard(world_size)
         self._told_uneven = False
+        #: The timer for the first checkpoint that was not complete at once.
+        self._late: asyncio.TimerHandle | None = None
+        self._told_late = False
         self._tell = tell
         self._rendezvous = Rendezvous(world_size, collective_timeout, tell)
         self._uploading: dict[tuple[int, int], _Uploading] = {}
@@ -126,6 +129,9 @@ class Attempt:
         except ReportMismatchError as error:
             self.fail(rank, WorkerFailure.of(error))
             return []
+        if report.upload is not None and not steps and not (self._late or self._told_late):
+            loop = asyncio.get_running_loop()
+            self._late = loop.call_later(NOTE_AFTER, self._tell_late, index, report.upload.name)
         self._check_counts()
         self._tell_uneven()
         return steps
@@ -246,6 +252,8 @@ class Attempt:
         self._recording.set()
         self._uploads_ended.set()
         self.questions.close()
+        if self._late is not None:
+            self._late.cancel()
         return steps
 
     @property
@@ -317,6 +325,20 @@ class Attempt:
             return "was in its train loop and had not reported"
         seconds = now - self._last_report[rank]
         return f"was in its train loop, {seconds:.1f} s after report number {count - 1}"
+
+    def _tell_late(self, index: int, name: str) -> None:
+        """Tell, once, that a checkpoint has not become complete for long."""
+        self._late = None
+        absent = self._board.absent(index)
+        if not absent or self._closed:
+            return
+        self._told_late = True
+        self._tell(
+            f"The checkpoint {name!r} is not complete: for {NOTE_AFTER:g} s it has waited for "
+            f"{listed(absent)} to make report number {index}, counted from 0. A checkpoint needs "
+            f"that report of every rank; ranks without files of their own report with "
+            f"checkpoint=None."
+        )
 
     def _tell_uneven(self) -> None:
         if self._board.uneven is not None and not self._told_uneven:

@@ -183,6 +183,10 @@ class ReportBoard:
         """The ranks that have not made the report of this index."""
         return [rank for rank, count in enumerate(self._counts) if count <= index]
 
+    def absent(self, index: int) -> list[int]:
+        """The ranks for which the step of this index waits; none if it is given out."""
+        return self._absent(index) if index in self._waiting else []
+
     def mismatch(self) -> tuple[int, str] | None:
         """A rank that returned without its report of a checkpoint's step, and the reason.
 

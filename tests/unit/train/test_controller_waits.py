@@ -202,3 +202,43 @@ def test_workers_that_are_not_placed_in_time_end_the_run(start, monkeypatch):
     assert isinstance(error, PlacementTimeoutError)
     assert str(error) == "The workers were not placed in 0.01 s. GPU is short by 2."
     assert groups[0].stopped is False
+
+
+def test_that_a_checkpoint_waits_for_ranks_is_told_once(start, monkeypatch):
+    monkeypatch.setattr("miniray.train.attempt.NOTE_AFTER", 0.05)
+    notes = []
+
+    async def loop(rank):
+        if rank.rank == 0:
+            await rank.report({}, {"model": "weights"})
+            await rank.report({}, {"model": "weights"})
+        while not notes:
+            notes.extend(
+                n for n in (await rank.controller.progress(Seen())).notes if "not com" in n
+            )
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)
+        if rank.rank == 1:
+            await rank.report({})
+            await rank.report({})
+        return "done"
+
+    controller = start()
+    outcome = run(controller, loop)
+    assert outcome.state is RunState.FINISHED
+    notes = asyncio.run(controller.progress(Seen())).notes
+    [told] = [note for note in notes if "is not complete" in note]
+    assert "'checkpoint_000000' is not complete: for 0.05 s it has waited for rank 1" in told
+
+
+def test_a_checkpoint_that_becomes_complete_in_time_is_not_told_of(start, monkeypatch):
+    monkeypatch.setattr("miniray.train.attempt.NOTE_AFTER", 0.05)
+
+    async def loop(rank):
+        await rank.report({}, {"model": "weights"})
+        await asyncio.sleep(0.2)
+
+    controller = start()
+    run(controller, loop)
+    notes = asyncio.run(controller.progress(Seen())).notes
+    assert not any("is not complete" in note for note in notes)
