@@ -24,8 +24,15 @@ _BATCH = 256
 _BATCH_BYTES = 1 << 20
 #: Seconds between two attempts at a head that is there but does not take the session.
 _RETRY = 0.2
+#: How often it asks again when gRPC does not know why a call has ended: if the head refuses a call
+#: while something is being written to it, gRPC may forget the refusal.
+_AGAIN = 3
 #: What reading an ended stream gives; the type stubs of gRPC lack it.
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+
+
+class _UnknownEndError(ConnectionError):
+    """A call has ended, and gRPC gives an error of its own in place of the head's answer."""
 
 
 class HeadSession:
@@ -103,6 +110,14 @@ class HeadSession:
         return welcome
 
     async def _introduce(self, timeout: float) -> tuple[_Call, head_pb2.Welcome]:
+        for _ in range(_AGAIN):
+            try:
+                return await self._introduce_once(timeout)
+            except _UnknownEndError:  # noqa: PERF203 - a few times at most
+                logger.debug("the head ended a call before it was told why; asking again")
+        return await self._introduce_once(timeout)
+
+    async def _introduce_once(self, timeout: float) -> tuple[_Call, head_pb2.Welcome]:
         self.ended.clear()
         call = head_pb2_grpc.HeadStub(self._channel).Session(  # type: ignore[no-untyped-call]
             wait_for_ready=True
@@ -118,7 +133,10 @@ class HeadSession:
                 raise exceptions.AuthenticationError(
                     error.details() or "The head refused the secret."
                 ) from None
-            raise ConnectionError(f"The head cannot be reached: {error.details()}") from None
+            cannot = f"The head cannot be reached: {error.details()}"
+            if error.code() == grpc.StatusCode.INTERNAL:
+                raise _UnknownEndError(cannot) from None
+            raise ConnectionError(cannot) from None
         if first is _EOF:
             raise ConnectionError("The head closed the session at once.")
         welcome: head_pb2.Welcome = first.welcome

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -161,3 +163,14 @@ def test_an_upload_whose_process_is_killed_fails_the_rank(session, tmp_path):
 def test_an_upload_that_the_loop_waits_for_is_made_by_its_process(session, tmp_path):
     report({}, checkpoint_of(tmp_path))
     assert signer(tmp_path, "checkpoint_000000") == os.getpid()
+
+
+def test_a_process_that_ends_does_not_wait_for_uploads():
+    program = """
+import threading
+from miniray.train.uploads import BackgroundUploads
+begun = threading.Event()
+BackgroundUploads().submit(lambda: (begun.set(), threading.Event().wait()))
+begun.wait()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

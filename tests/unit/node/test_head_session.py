@@ -6,11 +6,13 @@ import asyncio
 import pickle
 from typing import Any
 
+import grpc
 import pytest
 
 from miniray._proto import common_pb2, head_pb2
 from miniray.core import protocol as p
-from miniray.node import head_client
+from miniray.exceptions import AuthenticationError
+from miniray.node import head_client, head_session
 from miniray.node.head_client import HeadClient
 from miniray.node.head_session import HeadSession
 
@@ -68,6 +70,45 @@ def test_a_large_request_goes_by_itself_and_in_its_place(large: int) -> None:
 
 def test_what_is_written_together_is_bounded() -> None:
     assert max(sum(sizes) for sizes in written(*[MIB // 4] * 50)) < 2 * MIB
+
+
+class Refusing:
+    """Stands in for the head: how each of its calls ends, the last one again and again."""
+
+    def __init__(self, *ends: grpc.StatusCode) -> None:
+        self._ends = list(ends)
+        self.calls = 0
+
+    def Session(self, *, wait_for_ready: bool) -> Refusing:
+        assert wait_for_ready
+        self.calls += 1
+        return self
+
+    async def write(self, message: head_pb2.FromNode) -> None:
+        end = self._ends.pop(0) if len(self._ends) > 1 else self._ends[0]
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(end, nothing, nothing, f"it said {end.name}")
+
+
+def open_session(head: Refusing, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody: Any = None
+    session = HeadSession(nobody, head_pb2.NodeHello, nobody, nobody)
+    monkeypatch.setattr(head_session.head_pb2_grpc, "HeadStub", lambda channel: head)
+    asyncio.run(session.open(10))
+
+
+def test_a_refusal_that_grpc_forgets_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Refusing(grpc.StatusCode.INTERNAL, grpc.StatusCode.UNAUTHENTICATED)
+    with pytest.raises(AuthenticationError, match="it said UNAUTHENTICATED"):
+        open_session(head, monkeypatch)
+    assert head.calls == 2
+
+
+def test_a_head_that_answers_nothing_else_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Refusing(grpc.StatusCode.INTERNAL)
+    with pytest.raises(ConnectionError, match="cannot be reached: it said INTERNAL"):
+        open_session(head, monkeypatch)
+    assert head.calls == 4
 
 
 class FakeClient:

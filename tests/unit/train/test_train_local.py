@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -363,17 +361,6 @@ def test_ctrl_c_twice_does_not_wait_for_an_upload_in_the_background(
     assert not over.is_set()
     over.set()
     assert left_by(tmp_path / "runs" / "mine") == ([], [])
-
-
-def test_a_process_that_ends_does_not_wait_for_uploads():
-    program = """
-import threading
-from miniray.train.uploads import BackgroundUploads
-begun = threading.Event()
-BackgroundUploads().submit(lambda: (begun.set(), threading.Event().wait()))
-begun.wait()
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_callbacks_are_called_as_always(fit):
