@@ -185,8 +185,11 @@ class InTheHook:
                 self.act()
 
 
+# That nobody is told of them is not asserted: where a signal comes at the very entry of the hook,
+# Python tells of it by itself.
+@pytest.mark.usefixtures("told")
 def test_a_signal_comes_again_whenever_another_one_comes_while_it_is_dealt_with(
-    hooks: RefHooks, told: list[Any]
+    hooks: RefHooks,
 ) -> None:
     came: list[None] = []
     interrupt = functools.partial(signal.raise_signal, signal.SIGINT)
@@ -224,7 +227,6 @@ def test_a_signal_comes_again_whenever_another_one_comes_while_it_is_dealt_with(
             if point.left > 0:
                 break
     assert number > 10
-    assert told == []
 
 
 @pytest.mark.usefixtures("installed")
