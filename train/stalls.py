@@ -3,7 +3,8 @@
 A rank whose train loop has returned takes part in no collective call any more, but its connections
 may stay open: DistributedDataParallel keeps them. Its peers would wait until their timeout. So when
 a rank has returned, each of the others watches its own train loop, and tells the controller that it
-does nothing but wait in PyTorch's collective calls. What follows is the controller's decision.
+stays where it is, in a function of PyTorch that waits for others or with a collective call that has
+not ended. What follows is the controller's decision.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.train.hangs import fail_hung
+from miniray.train.open_collectives import open_collective
 from miniray.train.questions import Question
 from miniray.train.ranks import listed
 from miniray.train.stacks import stacks_of_this_process
@@ -38,6 +40,8 @@ IDLE_SHARE = 0.1
 #: DistributedDataParallel does, in the backward pass.
 _COLLECTIVES = (("torch", "distributed"), ("torch", "nn", "parallel"))
 _BACKWARD = ("torch", "autograd", "graph.py")
+#: Writes files, and has the others wait in calls of their own.
+_CHECKPOINTS = ("torch", "distributed", "checkpoint")
 #: Collective calls may be made through a few small functions of other folders.
 _INNERMOST = 3
 
@@ -46,8 +50,9 @@ class Sample(NamedTuple):
     """Where a train loop was at one look.
 
     Attributes:
-        place: The instruction, if it is one that waits for other ranks; None if not.
-        processor_time: Seconds that the process had used by then.
+        place: The instruction, if the train loop may wait for other ranks there; None if not.
+        processor_time: Seconds that the process had used by then, but for a wait for a device,
+            which keeps a processor busy.
     """
 
     place: tuple[int, int] | None
@@ -87,7 +92,8 @@ def waits_for_others(frame: types.FrameType | None) -> bool:
         if frame is None:
             return False
         parts = PurePath(frame.f_code.co_filename).parts
-        if any(_within(parts, folder) for folder in _COLLECTIVES):
+        collective = any(_within(parts, folder) for folder in _COLLECTIVES)
+        if collective and not _within(parts, _CHECKPOINTS):
             return True
         if innermost and parts[-3:] == _BACKWARD:
             return True
@@ -103,8 +109,11 @@ def _within(parts: tuple[str, ...], folder: tuple[str, ...]) -> bool:
 def sample_of(thread: int) -> Sample:
     """Where a thread of this process is."""
     frame = sys._current_frames().get(thread)
-    place = (id(frame), frame.f_lasti) if frame is not None and waits_for_others(frame) else None
-    return Sample(place, time.process_time())
+    name = open_collective()
+    if frame is None or (name is None and not waits_for_others(frame)):
+        return Sample(None, 0.0)
+    on_device = name is not None and name.startswith("nccl:")
+    return Sample((id(frame), frame.f_lasti), 0.0 if on_device else time.process_time())
 
 
 def watch_for_stall(

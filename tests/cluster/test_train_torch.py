@@ -175,6 +175,29 @@ def test_a_rank_that_returns_ends_also_waits_that_no_closed_connection_ends(
     assert "new_group" in str(caught.value)
 
 
+def test_a_rank_knows_which_collective_call_has_not_ended(fit: Any, tmp_path: Path) -> None:
+    def loop() -> list[str | None]:
+        import torch
+        import torch.distributed as dist
+
+        from miniray.train.open_collectives import open_collective
+
+        if dist.get_rank() == 1:
+            wait_until(go.exists)
+            dist.all_reduce(torch.ones(1))
+            return []
+        seen = [open_collective()]
+        call = dist.all_reduce(torch.ones(1), async_op=True)
+        seen.append(open_collective())
+        go.touch()
+        call.wait()
+        wait_until(lambda: open_collective() is None)
+        return seen
+
+    go = tmp_path / "go"
+    assert fit(loop).return_value == [None, "gloo:all_reduce"]
+
+
 def test_a_rank_that_works_on_after_another_has_returned_is_left_alone(
     fit: Any, patience: Callable[[float], None]
 ) -> None:

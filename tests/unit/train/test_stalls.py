@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import sys
+import threading
 import types
 
 import pytest
 
 from miniray.train import stalls
 from miniray.train.attempt import Attempt
+from miniray.train.open_collectives import open_collective
 from miniray.train.questions import Question
-from miniray.train.stalls import Sample, StallMeter, fail_stalled, waits_for_others
+from miniray.train.stalls import Sample, StallMeter, fail_stalled, sample_of, waits_for_others
 
 PLACE = (1, 2)
 
@@ -71,11 +75,48 @@ def frames(*files):
         (["/u/train.py", "/v/torch/nn/modules/module.py", "/v/torch/autograd/graph.py"], False),
         (["/u/train.py", "/u/a.py", "/u/b.py", "/v/torch/distributed/run.py"], False),
         (["/u/distributed/torch.py"], False),
+        (["/v/torch/distributed/checkpoint/filesystem.py"], False),
+        (
+            ["/v/torch/distributed/distributed_c10d.py", "/v/torch/distributed/checkpoint/a.py"],
+            True,
+        ),
         ([], False),
     ],
 )
 def test_functions_that_wait_for_others_are_known_by_their_files(files, waits):
     assert waits_for_others(frames(*files)) is waits
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """Sets what PyTorch's flight recorder has: (name of a call, whether it has ended)."""
+
+    def record(*calls):
+        entries = [{"profiling_name": name, "retired": ended} for name, ended in calls]
+        module = types.SimpleNamespace(
+            _dump_fr_trace=lambda *_: pickle.dumps({"version": "2.10", "entries": entries})
+        )
+        monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
+
+    return record
+
+
+def test_a_loop_that_waits_for_the_device_is_where_a_call_is_open(recorded):
+    me = threading.get_ident()
+    recorded(("nccl:all_reduce", True))
+    assert sample_of(me).place is None
+    recorded(("nccl:all_reduce", True), ("nccl:broadcast", False))
+    waiting = sample_of(me)
+    assert waiting.place is not None
+    assert waiting.processor_time == 0.0  # it keeps a processor busy while it waits
+    recorded(("gloo:broadcast", False))
+    assert sample_of(me).processor_time > 0.0
+
+
+def test_a_record_that_can_not_be_read_is_none(monkeypatch):
+    for module in (types.SimpleNamespace(), types.SimpleNamespace(_dump_fr_trace=lambda *_: b"?")):
+        monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", module)
+        assert open_collective() is None
 
 
 @pytest.fixture
