@@ -210,13 +210,14 @@ class Worker:
             try:
                 if isinstance(error, ArgumentLostError) and error.__cause__ is not None:
                     error = error.__cause__
-                failure = TaskError.from_exception(
-                    error, name, pid=os.getpid(), actor_id=actor["actor_id"].hex()
+                told = _told(
+                    TaskError.from_exception(
+                        error, name, pid=os.getpid(), actor_id=actor["actor_id"].hex()
+                    )
                 )
-                text, pickled = str(failure), pickle.dumps(failure, 5)
             except BaseException as problem:  # noqa: BLE001 - the error's class is user code
-                failure = TaskError.untold(name, error, problem)
-                text, pickled = str(failure), pickle.dumps(failure, 5)
+                told = _told(TaskError.untold(name, error, problem))
+            text, pickled = told
             # For who calls no method, and so never gets it.
             sys.stderr.write(f"{text}\n")
             self._exit_code = 1
@@ -289,6 +290,11 @@ class Worker:
         # The rest is the kernel's; it may not get done with it if a driver hangs.
         self.runtime.link.node_notice("leaving")
         self.runtime.link.flush()
+
+
+def _told(failure: TaskError) -> tuple[str, bytes]:
+    """A failure as text, and pickled."""
+    return str(failure), pickle.dumps(failure, 5)
 
 
 def _result_of(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from session_folders import session_base
 
 from miniray import session as sessions
 from miniray.security.challenge import peer_uid, require_own_uid
@@ -35,20 +36,8 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become 
 
 @pytest.fixture(autouse=True)
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    monkeypatch.setenv("MINIRAY_TMPDIR", str(tmp_path))
-    before = set(Path("/tmp").glob(f"mr-{os.getuid()}-*"))
-    created: list[Path] = []
-    make = sessions._make_socket_dir
-
-    def remember() -> Path:
-        created.append(make())
-        return created[-1]
-
-    monkeypatch.setattr(sessions, "_make_socket_dir", remember)
-    yield tmp_path
-    for path in created:
-        if path not in before:
-            sessions._remove_tree(path)
+    with session_base(tmp_path, monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture
