@@ -103,8 +103,7 @@ def environment(folder: Path, number: int) -> dict[str, str]:
 @contextlib.contextmanager
 def node(namespace: str, variables: dict[str, str], *options: str) -> Iterator[str]:
     """A node that runs until the end; gives its words up to how others join."""
-    start = "from miniray.cli.main import main; main()"
-    command = ["ip", "netns", "exec", namespace, sys.executable, "-c", start, "start"]
+    command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "miniray", "start"]
     with subprocess.Popen(
         [*command, *options, "--num-cpus", "1", "--block"],
         env=variables,
