@@ -441,6 +441,7 @@ EARLY = (when_it_exists, when_it_has_a_folder, when_it_runs)
 
 
 def when_it_uploads(run: Run) -> None:
+    run.until_saved(1)  # rank 0 goes on before the other one has reported the step before
     wait_until((run.folder / "uploading1").exists, PATIENCE, told=run.describe)
 
 
