@@ -477,6 +477,22 @@ def test_what_a_peer_said_before_it_hung_up_is_heard(loop: IOLoop) -> None:
     assert len(server.messages) == 100
 
 
+def test_what_a_peer_said_with_its_proof_before_it_hung_up_is_heard(loop: IOLoop) -> None:
+    from miniray.security.challenge import ClientChallenge
+
+    ours, theirs = socket.socketpair()
+    server = End(ours, loop, server=True)
+    proof, _ = ClientChallenge(KEY).feed(theirs.recv(32))
+
+    def say_and_go() -> None:  # where the server cannot read in between
+        theirs.send(proof + encode((1, "last words")))
+        theirs.close()
+
+    loop.call_soon(say_and_go)
+    assert server.closed.wait(10)
+    assert server.messages == [(1, "last words")]
+
+
 def test_what_a_process_that_is_gone_said_last_is_heard_at_once(loop: IOLoop) -> None:
     server, sock = raw_client(loop)
     told = threading.Event()
