@@ -52,10 +52,10 @@ def _plain(key: str, value: Any) -> Any:
 
 def _check(key: str, value: Any) -> None:
     """Raise TypeError for a value that can't be sent to the controller, or kept as text."""
-    import cloudpickle
+    from miniray.core.serialization import pickled
 
     try:
-        cloudpickle.dumps(value)
+        pickled(value)  # refs in it are not kept, as it is only looked at
         str(value)
     except Exception as error:  # whatever a user's class raises
         raise TypeError(

@@ -10,13 +10,11 @@ import weakref
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from miniray.config import config
 from miniray.core.parts import parts_of
+from miniray.core.serialization import pickled
 
 if TYPE_CHECKING:
-    import pickle
     from types import CodeType
 
     from miniray.core.parts import Part
@@ -157,9 +155,7 @@ def _mib(size: int) -> str:
 
 
 def _size(value: Any) -> int:
-    buffers: list[pickle.PickleBuffer] = []
     try:
-        pickled = len(cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append))
-        return pickled + sum(buffer.raw().nbytes for buffer in buffers)
+        return pickled(value).size
     except Exception:  # noqa: BLE001 - a name that merely looks like this variable's; user code runs
         return 0

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 
-import cloudpickle
-
 from miniray.core.parts import parts_of
+from miniray.core.serialization import pickled
 
 #: How deep the search looks. Each level pickles again what is at fault.
 _DEPTH = 50
@@ -74,7 +73,8 @@ def _fails(value: object) -> bool:
 
 def _error_of(value: object) -> Exception | None:
     try:
-        cloudpickle.dumps(value, protocol=5)
+        # Not by cloudpickle alone: refs in what is only looked at would be kept to the process's end.
+        pickled(value)
     except Exception as error:  # noqa: BLE001 - any failure to pickle is what is asked for
         return error
     return None

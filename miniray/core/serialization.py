@@ -122,10 +122,12 @@ def serialize(value: Any, returned_by: str = "") -> Serialized:
             return Serialized(VALUE_BYTES, (value,))
         return Serialized(VALUE_PICKLE, (pickle.dumps(value, 5),))
     try:
-        return _serialize(value)
+        return pickled(value)
     except Exception as error:
-        from miniray.core.pickle_errors import explain
+        from miniray.core.pickle_errors import at_fault, explain
 
+        if at_fault(value, 0) is None:
+            raise  # a signal's handler raised it, such as that of a time limit
         raise explain(value, error, f"what {returned_by} returned" * bool(returned_by)) from error
 
 
@@ -142,10 +144,12 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
         else:
             return Serialized(VALUE_PICKLE, (pickle.dumps((args, kwargs), 5),))
     try:
-        return _serialize((args, kwargs))
+        return pickled((args, kwargs))
     except Exception as error:
-        from miniray.core.pickle_errors import explain_arguments
+        from miniray.core.pickle_errors import at_fault, explain_arguments
 
+        if at_fault((args, kwargs), 0) is None:
+            raise  # a signal's handler raised it
         raise explain_arguments(args, kwargs, error) from error
 
 
@@ -158,7 +162,12 @@ class _Parts:
         self.write = parts.append
 
 
-def _serialize(value: Any) -> Serialized:
+def pickled(value: Any) -> Serialized:
+    """Pickle a value; what keeps the result keeps its refs alive, nothing else does.
+
+    Raises:
+        Exception: Whatever pickling raises.
+    """
     parts: list[bytes] = []
     buffers: list[memoryview] = []
 

@@ -84,6 +84,10 @@ def _span(tensor: Any) -> int:
     return int((sum((size - 1) * step for size, step in steps) + 1) * tensor.itemsize)
 
 
+#: Said each time, as the reader may have set another default.
+_CPU = "cpu"
+
+
 def rebuild(
     buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool
 ) -> Any:
@@ -97,8 +101,8 @@ def rebuild(
         octets.keeps = view
         flat = torch.frombuffer(octets, dtype=kind)
     else:
-        flat = torch.empty(view.nbytes // kind.itemsize, dtype=kind)
+        flat = torch.empty(view.nbytes // kind.itemsize, dtype=kind, device=_CPU)
         ctypes.memmove(flat.data_ptr(), address_of(view), view.nbytes)
     # No view of it: one that is made under no_grad() may not be changed in place after that.
-    tensor = torch.empty(0, dtype=kind).set_(flat.untyped_storage(), 0, shape, strides)
+    tensor = torch.empty(0, dtype=kind, device=_CPU).set_(flat.untyped_storage(), 0, shape, strides)
     return tensor.requires_grad_(requires_grad)

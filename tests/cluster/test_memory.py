@@ -9,13 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cluster_helpers import wait_for_file, wait_until
+from cluster_helpers import is_alive, wait_for_file, wait_until
 
 import miniray
 from miniray.cluster_utils import Cluster
@@ -546,3 +547,39 @@ def run(program: str, **variables: str) -> str:
         timeout=45,
         env={**os.environ, **variables},
     ).stdout
+
+
+# --- what is only looked at ------------------------------------------------------------------
+@pytest.mark.filterwarnings("ignore:Argument")
+def test_refs_and_handles_beside_large_arguments_are_held_by_nobody_after_the_call() -> None:
+    """The arguments are pickled once more, to tell which one is large."""
+
+    @miniray.remote(num_cpus=0)
+    def look(*_: Any) -> None:
+        """Does nothing with it."""
+
+    weights = np.ones(12 << 20, dtype=np.uint8)
+    keeper = Keeper.remote()
+    pid = miniray.get(keeper.pid.remote())
+    miniray.get(look.remote(weights, [miniray.put(np.zeros(200_000))], keeper))
+    del keeper
+    wait_until(nothing_is_held, LONG, told=lambda: str(objects()))
+    wait_until(lambda: not is_alive(pid), LONG)
+
+
+def test_refs_and_handles_beside_what_cannot_be_pickled_are_held_by_nobody() -> None:
+    @miniray.remote(num_cpus=0)
+    def give(*_: Any) -> Any:
+        return [miniray.put(np.zeros(200_000)), threading.Lock()]
+
+    keeper = Keeper.remote()
+    pid = miniray.get(keeper.pid.remote())
+    with pytest.raises(TypeError, match="lock"):
+        miniray.put([miniray.put(np.zeros(200_000)), threading.Lock()])
+    with pytest.raises(TypeError, match="lock"):
+        give.remote(keeper, threading.Lock())
+    with pytest.raises(TypeError, match="lock"):
+        miniray.get(give.remote())
+    del keeper
+    wait_until(nothing_is_held, LONG, told=lambda: str(objects()))
+    wait_until(lambda: not is_alive(pid), LONG)

@@ -46,6 +46,25 @@ def test_a_value_is_called_what_it_is_to_the_user() -> None:
         serialize(threading.Lock(), "f")
 
 
+class Interrupted:
+    """A signal comes when it is pickled first, and its handler raises, as those of time limits."""
+
+    def __init__(self) -> None:
+        self.errors = [TimeoutError("time limit")]
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        if self.errors:
+            raise self.errors.pop()
+        return (Interrupted, ())
+
+
+def test_what_a_signal_handler_raises_is_not_taken_for_a_fault_of_the_value() -> None:
+    with pytest.raises(TimeoutError, match="^time limit$"):
+        serialize([1, Interrupted()])
+    with pytest.raises(TimeoutError, match="^time limit$"):
+        serialize_arguments((1, Interrupted()), {})
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "text"),
     [

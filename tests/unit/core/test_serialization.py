@@ -242,6 +242,16 @@ def test_a_dense_tensor_is_a_buffer_beside_the_pickle(torch: Any, dtype: str) ->
     assert value["t"][0].dtype == tensor.dtype
 
 
+def test_a_tensor_is_on_the_cpu_whatever_the_default_device_of_its_reader(torch: Any) -> None:
+    tensor = torch.arange(1000.0)
+    stored = serialize(tensor)
+    with torch.device("meta"):
+        mapped, _ = in_shared_memory(stored)
+        inline = deserialize(stored.form, stored.payload())
+    assert torch.equal(mapped, tensor)
+    assert torch.equal(inline, tensor)
+
+
 def test_a_tensor_in_another_order_of_memory_is_not_copied_either(torch: Any) -> None:
     images = torch.arange(2 * 3 * 40 * 50.0).reshape(2, 3, 40, 50)
     for tensor in (
