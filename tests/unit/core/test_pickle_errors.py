@@ -59,9 +59,9 @@ class Interrupted:
 
 
 def test_what_a_signal_handler_raises_is_not_taken_for_a_fault_of_the_value() -> None:
-    with pytest.raises(TimeoutError, match="^time limit$"):
+    with pytest.raises(TimeoutError, match=r"^time limit$"):
         serialize([1, Interrupted()])
-    with pytest.raises(TimeoutError, match="^time limit$"):
+    with pytest.raises(TimeoutError, match=r"^time limit$"):
         serialize_arguments((1, Interrupted()), {})
 
 
