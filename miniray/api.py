@@ -264,7 +264,8 @@ def wait(
         ray_waitables: A list of refs, each once.
         num_returns: How many to wait for.
         timeout: How long to wait at most, in seconds. Default: without end.
-        fetch_local: Whether values count only once they are on this node.
+        fetch_local: Whether values count only once they are on this node. One whose transfer has
+            begun comes also after this has returned, as in Ray, unless its ref goes.
 
     Returns:
         The refs that are ready, at most ``num_returns``, and the others, each in the

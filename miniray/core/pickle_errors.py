@@ -73,7 +73,7 @@ def _fails(value: object) -> bool:
 
 def _error_of(value: object) -> Exception | None:
     try:
-        # Not by cloudpickle alone: refs in what is only looked at would be kept to the process's end.
+        # Not by cloudpickle alone: refs in it would be kept to the end of the process.
         pickled(value)
     except Exception as error:  # noqa: BLE001 - any failure to pickle is what is asked for
         return error
