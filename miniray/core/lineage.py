@@ -47,6 +47,8 @@ class Origin:
     pins: list[ObjectRef[Any]]
     #: Whether what no task can make again is kept alive for it.
     keeps: bool
+    #: Whether ``return_ids`` are items, of which it may make more.
+    of_stream: bool
     #: Its results that live, and origins kept here that need one of its results.
     users: int = 0
     #: Bytes of arguments that it keeps in this process.
@@ -195,6 +197,7 @@ class Lineage:
             call.retry_exceptions,
             list(pins or ()),
             pins is not None,
+            call.stream is not None,
             size=size,
         )
 

@@ -93,6 +93,10 @@ PEER_AHEAD = 49
 #: receiver of relayed messages → their sender: (kind, bytes taken): room for more
 PEER_CREDIT = 63
 
+# --- what a call makes (PEER_TASK and PEER_CALL, ``stream``), if not as many results as it has ids:
+# as many items as may wait unread (-1: any number), or these
+STREAM_AGAIN = -2  # the first items of a stream, made once more as so many results
+
 # --- how a call ended (PEER_REPLY status) ------------------------------------------
 STATUS_OK = 0  # values: one per return id
 STATUS_ERROR = 1  # values: one error value

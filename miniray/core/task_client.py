@@ -181,6 +181,11 @@ class TaskClient:
                 # Ends the call, which comes back to _pump: the queue is one shorter already.
                 self._loop.call_soon(lambda: self._calls.fail_value(call, error))
                 return
+        stream = None
+        if call.stream is not None:
+            stream = call.stream.limit
+        elif call.origin is not None and call.origin.of_stream:
+            stream = p.STREAM_AGAIN
         call.peer = lease.peer
         lease.calls[call.number] = call
         if lease.remaining > 0:
@@ -194,7 +199,7 @@ class TaskClient:
                 call.arguments,
                 refs,
                 call.return_ids,
-                call.stream.limit if call.stream is not None else None,
+                stream,
                 lease.id,
             )
         )

@@ -2,7 +2,8 @@
 
 A client says how many leases of a group it wants in all. Only one request of a group
 waits at the scheduler (more while leases for it are on their way back), so that a long
-queue of tasks costs nothing here.
+queue of tasks costs nothing here. None waits while many of its workers start: those that
+run may be done with the queue before.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 _ADOPTED = -1
 #: Seconds between attempts to start a worker, after the second failure in a row and at most.
 _PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+#: So many workers of a group may start at once (Ray: requests of a scheduling class that wait), or
+#: as many as there are CPUs: tasks that take a whole one are limited by what they take alone.
+_MOST_STARTING = 10
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -67,6 +71,8 @@ class LeaseGroup:
     may_wait: int = 1
     #: Leases granted and not returned.
     leases: dict[int, TaskLease] = dataclasses.field(default_factory=dict)
+    #: Numbers of those whose workers do not run yet.
+    starting: set[int] = dataclasses.field(default_factory=set)
     #: It heard why it waits, and nothing was granted since.
     told: Told = 0
     #: How many workers in a row could not be started, by how many such failures are final.
@@ -75,6 +81,11 @@ class LeaseGroup:
     )
     #: Asks for no lease until a pause after such a failure is over.
     pausing: bool = False
+
+    def remove(self, number: int) -> None:
+        """A lease is over."""
+        self.leases.pop(number, None)
+        self.starting.discard(number)
 
     def max_calls(self, allocation: Allocation) -> int:
         """After how many tasks the worker of a lease ends; 0: no limit.
@@ -234,15 +245,21 @@ class TaskLeases:
 
     def _balance(self, group: LeaseGroup) -> None:
         """Let as many requests wait as are wanted, up to the limit."""
-        may_wait = 0 if group.pausing else group.may_wait
-        while len(group.waiting) < min(may_wait, group.total - len(group.leases)):
+        while len(group.waiting) < self._may_wait(group):
             number = self._grants.reserve_number()
             group.waiting[number] = None
             near, fill = group.near or group.home, bool(group.near)
             self._grants.submit_as(number, self, group, group.demand, near, fill=fill)
-        while len(group.waiting) > max(0, min(may_wait, group.total - len(group.leases))):
+        while len(group.waiting) > max(0, self._may_wait(group)):
             number, _ = group.waiting.popitem()
             self._grants.withdraw(number)
+
+    def _may_wait(self, group: LeaseGroup) -> int:
+        """How many of a group's requests may wait as things are; none if it is not above 0."""
+        if group.pausing:
+            return 0
+        may_start = max(_MOST_STARTING, int(self._nodes.cpus)) - len(group.starting)
+        return min(group.may_wait, group.total - len(group.leases), may_start)
 
     def swap(self, client_id: bytes, kept: int, instead: int) -> None:
         """A client that was asked for a lease gives an equal one back, which it does not use."""
@@ -290,6 +307,7 @@ class TaskLeases:
         else:
             self._tell_full(token)
         self.leases[number] = token.leases[number] = lease
+        token.starting.add(number)
         node.send(
             start_lease=head_pb2.StartLease(
                 lease=number,
@@ -355,6 +373,7 @@ class TaskLeases:
         if lease is None or lease.returned or lease.ended or lease.process_id:
             return
         lease.process_id = process_id
+        lease.group.starting.discard(number)
         lease.group.start_failures.clear()
         self._clients.push(
             lease.group.client_id,
@@ -367,6 +386,7 @@ class TaskLeases:
         )
         if lease.revoked:  # while its worker started
             self._ask_for(lease)
+        self._balance(lease.group)
         self.on_started()
 
     def failed(self, number: int, error: bytes, tries: int) -> None:
@@ -382,7 +402,7 @@ class TaskLeases:
     def _start_failed(self, lease: TaskLease, error: bytes, tries: int) -> None:
         lease.ended = lease.returned = True
         group = lease.group
-        group.leases.pop(lease.number, None)
+        group.remove(lease.number)
         group.start_failures[tries] += 1
         if group.start_failures[tries] < tries:
             self._pause(group, group.start_failures.total())
@@ -416,7 +436,8 @@ class TaskLeases:
             del self.leases[number]
         elif not lease.process_id:
             # The client never heard of it.
-            del self.leases[number], lease.group.leases[number]
+            del self.leases[number]
+            lease.group.remove(number)
             self._balance(lease.group)
 
     # --- restarts of the head ------------------------------------------------------------
@@ -453,7 +474,7 @@ class TaskLeases:
     def _drop(self, lease: TaskLease, *, kill: bool, calls_left: int = 0) -> None:
         """The client has no part in it any more."""
         lease.returned = True
-        lease.group.leases.pop(lease.number, None)
+        lease.group.remove(lease.number)
         if lease.ended:
             self.leases.pop(lease.number, None)
         else:

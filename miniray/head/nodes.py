@@ -118,6 +118,8 @@ class NodeDirectory:
     def __init__(self) -> None:
         self._living: dict[bytes, Node] = {}
         self._lost: collections.OrderedDict[bytes, Node] = collections.OrderedDict()
+        #: CPUs of the living nodes.
+        self.cpus = 0.0
         #: When it was last asked who is silent.
         self._asked = math.inf
 
@@ -139,12 +141,14 @@ class NodeDirectory:
         for other in self._living.values():
             other.send(node_joined=self.introduction(node))
         self._living[node.id] = node
+        self._count_cpus()
 
     def remove(self, node: Node, reason: str) -> None:
         """A node is lost, and the others hear of it."""
         if self._living.get(node.id) is not node:
             return
         del self._living[node.id]
+        self._count_cpus()
         node.alive = False
         node.reason = reason
         if not node.drivers_only:
@@ -153,6 +157,9 @@ class NodeDirectory:
             self._lost.popitem(last=False)
         for other in self._living.values():
             other.send(node_died=head_pb2.NodeDied(node_id=node.id, reason=reason))
+
+    def _count_cpus(self) -> None:
+        self.cpus = sum(node.totals.get("CPU", 0.0) for node in self._living.values())
 
     def tell_all(self) -> None:
         """Tell all nodes who lives: an earlier head may not have told them of an end."""

@@ -482,7 +482,7 @@ class Executor:
             return result
         count = len(work.return_ids)
         return self._results.of_generator(
-            result, count, work.caller, work.name, lambda: self._whole(work)
+            result, count, work.caller, work.name, lambda: self._whole(work), more=work.again
         )
 
     @contextlib.contextmanager

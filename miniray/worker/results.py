@@ -99,6 +99,8 @@ class Results:
         caller: Peer,
         name: str,
         whole: Callable[[], AbstractContextManager[None]],
+        *,
+        more: bool = False,
     ) -> Stored:
         """The values of a call with a fixed number of results that is a generator.
 
@@ -112,6 +114,7 @@ class Results:
             caller: whose they are.
             name: of the call, for messages.
             whole: keeps a cancel out while a value is stored, and heeds it after.
+            more: whether it may yield more than these, of which nothing is said.
 
         Raises:
             Exception: what the generator raised before its first value.
@@ -126,7 +129,7 @@ class Results:
                     del item  # before the next one is made
                 if len(values) < count:
                     raise _wrong_number(name, count, len(values))
-                if next(items, _END) is not _END:
+                if not more and next(items, _END) is not _END:
                     logger.warning("%s has num_returns=%s and yielded more values", name, count)
             except Exception as error:
                 if not values or isinstance(error, TaskCancelledError):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.core import protocol as p
+
 if TYPE_CHECKING:
     from miniray.core.context import Execution
     from miniray.core.objects import Value
@@ -25,6 +27,7 @@ class Work:
     """A task or a method call that this worker has to run."""
 
     __slots__ = (
+        "again",
         "ahead",
         "arguments",
         "caller",
@@ -66,7 +69,10 @@ class Work:
         self.refs = refs
         self.return_ids = return_ids
         self.group = group
-        self.stream = stream
+        #: Its results are those items of a stream that are made once more.
+        self.again = stream == p.STREAM_AGAIN
+        #: How many items may wait unread (-1: any number); None: it has a result for each id.
+        self.stream = None if self.again else stream
         #: Arguments on their way to this node: numbers under which they were asked for.
         self.ahead: list[int] = []
         self.cancelled = False

@@ -7,6 +7,7 @@ import itertools
 import os
 import random
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from cluster_helpers import count_up, is_alive, wait_for_file, wait_until
 from object_helpers import inventory, known_objects
+from watched_output import watch
 
 import miniray
 from miniray.cluster_utils import Cluster
@@ -587,6 +589,26 @@ def test_items_of_a_generator_are_made_again(third: Node, tmp_path: Path, ended:
     (tmp_path / "go").touch()
     refs += list(stream)
     assert miniray.get(refs[2], timeout=30)[0] == 3
+
+
+def test_a_stream_of_which_some_items_are_made_again_does_not_warn_of_the_others(
+    third: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @miniray.remote(num_cpus=0, max_retries=1, _generator_backpressure_num_objects=2)
+    def items() -> Any:
+        try:
+            for n in range(9):
+                yield np.full(MIB, n, dtype=np.uint8)
+        finally:
+            print("no more is made", file=sys.stderr)
+
+    shown = watch(monkeypatch, "stderr")
+    stream = items.options(**softly_on(third)).remote()
+    refs = [next(stream) for _ in range(2)]
+    kill(third)
+    assert [miniray.get(ref, timeout=30)[0] for ref in refs] == [0, 1]
+    shown.wait_for("no more is made")
+    assert "yielded more values" not in shown.getvalue()
 
 
 @miniray.remote(num_cpus=0, max_retries=1)

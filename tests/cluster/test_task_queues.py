@@ -16,6 +16,7 @@ from cluster_helpers import wait_for_file, wait_until
 
 import miniray
 from miniray.cluster_utils import Cluster
+from miniray.util.state import list_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,6 +105,31 @@ def test_a_short_task_is_not_held_up_by_long_ones_of_another_shape(tmp_path: Pat
     assert time.monotonic() - began < 5
     (tmp_path / "go").touch()
     miniray.get(held)
+
+
+# --- tasks that take nothing ----------------------------------------------------------------------
+
+
+def worker_pids() -> set[int]:
+    return {worker.pid for worker in list_workers(limit=10_000)}
+
+
+def test_a_burst_of_short_tasks_that_take_nothing_is_done_by_a_few_workers() -> None:
+    before = worker_pids()
+    miniray.get([short.options(num_cpus=0).remote() for _ in range(2500)], timeout=60)
+    assert len(worker_pids() - before) <= 60
+
+
+def test_tasks_that_take_nothing_all_run_at_once_if_they_are_long(tmp_path: Path) -> None:
+    @miniray.remote(num_cpus=0)
+    def meet(number: int, count: int) -> int:
+        (tmp_path / str(number)).touch()
+        wait_until(lambda: len(list(tmp_path.iterdir())) == count, timeout=120)
+        return os.getpid()
+
+    count = 40
+    pids = miniray.get([meet.remote(number, count) for number in range(count)], timeout=120)
+    assert len(set(pids)) == count
 
 
 # --- idle leases are taken back ------------------------------------------------------------------

@@ -28,6 +28,7 @@ def call(result: bytes, *, retries: int = 3, form: int = p.VALUE_PICKLE, **chang
         "retries": retries,
         "retry_exceptions": False,
         "origin": None,
+        "stream": None,
     }
     return SimpleNamespace(**{**facts, **changes})
 

@@ -69,6 +69,32 @@ def test_a_client_hears_of_a_lease_when_its_worker_runs(daemon: FakeDaemon) -> N
     assert (group, number, node_id, limit) == (GROUP, begun.lease, daemon.node_id, 3)
 
 
+def test_tasks_that_take_nothing_start_few_workers_at_a_time(daemon: FakeDaemon) -> None:
+    client = daemon.driver()
+    want(daemon, client, 25, resources={})
+    starts = daemon.take("start_lease")
+    assert len(starts) == 10
+    start(daemon, starts[:3])
+    more = daemon.take("start_lease")
+    assert len(more) == 3
+    daemon.lease_ended(more[0].lease)
+    instead = daemon.one("start_lease")
+    want(daemon, client, 8, resources={})
+    start(daemon, [*starts[3:], *more[1:], instead])
+    assert daemon.take("start_lease") == []
+    want(daemon, client, 25, resources={})
+    start(daemon, daemon.take("start_lease"))
+    start(daemon, daemon.take("start_lease"))
+    assert daemon.take("start_lease") == []
+    assert len(daemon.pushes(client, "lease_granted")) == 25
+
+
+def test_tasks_that_take_a_cpu_start_their_workers_at_once(cluster: FakeCluster) -> None:
+    daemon = cluster.node({"CPU": 24})
+    want(daemon, daemon.driver(), 30)
+    assert len(daemon.take("start_lease")) == 24
+
+
 @pytest.mark.parametrize("wrong", [{"resources": {"CPU": b"half"}}, {"resources": None}])
 def test_tasks_that_the_head_cannot_read_fail_with_its_words(
     daemon: FakeDaemon, wrong: dict[str, Any]

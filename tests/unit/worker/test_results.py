@@ -122,6 +122,18 @@ def test_results_of_a_generator_that_are_not_sent_are_dropped(
     assert kept(results) == []
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_what_a_generator_yields_after_its_results_is_told_if_these_are_all(
+    results: Results, more: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    items, caller = (item for item in (1, 2, 3)), Peer()
+    whole = contextlib.nullcontext
+    stored = results.of_generator(items, 2, caller, "f", whole, more=more)  # type: ignore[arg-type]
+    assert len(stored.values) == 2
+    assert ("f has num_returns=2 and yielded more values" in caplog.text) is not more
+    assert items.gi_frame is None  # it is closed
+
+
 def test_a_result_that_finds_no_room_keeps_no_refs(
     results: Results, store: Store, refs: Any
 ) -> None:
