@@ -39,6 +39,8 @@ _TO_MAP = 1.0
 #: Values behind those that ``wait`` returns as ready that it has brought to this node. So few that
 #: a loop which takes one value at a time stays linear.
 _NEXT = 4
+#: Values of futures that are read at once at most: some may take long.
+_FUTURE_THREADS = 32
 
 
 class ObjectAccess(RefTracking):
@@ -326,20 +328,26 @@ class ObjectAccess(RefTracking):
                 result.set_result(value)
 
         def ready(_entry: Entry) -> None:
-            self._future_pool().submit(load)
+            # Never here: the value may be on another node, and unpickling it runs user code.
+            try:
+                loading = self._future_pool().submit(load)
+            except RuntimeError:  # shut down: there is nothing to read but that
+                load()
+            else:
+                loading.add_done_callback(lambda end: end.cancelled() and result.cancel())
 
         if self.table.when_ready(entry, ready):
-            load()
+            ready(entry)
         else:
             self.borrowing.want([entry])
         return result
 
     def _future_pool(self) -> concurrent.futures.ThreadPoolExecutor:
-        """Threads in which values of futures are unpickled: that is user code."""
+        """Threads in which values of futures are read and unpickled, which may take any time."""
         with self._lock:
             if self._futures is None:
                 self._futures = concurrent.futures.ThreadPoolExecutor(
-                    2, thread_name_prefix="miniray-future"
+                    _FUTURE_THREADS, thread_name_prefix="miniray-future"
                 )
             return self._futures
 

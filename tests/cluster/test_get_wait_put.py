@@ -294,6 +294,25 @@ def test_futures_of_refs_work_with_as_completed(tmp_path: Path) -> None:
     assert next(finished).result() == "slow"
 
 
+class Late:
+    """Is there once a file exists."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        wait_for_file(self.path)
+
+
+def test_a_future_of_a_value_that_takes_long_to_read_holds_up_nobody(tmp_path: Path) -> None:
+    late = [miniray.put(Late(tmp_path / "go")).future() for _ in range(5)]
+    assert miniray.put("quick").future().result(timeout=10) == "quick"
+    assert not any(future.done() for future in late)
+    (tmp_path / "go").touch()
+    assert [future.result(timeout=30).path for future in late] == [tmp_path / "go"] * 5
+
+
 def test_threads_may_get_at_the_same_time() -> None:
     @miniray.remote
     def square(n: int) -> int:
