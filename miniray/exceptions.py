@@ -349,8 +349,11 @@ class OwnerDiedError(ObjectLostError):
     """The process that owned a value failed, so that nobody can tell where the value is."""
 
     def __init__(self, object_id: str, owner: str = "") -> None:
+        who = f"the process that created the ref{f' ({owner})' if owner else ''}"
         super().__init__(
-            object_id, f"the process that created the ref{f' ({owner})' if owner else ''} failed"
+            object_id,
+            f"{who} failed, and only it could have had the value made again (no value of put() or "
+            f"of an actor can be)",
         )
         self.owner = owner
 

@@ -27,7 +27,7 @@ from miniray.object_ref import ObjectRef, hooks
 from miniray.object_ref_generator import ObjectRefGenerator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from miniray.core.fetches import Fetches
     from miniray.core.objects import Entry, Value
@@ -328,19 +328,27 @@ class ObjectAccess(RefTracking):
                 result.set_result(value)
 
         def ready(_entry: Entry) -> None:
-            # Never here: the value may be on another node, and unpickling it runs user code.
-            try:
-                loading = self._future_pool().submit(load)
-            except RuntimeError:  # shut down: there is nothing to read but that
-                load()
-            else:
-                loading.add_done_callback(lambda end: end.cancelled() and result.cancel())
+            # Never in the thread that messages are handled in.
+            if not self._load_soon(load, result) and result.set_running_or_notify_cancel():
+                result.set_exception(MinirayError("The process ends: its futures are not read."))
 
-        if self.table.when_ready(entry, ready):
-            ready(entry)
-        else:
+        if not self.table.when_ready(entry, ready):
             self.borrowing.want([entry])
+        elif not self._load_soon(load, result):
+            load()
         return result
+
+    def _load_soon(self, load: Callable[[], None], result: concurrent.futures.Future[Any]) -> bool:
+        """Have a future's value read in a thread; False if there are none any more, at the end.
+
+        It may be on another node, and unpickling it runs user code: its user does not wait for it.
+        """
+        try:
+            loading = self._future_pool().submit(load)
+        except RuntimeError:
+            return False
+        loading.add_done_callback(lambda end: end.cancelled() and result.cancel())
+        return True
 
     def _future_pool(self) -> concurrent.futures.ThreadPoolExecutor:
         """Threads in which values of futures are read and unpickled, which may take any time."""

@@ -437,3 +437,11 @@ def test_a_task_error_shows_both_ends_of_a_long_traceback_and_says_what_is_left_
     assert "end" in str(failed)[-100:]
     assert "characters are left out" in str(failed)
     assert len(str(failed.cause)) > 1_000_000
+
+
+def test_the_error_of_an_owner_that_died_says_that_put_values_cannot_be_made_again() -> None:
+    assert str(OwnerDiedError("ab", "driver (pid 7)")) == (
+        "The value of ObjectRef(ab) is lost: the process that created the ref (driver (pid 7)) "
+        "failed, and only it could have had the value made again (no value of put() or of an actor "
+        "can be)."
+    )
