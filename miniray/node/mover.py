@@ -1,12 +1,14 @@
 """The mover: a process beside the daemon that carries large values between nodes.
 
-The daemons agree over gRPC on who copies what from whom; the bytes go from mover to mover, over a
-socket of their own, out of and into shared memory. So no event loop waits behind a gigabyte, and
-the kernel can prefer calls to it: movers run at a lower priority. Nothing is decided here.
+The daemons agree over gRPC on who copies what from whom; the bytes go from mover to mover, out of
+and into shared memory: over a socket of their own or, within a machine, out of the memory that one
+shows the other. So no event loop waits behind a gigabyte, and the kernel can prefer calls to it:
+movers run at a lower priority. Nothing is decided here.
 
-A connection carries one value after another: its ticket and the offset to begin at go one way, the
-bytes come back, and one byte more says that all of them were read. The two ends of it are in
-``mover_sends.py`` and ``mover_fetches.py``; here is what the daemon says, and who knocks.
+A connection carries one value after another: its ticket and the offset to begin at go one way, its
+bytes or where they are come back, and one byte more says that all of them were read. The two ends
+of it are in ``mover_sends.py`` and ``mover_fetches.py``; here is what the daemon says, and who
+knocks.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.node import control_socket
+from miniray.node.filling import CutOffError
 from miniray.node.mover_fetches import Fetches
 from miniray.node.mover_sends import Sends
 from miniray.node.mover_sockets import (
@@ -31,9 +34,7 @@ from miniray.node.mover_sockets import (
     same_user,
     server_context,
     watch_network,
-    widen,
 )
-from miniray.node.moving import CutOffError
 
 if TYPE_CHECKING:
     import ssl
@@ -161,8 +162,6 @@ class Mover:
                 sock = context.wrap_socket(sock, server_side=True)
             elif not same_user(sock):
                 return
-            else:
-                widen(sock)
             self._sends.serve(sock)
         except (OSError, CutOffError) as error:
             logger.info("a connection of another node ended: %s", error)

@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 from miniray.node import moving
+from miniray.node.filling import CutOffError, Filling
 from miniray.node.mover_sends import HELLO, IDLE, READ
 from miniray.node.mover_sockets import address_of, hear_no_more, watch_network
-from miniray.node.moving import CutOffError, Filling
 from miniray.security.certificates import NODE_NAME
 
 if TYPE_CHECKING:

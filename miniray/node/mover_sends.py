@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from miniray.node.moving import Filling
+    from miniray.node.filling import Filling
 
 #: What the other end says first: the ticket, and the offset to begin at.
 HELLO = struct.Struct("!16sQ")
@@ -23,7 +23,7 @@ HELLO = struct.Struct("!16sQ")
 READ = b"\1"
 #: Seconds for which a connection waits for the next value.
 IDLE = 30.0
-#: Seconds in which the other end has to read what was sent to it, after nobody waits for it.
+#: Seconds in which the other end has to stop reading after nobody waits for it.
 _READ_WITHIN = 5.0
 
 
@@ -37,9 +37,10 @@ class _Offer:
         self.filling = filling
         #: The connection that it goes over, once the other node has come.
         self.sock: socket.socket | None = None
+        #: Whether nothing more will be written to it.
         self.sent = False
         self.withdrawn = False
-        #: Cuts a connection whose other end does not read what was sent.
+        #: Cuts a connection whose other end does not stop.
         self.timer: threading.Timer | None = None
         self.was_cut = False
 
@@ -79,8 +80,7 @@ class Sends:
     def _end(offer: _Offer, sock: socket.socket) -> None:
         """End what is on its way to the other node. Needs the lock."""
         offer.withdrawn = True
-        if not offer.sent:
-            hang_up(sock)
+        hang_up(sock, all_sent=offer.sent)
         if offer.filling is not None:
             offer.filling.look()
 
@@ -135,7 +135,7 @@ class Sends:
             if not offer.sent:
                 with self._lock:
                     self._end(offer, sock)
-            # What was sent may still be in the memory that is offered, until it is read.
+            # What was shown is read out of the memory that is offered until the other end says so.
             with contextlib.suppress(OSError):
                 read = sock.recv(1)
             with self._lock:

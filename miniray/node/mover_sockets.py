@@ -11,9 +11,6 @@ from typing import Any
 
 #: Milliseconds after which a machine that answers nothing is taken for gone.
 _GONE_AFTER = 20_000
-#: Bytes that a sender may be ahead of its reader on one machine.
-_IN_FLIGHT = 4 << 20
-_SO_SNDBUFFORCE = 32
 
 
 def exactly(sock: socket.socket, size: int) -> bytes:
@@ -27,15 +24,23 @@ def exactly(sock: socket.socket, size: int) -> bytes:
     return data
 
 
-def hang_up(sock: socket.socket) -> None:
-    """Send no more, and on a plain socket hear yet when the other end has read what was sent."""
-    _shut(sock, socket.SHUT_RDWR if isinstance(sock, ssl.SSLSocket) else socket.SHUT_WR)
+def hang_up(sock: socket.socket, *, all_sent: bool) -> None:
+    """Have the other end stop, and on a plain socket hear yet when it reads no more.
+
+    Args:
+        sock: The connection.
+        all_sent: Whether nothing more will be written to it. What was sent through TLS is read.
+    """
+    if not isinstance(sock, ssl.SSLSocket):
+        _shut(sock, socket.SHUT_WR)
+    elif not all_sent:
+        _shut(sock, socket.SHUT_RDWR)
 
 
 def hear_no_more(sock: socket.socket) -> None:
     """End what is being received; a plain socket's other end is told when this one is closed.
 
-    Until then what has come is still read, out of memory that the other end keeps for it.
+    Until then this one may read memory, which the other end keeps as it is.
     """
     if not isinstance(sock, ssl.SSLSocket):
         _shut(sock, socket.SHUT_RD)
@@ -56,14 +61,6 @@ def _shut(sock: socket.socket, how: int) -> None:
     # from there on, take cipher text for the value, or send the value as it is.
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, how)
-
-
-def widen(sock: socket.socket) -> None:
-    """Let the sender be further ahead: the two wake each other less often."""
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, _SO_SNDBUFFORCE, _IN_FLIGHT)
-    except PermissionError:  # then as much as the machine allows everybody
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _IN_FLIGHT)
 
 
 def same_user(sock: socket.socket) -> bool:

@@ -16,7 +16,7 @@ import pytest
 from node_ends import End, mover_in_thread, no_mover, two_ends, until
 
 from miniray.config import config
-from miniray.node import mover_sends, moving
+from miniray.node import mover_sends, moving, showing
 from miniray.node import transfers as transfers_module
 from miniray.node.addresses import DaemonAddress
 from miniray.node.control_socket import control_pair
@@ -115,6 +115,39 @@ def connected(offer: Offer, offset: int = 0) -> socket.socket:
     return sock
 
 
+class Source:
+    """The mover of another node of this machine, which shows its memory bit by bit."""
+
+    def __init__(self, movers: Movers, data: bytes) -> None:
+        self.fd = movers.memory(data)
+        path = str(movers.folder / f"source-{self.fd}.sock")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._sock: socket.socket | None = None
+        self.offer = Offer(str(DaemonAddress("here", path)), bytes(16))
+
+    async def show(self, size: int) -> None:
+        """So much of it is there."""
+        word = struct.pack("!Q", size)
+        if self._sock is None:
+            self._sock, _ = await asyncio.to_thread(self._listener.accept)
+            socket.send_fds(self._sock, [word], [self.fd])
+        else:
+            self._sock.sendall(word)
+
+    def leave(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        self._listener.close()
+
+
 def test_a_value_arrives_whole_and_is_released(movers: Movers) -> None:
     data = os.urandom(SIZE)
 
@@ -160,7 +193,7 @@ def test_what_is_withdrawn_before_anybody_came_is_released_at_once(movers: Mover
 
 
 def test_memory_that_a_reader_has_not_read_yet_is_not_released(movers: Movers) -> None:
-    """Between processes of a machine the pages themselves are sent, not copies of them."""
+    """Between processes of a machine the memory itself is shown, and not a copy of it."""
 
     async def test() -> None:
         a = movers.add()
@@ -186,54 +219,102 @@ def test_memory_that_a_reader_has_not_read_yet_is_not_released(movers: Movers) -
 def test_a_transfer_that_is_given_up_writes_nothing_more(movers: Movers) -> None:
     async def test() -> None:
         b = movers.add()
-        with socket.socket(socket.AF_UNIX) as listener:
-            path = str(movers.folder / "source.sock")
-            listener.bind(path)
-            listener.listen()
-            offer = Offer(str(DaemonAddress("here", path)), bytes(16))
+        with Source(movers, b"x" * MIB) as source:
             target = movers.memory()
-            fetching = asyncio.ensure_future(fetch(b, offer, target, SIZE))
-            source, _ = await asyncio.to_thread(listener.accept)
-            with source:
-                await asyncio.to_thread(source.sendall, b"x" * MIB)
-                await until(lambda: os.pread(target, 1, 0) == b"x")
-                fetching.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await fetching
-                assert not any(b.table_sizes().values())
-                with contextlib.suppress(OSError):
-                    await asyncio.to_thread(source.sendall, b"y" * MIB)
-                assert os.pread(target, SIZE, 0).count(b"y") == 0
+            fetching = asyncio.ensure_future(fetch(b, source.offer, target, SIZE))
+            await source.show(MIB)
+            await until(lambda: os.pread(target, 1, MIB - 1) == b"x")
+            fetching.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await fetching
+            assert not any(b.table_sizes().values())
+            os.pwrite(source.fd, b"y" * MIB, MIB)
+            with contextlib.suppress(OSError):
+                await source.show(2 * MIB)
+            await asyncio.sleep(QUIET)
+            assert os.pread(target, SIZE, 0).count(b"y") == 0
+
+    movers.run(test())
+
+
+def test_a_transfer_ends_when_what_is_shown_is_withdrawn_in_the_middle(
+    movers: Movers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else its memory would be held for as long as the rest takes to be copied."""
+    monkeypatch.setattr(showing, "PIECE", 4096)  # that takes long
+    many = 256 * MIB
+
+    async def test() -> None:
+        a, b = movers.add(), movers.add()
+        over: list[bool] = []
+        offer = await offered(a, movers.memory(b"x", many), many, over)
+        target = movers.memory(size=many)
+        fetching = asyncio.ensure_future(fetch(b, offer, target, many))
+        await until(lambda: os.pread(target, 1, 0) == b"x")
+        a.withdraw(offer.ticket)
+        with pytest.raises(MoveError, match="shown no further"):
+            await fetching
+        await until(lambda: over)
+        assert over == [True]
+
+    movers.run(test())
+
+
+def test_no_byte_is_read_before_it_is_there(movers: Movers) -> None:
+    async def test() -> None:
+        b = movers.add()
+        with Source(movers, b"x" * SIZE) as source:
+            target = movers.memory()
+            fetching = asyncio.ensure_future(fetch(b, source.offer, target, SIZE))
+            for there in (5, MIB + 1, 3 * MIB):
+                await source.show(there)
+                await until(lambda there=there: os.pread(target, 1, there - 1) == b"x")
+                assert os.pread(target, 1, there) == b"\0"
+            await source.show(SIZE)
+            assert await fetching == SIZE
+
+    movers.run(test())
+
+
+def test_what_is_shown_cannot_be_written_by_who_reads_it(movers: Movers) -> None:
+    async def test() -> None:
+        a = movers.add()
+        offer = await offered(a, movers.memory(), SIZE, [])
+        with connected(offer) as reader:
+            _, fds, _, _ = await asyncio.to_thread(socket.recv_fds, reader, 8, 1)
+            try:
+                with pytest.raises(OSError, match="Bad file descriptor"):
+                    os.pwrite(fds[0], b"x", 0)
+            finally:
+                os.close(fds[0])
 
     movers.run(test())
 
 
 def test_what_still_comes_is_passed_on_and_ends_when_it_ends(movers: Movers) -> None:
-    data = os.urandom(8 * MIB)
+    size = 8 * MIB
+    half = size // 2
+    data = os.urandom(size)
 
     async def pass_on(whole: bool) -> None:
         b, c = movers.add(), movers.add()
-        path = str(movers.folder / f"source{whole}.sock")
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen()
-            middle, last, over = movers.memory(size=8 * MIB), movers.memory(size=8 * MIB), []
+        with Source(movers, data) as source:
+            middle, last, over = movers.memory(size=size), movers.memory(size=size), []
             came: list[int] = []
-            address = str(DaemonAddress("here", path))
-            move = b.fetch(address, bytes(16), middle, 0, 8 * MIB, came.append)
+            address, ticket = source.offer
+            move = b.fetch(address, ticket, middle, 0, size, came.append)
             first = asyncio.ensure_future(finish(move, came))
-            source, _ = await asyncio.to_thread(listener.accept)
-            with source:
-                await asyncio.to_thread(source.sendall, data[: 4 * MIB])
-                offer = await offered(b, middle, 8 * MIB, over, job=move.number)
-                second = asyncio.ensure_future(fetch(c, offer, last, 8 * MIB))
-                await until(lambda: os.pread(last, 1, 4 * MIB - 1) == data[4 * MIB - 1 : 4 * MIB])
-                assert not second.done()
-                if whole:
-                    await asyncio.to_thread(source.sendall, data[4 * MIB :])
-                    assert await first == await second == 8 * MIB
-                    assert os.pread(last, 8 * MIB, 0) == data
-            if not whole:
+            await source.show(half)
+            offer = await offered(b, middle, size, over, job=move.number)
+            second = asyncio.ensure_future(fetch(c, offer, last, size))
+            await until(lambda: os.pread(last, 1, half - 1) == data[half - 1 : half])
+            assert not second.done()
+            if whole:
+                await source.show(size)
+                assert await first == await second == size
+                assert os.pread(last, size, 0) == data
+            else:
+                source.leave()
                 for transfer in (first, second):
                     with pytest.raises(MoveError):
                         await transfer
@@ -248,37 +329,32 @@ def test_what_still_comes_is_passed_on_and_ends_when_it_ends(movers: Movers) -> 
 
 def test_a_reader_that_leaves_does_not_end_what_others_are_passed_on(movers: Movers) -> None:
     size = 8 * MIB
+    half = size // 2
     data = os.urandom(size)
 
     async def test() -> None:
         b, c, d = movers.add(), movers.add(), movers.add()
-        path = str(movers.folder / "source.sock")
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(path)
-            listener.listen()
+        with Source(movers, data) as source:
             middle, left, last = (movers.memory(size=size) for _ in range(3))
             came: list[int] = []
-            address = str(DaemonAddress("here", path))
-            move = b.fetch(address, bytes(16), middle, 0, size, came.append)
+            address, ticket = source.offer
+            move = b.fetch(address, ticket, middle, 0, size, came.append)
             first = asyncio.ensure_future(finish(move, came))
-            source, _ = await asyncio.to_thread(listener.accept)
-            with source:
-                await asyncio.to_thread(source.sendall, data[: 4 * MIB])
-                gone: list[bool] = []
-                over: list[bool] = []
-                offers = [await offered(b, middle, size, o, job=move.number) for o in (gone, over)]
-                leaves = asyncio.ensure_future(fetch(c, offers[0], left, size))
-                stays = asyncio.ensure_future(fetch(d, offers[1], last, size))
-                half = 4 * MIB - 1
-                for fd in (left, last):
-                    await until(lambda fd=fd: os.pread(fd, 1, half) == data[half : half + 1])
-                b.withdraw(offers[0].ticket)
-                await until(lambda: gone)
-                with pytest.raises(MoveError):
-                    await leaves
-                await asyncio.to_thread(source.sendall, data[4 * MIB :])
-                assert await first == await stays == size
-                assert os.pread(last, size, 0) == data
+            await source.show(half)
+            gone: list[bool] = []
+            over: list[bool] = []
+            offers = [await offered(b, middle, size, o, job=move.number) for o in (gone, over)]
+            leaves = asyncio.ensure_future(fetch(c, offers[0], left, size))
+            stays = asyncio.ensure_future(fetch(d, offers[1], last, size))
+            for fd in (left, last):
+                await until(lambda fd=fd: os.pread(fd, 1, half - 1) == data[half - 1 : half])
+            b.withdraw(offers[0].ticket)
+            await until(lambda: gone)
+            with pytest.raises(MoveError):
+                await leaves
+            await source.show(size)
+            assert await first == await stays == size
+            assert os.pread(last, size, 0) == data
 
     movers.run(test())
 
@@ -679,9 +755,9 @@ def test_nobody_waits_for_the_answer_to_what_a_mover_could_not_be_told(
     send = socket.send_fds
 
     def send_or_refuse(control: socket.socket, buffers: list[bytes], fds: list[int]) -> int:
-        kind = marshal.loads(buffers[0])[0]
-        if kind == message and not refused:
-            refused.append(kind)
+        is_control = control.type == socket.SOCK_SEQPACKET
+        if is_control and marshal.loads(buffers[0])[0] == message and not refused:
+            refused.append(message)
             raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
         return send(control, buffers, fds)
 
@@ -691,6 +767,32 @@ def test_nobody_waits_for_the_answer_to_what_a_mover_could_not_be_told(
         copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
         assert content(copy) == data
         assert refused
+
+    with_ends(tmp_path, test)
+
+
+def test_memory_that_could_not_be_shown_comes_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may refuse to pass another descriptor, or the other end have no room for it."""
+    data = os.urandom(3 * MIB)
+    send = socket.send_fds
+
+    def without(sock: socket.socket, buffers: list[bytes], fds: list[int]) -> int:
+        return send(sock, buffers, fds if sock.type == socket.SOCK_SEQPACKET else [])
+
+    def refuse(sock: socket.socket, buffers: list[bytes], fds: list[int]) -> int:
+        if sock.type == socket.SOCK_SEQPACKET:
+            return send(sock, buffers, fds)
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    async def test(a: End, b: End) -> None:
+        for way in (without, refuse):
+            monkeypatch.setattr(socket, "send_fds", way)
+            b.transfers._unreached.clear()
+            copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+            assert content(copy) == data
+            assert a.id in b.transfers._unreached
 
     with_ends(tmp_path, test)
 
