@@ -154,6 +154,8 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
         if setup is not None:
             storage = setup.storage
             outcome = worker.run_once(loop, setup, _LinkCarrier(link))
+            if isinstance(worker.error, ControllerLostError):
+                raise worker.error  # the train loop was only the first to notice
             told = link.ask("end", outcome)
             if outcome.failure is not None:
                 # Rank 0 may be waiting for this one in a collective of the framework, so this one

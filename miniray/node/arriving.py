@@ -32,16 +32,24 @@ class Arriving:
         self.offset = 0
         #: Nodes that the origin named, and that did not serve.
         self.tried: list[bytes] = []
+        #: Copies that were to take the place of the origin, which is gone, and that are gone too.
+        self.useless: set[Key] = set()
         #: The number of the mover's work, while it comes that way.
         self.job = 0
         self._begun = False
         self._ended = False
         self._moved = asyncio.Event()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the first word of it came."""
+        return self._begun
+
     def begin(self, owner: Owner) -> None:
-        """The first word of it came."""
-        self._begun = True
-        self.owner = owner
+        """The first word of it came, or it goes on."""
+        if not self._begun:  # a copy that takes the place of the origin may not know its owner yet
+            self._begun = True
+            self.owner = owner
         self._tell()
 
     def came(self, size: int) -> None:

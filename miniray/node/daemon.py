@@ -451,7 +451,7 @@ class NodeDaemon:
         self._adopted.process_died(process_id)
 
     def _node_unreachable(self, node_id: bytes) -> None:
-        self._transfers.pushes.node_unreachable(node_id)
+        self._transfers.node_unreachable(node_id)
         self._objects.node_unreachable(node_id)
         self._left.node_unreachable(node_id)
 

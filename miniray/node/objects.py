@@ -245,12 +245,13 @@ class NodeObjects:
         """A node is gone: what it sent, and what its processes owned here.
 
         Copies of its segments become the values, unless their owners were there too. What is on
-        its way from another node that has a copy goes on.
+        its way from another node that has a copy goes on, and what has come in part if another
+        node has one.
         """
         for key, arriving in list(self._transfers.arriving.items()):
             if key[0] == node_id:
                 self.pulls.origin_died(key)
-                if arriving.feeder == node_id:
+                if arriving.feeder == node_id and not arriving.begun:
                     self.pulls.lose(key, f"node {node_id.hex()} is gone")
         self._leave(node_id)
         for owner in [owner for owner, node in self._remote_owners.items() if node == node_id]:

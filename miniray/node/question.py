@@ -7,14 +7,26 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+
+def _all_count(_who: bytes, _answer: Any) -> bool:
+    return False
 
 
 class Question:
-    """Something that was asked of several; over when each has answered or is gone."""
+    """Something that was asked of several; over when each has answered or is gone.
 
-    def __init__(self, whom: Iterable[bytes]) -> None:
+    Args:
+        whom: Those who were asked.
+        enough: Whether what one of them answers will do; then the others need not answer.
+    """
+
+    def __init__(
+        self, whom: Iterable[bytes], enough: Callable[[bytes, Any], bool] = _all_count
+    ) -> None:
         self._missing = set(whom)
+        self._enough = enough
         self._over = asyncio.Event()
         self.answers: dict[bytes, Any] = {}
         #: Those that ended before they answered.
@@ -26,6 +38,8 @@ class Question:
         if who in self._missing:
             self.answers[who] = answer
             self._missing.discard(who)
+            if self._enough(who, answer):
+                self._missing.clear()
             self._check()
 
     def ended(self, who: bytes) -> None:

@@ -34,6 +34,10 @@ OWNED = "owned"
 LEFT_ASKED = "left asked"
 #: (number,): the answer to that.
 LEFT_TOLD = "left told"
+#: (number, node, segment there): the node is gone; do you have a copy of that?
+COPY_ASKED = "copy asked"
+#: (number, segment): the answer to that; 0: no.
+COPY_TOLD = "copy told"
 #: (ticket, segment, offset, node, ...): the sender, which cannot dial, wants a segment pushed;
 #: the nodes were named to it and did not serve.
 WANTED = "wanted"

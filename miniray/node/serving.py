@@ -77,6 +77,7 @@ class Serving:
         self._spilling = spilling
         self._relay = relay
         self._arriving = transfers.arriving
+        transfers.others.number_of = self._copy_of
         self._mover = mover
         #: Copies here of segments of other nodes.
         self.copies = Copies()
@@ -96,6 +97,11 @@ class Serving:
             "spreads": len(self._spreads),
             "pushes": sum(map(len, self._pushes.values())),
         }
+
+    def _copy_of(self, key: Key) -> int:
+        """The whole copy here of another node's segment; 0 if there is none."""
+        copy = self.copies.find(key)
+        return 0 if copy is None else copy.number
 
     def forget(self, number: int) -> set[bytes]:
         """A segment of this node is freed; returns the nodes that may have copies of it."""

@@ -23,6 +23,7 @@ from miniray.node.copies import Owner
 from miniray.node.fetch_streams import FetchStreams
 from miniray.node.mover_client import Move, MoveError, MoverDiedError
 from miniray.node.moving import write_all
+from miniray.node.other_copies import OtherCopies
 from miniray.node.pushes import Pushes
 from miniray.node.relayed import Relayed
 from miniray.node.services import fetch
@@ -72,6 +73,8 @@ class Transfers:
         self._streams = FetchStreams()
         #: What comes from nodes that this one cannot dial.
         self.pushes = Pushes(relay)
+        #: Where to go on when the node of a segment is gone.
+        self.others = OtherCopies(relay)
 
     def table_sizes(self) -> dict[str, int]:
         """How many entries each table has; all are empty when nothing moves."""
@@ -85,6 +88,12 @@ class Transfers:
         """A node is gone."""
         self._unreached.pop(node_id, None)
         self._streams.node_died(node_id)
+        self.node_unreachable(node_id)
+
+    def node_unreachable(self, node_id: bytes) -> None:
+        """Messages to or from a node were lost."""
+        self.pushes.node_unreachable(node_id)
+        self.others.node_unreachable(node_id)
 
     async def close(self) -> None:
         """The node ends; nothing more comes."""
@@ -137,7 +146,10 @@ class Transfers:
         while True:
             before = arriving.offset
             try:
-                await self._from_origin(segment, key, arriving)
+                if before and not self._relay.knows(key[0]):
+                    await self._from_copy(segment, key, arriving)
+                else:
+                    await self._from_origin(segment, key, arriving)
             except _NotServedError:
                 continue  # there are only so many nodes, and none is named twice
             except BrokenTransferError as error:
@@ -150,6 +162,26 @@ class Transfers:
                     ) from None
             else:
                 return
+
+    async def _from_copy(self, segment: Segment, gone: Key, arriving: Arriving) -> None:
+        """Go on from a copy of a segment whose node has died on the way, as from its own node."""
+        key = await self.others.find(gone, arriving.useless)
+        if key is None:
+            raise ObjectLostError(f"segment {gone[1]}", f"node {gone[0].hex()} is gone")
+        arriving.tried.clear()
+        self.arriving.setdefault(key, arriving)  # others may be sent here for that one
+        try:
+            while True:
+                with contextlib.suppress(_NotServedError):
+                    return await self._from_origin(segment, key, arriving)
+        except (BrokenTransferError, ObjectLostError) as error:
+            if isinstance(error, BrokenTransferError) and self._relay.knows(key[0]):
+                raise
+            arriving.useless.add(key)
+            raise _NotServedError from error
+        finally:
+            if self.arriving.get(key) is arriving:
+                del self.arriving[key]
 
     async def _from_origin(self, segment: Segment, key: Key, arriving: Arriving) -> None:
         """Ask the node of a segment, and go where it says."""

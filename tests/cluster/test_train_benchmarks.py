@@ -34,4 +34,4 @@ def test_a_row_gives_all_its_figures(row: str, tmp_path: Path) -> None:
     runs = {figure["figure"]: figure["runs"]["miniray"][0] for figure in figures}
     assert runs
     failed = {title: value for title, value in runs.items() if not isinstance(value, float | int)}
-    assert not failed
+    assert not failed, done.stderr

@@ -6,6 +6,9 @@ import asyncio
 import types
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+from miniray.exceptions import ObjectLostError
 from miniray.node import relayed as r
 from miniray.node.arriving import Arriving
 from miniray.node.copies import Copies, Owner
@@ -52,13 +55,16 @@ class Transfers:
     def __init__(self, store: SegmentStore, owner: Owner) -> None:
         self._store = store
         self._owner = owner
+        self.feeder = FEEDER
+        self.begins = True
         self.arriving: dict[Key, Arriving] = {}
         self.finish = asyncio.Event()
 
     async def copy(self, node: bytes, number: int, claim: Claim) -> tuple[Segment, Owner]:
-        arriving = self.arriving[node, number] = Arriving(FEEDER)
+        arriving = self.arriving[node, number] = Arriving(self.feeder)
         segment = arriving.segment = self._store.create(claim.size, 0, HERE, HERE)
-        arriving.begin(self._owner)
+        if self.begins:
+            arriving.begin(self._owner)
         await self.finish.wait()
         del self.arriving[node, number]
         return segment, self._owner
@@ -117,6 +123,28 @@ def test_a_copy_that_comes_from_elsewhere_outlives_a_node_that_left_something_he
         segment = await read
         assert segment.mappers == {READER: 1}
         assert segment.owner == FAR  # the daemon of the owner, who hears of it
+
+    run(test)
+
+
+def test_only_what_has_begun_to_come_from_a_node_that_dies_may_go_on_from_a_copy() -> None:
+    async def test(node: Node) -> None:
+        node.transfers.feeder = ORIGIN
+        for number, begins in ((7, True), (8, False)):
+            node.transfers.begins = begins
+            what = node.objects.map(ORIGIN, number, SIZE, READER, number, or_disk=True)
+            read = asyncio.ensure_future(what)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            node.relay.living.add(ORIGIN)
+            node.dies(ORIGIN)
+            node.transfers.finish.set()
+            if begins:
+                assert (await read).owner == FAR  # the daemon of the owner, who hears of it
+            else:
+                with pytest.raises(ObjectLostError, match="is gone"):
+                    await read
+            node.transfers.finish.clear()
 
     run(test)
 
