@@ -33,6 +33,7 @@ from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arg
 from miniray.worker.built_in import BUILT_IN
 from miniray.worker.exits import ActorExit, end_child
 from miniray.worker.expected import ExpectedArguments
+from miniray.worker.items import close_items, items_of
 from miniray.worker.leases import Leases
 from miniray.worker.recall import Recall
 from miniray.worker.results import Results
@@ -478,7 +479,9 @@ class Executor:
         if work.stream is not None:
             self._run_stream(work, result)
             return None
-        if not isinstance(result, GeneratorType):
+        if work.again:
+            result = items_of(result, work.name)
+        elif not isinstance(result, GeneratorType):
             return result
         count = len(work.return_ids)
         return self._results.of_generator(
@@ -494,15 +497,9 @@ class Executor:
         if work.cancelled:
             raise TaskCancelledError(work.name)
 
-    def _run_stream(self, work: Work, items: Any) -> None:
+    def _run_stream(self, work: Work, result: Any) -> None:
         """Send what a generator yields, as far as the caller reads on."""
-        if not hasattr(items, "__next__"):
-            if not hasattr(items, "__iter__"):
-                raise TypeError(
-                    f'{work.name} has num_returns="streaming" but returned a '
-                    f"{type(items).__name__}, which cannot be iterated."
-                )
-            items = iter(items)
+        items = items_of(result, work.name)
         work.consumed_changed = threading.Event()
         index = 0
         try:
@@ -514,9 +511,7 @@ class Executor:
                 index += 1
                 self._await_reader(work, index)
         finally:
-            close = getattr(items, "close", None)
-            if close is not None:
-                close()
+            close_items(items)
 
     def _send_item(self, work: Work, index: int, item: Any) -> None:
         """Send one item of a stream, unless it cannot be pickled."""

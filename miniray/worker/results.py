@@ -16,9 +16,10 @@ from miniray.core.exception_transport import name_of, note_place, traceback_of
 from miniray.core.names import short_name
 from miniray.core.serialization import serialize
 from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
+from miniray.worker.items import close_items
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from miniray.core.cluster_runtime import ClusterRuntime
@@ -94,7 +95,7 @@ class Results:
 
     def of_generator(
         self,
-        items: Generator[Any, None, None],
+        items: Iterator[Any],
         count: int,
         caller: Peer,
         name: str,
@@ -102,7 +103,7 @@ class Results:
         *,
         more: bool = False,
     ) -> Stored:
-        """The values of a call with a fixed number of results that is a generator.
+        """The values of a call with a fixed number of results that yields them.
 
         Each value is stored before the next one is made: they need not fit into the process
         together. If it fails or ends too early, that is the error of the results that it did
@@ -141,7 +142,7 @@ class Results:
             self._free(values)
             raise
         finally:
-            items.close()
+            close_items(items)
         return Stored(values, self._pin(caller, refs) if refs else 0)
 
     def _free(self, values: Iterable[Value]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -630,6 +631,33 @@ def test_what_was_made_from_values_that_were_dropped_is_made_again(third: Node, 
     assert [int(made[n * MIB]) for n in range(3)] == [1, 2, 3]
     del ref, made
     wait_until(lambda: not inventory()["segments"])
+
+
+@pytest.mark.parametrize("count", [1, 9], ids=["all", "some"])
+@pytest.mark.parametrize("kind", [iter, list])
+def test_items_of_a_generator_under_a_decorator_are_made_again(
+    third: Node, kind: Any, count: int
+) -> None:
+    """What streams is then any iterator, or whatever else has items."""
+
+    def as_kind(function: Any) -> Any:
+        @functools.wraps(function)
+        def decorated() -> Any:
+            return kind(list(function()))
+
+        return decorated
+
+    @miniray.remote(num_cpus=0, max_retries=1, _generator_backpressure_num_objects=2)
+    @as_kind
+    def items() -> Any:
+        for n in range(count):
+            yield np.full(MIB, n, dtype=np.uint8)
+
+    stream = items.options(**softly_on(third)).remote()
+    refs = [next(stream) for _ in range(min(count, 2))]
+    kill(third)
+    found = [miniray.get(ref, timeout=30) for ref in refs]
+    assert [(array.size, array[0]) for array in found] == [(MIB, n) for n in range(len(refs))]
 
 
 def test_items_of_a_generator_with_large_arguments_are_made_again(third: Node) -> None:
