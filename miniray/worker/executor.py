@@ -37,6 +37,7 @@ from miniray.worker.items import close_items, items_of
 from miniray.worker.leases import Leases
 from miniray.worker.recall import Recall
 from miniray.worker.results import Results
+from miniray.worker.value_errors import NOT_ERRORS, carried, raise_as_error
 from miniray.worker.work import ArgumentLostError, Work
 from miniray.worker.work_queue import WorkQueue
 
@@ -368,13 +369,16 @@ class Executor:
                 f"the code of key {key.hex()} is not known to the cluster any more; "
                 f"was the head restarted?"
             )
-        return pickle.loads(blob)
+        try:
+            return pickle.loads(blob)
+        except NOT_ERRORS as error:  # of a module that it imports
+            raise_as_error(error)
 
     def in_forked_child(self) -> None:
         """User code forked: where its child would answer the caller, the child ends instead."""
         self.__dict__.update(
             answer=lambda _work, _result: end_child(None),
-            answer_error=lambda _work, error: end_child(error),
+            answer_error=lambda _work, error: end_child(carried(error)),
             _end=end_child,
         )
 
@@ -421,6 +425,7 @@ class Executor:
         forget_arguments(self._runtime, work)  # it may have failed before it loaded them
         status, values = self._told(work, error)
         forget_traceback(error)  # its frames hold the arguments
+        forget_traceback(carried(error))
         self._flush_output()
         self._open.pop((work.caller.process_id, work.number), None)
         held = self._still_held(work)

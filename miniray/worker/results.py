@@ -17,6 +17,7 @@ from miniray.core.names import short_name
 from miniray.core.serialization import serialize
 from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
 from miniray.worker.items import close_items
+from miniray.worker.value_errors import NOT_ERRORS, carried, raise_as_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -159,7 +160,10 @@ class Results:
 
     def _value(self, result: Any, caller: Peer, name: str, refs: list[ObjectRef[Any]]) -> Value:
         """Store one result; refs inside are added to ``refs``."""
-        serialized = serialize(result, name)
+        try:
+            serialized = serialize(result, name)
+        except NOT_ERRORS as error:
+            raise_as_error(error)
         refs.extend(serialized.refs)
         if serialized.size > config().inline_limit:
             shared_memory = self._runtime.shared_memory
@@ -178,6 +182,7 @@ class Results:
 
     def error(self, error: BaseException, name: str) -> Value:
         """What the caller's get() raises: the user's exception with its traceback."""
+        error = carried(error)
         if isinstance(error, TaskError) or not _is_own(error):
             facts = self._runtime.facts
             actor_id = facts.actor_id.hex() if facts.actor_id is not None else None
