@@ -713,6 +713,27 @@ def test_what_cannot_be_made_again_says_why(third: Node, reader: str) -> None:
             assert f"it was a result of {name}, and" in str(info.value)
 
 
+def test_calls_that_an_argument_was_lost_for_are_named(third: Node) -> None:
+    lost = ones.options(max_retries=0, **softly_on(third)).remote(MIB)
+    miniray.wait([lost], fetch_local=False)
+    kill(third)
+
+    @miniray.remote(num_cpus=0)
+    def add(first: int, second: Any) -> int:
+        return first + int(second.sum())
+
+    result = add.remote(1, second=lost)
+    for ref, notes in (
+        (result, ["add() did not run: this is the error of its argument 'second'."]),
+        (FarHolder.remote().sum.remote(lost), ["Holder.sum() did not run: this is the error of"]),
+        (add.remote(2, result), ["add() did not run", "add() did not run: this is the error of"]),
+    ):
+        with pytest.raises(ObjectLostError) as info:
+            miniray.get(ref, timeout=30)
+        found = info.value.__dict__["__notes__"]
+        assert all(told.startswith(note) for told, note in zip(found, notes, strict=True))
+
+
 def test_a_put_value_of_a_dead_node_is_lost_with_its_owner(third: Node) -> None:
     [ref] = miniray.get(ThirdHolder.remote().put.remote(MIB))
     kill(third)
