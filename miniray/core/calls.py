@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.config import config
 from miniray.core import protocol as p
+from miniray.core.argument_errors import error_of_call
 from miniray.core.borrowing import error_value, load_error
 from miniray.core.lineage import Lineage
 from miniray.core.serialization import Serialized, serialize_arguments
@@ -237,17 +238,18 @@ class CallTable:
             return call.waiting == 0
 
     def resolved_refs(self, call: Call) -> tuple[list[RefArgument], Value | None]:
-        """The refs of a call with their values, or the error that one of them has."""
+        """The refs of a call with their values, or its error, if one of them has one."""
         resolved: list[RefArgument] = []
         for where, id, node, known in call.refs:
             entry = self._table.entry(id) if known is None else None
             if known is None and entry is None:
-                return resolved, error_value(ObjectLostError(id.hex(), NOT_ATTACHED))
+                lost = error_value(ObjectLostError(id.hex(), NOT_ATTACHED))
+                return resolved, error_of_call(lost, call.name, where)
             value = known if entry is None else entry.value
             if value is not None and value[0] == p.VALUE_ERROR:
                 if entry is not None:
                     entry.seen = True  # it is the error of this call too
-                return resolved, value
+                return resolved, error_of_call(value, call.name, where)
             resolved.append((where, id, node, value))
         return resolved, None
 
@@ -389,7 +391,9 @@ class CallTable:
                 continue
             reason = self.recover(entry, value)
             if reason is not None:
-                self.fail(call, ObjectLostError(id.hex(), reason))
+                where = next(where for where, ref, _, _ in call.refs if ref == id)
+                value = error_value(ObjectLostError(id.hex(), reason))
+                self.fail_value(call, error_of_call(value, call.name, where))
                 return
         call.waiting = 1  # so that nothing sends it before the rest is known
         call.channel.withdraw(call)

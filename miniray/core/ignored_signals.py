@@ -13,7 +13,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.interrupts import handler_of, in_main_thread, uncut
+from miniray.core.interrupts import in_main_thread, signal_of, uncut
 from miniray.core.mapped import unmap, unmap_again
 from miniray.object_ref import ObjectRef, hooks
 from miniray.object_ref_generator import ObjectRefGenerator
@@ -60,7 +60,7 @@ class IgnoredSignals:
                         self._in_hook = True
                     self._deal_with(waiting)
                 except BaseException as error:  # noqa: PERF203 - runs once, as a rule
-                    number = _signal_of(type(error), error.__traceback__)
+                    number = signal_of(type(error), error.__traceback__)
                     if number is None:
                         raise
                     waiting.append(number)
@@ -77,7 +77,7 @@ class IgnoredSignals:
                 continue
             number = None
             if one.object in _OURS:
-                number = _signal_of(one.exc_type, one.exc_traceback)
+                number = signal_of(one.exc_type, one.exc_traceback)
             if number is not None:
                 self._send_later(number)
             finish(one)
@@ -124,19 +124,3 @@ def _not_counted(trace: TracebackType | None) -> ObjectRef[Any] | None:
     if "counted" in known or not getattr(ref, "_owner_node", ""):
         return None
     return ref
-
-
-def _signal_of(kind: type[BaseException], trace: TracebackType | None) -> int | None:
-    """The signal whose handler raised this; None if none did."""
-    codes = set()
-    while trace is not None:
-        codes.add(trace.tb_frame.f_code)
-        trace = trace.tb_next
-    for number in signal.valid_signals():
-        handler = handler_of(number)
-        if handler is signal.default_int_handler:
-            if kind is KeyboardInterrupt:
-                return number
-        elif getattr(handler, "__code__", None) in codes:  # of a method: that of its function
-            return number
-    return None

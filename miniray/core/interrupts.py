@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import FrameType, TracebackType
 
     Handler = Callable[[int, FrameType | None], Any]
 
@@ -185,6 +185,27 @@ def handler_of(number: int) -> Any:
     active = _active
     handlers = dict(active._handlers) if active is not None else {}
     return handlers.get(number) or _getsignal(number)
+
+
+def signal_of(kind: type[BaseException], trace: TracebackType | None) -> int | None:
+    """The signal whose handler raised an exception; None if none did.
+
+    Args:
+        kind: Its class.
+        trace: Its traceback.
+    """
+    codes = set()
+    while trace is not None:
+        codes.add(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    for number in signal.valid_signals():
+        handler = handler_of(number)
+        if handler is signal.default_int_handler:
+            if kind is KeyboardInterrupt:
+                return number
+        elif getattr(handler, "__code__", None) in codes:  # of a method: that of its function
+            return number
+    return None
 
 
 def held_here() -> Interrupts | None:

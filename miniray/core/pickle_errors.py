@@ -33,6 +33,16 @@ def explain(
     return TypeError(f"{what} cannot be pickled ({type(error).__name__}: {error}).")
 
 
+def pass_interruption(value: object, error: Exception) -> None:
+    """Raise what pickling a value raised once more, if it is no fault of the value.
+
+    One that can be pickled was interrupted by a signal whose handler raised, as that of a time
+    limit does. The handler's error is the caller's, and says nothing of the value.
+    """
+    if not _fails(value):
+        raise error
+
+
 def explain_arguments(
     args: tuple[object, ...], kwargs: dict[str, object], error: BaseException
 ) -> TypeError:

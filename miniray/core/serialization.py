@@ -115,6 +115,7 @@ def serialize(value: Any, returned_by: str = "") -> Serialized:
 
     Raises:
         TypeError: the value, or something in it, cannot be pickled; the text names it.
+        Exception: what a signal's handler raised meanwhile.
     """
     kind = type(value)
     if kind in _PLAIN:
@@ -124,10 +125,9 @@ def serialize(value: Any, returned_by: str = "") -> Serialized:
     try:
         return pickled(value)
     except Exception as error:
-        from miniray.core.pickle_errors import at_fault, explain
+        from miniray.core.pickle_errors import explain, pass_interruption
 
-        if at_fault(value, 0) is None:
-            raise  # a signal's handler raised it, such as that of a time limit
+        pass_interruption(value, error)
         raise explain(value, error, f"what {returned_by} returned" * bool(returned_by)) from error
 
 
@@ -136,6 +136,7 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
 
     Raises:
         TypeError: one of them, or something in it, cannot be pickled; the text names it.
+        Exception: what a signal's handler raised meanwhile.
     """
     if not kwargs:
         for value in args:
@@ -146,10 +147,9 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
     try:
         return pickled((args, kwargs))
     except Exception as error:
-        from miniray.core.pickle_errors import at_fault, explain_arguments
+        from miniray.core.pickle_errors import explain_arguments, pass_interruption
 
-        if at_fault((args, kwargs), 0) is None:
-            raise  # a signal's handler raised it
+        pass_interruption((args, kwargs), error)
         raise explain_arguments(args, kwargs, error) from error
 
 
@@ -201,6 +201,7 @@ def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef
 
     Raises:
         TypeError: It cannot be pickled and has no module to be imported from.
+        Exception: What a signal's handler raised meanwhile.
     """
     outer = collector.refs
     refs: list[ObjectRef[Any]] = []
@@ -209,8 +210,9 @@ def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef
         return cloudpickle.dumps(target, protocol=5), refs
     except Exception as error:
         from miniray.core.exports import reference_to
-        from miniray.core.pickle_errors import explain
+        from miniray.core.pickle_errors import explain, pass_interruption
 
+        pass_interruption(target, error)
         reference = reference_to(target)
         if reference is None:
             raise explain(target, error) from error

@@ -213,7 +213,7 @@ def _rebuild_task_error(
     else:
         try:
             cause = transport.unpack(blob)
-        except Exception as problem:  # noqa: BLE001 -- unpickling runs user code
+        except (Exception, *transport.ENDS) as problem:  # noqa: BLE001 -- user code runs here
             cause = MinirayError(f"An exception of class {facts.cause} (can't load it: {problem}).")
     error = TaskError.__new__(TaskError, facts.function_name, facts.traceback_str)
     error.__dict__["_facts"] = dataclasses.replace(facts, cause=cause)

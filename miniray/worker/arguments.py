@@ -8,6 +8,7 @@ from miniray.core import protocol as p
 from miniray.core.recovery import is_shared
 from miniray.core.serialization import deserialize
 from miniray.exceptions import ObjectLostError
+from miniray.worker.value_errors import NOT_ERRORS, raise_as_error
 from miniray.worker.work import ArgumentLostError
 
 if TYPE_CHECKING:
@@ -20,10 +21,17 @@ if TYPE_CHECKING:
 
 
 def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a piece of work; refs in them are borrowed for its time."""
+    """The arguments of a piece of work; refs in them are borrowed for its time.
+
+    Raises:
+        ValueRaisedError: unpickling has raised what is no error by itself.
+    """
     form, payload, contained = work.arguments
     if not contained and not work.refs and form != p.VALUE_SHARED:  # they came with the call
-        return deserialize(form, payload)  # type: ignore[no-any-return]
+        try:
+            return deserialize(form, payload)  # type: ignore[no-any-return]
+        except NOT_ERRORS as error:
+            raise_as_error(error)
     for _, _, _, value in work.refs:
         if value is not None and value[2]:
             contained = (*contained, *value[2])
@@ -32,6 +40,8 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...]
         work.held = [adopt(id, node)[0] if node else _plain_ref(id) for id, node in contained]
     try:
         return _load_all(runtime, work)
+    except NOT_ERRORS as error:
+        raise_as_error(error)
     finally:
         forget_arguments(runtime, work)
 

@@ -33,9 +33,11 @@ from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arg
 from miniray.worker.built_in import BUILT_IN
 from miniray.worker.exits import ActorExit, end_child
 from miniray.worker.expected import ExpectedArguments
+from miniray.worker.items import close_items, items_of
 from miniray.worker.leases import Leases
 from miniray.worker.recall import Recall
 from miniray.worker.results import Results
+from miniray.worker.value_errors import NOT_ERRORS, carried, raise_as_error
 from miniray.worker.work import ArgumentLostError, Work
 from miniray.worker.work_queue import WorkQueue
 
@@ -367,13 +369,16 @@ class Executor:
                 f"the code of key {key.hex()} is not known to the cluster any more; "
                 f"was the head restarted?"
             )
-        return pickle.loads(blob)
+        try:
+            return pickle.loads(blob)
+        except NOT_ERRORS as error:  # of a module that it imports
+            raise_as_error(error)
 
     def in_forked_child(self) -> None:
         """User code forked: where its child would answer the caller, the child ends instead."""
         self.__dict__.update(
             answer=lambda _work, _result: end_child(None),
-            answer_error=lambda _work, error: end_child(error),
+            answer_error=lambda _work, error: end_child(carried(error)),
             _end=end_child,
         )
 
@@ -420,6 +425,7 @@ class Executor:
         forget_arguments(self._runtime, work)  # it may have failed before it loaded them
         status, values = self._told(work, error)
         forget_traceback(error)  # its frames hold the arguments
+        forget_traceback(carried(error))
         self._flush_output()
         self._open.pop((work.caller.process_id, work.number), None)
         held = self._still_held(work)
@@ -478,7 +484,9 @@ class Executor:
         if work.stream is not None:
             self._run_stream(work, result)
             return None
-        if not isinstance(result, GeneratorType):
+        if work.again:
+            result = items_of(result, work.name)
+        elif not isinstance(result, GeneratorType):
             return result
         count = len(work.return_ids)
         return self._results.of_generator(
@@ -494,15 +502,9 @@ class Executor:
         if work.cancelled:
             raise TaskCancelledError(work.name)
 
-    def _run_stream(self, work: Work, items: Any) -> None:
+    def _run_stream(self, work: Work, result: Any) -> None:
         """Send what a generator yields, as far as the caller reads on."""
-        if not hasattr(items, "__next__"):
-            if not hasattr(items, "__iter__"):
-                raise TypeError(
-                    f'{work.name} has num_returns="streaming" but returned a '
-                    f"{type(items).__name__}, which cannot be iterated."
-                )
-            items = iter(items)
+        items = items_of(result, work.name)
         work.consumed_changed = threading.Event()
         index = 0
         try:
@@ -514,9 +516,7 @@ class Executor:
                 index += 1
                 self._await_reader(work, index)
         finally:
-            close = getattr(items, "close", None)
-            if close is not None:
-                close()
+            close_items(items)
 
     def _send_item(self, work: Work, index: int, item: Any) -> None:
         """Send one item of a stream, unless it cannot be pickled."""

@@ -38,6 +38,7 @@ from miniray.worker.arguments import load_arguments
 from miniray.worker.built_in import SHUTDOWN
 from miniray.worker.executor import CANCEL_SIGNAL, Executor
 from miniray.worker.exits import ActorExit, exit_code
+from miniray.worker.value_errors import carried
 from miniray.worker.work import ArgumentLostError, Work
 
 if TYPE_CHECKING:
@@ -208,6 +209,7 @@ class Worker:
             return False
         except BaseException as error:  # noqa: BLE001 - it reaches the first call
             try:
+                error = carried(error)
                 if isinstance(error, ArgumentLostError) and error.__cause__ is not None:
                     error = error.__cause__
                 told = _told(

@@ -16,9 +16,11 @@ from miniray.core.exception_transport import name_of, note_place, traceback_of
 from miniray.core.names import short_name
 from miniray.core.serialization import serialize
 from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
+from miniray.worker.items import close_items
+from miniray.worker.value_errors import NOT_ERRORS, carried, raise_as_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from miniray.core.cluster_runtime import ClusterRuntime
@@ -94,7 +96,7 @@ class Results:
 
     def of_generator(
         self,
-        items: Generator[Any, None, None],
+        items: Iterator[Any],
         count: int,
         caller: Peer,
         name: str,
@@ -102,7 +104,7 @@ class Results:
         *,
         more: bool = False,
     ) -> Stored:
-        """The values of a call with a fixed number of results that is a generator.
+        """The values of a call with a fixed number of results that yields them.
 
         Each value is stored before the next one is made: they need not fit into the process
         together. If it fails or ends too early, that is the error of the results that it did
@@ -141,7 +143,7 @@ class Results:
             self._free(values)
             raise
         finally:
-            items.close()
+            close_items(items)
         return Stored(values, self._pin(caller, refs) if refs else 0)
 
     def _free(self, values: Iterable[Value]) -> None:
@@ -158,7 +160,10 @@ class Results:
 
     def _value(self, result: Any, caller: Peer, name: str, refs: list[ObjectRef[Any]]) -> Value:
         """Store one result; refs inside are added to ``refs``."""
-        serialized = serialize(result, name)
+        try:
+            serialized = serialize(result, name)
+        except NOT_ERRORS as error:
+            raise_as_error(error)
         refs.extend(serialized.refs)
         if serialized.size > config().inline_limit:
             shared_memory = self._runtime.shared_memory
@@ -177,6 +182,7 @@ class Results:
 
     def error(self, error: BaseException, name: str) -> Value:
         """What the caller's get() raises: the user's exception with its traceback."""
+        error = carried(error)
         if isinstance(error, TaskError) or not _is_own(error):
             facts = self._runtime.facts
             actor_id = facts.actor_id.hex() if facts.actor_id is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -632,6 +633,33 @@ def test_what_was_made_from_values_that_were_dropped_is_made_again(third: Node, 
     wait_until(lambda: not inventory()["segments"])
 
 
+@pytest.mark.parametrize("count", [1, 9], ids=["all", "some"])
+@pytest.mark.parametrize("kind", [iter, list])
+def test_items_of_a_generator_under_a_decorator_are_made_again(
+    third: Node, kind: Any, count: int
+) -> None:
+    """What streams is then any iterator, or whatever else has items."""
+
+    def as_kind(function: Any) -> Any:
+        @functools.wraps(function)
+        def decorated() -> Any:
+            return kind(list(function()))
+
+        return decorated
+
+    @miniray.remote(num_cpus=0, max_retries=1, _generator_backpressure_num_objects=2)
+    @as_kind
+    def items() -> Any:
+        for n in range(count):
+            yield np.full(MIB, n, dtype=np.uint8)
+
+    stream = items.options(**softly_on(third)).remote()
+    refs = [next(stream) for _ in range(min(count, 2))]
+    kill(third)
+    found = [miniray.get(ref, timeout=30) for ref in refs]
+    assert [(array.size, array[0]) for array in found] == [(MIB, n) for n in range(len(refs))]
+
+
 def test_items_of_a_generator_with_large_arguments_are_made_again(third: Node) -> None:
     @miniray.remote(num_cpus=0, max_retries=1)
     def parts(whole: Any, ref: Any) -> Any:
@@ -683,6 +711,27 @@ def test_what_cannot_be_made_again_says_why(third: Node, reader: str) -> None:
             assert third.node_id in str(info.value)
             name = "ones" if reason == "max_retries" else "Holder.make"
             assert f"it was a result of {name}, and" in str(info.value)
+
+
+def test_calls_that_an_argument_was_lost_for_are_named(third: Node) -> None:
+    lost = ones.options(max_retries=0, **softly_on(third)).remote(MIB)
+    miniray.wait([lost], fetch_local=False)
+    kill(third)
+
+    @miniray.remote(num_cpus=0)
+    def add(first: int, second: Any) -> int:
+        return first + int(second.sum())
+
+    result = add.remote(1, second=lost)
+    for ref, notes in (
+        (result, ["add() did not run: this is the error of its argument 'second'."]),
+        (FarHolder.remote().sum.remote(lost), ["Holder.sum() did not run: this is the error of"]),
+        (add.remote(2, result), ["add() did not run", "add() did not run: this is the error of"]),
+    ):
+        with pytest.raises(ObjectLostError) as info:
+            miniray.get(ref, timeout=30)
+        found = info.value.__dict__["__notes__"]
+        assert all(told.startswith(note) for told, note in zip(found, notes, strict=True))
 
 
 def test_a_put_value_of_a_dead_node_is_lost_with_its_owner(third: Node) -> None:

@@ -10,7 +10,7 @@ from core_doubles import Caller, FakePeer, packed
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
 from miniray.core.serialization import collector
-from miniray.exceptions import TaskCancelledError
+from miniray.exceptions import ObjectLostError, TaskCancelledError
 from miniray.object_ref import ObjectRef, hooks
 
 if TYPE_CHECKING:
@@ -153,6 +153,35 @@ def test_the_error_of_a_dependency_is_the_calls(me: Caller, channel: Channel) ->
     call = me.call(channel, ref)
     me.calls.open_call(call)
     assert me.calls.resolved_refs(call)[1] == failed
+
+
+def test_a_call_whose_argument_is_lost_is_named_in_its_error(me: Caller, channel: Channel) -> None:
+    lost = error_value(ObjectLostError("ab", "its node died"))
+    ref = me.table.create_with_value(me.ids.new(), lost, None)
+    call = me.call(channel, 1, ref)
+    me.calls.open_call(call)
+    _, value = me.calls.resolved_refs(call)
+    assert value is not None
+    error = pickle.loads(value[1])
+    assert isinstance(error, ObjectLostError)
+    assert "Test.method() did not run" in error.__notes__[0]  # type: ignore[attr-defined]
+    assert "its argument 2" in error.__notes__[0]  # type: ignore[attr-defined]
+
+
+def test_so_is_one_whose_executor_finds_the_argument_lost(me: Caller, channel: Channel) -> None:
+    shared = (p.VALUE_SHARED, (b"othernod", 77, 10), ())
+    ref = me.table.create_with_value(me.ids.new(), shared, None)
+    call = me.call(channel, 1, ref)
+    me.calls.open_call(call)
+    call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
+    me.calls.recover = lambda _entry, _value: "nothing can make it again"
+    lost = ((ref.binary(), shared[1]),)
+    me.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_LOST, lost, None))  # type: ignore[arg-type]
+    error = error_of(me, call)
+    assert isinstance(error, ObjectLostError)
+    assert error.object_id == ref.hex()
+    assert "Test.method() did not run" in error.__notes__[0]  # type: ignore[attr-defined]
+    assert "its argument 2" in error.__notes__[0]  # type: ignore[attr-defined]
 
 
 def test_refs_of_others_are_asked_for(me: Caller, channel: Channel) -> None:

@@ -16,6 +16,21 @@ from miniray.core.serialization import dumps_code
 LOCK = threading.Lock()
 
 
+class Interrupted:
+    """A signal comes when it is pickled first, and its handler raises, as those of time limits."""
+
+    def __init__(self) -> None:
+        self.errors = [TimeoutError("time limit")]
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        if self.errors:
+            raise self.errors.pop()
+        return (Interrupted, ())
+
+
+INTERRUPTED = Interrupted()
+
+
 @miniray.remote
 def locked() -> int:
     with LOCK:
@@ -32,6 +47,11 @@ class Locked:
 @miniray.remote
 def free() -> int:
     return 7
+
+
+@miniray.remote
+def interrupted() -> Interrupted:
+    return INTERRUPTED
 
 
 def plain() -> int:
@@ -75,3 +95,10 @@ def test_a_function_of_main_has_no_reference(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_plain_function_is_pickled_as_its_module_has_it() -> None:
     assert reference_to(plain) is None  # cloudpickle itself names it
     assert pickle.loads(dumps_code(plain)[0]) is plain
+
+
+def test_what_a_signal_handler_raises_does_not_have_code_imported_by_name() -> None:
+    target: Any = interrupted.__wrapped__
+    with pytest.raises(TimeoutError, match=r"^time limit$"):
+        dumps_code(target)
+    assert pickle.loads(dumps_code(target)[0]) is not target

@@ -63,6 +63,9 @@ def test_what_a_signal_handler_raises_is_not_taken_for_a_fault_of_the_value() ->
         serialize([1, Interrupted()])
     with pytest.raises(TimeoutError, match=r"^time limit$"):
         serialize_arguments((1, Interrupted()), {})
+    interrupted = Interrupted()
+    with pytest.raises(TimeoutError, match=r"^time limit$"):
+        dumps_code(lambda: interrupted)
 
 
 @pytest.mark.parametrize(
