@@ -9,9 +9,11 @@ from miniray.node.holders import describe_holders
 from miniray.node.kept_arguments import KeptArguments, id_of_arguments
 from miniray.node.memory_report import StoreReport, adopted_report, chosen
 from miniray.node.segments import SegmentStore
+from miniray.node.spill_files import SpillFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from miniray.node.segment import Segment
     from miniray.util.memory_types import ObjectRow
@@ -189,6 +191,20 @@ def test_holders_are_named_by_how_much_they_own_and_still_map(store: SegmentStor
         "6 MiB by driver (pid 1), 3 MiB by Reader (pid 2); "
         "freed but still mapped: 2 MiB by Reader (pid 2)"
     )
+
+
+def test_what_is_on_disk_is_told_by_who_owns_it(store: SegmentStore, tmp_path: Path) -> None:
+    files = SpillFiles(tmp_path)
+    written(store, 1 << 20)
+    for size, owner, in_memory in ((3, OWNER, True), (2, OWNER, False), (4, READER, False)):
+        segment = written(store, size << 20, owner)
+        segment.place = files.reserve(segment.size)
+        if not in_memory:
+            store.drop_memory(segment)
+    assert describe_holders(store, NAMES.__getitem__) == (
+        "4 MiB by driver (pid 1); on disk: 5 MiB by driver (pid 1), 4 MiB by Reader (pid 2)"
+    )
+    files.close()
 
 
 def test_holders_of_little_are_summed_up(store: SegmentStore) -> None:
