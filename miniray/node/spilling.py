@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import errno
 import itertools
 import logging
 import threading
@@ -23,7 +22,7 @@ from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.disk import describe_disk, look_at
 from miniray.node.freeing import Freeing
 from miniray.node.room import Claim, Room
-from miniray.node.spill_files import Place, allocate, punch, read, read_piece, write
+from miniray.node.spill_files import DISK_IS_FULL, Place, allocate, punch, read, read_piece, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -42,8 +41,6 @@ _Key = TypeVar("_Key")
 _THREADS = 2
 #: Seconds after a failed write in which nothing is written ahead of need.
 _AFTER_FAILURE = 10.0
-#: The disk has no room for more: the device, or what this user may take of it.
-_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def _is_no_copy(_segment: Segment) -> bool:
@@ -215,7 +212,7 @@ class Spilling:
         Returns:
             Whether it is worth another try.
         """
-        if error.errno not in _DISK_IS_FULL:
+        if error.errno not in DISK_IS_FULL:
             return False
         needed = place.size
         for segment in self._store.resting():
@@ -293,7 +290,7 @@ class Spilling:
 
     async def _disk_failed(self, error: OSError) -> None:
         taken = ""
-        if error.errno in _DISK_IS_FULL:
+        if error.errno in DISK_IS_FULL:
             await self._disk_freeing.done()  # what had no room is no value there
             disk = await self._in_thread(look_at, self._files.folder)
             taken = describe_disk(disk, self._files.used) if disk is not None else ""

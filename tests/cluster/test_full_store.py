@@ -394,11 +394,15 @@ def test_values_on_disk_move_to_other_nodes_and_copies_give_way(session_root: Pa
 
 # --- a disk that is full or broken -------------------------------------------------------
 REFUSED = """
+import os
 import numpy as np
 import miniray
 from miniray.exceptions import ObjectStoreFullError
 
 miniray.init(num_cpus=1, object_store_memory=64 << 20)
+if "REPLACED" in os.environ:
+    os.rmdir(os.environ["REPLACED"])
+    open(os.environ["REPLACED"], "x").close()
 kept = []
 view = miniray.get(miniray.put(np.full(1 << 20, -1)))
 try:
@@ -452,11 +456,10 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
     assert 8 <= int(count[1]) <= 9
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    text = refused(MINIRAY_SPILL_FOLDER=str(tmp_path / "file" / "folder"))
-    assert "Not a directory" in text
-    assert str(tmp_path / "file" / "folder") in text
+def test_a_folder_that_cannot_be_used_any_more_is_named(tmp_path: Path) -> None:
+    folder = str(tmp_path / "folder")
+    text = refused(MINIRAY_SPILL_FOLDER=folder, REPLACED=folder)
+    assert f"Nothing could be moved to {folder}: File exists" in text
 
 
 def test_the_folder_can_be_chosen(tmp_path: Path, session_root: Path) -> None:
