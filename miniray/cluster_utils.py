@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
@@ -164,6 +165,8 @@ class Cluster:
                 ),
                 env_vars,
             )
+            if started.result.warning:
+                warnings.warn(started.result.warning, UserWarning, stacklevel=2)
             node = Node(started)
             if first:
                 self.head_node = node

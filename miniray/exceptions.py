@@ -365,7 +365,8 @@ class ObjectStoreFullError(MinirayError):
         needed: Bytes of the value.
         used: Bytes of memory that other values take.
         capacity: Bytes of memory that the store may take.
-        details: Who holds how much, and what failed.
+        details: Who holds how much of memory and disk, and what failed.
+        node_id: Hex id of the node, or empty.
     """
 
     def __init__(
@@ -376,26 +377,29 @@ class ObjectStoreFullError(MinirayError):
         used: int = 0,
         capacity: int = 0,
         details: str = "",
+        node_id: str = "",
     ) -> None:
+        node = f"node {node_id}" if node_id else "its node"
         if message:
             text = message
         elif needed > capacity:
             text = (
-                f"A value of {needed} bytes is larger than the object store of its node, which "
+                f"A value of {needed} bytes is larger than the object store of {node}, which "
                 f"has {capacity} bytes. Split it, or start the node with a larger "
                 f"object_store_memory."
             )
         else:
             text = (
-                f"A value of {needed} bytes does not fit into the object store, which has {used} "
-                f"of {capacity} bytes in use. Drop refs and arrays that are no longer needed, or "
-                f"start the node with a larger object_store_memory."
+                f"A value of {needed} bytes does not fit into the object store of {node}, which "
+                f"has {used} of {capacity} bytes in use. Drop refs and arrays that are no longer "
+                f"needed, or start the node with a larger object_store_memory."
             )
         super().__init__(" ".join(filter(None, [text, details])))
         self.needed = needed
         self.used = used
         self.capacity = capacity
         self.details = details
+        self.node_id = node_id
 
 
 # Ray's names.

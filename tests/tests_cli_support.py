@@ -34,6 +34,7 @@ class Boot:
     error: Exception | None = None
     address: str = "127.0.0.1:6379"
     pid: int = dataclasses.field(default_factory=os.getpid)
+    warning: str = ""
 
     def start_node(self, options: BootOptions) -> BootResult:
         self.asked.append(options)
@@ -47,6 +48,7 @@ class Boot:
             session_dir="/tmp/miniray/session_x",
             pids={"boot": self.pid},
             resources={"CPU": 8.0, "GPU": 2.0, "node:127.0.0.1": 1.0, "memory": 3 * 2.0**30},
+            warning=self.warning,
         )
 
 

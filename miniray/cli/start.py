@@ -109,6 +109,8 @@ def start(
             result = services.start_node(options)
             requests.collect()
             click.echo(_head_message(result) if head else _join_message(result))
+            if result.warning:
+                click.echo(f"Warning: {result.warning}", err=True)
             if block:
                 _stay(result, requests)
     except ValueError as error:

@@ -10,6 +10,7 @@ from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.actor_client import ALIVE, DEAD, ActorClient
 from miniray.core.borrowing import error_value
+from miniray.core.call_site import call_site, describe
 from miniray.core.calls import Call
 from miniray.core.interrupts import Interrupts
 from miniray.core.runtime import ActorClassInfo, ActorLocation, ActorOptions, Exported
@@ -47,6 +48,9 @@ class _Creation(NamedTuple):
     detached: bool
     #: Whether the constructor may run again.
     may_restart: bool
+    #: The actor's name, and where in user code a detached one was made, for reports.
+    name: str
+    made: str
 
 
 class ActorDirectory:
@@ -119,7 +123,12 @@ class ActorDirectory:
             0,
             False,
             None,
-            _Creation(detached, spec["max_restarts"] != 0),
+            _Creation(
+                detached,
+                spec["max_restarts"] != 0,
+                spec["name"] or "",
+                describe(call_site()) if detached else "",
+            ),
         )
         self._creation[id] = call
         if runtime.calls.open_call(call):
@@ -201,7 +210,9 @@ class ActorDirectory:
         daemon = runtime.peers.get(runtime.node_id, runtime.node_id)
         runtime.borrowing.report_for(daemon, counted)
         kept = call.arguments if is_shared else _NOTHING
-        runtime.link.node_notice("keep_arguments", call.target, kept, counted)
+        creation = call.options
+        about = (call.name, creation.name, creation.made, creation.may_restart)
+        runtime.link.node_notice("keep_arguments", call.target, kept, counted, about)
         call.arguments = _NOTHING  # it is not this process's to free any more
 
     def finished(self, call: Call) -> None:

@@ -46,6 +46,8 @@ class _Place:
     node_id: str
     #: The embedded cluster that this process started, if it did.
     process: subprocess.Popen[bytes] | None = None
+    #: What is wrong with what was started, though it runs; empty if nothing is.
+    warning: str = ""
 
 
 def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
@@ -87,6 +89,8 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
     runtime.facts.namespace = namespace
     _prepare_job(runtime, options.runtime_env)
     _print_logs(attachment, wanted=options.log_to_driver)
+    if place.warning:
+        runtime.loop.call_soon(lambda: runtime.on_topic["warning"](place.warning))
     forks.guard(attachment)
     attachment.open()
     return runtime, {
@@ -201,6 +205,7 @@ def _start_node(options: InitOptions) -> _Place:
         result.session_dir,
         result.node_id,
         started.process,
+        result.warning,
     )
 
 

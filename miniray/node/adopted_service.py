@@ -10,6 +10,7 @@ from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.ids import owner_of
 from miniray.node.adopted import AdoptedObjects
+from miniray.node.kept_arguments import KeptArguments, id_of_arguments
 from miniray.node.relayed import WATCH, Relayed
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class AdoptedService:
         self.settle: Callable[[bytes], Awaitable[bool]]
         self._losses: set[asyncio.Task[None]] = set()
         #: Detached actors whose arguments are kept here, and what tells when one is dead for good.
-        self._actors: set[bytes] = set()
+        self._actors: dict[bytes, KeptArguments] = {}
         self.await_death: Callable[[bytes], None] = _nobody
         clients.quick["adopt"] = self._adopt
         clients.notices["keep_arguments"] = self._keep_arguments
@@ -99,7 +100,12 @@ class AdoptedService:
         return None, -1
 
     def _keep_arguments(
-        self, _client: Client, actor_id: bytes, value: Any, inside: tuple[tuple[bytes, bytes], ...]
+        self,
+        _client: Client,
+        actor_id: bytes,
+        value: Any,
+        inside: tuple[tuple[bytes, bytes], ...],
+        about: tuple[str, str, str, bool],
     ) -> None:
         """What a detached actor starts with, each time, outlives the process that made it.
 
@@ -107,21 +113,29 @@ class AdoptedService:
             actor_id: The actor, which holds this as a process holds what it has borrowed.
             value: Its arguments.
             inside: Refs that they contain; this daemon is counted as their borrower already.
+            about: For reports: the constructor, the actor's name, where it was made, and whether
+                it may restart.
         """
         if value[0] == p.VALUE_SHARED:
             self._objects.left_to(value[1][0], value[1][1])
         held = ((actor_id, self._node_id, 1),)
-        self._adopted.add(self._node_id, [(self._node_id + actor_id, value, held, inside)])
-        self._actors.add(actor_id)
+        id = id_of_arguments(self._node_id, actor_id)
+        self._adopted.add(self._node_id, [(id, value, held, inside)])
+        refs = frozenset(ref for ref, _node in inside)
+        self._actors[actor_id] = KeptArguments(actor_id, *about, refs)
         self.await_death(actor_id)
 
     def actors(self) -> list[bytes]:
         """Detached actors whose arguments are kept here."""
         return list(self._actors)
 
+    def kept(self) -> list[KeptArguments]:
+        """What is known of them."""
+        return list(self._actors.values())
+
     def actor_died(self, actor_id: bytes) -> None:
         """An actor does not start again."""
-        self._actors.discard(actor_id)
+        self._actors.pop(actor_id, None)
         self._free(self._adopted.process_died(actor_id))
 
     def _watch(self, process_id: bytes, node: bytes) -> None:

@@ -170,6 +170,8 @@ class BootResult:
     pids: Mapping[str, int]
     #: The node's totals, in units.
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    #: What is wrong with it, though it runs, for who has started it; empty if nothing is.
+    warning: str = ""
 
     def to_json(self) -> str:
         """The result as JSON. It contains the token."""

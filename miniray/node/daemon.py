@@ -90,6 +90,7 @@ class NodeDaemon:
             self.store,
             SpillFiles(node.spill_folder),
             lambda: describe_holders(self.store, self._names.of),
+            self.node_id,
         )
         self._mover = MoverClient(
             lambda: self._template.fork_helper("miniray.node.mover"), node.mover

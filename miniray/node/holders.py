@@ -1,4 +1,4 @@
-"""Who holds the memory of a store, in a few words: for the error of a put that does not fit.
+"""Who holds the memory and the disk of a store, in words: for the error of a put that does not fit.
 
 Pure: told from what the daemon itself knows of its segments, nobody is asked.
 """
@@ -28,13 +28,17 @@ def describe_holders(segments: Iterable[Segment], name_of: Callable[[bytes], str
 
     Returns:
         ``600 MiB by driver (pid 7), 200 MiB by Keeper (pid 8); mapped, so that it cannot leave
-        memory: 100 MiB by driver (pid 7); freed but still mapped: 100 MiB by Reader (pid 9)``;
-        empty if nothing is held. What several processes have mapped counts for each of them.
+        memory: 100 MiB by driver (pid 7); freed but still mapped: 100 MiB by Reader (pid 9); on
+        disk: 2 GiB by driver (pid 7)``; empty if nothing is held. What several processes have
+        mapped counts for each of them, what is in memory and on disk counts twice.
     """
     owned: dict[bytes, int] = {}
     mapped: dict[bytes, int] = {}
     freed: dict[bytes, int] = {}
+    on_disk: dict[bytes, int] = {}
     for segment in segments:
+        if segment.place is not None:
+            on_disk[segment.owner] = on_disk.get(segment.owner, 0) + segment.size
         if is_spilled(segment):
             continue
         size = segment.capacity
@@ -50,6 +54,8 @@ def describe_holders(segments: Iterable[Segment], name_of: Callable[[bytes], str
         parts.append(f"mapped, so that it cannot leave memory: {_sums(mapped, name_of)}")
     if freed:
         parts.append(f"freed but still mapped: {_sums(freed, name_of)}")
+    if on_disk:
+        parts.append(f"on disk: {_sums(on_disk, name_of)}")
     return "; ".join(parts)
 
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 from miniray.core import protocol as p
 from miniray.core.first import First
 from miniray.core.ids import owner_of
+from miniray.node.kept_arguments import id_of_arguments, keepers_by_object
 from miniray.util.memory_types import order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.core.objects import Value
+    from miniray.node.kept_arguments import KeptArguments
     from miniray.node.segment import Segment
     from miniray.node.segments import SegmentStore
     from miniray.util.memory_types import (
@@ -140,9 +142,23 @@ def silent(node_id: bytes, reason: str) -> NodeMemory:
 
 
 def adopted_report(
-    node_id: bytes, adopted: Iterable[Adopted], limit: int, *, detail: bool
+    node_id: bytes,
+    adopted: Iterable[Adopted],
+    kept: Iterable[KeptArguments],
+    limit: int,
+    *,
+    detail: bool,
 ) -> ObjectsHeld:
-    """What a daemon tells of objects whose owners have ended, as if it were a process."""
+    """What a daemon tells, as if it were a process, of objects that it answers for.
+
+    Args:
+        node_id: Of its node.
+        adopted: Objects whose owners have ended, and what is kept for detached actors.
+        kept: For which actors, and with which objects inside.
+        limit: How many objects are told one by one: the largest.
+        detail: Whether small ones are among them.
+    """
+    keepers = keepers_by_object(node_id, kept)
     largest: First[ObjectRow] = First(limit)
     totals: ProcessTotals = {
         "shared": 0,
@@ -153,6 +169,9 @@ def adopted_report(
         "borrowed": 0,
     }
     for id, value, borrowers, outer in adopted:
+        actors = keepers.get(id, [])
+        own = (each for each in actors if id_of_arguments(node_id, each.actor_id) == id)
+        arguments = next(own, None)  # they are no object, and who has borrowed them is no process
         node, segment, size = b"", 0, 0
         if value[0] == p.VALUE_SHARED:
             node, segment, size = value[1]
@@ -162,23 +181,32 @@ def adopted_report(
             size = len(value[1])
             totals["inline"] += 1
             totals["inline_bytes"] += size
-            if not detail:
+            if not detail or arguments is not None:  # small ones are with the head
                 continue
-        inside: Hold = {"kind": "CAPTURED_IN_OBJECT", "count": outer, "names": []}
         row: ObjectRow = {
-            "id": id,
+            "id": b"" if arguments else id,
             "owner": owner_of(id),
             "process": node_id,
             "size": size,
             "node": node,
             "segment": segment,
             "status": "NIL",
-            "call_site": "",
-            "holds": [inside] if outer else [],
-            "borrowers": borrowers,
+            "call_site": arguments.call_site if arguments else "",
+            "holds": _holds(actors, outer),
+            "borrowers": [] if arguments else borrowers,
         }
         largest.add(order_of(row), row)
     return {"totals": totals, "objects": largest.items()}
+
+
+def _holds(actors: Iterable[KeptArguments], outer: int) -> list[Hold]:
+    """Why a daemon holds an object: for these actors, and as so many other objects contain it."""
+    holds: list[Hold] = [
+        {"kind": "USED_BY_PENDING_TASK", "count": 1, "names": [actor.holder]} for actor in actors
+    ]
+    if outer:
+        holds.append({"kind": "CAPTURED_IN_OBJECT", "count": outer, "names": []})
+    return holds
 
 
 def order_of(row: ObjectRow) -> tuple[int, int, bytes]:

@@ -167,7 +167,7 @@ class MemoryService:
         for start in range(0, len(segments), _SLICE):
             report.add(segments[start : start + _SLICE])
             await asyncio.sleep(0)
-        own = adopted_report(self._node_id, self._adopted.held(), limit, detail=detail)
+        own = self._own_objects(limit, detail=detail)
         told = (row for each in (own, *held.values()) for row in each["objects"])
         return {
             "node": self._node_id,
@@ -182,16 +182,20 @@ class MemoryService:
         """What this daemon keeps, without what processes know of it."""
         report = StoreReport(self._node_id, MAX_OBJECTS, self._objects.source_of)
         report.add(self._objects.store)
-        adopted = adopted_report(self._node_id, self._adopted.held(), MAX_OBJECTS, detail=True)
         tables: dict[str, int] = {}
         for part in self._tables:
             tables.update(part.table_sizes())
         return {
             "pid": os.getpid(),
             "segments": report.rows(),
-            "adopted": adopted["objects"],
+            "adopted": self._own_objects(MAX_OBJECTS, detail=True)["objects"],
             "tables": tables,
         }
+
+    def _own_objects(self, limit: int, *, detail: bool) -> ObjectsHeld:
+        """What this daemon holds in place of others."""
+        held, kept = self._adopted.held(), self._adopted.kept()
+        return adopted_report(self._node_id, held, kept, limit, detail=detail)
 
     async def _ask(
         self, clients: list[Client], limit: int, detail: bool, seconds: float

@@ -63,6 +63,8 @@ class NodeStart:
         #: How the daemon's event loop waits. A call to another node and its answer take eight
         #: wake-ups, most of them in gRPC's threads; the loop stays awake for about that time.
         self.pace = Pace(awake=250e-6, short=400e-6)
+        #: Before anything else starts: it may be no folder that can be used.
+        self._spill_folder, self._warning = spill_folder(config().spill_folder, session.folder)
         self._control = control
         self._template_pid = template_pid
         #: Set on the node that has the head.
@@ -261,7 +263,7 @@ class NodeStart:
             object_store_capacity=store,
             environments_folder=self.session.folder.parent / "environments",
             devices_folder=user_root() / "devices",
-            spill_folder=spill_folder(config().spill_folder, self.session.folder),
+            spill_folder=self._spill_folder,
             machine=_machine(),
             mover=MoverConfig(
                 machine=_machine(),
@@ -311,6 +313,7 @@ class NodeStart:
             session_dir=str(self.session.folder),
             pids=pids,
             resources=totals,
+            warning=self._warning,
         )
         with contextlib.suppress(BrokenPipeError), answer:
             answer.write(result.to_json())

@@ -54,7 +54,7 @@ class ProcessNames:
         if process_id in self.others:
             return self.others[process_id]
         if process_id == self._node_id:
-            return "this node's daemon, for processes that have ended"
+            return "this node's daemon, for processes that have ended and for detached actors"
         return f"process {process_id.hex()} of another node"
 
     def _role(self, client: Client) -> str:

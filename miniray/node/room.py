@@ -133,9 +133,17 @@ class Room:
         store: Of this node.
         supply: What makes room in it.
         holders: Tells in a sentence who holds how much of the store, for the error.
+        node_id: Of the node, for the error.
     """
 
-    def __init__(self, store: SegmentStore, supply: Supply, holders: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        store: SegmentStore,
+        supply: Supply,
+        holders: Callable[[], str],
+        node_id: bytes = b"",
+    ) -> None:
+        self._node_id = node_id
         self._store = store
         self._supply = supply
         self._holders = holders
@@ -366,7 +374,11 @@ class Room:
         if self._supply.failures != claim.failures_before:
             notes.append(self._supply.trouble())
         return ObjectStoreFullError(
-            needed=claim.size, used=store.used, capacity=store.capacity, details=" ".join(notes)
+            needed=claim.size,
+            used=store.used,
+            capacity=store.capacity,
+            details=" ".join(notes),
+            node_id=self._node_id.hex(),
         )
 
     # --- time ----------------------------------------------------------------------

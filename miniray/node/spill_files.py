@@ -30,8 +30,31 @@ logger = logging.getLogger(__name__)
 _FILE_SIZE = 256 * 1024 * 1024
 #: Parts of a file begin at such multiples: the disk gives back whole blocks only.
 _BLOCK = 4096
+#: The disk has no room for more: the device, or what this user may take of it.
+DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 #: Bytes that one call of the system reads or writes at most: the end of the node waits for it.
 _STEP = 16 * 1024 * 1024
+
+
+def open_file(folder: Path) -> int:
+    """A new file without a name; returns its descriptor.
+
+    Args:
+        folder: Where it is made; it is made too if it does not exist.
+
+    Raises:
+        OSError: no file can be made there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+    # A file system that cannot make files without a name.
+    fd, name = tempfile.mkstemp(prefix="miniray-spilled-", dir=folder)
+    os.unlink(name)
+    return fd
 
 
 class _File:
@@ -99,7 +122,7 @@ class SpillFiles:
             file = _File(self._open_spare())
             self._files.add(file)
         elif file is None or file.end + size > _FILE_SIZE:
-            file = self._current = _File(self._open())
+            file = self._current = _File(open_file(self.folder))
             self._files.add(file)
         length = -(-size // _BLOCK) * _BLOCK
         place = Place(file, file.end, size)
@@ -109,24 +132,12 @@ class SpillFiles:
         return place
 
     def _open_spare(self) -> int:
-        fd = self._open()
+        fd = open_file(self.folder)
         # The kernel gives the lowest free number: this one says how many are open.
         if fd < limit() - RESERVE:
             return fd
         os.close(fd)
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    def _open(self) -> int:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        try:
-            return os.open(self.folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
-                raise
-        # A file system that cannot make files without a name.
-        fd, name = tempfile.mkstemp(prefix="miniray-spilled-", dir=self.folder)
-        os.unlink(name)
-        return fd
 
     def is_to_punch(self, place: Place) -> bool:
         """Whether a place is to be punched before it is released: its file has other values."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import errno
 import itertools
 import logging
 import threading
@@ -20,9 +19,10 @@ from typing import TYPE_CHECKING, TypeVar
 from miniray.config import config
 from miniray.core.descriptors import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
+from miniray.node.disk import describe_disk, look_at
 from miniray.node.freeing import Freeing
 from miniray.node.room import Claim, Room
-from miniray.node.spill_files import Place, allocate, punch, read, read_piece, write
+from miniray.node.spill_files import DISK_IS_FULL, Place, allocate, punch, read, read_piece, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
@@ -41,8 +41,6 @@ _Key = TypeVar("_Key")
 _THREADS = 2
 #: Seconds after a failed write in which nothing is written ahead of need.
 _AFTER_FAILURE = 10.0
-#: The disk has no room for more: the device, or what this user may take of it.
-_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def _is_no_copy(_segment: Segment) -> bool:
@@ -67,6 +65,7 @@ class Spilling:
         store: Of this node.
         files: Where values go.
         holders: Tells in a sentence who holds how much of the store, for the error.
+        node_id: Of the node, for the error.
     """
 
     def __init__(
@@ -74,13 +73,14 @@ class Spilling:
         store: SegmentStore,
         files: SpillFiles,
         holders: Callable[[], str] = str,
+        node_id: bytes = b"",
     ) -> None:
         self._store = store
         self._files = files
         #: Whether a segment is only a copy of a value of another node, and what drops one.
         self.is_copy: Callable[[Segment], bool] = _is_no_copy
         self.evict: Callable[[Segment], None] = _there_are_none
-        self.room = Room(store, self, holders)
+        self.room = Room(store, self, holders, node_id)
         #: Memory must not wait for files to go back to a slow disk.
         self._memory_freeing, self._disk_freeing = Freeing(), Freeing()
         store.memories.free = self._memory_freeing
@@ -102,6 +102,8 @@ class Spilling:
         #: How often something could not be written.
         self.failures = 0
         self._failure = ""
+        #: Who has taken how much of the disk when that was full, in a sentence.
+        self._taken = ""
         self._failed_at = -_AFTER_FAILURE
 
     @property
@@ -122,7 +124,8 @@ class Spilling:
 
     def trouble(self) -> str:
         """Why the last value could not be written to disk, in a sentence."""
-        return f"Nothing could be moved to {self._files.folder}: {self._failure}."
+        failed = f"Nothing could be moved to {self._files.folder}: {self._failure}."
+        return f"{failed} {self._taken}" if self._taken else failed
 
     def spill_ahead(self) -> None:
         """Move out what exceeds ``spill_threshold``, so that the next writer need not wait."""
@@ -179,7 +182,7 @@ class Spilling:
         try:
             segment.place = await self._written(segment)
         except OSError as error:
-            self._disk_failed(error)
+            await self._disk_failed(error)
         finally:
             self._leaving -= segment.capacity
             self._store.end_move(segment)
@@ -209,7 +212,7 @@ class Spilling:
         Returns:
             Whether it is worth another try.
         """
-        if error.errno not in _DISK_IS_FULL:
+        if error.errno not in DISK_IS_FULL:
             return False
         needed = place.size
         for segment in self._store.resting():
@@ -282,12 +285,17 @@ class Spilling:
                     return place
         except OSError as error:
             if error.errno not in OUT_OF_DESCRIPTORS:  # others need none of their own
-                self._disk_failed(error)
+                await self._disk_failed(error)
             return None
 
-    def _disk_failed(self, error: OSError) -> None:
+    async def _disk_failed(self, error: OSError) -> None:
+        taken = ""
+        if error.errno in DISK_IS_FULL:
+            await self._disk_freeing.done()  # what had no room is no value there
+            disk = await self._in_thread(look_at, self._files.folder)
+            taken = describe_disk(disk, self._files.used) if disk is not None else ""
         self.failures += 1
-        self._failure = error.strerror or str(error)
+        self._failure, self._taken = error.strerror or str(error), taken
         if time.monotonic() - self._failed_at >= _AFTER_FAILURE:
             logger.warning("could not write to %s: %s", self._files.folder, self._failure)
         self._failed_at = time.monotonic()

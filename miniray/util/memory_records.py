@@ -264,7 +264,9 @@ class MemoryRecords:
     def _owner_name(self, owner: bytes, row: ObjectRow | None) -> str:
         teller = self._processes.get(row["process"]) if row is not None else None
         if teller is not None and teller.row["type"] == "NODE":
-            return f"{teller}, for a process that has ended"
+            # A daemon owns nothing but what it keeps for detached actors.
+            ended = owner != teller.row["process"]
+            return f"{teller}, for a {'process that has ended' if ended else 'detached actor'}"
         return self._name(owner) if owner else ""
 
     # --- why -----------------------------------------------------------------------

@@ -277,7 +277,8 @@ class ObjectState(State):
     reference_type: str
     #: ``FILE:LINE in FUNCTION`` of a put, or the name of the task or method that made it.
     call_site: str
-    #: Of the owner: DRIVER, WORKER, or "" if it is gone.
+    #: Of the owner: DRIVER, WORKER, NODE for a daemon that keeps it for a detached actor, or "" if
+    #: it is gone.
     type: str
     #: Of the owner; 0 if it is gone.
     pid: int

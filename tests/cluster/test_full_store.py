@@ -394,11 +394,15 @@ def test_values_on_disk_move_to_other_nodes_and_copies_give_way(session_root: Pa
 
 # --- a disk that is full or broken -------------------------------------------------------
 REFUSED = """
+import os
 import numpy as np
 import miniray
 from miniray.exceptions import ObjectStoreFullError
 
 miniray.init(num_cpus=1, object_store_memory=64 << 20)
+if "REPLACED" in os.environ:
+    os.rmdir(os.environ["REPLACED"])
+    open(os.environ["REPLACED"], "x").close()
 kept = []
 view = miniray.get(miniray.put(np.full(1 << 20, -1)))
 try:
@@ -406,6 +410,7 @@ try:
         kept.append(miniray.put(np.full(1 << 20, number)))
 except ObjectStoreFullError as error:
     print(error)
+    assert error.node_id == miniray.get_runtime_context().get_node_id()
 else:
     raise SystemExit("nothing was refused")
 assert all((miniray.get(ref) == number).all() for number, ref in enumerate(kept))
@@ -438,18 +443,23 @@ def test_a_full_disk_is_named_and_loses_nothing(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=20m tmpfs '{tmp_path}' && exec \"$@\""
     text = refused([*alone, "sh", "-c", script, "sh"], MINIRAY_SPILL_FOLDER=str(tmp_path))
     assert f"Nothing could be moved to {tmp_path}: No space left on device" in text
-    held = r"It holds \d+ MiB by driver \(pid \d+\); freed but still mapped: 8 MiB by driver"
+    held = (
+        r"It holds \d+ MiB by driver \(pid \d+\); freed but still mapped: 8 MiB by driver "
+        r"\(pid \d+\); on disk: 16 MiB by driver \(pid \d+\)\."
+    )
     assert re.search(held, text), text
+    taken = r"Of the 20 MiB of that disk, values of this node take 16 MiB, other files take 0 B"
+    assert re.search(taken, text), text
+    assert re.search(r"the object store of node [0-9a-f]{16}, which has \d+ of", text), text
     count = re.search(r"(\d+) values are whole", text)
     assert count is not None
     assert 8 <= int(count[1]) <= 9
 
 
-def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    text = refused(MINIRAY_SPILL_FOLDER=str(tmp_path / "file" / "folder"))
-    assert "Not a directory" in text
-    assert str(tmp_path / "file" / "folder") in text
+def test_a_folder_that_cannot_be_used_any_more_is_named(tmp_path: Path) -> None:
+    folder = str(tmp_path / "folder")
+    text = refused(MINIRAY_SPILL_FOLDER=folder, REPLACED=folder)
+    assert f"Nothing could be moved to {folder}: File exists" in text
 
 
 def test_the_folder_can_be_chosen(tmp_path: Path, session_root: Path) -> None:

@@ -188,6 +188,46 @@ def test_arguments_of_a_constructor_are_held_as_it_may_run_again() -> None:
     assert f"argument of Keeper.__init__ in {DRIVER}" in the_object(200_000).why
 
 
+def test_arguments_of_a_detached_actor_are_told_with_its_name_also_when_its_driver_has_ended(
+    nodes: Cluster,
+) -> None:
+    run(DETACHED.format(address=nodes.address))
+    actor = miniray.get_actor("keeper", namespace="left")
+    wait_until(lambda: "has ended" in the_object(300_000).owner)
+    written, put = the_object(200_000), the_object(300_000)
+    made, number = f"<string>:{DETACHED_LINE} in <module>", int(actor._actor_id.hex()[16:], 16)
+    kept = (
+        f"argument of Keeper.__init__, kept for the detached actor 'keeper' "
+        f"({actor._actor_id.hex()[:8]}-{number}), which may be restarted with it, in the daemon of"
+    )
+    assert written.owner.endswith(", for a detached actor")
+    assert (written.object_id, written.call_site) == ("", f"arguments of Keeper.__init__ at {made}")
+    assert kept in written.why
+    assert kept in put.why
+    assert "has ended" not in written.why
+    miniray.kill(actor)
+    wait_until(nothing_is_held)
+
+
+#: A driver that leaves an actor with an array and a ref to another one.
+DETACHED = """
+import numpy, miniray
+miniray.init(address="{address}", namespace="left")
+class Keeper:
+    def __init__(self, *values):
+        pass
+    def is_there(self):
+        return True
+made = miniray.remote(num_cpus=0, resources={{"near": 0.1}}, max_restarts=1)(Keeper)
+first, second = (numpy.zeros(size, numpy.uint8) for size in (200_000, 300_000))
+actor = made.options(name="keeper", lifetime="detached").remote(first, [miniray.put(second)])
+assert miniray.get(actor.is_there.remote())
+"""
+DETACHED_LINE = 1 + next(
+    number for number, line in enumerate(DETACHED.splitlines()) if line.startswith("actor = ")
+)
+
+
 def test_what_another_object_contains_is_held_by_it() -> None:
     outer = miniray.put([miniray.put(zeros(200_000))])
     found = the_object(200_000)

@@ -360,7 +360,7 @@ def test_an_error_that_passes_through_a_second_task_keeps_its_first_cause() -> N
         NodeDiedError("n1", "no heartbeat for 15 s"),
         NotInitializedError("There is no runtime."),
         ObjectLostError("ab", "its node died"),
-        ObjectStoreFullError(needed=10, used=95, capacity=100),
+        ObjectStoreFullError(needed=10, used=95, capacity=100, node_id="n1"),
         OwnerDiedError("ab", "worker 12"),
         PendingCallsLimitExceededError(limit=5, class_name="C"),
         PlacementGroupRemovedError("ab"),

@@ -56,6 +56,16 @@ def test_start_tells_how_to_join_to_connect_and_to_stop(
     assert "this machine only" not in result.stdout
 
 
+def test_what_is_wrong_with_a_node_that_runs_is_told(
+    miniray: Callable[..., Result], boot: Boot
+) -> None:
+    assert miniray("start", "--head").stderr == ""
+    boot.warning = "No file can be made in /spilled."
+    told = miniray("start", "--head")
+    assert told.exit_code == 0
+    assert told.stderr == "Warning: No file can be made in /spilled.\n"
+
+
 def test_a_head_on_loopback_says_that_others_cannot_join(miniray: Callable[..., Result]) -> None:
     assert "listens on this machine only" in miniray("start", "--head").stdout
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import signal
@@ -36,6 +37,7 @@ class LimitReachedError(Exception):
 
 @pytest.fixture
 def hooks(monkeypatch: pytest.MonkeyPatch) -> RefHooks:
+    gc.collect()  # else refs of other tests may be dropped in the middle of this one
     mine = RefHooks()
     monkeypatch.setattr("miniray.object_ref.hooks", mine)
     monkeypatch.setattr("miniray.core.ignored_signals.hooks", mine)

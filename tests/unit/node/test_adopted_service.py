@@ -85,6 +85,23 @@ def test_it_is_freed_when_its_last_borrower_lets_go_or_dies(
     assert not service.speaks_for(OWNER)
 
 
+def test_for_whom_arguments_are_kept_is_known_until_the_actor_is_dead(
+    parts: tuple[AdoptedService, Relay, Objects],
+) -> None:
+    service, _relay, objects = parts
+    actor_id, inner = OWNER + b"00000002", OWNER + b"00000003"
+    value = (p.VALUE_SHARED, (NODE, 8, 1000), ())
+    about = ("Keeper.__init__", "keeper", "a.py:1 in main", True)
+    keep = service._clients.notices["keep_arguments"]
+    keep(Owner(), actor_id, value, ((inner, FAR),), about)
+    [kept] = service.kept()
+    assert (kept.actor_id, kept.name, kept.may_restart) == (actor_id, "keeper", True)
+    assert kept.inside == {inner}
+    service.actor_died(actor_id)
+    assert service.kept() == []
+    assert objects.freed == [(NODE, 8)]
+
+
 def test_a_sender_of_much_is_told_what_was_taken(
     parts: tuple[AdoptedService, Relay, Objects],
 ) -> None:

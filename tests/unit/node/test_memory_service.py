@@ -81,6 +81,9 @@ class Adopted:
     def held(self) -> list[Any]:
         return []
 
+    def kept(self) -> list[Any]:
+        return []
+
 
 class Names:
     def __init__(self) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 ROOM = 8  # values of one page
+NODE = b"node0000"
 OWNER, HOLDER, A, B, C = b"owner000", b"holder00", b"asker-a0", b"asker-b0", b"asker-c0"
 
 
@@ -50,7 +51,7 @@ class Node:
         self.store = SegmentStore(ROOM * PAGE)
         self.disk = Disk()
         self.described = 0
-        self.room = Room(self.store, self.disk, self._describe)
+        self.room = Room(self.store, self.disk, self._describe, NODE)
 
     def _describe(self) -> str:
         self.described += 1
@@ -245,8 +246,12 @@ def test_what_the_disk_refused_once_is_not_tried_again_for_who_waits(run: Run) -
         node.room.look_soon()
         await settled()
         assert [writes for _, writes in node.disk.targets] == [True, False]
-        with pytest.raises(ObjectStoreFullError, match=r"It holds all\. The disk is on fire"):
+        with pytest.raises(
+            ObjectStoreFullError, match=r"It holds all\. The disk is on fire"
+        ) as full:
             await waiting
+        assert f"does not fit into the object store of node {NODE.hex()}, which" in str(full.value)
+        assert full.value.node_id == NODE.hex()
         assert held
 
     run(steps)
@@ -365,7 +370,8 @@ def test_a_process_that_ended_makes_way_unless_others_need_the_same(run: Run) ->
 
 def test_a_value_larger_than_the_store_is_refused_at_once(run: Run) -> None:
     async def steps(node: Node) -> None:
-        with pytest.raises(ObjectStoreFullError, match="larger than the object store"):
+        named = f"larger than the object store of node {NODE.hex()}"
+        with pytest.raises(ObjectStoreFullError, match=named):
             await node.ask(A, ROOM + 1)
         assert not node.disk.targets
 

@@ -16,6 +16,7 @@ from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node import memories as memories_module
 from miniray.node import spill_files
 from miniray.node import spilling as spilling_module
+from miniray.node.disk import Disk
 from miniray.node.room import Claim
 from miniray.node.segments import SegmentStore
 from miniray.node.spill_files import Place, SpillFiles
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 PAGE = 4096
 ROOM = 8  # values of one page
+NODE = b"node0000"
 OWNER, READER, WRITER = b"owner000", b"reader00", b"writer00"
 
 
@@ -40,7 +42,8 @@ class Node:
         self.store = SegmentStore(
             ROOM * PAGE, forget=lambda process, numbers: self.told.append((process, numbers))
         )
-        self.spilling = Spilling(self.store, SpillFiles(folder / "spilled"), lambda: "All held.")
+        files = SpillFiles(folder / "spilled")
+        self.spilling = Spilling(self.store, files, lambda: "All held.", NODE)
 
     async def create(
         self, *, patient: bool = True, pages: int = 1, writer: bytes = WRITER
@@ -594,11 +597,50 @@ def test_a_full_disk_is_told_and_nothing_is_lost(run: Run, monkeypatch: pytest.M
         with pytest.raises(ObjectStoreFullError, match="No space left on device") as caught:
             await node.create()
         assert "All held" in caught.value.details
+        assert "of that disk, values of this node take 0 B, other files" in caught.value.details
+        assert caught.value.node_id == NODE.hex()
         assert all(value.in_memory for value in values)
         await until(lambda: node.spilling.spilled == 0)
         monkeypatch.setattr(spilling_module, "write", real)
         await node.create()  # it is tried again
         assert await node.read(values[0]) == content(values[0])
+
+    run(steps)
+
+
+def test_values_on_a_disk_that_is_full_are_told_apart_from_other_files(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spilling_module, "look_at", lambda _folder: Disk(100 * PAGE, PAGE))
+
+    async def steps(node: Node) -> None:
+        for _ in range(2 * ROOM):
+            await node.create()
+        await until(lambda: node.spilling.spilled == ROOM * PAGE)
+        monkeypatch.setattr(spilling_module, "allocate", full_disk)
+        for segment in list(node.store):  # memory has room for nothing but what looks at it
+            if segment.in_memory:
+                await node.read(segment, WRITER)
+        with pytest.raises(ObjectStoreFullError) as caught:
+            await node.spilling.room_for(Claim(PAGE, WRITER))
+        told = "Of the 400 KiB of that disk, values of this node take 32 KiB, other files take 364"
+        assert told in str(caught.value)
+
+    run(steps)
+
+
+def test_of_a_disk_that_is_broken_it_is_not_told_how_full_it_is(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_args: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def steps(node: Node) -> None:
+        await node.fill()
+        monkeypatch.setattr(spilling_module, "write", broken)
+        with pytest.raises(ObjectStoreFullError, match="Input/output error") as caught:
+            await node.create()
+        assert "of that disk" not in str(caught.value)
 
     run(steps)
 

@@ -219,6 +219,16 @@ def test_objects_of_owners_that_ended_are_the_daemons() -> None:
     assert found.why == "borrowed by Keeper (pid 11)"
 
 
+def test_what_a_daemon_keeps_for_a_detached_actor_is_of_no_process_that_has_ended() -> None:
+    name = "Keeper.__init__, kept for the detached actor 'keeper' (1-2), to restart it,"
+    told = row(hold("USED_BY_PENDING_TASK", name), id=b"", owner=NODE, process=NODE)
+    found = only(node([segment(owner=NODE)], [told]))
+    daemon = f"the daemon of node {NODE.hex()[:8]}"
+    assert (found.object_id, found.type) == ("", "NODE")
+    assert found.owner == f"{daemon}, for a detached actor"
+    assert found.why == f"argument of {name} in {daemon}"
+
+
 def test_small_and_pending_objects_are_listed_with_detail_only() -> None:
     small = row(hold("LOCAL_REFERENCE"), segment=0, node=b"", size=50)
     pending = row(
