@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+#: Bytes that come before those who wait for more are woken, which takes as long as copying 100 KB.
+STEP = 1 << 20
+
+
 class CutOffError(Exception):
     """The other end left before the end, or the memory is filled no further."""
 
@@ -22,14 +26,17 @@ class Filling:
 
     def __init__(self, offset: int) -> None:
         self.offset = offset
+        self._told = offset
         self._ended = False
         self._moved = threading.Condition()
 
     def came(self, size: int) -> None:
         """So many more bytes are there."""
-        with self._moved:
-            self.offset += size
-            self._moved.notify_all()
+        self.offset += size
+        if self.offset - self._told >= STEP:
+            with self._moved:
+                self._told = self.offset
+                self._moved.notify_all()
 
     def end(self) -> None:
         """Nothing more will come."""
@@ -43,7 +50,7 @@ class Filling:
             self._moved.notify_all()
 
     def beyond(self, offset: int, is_over: Callable[[], bool]) -> int:
-        """How much is there, once it is more than ``offset``.
+        """How much is there, once it is more than ``offset``; some ``STEP`` more, or the rest.
 
         Args:
             offset: What was read.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Seconds after which what was received is acknowledged; meanwhile its sender keeps it.
-_ACKNOWLEDGE_AFTER = 0.05
+#: Seconds after which what was received is acknowledged if nothing else goes to that node, and it
+#: is not much; meanwhile its sender keeps it.
+_ACKNOWLEDGE_AFTER = 0.5
 #: Seconds until a broken stream is opened again, at first and at most.
 _REOPEN_AFTER = (0.05, 1.0)
 #: So many nodes that were given up are remembered.
@@ -192,16 +194,21 @@ class RelayHub:
             call = stub.Relay()
             write = _one_at_a_time(call.write)
             await first_of(
-                self._write(outbox, write),
+                self._write(node_id, outbox, write),
                 self._read(node_id, call, heard),
                 self._acknowledge(node_id, write),
             )
 
     async def _write(
-        self, outbox: Outbox, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]
+        self,
+        node_id: bytes,
+        outbox: Outbox,
+        write: Callable[[node_pb2.RelayBatch], Awaitable[None]],
     ) -> None:
-        await write(node_pb2.RelayBatch(node_id=self._node_id))
-        await outbox.drain_to(write)
+        inbox = self._inbox(node_id)
+        # What the last stream told of that may be lost.
+        await write(inbox.acknowledge(node_pb2.RelayBatch(node_id=self._node_id)))
+        await outbox.drain_to(write, inbox)
 
     async def _read(
         self,
@@ -218,7 +225,7 @@ class RelayHub:
         if batch.received:
             outbox = self._outboxes.get(node_id)
             if outbox is not None:
-                outbox.acknowledged(batch.received)
+                outbox.acknowledged(batch)
         if batch.messages:
             inbox = self._inbox(node_id)
             gaps = inbox.gaps
@@ -244,9 +251,10 @@ class RelayHub:
         inbox = self._inbox(node_id)
         while True:
             await inbox.arrived.wait()
-            await asyncio.sleep(_ACKNOWLEDGE_AFTER)
-            inbox.arrived.clear()
-            await write(node_pb2.RelayBatch(received=inbox.received))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(inbox.much.wait(), _ACKNOWLEDGE_AFTER)
+            if inbox.arrived.is_set():
+                await write(inbox.acknowledge())
 
     # --- streams that others open --------------------------------------------------------
     async def serve(
@@ -266,11 +274,13 @@ class RelayHub:
         self._incoming.setdefault(node_id, set()).add(end)
         write = _one_at_a_time(context.write)
         try:
-            await write(node_pb2.RelayBatch(received=self._inbox(node_id).received))
+            inbox = self._inbox(node_id)
+            await write(inbox.acknowledge())
+            self._handle(node_id, first)
             parts = [self._read(node_id, incoming), self._acknowledge(node_id, write), end.wait()]
             if not self._addresses.get(node_id):
                 outbox = self._outboxes.setdefault(node_id, Outbox())
-                parts.append(outbox.drain_to(write))
+                parts.append(outbox.drain_to(write, inbox))
             await first_of(*parts)
         except BROKEN as error:
             logger.info("the stream from node %s broke: %s", node_id.hex(), error)

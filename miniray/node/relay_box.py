@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Bytes in one gRPC message, but for the last of what is in it.
 _BATCH_BYTES = 1 << 20
+#: Bytes that are acknowledged at once: their sender keeps them until then.
+_MUCH = 16 << 20
 #: Stands for a message that was given up, with its size.
 _GIVEN_UP = (32, Relayed())
 #: A larger message travels in pieces of this size: gRPC refuses what is above a limit, and all
@@ -56,8 +58,11 @@ class Outbox:
             self._waiting.extend((size_of(each), each) for each in split(message, _PIECE_BYTES))
         self._filled.set()
 
-    def acknowledged(self, number: int) -> None:
-        """The other node has received everything up to this number."""
+    def acknowledged(self, batch: node_pb2.RelayBatch) -> None:
+        """The other node has told what it has received."""
+        if batch.received_of != self.id:
+            return  # of what was sent before the node was given up and came back
+        number = batch.received
         while self._sent and self._oldest <= number:
             self._sent.popleft()
             self._oldest += 1
@@ -91,8 +96,15 @@ class Outbox:
             self._sent.append(each)
         return node_pb2.RelayBatch(messages=pack(batch), first=first, outbox=self.id)
 
-    async def drain_to(self, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]) -> None:
-        """Write batches until another stream takes over; each takes all that waits."""
+    async def drain_to(
+        self, write: Callable[[node_pb2.RelayBatch], Awaitable[None]], inbox: Inbox
+    ) -> None:
+        """Write batches until another stream takes over; each takes all that waits.
+
+        Args:
+            write: Writes one.
+            inbox: What came from that node, and is acknowledged by the way.
+        """
         self._stream += 1
         own = self._stream
         self.rewind()
@@ -103,7 +115,10 @@ class Outbox:
                 await self._filled.wait()
             if self._stream != own:
                 return
-            await write(self.take())
+            batch = self.take()
+            if inbox.arrived.is_set():
+                inbox.acknowledge(batch)
+            await write(batch)
 
 
 class Inbox:
@@ -114,12 +129,25 @@ class Inbox:
         self.received = 0
         #: Something came that is not acknowledged.
         self.arrived = asyncio.Event()
+        #: So much of it that it is to be acknowledged at once.
+        self.much = asyncio.Event()
+        self._size = 0
         #: How often messages are missing: their sender gave them up.
         self.gaps = 0
         self._in_gap = False
         self._outbox = 0
         #: Of a message whose last piece has not come.
         self._pieces: list[bytes] = []
+
+    def acknowledge(self, batch: node_pb2.RelayBatch | None = None) -> node_pb2.RelayBatch:
+        """What to tell the sender now, in a batch that goes there or in one of its own."""
+        if batch is None:
+            batch = node_pb2.RelayBatch()
+        batch.received, batch.received_of = self.received, self._outbox
+        self._size = 0
+        self.arrived.clear()
+        self.much.clear()
+        return batch
 
     def accept(self, batch: node_pb2.RelayBatch) -> list[Relayed]:
         """The messages of a batch that were not received before, in order."""
@@ -131,6 +159,9 @@ class Inbox:
         known = max(0, self.received + 1 - batch.first)
         self.received = max(self.received, batch.first + len(messages) - 1)
         self.arrived.set()
+        self._size += len(batch.messages)
+        if self._size >= _MUCH:
+            self.much.set()
         return list(self._whole(itertools.islice(messages, known, None)))
 
     def _whole(self, messages: Iterable[Relayed]) -> Iterable[Relayed]:

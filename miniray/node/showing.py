@@ -15,7 +15,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from miniray.node.filling import CutOffError
+from miniray.node.filling import STEP, CutOffError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,8 +73,9 @@ def copy_shown(
         copier = stack.enter_context(_Copier(shown, fd))
         while offset < size:
             there = _heard(sock, there, wait=offset >= there)
-            if offset < there:
-                count = copier.copy(offset, min(PIECE, min(there, size) - offset))
+            end = min(offset + STEP, there, size)
+            while offset < end:
+                count = copier.copy(offset, min(PIECE, end - offset))
                 offset += count
                 came(count)
                 os.sched_yield()

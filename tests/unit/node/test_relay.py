@@ -45,7 +45,7 @@ def test_whatever_breaks_each_message_is_accepted_once_and_in_order(seed: int) -
         elif step < 0.85 and on_the_wire:
             accepted += numbers(inbox.accept(on_the_wire.pop(0)))
             if rng.random() < 0.5:
-                outbox.acknowledged(inbox.received)
+                outbox.acknowledged(inbox.acknowledge())
         elif step > 0.95:
             if on_the_wire and rng.random() < 0.5:  # the last ones are still read
                 accepted += numbers(inbox.accept(on_the_wire.pop(0)))
@@ -91,7 +91,7 @@ def test_a_message_in_pieces_arrives_whole_and_once_whatever_breaks(
         if rng.random() < 0.8:
             accepted += inbox.accept(batch)
             if rng.random() < 0.5:
-                outbox.acknowledged(inbox.received)
+                outbox.acknowledged(inbox.acknowledge())
         else:
             outbox.rewind()
     assert accepted == sent
@@ -149,7 +149,72 @@ def test_a_new_outbox_of_a_node_begins_to_count_anew() -> None:
         assert numbers(inbox.accept(outbox.take())) == [round]
 
 
+def test_what_is_told_of_an_older_outbox_says_nothing_of_the_new_one() -> None:
+    old, new, inbox = Outbox(), Outbox(), Inbox()
+    for number in range(3):
+        old.put(message(number))
+    inbox.accept(old.take())
+    late = inbox.acknowledge()  # the node was given up and came back meanwhile
+    new.put(message(7))
+    new.take()
+    new.acknowledged(late)
+    new.rewind()  # the stream broke
+    assert numbers(inbox.accept(new.take())) == [7]
+
+
+def test_what_goes_to_a_node_tells_by_the_way_what_has_come_from_it() -> None:
+    async def run() -> None:
+        here, there, inbox = Outbox(), Outbox(), Inbox()
+        written: list[node_pb2.RelayBatch] = []
+
+        async def write(batch: node_pb2.RelayBatch) -> None:
+            written.append(batch)
+
+        there.put(message(1))
+        inbox.accept(there.take())
+        draining = asyncio.ensure_future(here.drain_to(write, inbox))
+        for number in range(2):
+            here.put(message(number))
+            await until(lambda number=number: len(written) > number)
+        draining.cancel()
+        assert [batch.received for batch in written] == [1, 0]  # once is enough
+        there.acknowledged(written[0])
+        there.rewind()
+        assert numbers(Inbox().accept(there.take())) == []
+
+    asyncio.run(run())
+
+
+def test_much_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_box, "_MUCH", 1000)
+    outbox, inbox = Outbox(), Inbox()
+    outbox.put(message(1))
+    inbox.accept(outbox.take())
+    assert not inbox.much.is_set()
+    outbox.put(Relayed(b"to", b"from", [bytes(1000)]))
+    inbox.accept(outbox.take())
+    assert inbox.much.is_set()
+    inbox.acknowledge()
+    assert not inbox.much.is_set()
+
+
 # --- over real streams -------------------------------------------------------------------
+def test_what_was_received_is_acknowledged_though_nothing_goes_that_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay_box, "_MUCH", 1000)
+
+    async def run() -> None:
+        async with two_ends(tmp_path) as (a, b):
+            for after, data in ((0.01, b""), (60.0, bytes(1000))):
+                monkeypatch.setattr(relay_module, "_ACKNOWLEDGE_AFTER", after)
+                a.hub.send(b.id, message(1)._replace(bodies=[data]))
+                box = a.hub._outboxes[b.id]
+                await until(lambda box=box: not box._waiting and not box._sent)
+
+    asyncio.run(run())
+
+
 def test_a_message_above_the_limit_of_grpc_arrives_and_so_do_those_behind_it(
     tmp_path: Path,
 ) -> None:
