@@ -35,6 +35,12 @@ def wait_for_file(path: Path, timeout: float = 30.0) -> None:
     wait_until(path.exists, timeout)
 
 
+def wait_for_text(path: Path, timeout: float = 30.0) -> str:
+    """What a process writes to a file at once; there is a moment between making it and that."""
+    wait_until(lambda: path.exists() and path.stat().st_size, timeout)
+    return path.read_text()
+
+
 def count_up(path: Path) -> int:
     """Add one to the number of runs kept in a file, and return it; survives the process."""
     with path.open("ab") as file:

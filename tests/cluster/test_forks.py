@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cluster_helpers import wait_until
+from cluster_helpers import wait_for_text, wait_until
 from watched_output import watch
 
 import miniray
@@ -465,8 +465,7 @@ def test_a_childs_exit_functions_are_its_own(tmp_path: Path) -> None:
     miniray.get(actor.run.remote(fork, str(path)))
     worker = miniray.get(actor.pid.remote())
     actor.__ray_terminate__.remote()
-    wait_until(path.exists)
-    assert path.read_text().split() == [str(worker)]
+    assert wait_for_text(path).split() == [str(worker)]
 
 
 def test_the_error_of_a_forked_child_can_be_caught_by_its_class() -> None:
