@@ -16,7 +16,7 @@ import pytest
 from node_ends import End, mover_in_thread, no_mover, two_ends, until
 
 from miniray.config import config
-from miniray.node import mover_sends, moving, showing
+from miniray.node import mover_fetches, mover_sends, moving, showing
 from miniray.node import transfers as transfers_module
 from miniray.node.addresses import DaemonAddress
 from miniray.node.control_socket import control_pair
@@ -233,6 +233,40 @@ def test_a_transfer_that_is_given_up_writes_nothing_more(movers: Movers) -> None
                 await source.show(2 * MIB)
             await asyncio.sleep(QUIET)
             assert os.pread(target, SIZE, 0).count(b"y") == 0
+
+    movers.run(test())
+
+
+def test_a_transfer_that_is_stopped_when_all_has_come_does_not_harm_the_next_one(
+    movers: Movers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection hears no more, so nothing else can come over it."""
+    data = os.urandom(2 * MIB)
+    receive, hear_no_more = moving.receive, mover_fetches.hear_no_more
+    received, stopped = threading.Event(), threading.Event()
+
+    def receive_and_wait(*args: Any) -> None:
+        receive(*args)
+        received.set()
+        assert stopped.wait(10)
+
+    def note(sock: socket.socket) -> None:
+        hear_no_more(sock)
+        stopped.set()
+
+    monkeypatch.setattr(moving, "receive", receive_and_wait)
+    monkeypatch.setattr(mover_fetches, "hear_no_more", note)
+
+    async def test() -> None:
+        a, b = movers.add(), movers.add()
+        offer = await offered(a, movers.memory(data), len(data), [])
+        move = b.fetch(offer.address, offer.ticket, movers.memory(), 0, len(data), int)
+        assert await asyncio.to_thread(received.wait, 10)
+        await move.stop()
+        target = movers.memory()
+        offer = await offered(a, movers.memory(data), len(data), [])
+        assert await fetch(b, offer, target, len(data)) == len(data)
+        assert os.pread(target, len(data), 0) == data
 
     movers.run(test())
 
