@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.node.relay_box import Inbox, Outbox
 from miniray.node.relayed import Relayed
-from miniray.node.tasks import BROKEN, first_of
+from miniray.node.tasks import BROKEN, first_of, set_within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -251,8 +250,7 @@ class RelayHub:
         inbox = self._inbox(node_id)
         while True:
             await inbox.arrived.wait()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(inbox.much.wait(), _ACKNOWLEDGE_AFTER)
+            await set_within(inbox.much, _ACKNOWLEDGE_AFTER)
             if inbox.arrived.is_set():
                 await write(inbox.acknowledge())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import TYPE_CHECKING
 
@@ -196,6 +197,31 @@ def test_much_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inbox.much.is_set()
     inbox.acknowledge()
     assert not inbox.much.is_set()
+
+
+@pytest.mark.parametrize("later", range(4))
+def test_a_stream_that_ends_just_when_much_has_come_leaves_nothing_running(later: int) -> None:
+    """It is opened again only when all its parts have ended."""
+
+    async def write(_batch: node_pb2.RelayBatch) -> None:
+        """It is lost."""
+
+    async def run() -> None:
+        hub = RelayHub(b"here", dial)
+        telling = asyncio.ensure_future(hub._acknowledge(b"there", write))
+        inbox = hub._inbox(b"there")
+        inbox.arrived.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        inbox.much.set()
+        for _ in range(later):
+            await asyncio.sleep(0)
+        telling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait_for(telling, 5)
+        assert telling.cancelled()
+
+    asyncio.run(run())
 
 
 # --- over real streams -------------------------------------------------------------------
