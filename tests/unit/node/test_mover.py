@@ -361,6 +361,30 @@ def test_what_still_comes_is_passed_on_and_ends_when_it_ends(movers: Movers) -> 
     movers.run(test())
 
 
+def test_what_comes_slowly_is_passed_on_too(movers: Movers) -> None:
+    """Who passes on nothing for some seconds is left, though it may have half a MiB more."""
+    size = 4 * MIB
+
+    async def test() -> None:
+        b, c = movers.add(), movers.add()
+        with Source(movers, b"x" * size) as source:
+            middle, last = movers.memory(size=size), movers.memory(size=size)
+            address, ticket = source.offer
+            move = b.fetch(address, ticket, middle, 0, size, int)
+            first = asyncio.ensure_future(finish(move, []))
+            await source.show(1)
+            offer = await offered(b, middle, size, [], job=move.number)
+            second = asyncio.ensure_future(fetch(c, offer, last, size))
+            await until(lambda: os.pread(last, 1, 0) == b"x")
+            await source.show(MIB // 2)
+            await until(lambda: os.pread(last, 1, MIB // 2 - 1) == b"x")
+            await source.show(size)
+            await first
+            assert await second == size
+
+    movers.run(test())
+
+
 def test_a_reader_that_leaves_does_not_end_what_others_are_passed_on(movers: Movers) -> None:
     size = 8 * MIB
     half = size // 2
