@@ -246,13 +246,19 @@ class RelayHub:
     async def _acknowledge(
         self, node_id: bytes, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]
     ) -> None:
-        """Tell a node now and then what has come from it."""
+        """Tell a node now and then what has come from it.
+
+        Over every stream: one of them may be broken, which nobody has noticed yet.
+        """
         inbox = self._inbox(node_id)
+        told: node_pb2.RelayBatch | None = None
         while True:
             await inbox.arrived.wait()
             await set_within(inbox.much, _ACKNOWLEDGE_AFTER)
-            if inbox.arrived.is_set():
-                await write(inbox.acknowledge())
+            batch = inbox.acknowledge()
+            if batch != told:
+                await write(batch)
+                told = batch
 
     # --- streams that others open --------------------------------------------------------
     async def serve(

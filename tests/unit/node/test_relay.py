@@ -224,6 +224,33 @@ def test_a_stream_that_ends_just_when_much_has_come_leaves_nothing_running(later
     asyncio.run(run())
 
 
+def test_what_has_come_is_told_over_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may be broken, and what is told over it lost."""
+    monkeypatch.setattr(relay_module, "_ACKNOWLEDGE_AFTER", 0.01)
+
+    async def run() -> None:
+        hub, outbox = RelayHub(b"here", dial), Outbox()
+        told: list[list[int]] = [[], []]
+
+        def stream(number: int) -> asyncio.Task[None]:
+            async def write(batch: node_pb2.RelayBatch) -> None:
+                await asyncio.sleep(0)
+                told[number].append(batch.received)
+
+            return asyncio.ensure_future(hub._acknowledge(b"there", write))
+
+        streams = [stream(0), stream(1)]
+        for number in (1, 2):
+            outbox.put(message(number))
+            hub._inbox(b"there").accept(outbox.take())
+            await until(lambda number=number: all(number in each for each in told))
+        for each in streams:
+            each.cancel()
+        assert told == [[1, 2], [1, 2]]
+
+    asyncio.run(run())
+
+
 # --- over real streams -------------------------------------------------------------------
 def test_what_was_received_is_acknowledged_though_nothing_goes_that_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
