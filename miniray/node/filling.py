@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 #: Bytes that come before those who wait for more are woken, which takes as long as copying 100 KB.
 STEP = 1 << 20
+#: Seconds after which they get what is there, however little: who sends nothing is left.
+_LATEST = 1.0
 
 
 class CutOffError(Exception):
@@ -50,7 +52,7 @@ class Filling:
             self._moved.notify_all()
 
     def beyond(self, offset: int, is_over: Callable[[], bool]) -> int:
-        """How much is there, once it is more than ``offset``; some ``STEP`` more, or the rest.
+        """How much is there, once it is more than ``offset``: what comes in a second, or ``STEP``.
 
         Args:
             offset: What was read.
@@ -60,7 +62,8 @@ class Filling:
             CutOffError: it is, or nothing more will come.
         """
         with self._moved:
-            self._moved.wait_for(lambda: self.offset > offset or self._ended or is_over())
+            while not (self.offset > offset or self._ended or is_over()):
+                self._moved.wait(_LATEST)
             if is_over():
                 raise CutOffError("nobody waits for it any more")
             if self.offset <= offset:

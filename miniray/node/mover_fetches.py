@@ -117,7 +117,7 @@ class Fetches:
                 if job.filling.offset != begun or job.stopped:
                     raise
             else:
-                self._keep(target, kept)
+                self._keep(job, target, kept)
                 return
         sock = self._connect(job, target)
         try:
@@ -125,7 +125,7 @@ class Fetches:
         except BaseException:
             sock.close()
             raise
-        self._keep(target, sock)
+        self._keep(job, target, sock)
 
     def _connect(self, job: _Job, target: str) -> socket.socket:
         family, address = address_of(target)
@@ -192,10 +192,11 @@ class Fetches:
             of_target = self._idle.get(target)
             return of_target.pop()[0] if of_target else None
 
-    def _keep(self, target: str, sock: socket.socket) -> None:
+    def _keep(self, job: _Job, target: str, sock: socket.socket) -> None:
         with self._lock:
             kept = self._idle.setdefault(target, [])
-            if len(kept) < _KEPT:
+            # One that was stopped when all had come hears no more.
+            if len(kept) < _KEPT and not job.stopped:
                 kept.append((sock, time.monotonic()))
                 return
         sock.close()

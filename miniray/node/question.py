@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
+
+from miniray.node.tasks import set_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -51,8 +52,7 @@ class Question:
 
     async def wait(self, seconds: float | None = None) -> None:
         """Until it is over, or the time is."""
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._over.wait(), seconds)
+        await set_within(self._over, seconds)
 
     def _check(self) -> None:
         if not self._missing:

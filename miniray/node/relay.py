@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.node.relay_box import Inbox, Outbox
 from miniray.node.relayed import Relayed
-from miniray.node.tasks import BROKEN, first_of
+from miniray.node.tasks import BROKEN, first_of, set_within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -247,14 +246,19 @@ class RelayHub:
     async def _acknowledge(
         self, node_id: bytes, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]
     ) -> None:
-        """Tell a node now and then what has come from it."""
+        """Tell a node now and then what has come from it.
+
+        Over every stream: one of them may be broken, which nobody has noticed yet.
+        """
         inbox = self._inbox(node_id)
+        told: node_pb2.RelayBatch | None = None
         while True:
             await inbox.arrived.wait()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(inbox.much.wait(), _ACKNOWLEDGE_AFTER)
-            if inbox.arrived.is_set():
-                await write(inbox.acknowledge())
+            await set_within(inbox.much, _ACKNOWLEDGE_AFTER)
+            batch = inbox.acknowledge()
+            if batch != told:
+                await write(batch)
+                told = batch
 
     # --- streams that others open --------------------------------------------------------
     async def serve(

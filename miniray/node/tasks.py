@@ -1,4 +1,4 @@
-"""Several tasks of one gRPC stream, which end together."""
+"""Several tasks of one gRPC stream, which end together, and waiting that can be cancelled."""
 
 from __future__ import annotations
 
@@ -28,3 +28,15 @@ async def first_of(*parts: Coroutine[Any, Any, object]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def set_within(event: asyncio.Event, seconds: float | None) -> None:
+    """Wait until an event is set, or the time is over.
+
+    ``asyncio.wait_for`` before Python 3.12 ignores a cancellation that comes just when it is set.
+    """
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiting}, timeout=seconds)
+    finally:
+        waiting.cancel()

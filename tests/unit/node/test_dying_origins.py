@@ -12,6 +12,7 @@ from node_ends import End, until
 from miniray.exceptions import ObjectLostError
 from miniray.node import mover_sends, showing
 from miniray.node import transfers as transfers_module
+from miniray.node.question import Question
 from miniray.node.room import Claim
 
 if TYPE_CHECKING:
@@ -245,3 +246,20 @@ def test_those_that_go_on_from_one_copy_do_so_two_at_a_time(
         assert 1 <= most <= 2
 
     run(tmp_path, 7, test)
+
+
+@pytest.mark.parametrize("later", range(4))
+def test_nothing_is_asked_for_anybody_who_leaves_just_when_the_answer_comes(later: int) -> None:
+    async def main() -> None:
+        question = Question([b"n1"])
+        asking = asyncio.ensure_future(question.wait(60))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        question.answered(b"n1", 1)
+        for _ in range(later):
+            await asyncio.sleep(0)
+        if asking.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+
+    asyncio.run(main())

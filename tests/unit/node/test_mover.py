@@ -16,7 +16,7 @@ import pytest
 from node_ends import End, mover_in_thread, no_mover, two_ends, until
 
 from miniray.config import config
-from miniray.node import mover_sends, moving, showing
+from miniray.node import mover_fetches, mover_sends, moving, showing
 from miniray.node import transfers as transfers_module
 from miniray.node.addresses import DaemonAddress
 from miniray.node.control_socket import control_pair
@@ -237,6 +237,40 @@ def test_a_transfer_that_is_given_up_writes_nothing_more(movers: Movers) -> None
     movers.run(test())
 
 
+def test_a_transfer_that_is_stopped_when_all_has_come_does_not_harm_the_next_one(
+    movers: Movers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection hears no more, so nothing else can come over it."""
+    data = os.urandom(2 * MIB)
+    receive, hear_no_more = moving.receive, mover_fetches.hear_no_more
+    received, stopped = threading.Event(), threading.Event()
+
+    def receive_and_wait(*args: Any) -> None:
+        receive(*args)
+        received.set()
+        assert stopped.wait(10)
+
+    def note(sock: socket.socket) -> None:
+        hear_no_more(sock)
+        stopped.set()
+
+    monkeypatch.setattr(moving, "receive", receive_and_wait)
+    monkeypatch.setattr(mover_fetches, "hear_no_more", note)
+
+    async def test() -> None:
+        a, b = movers.add(), movers.add()
+        offer = await offered(a, movers.memory(data), len(data), [])
+        move = b.fetch(offer.address, offer.ticket, movers.memory(), 0, len(data), int)
+        assert await asyncio.to_thread(received.wait, 10)
+        await move.stop()
+        target = movers.memory()
+        offer = await offered(a, movers.memory(data), len(data), [])
+        assert await fetch(b, offer, target, len(data)) == len(data)
+        assert os.pread(target, len(data), 0) == data
+
+    movers.run(test())
+
+
 def test_a_transfer_ends_when_what_is_shown_is_withdrawn_in_the_middle(
     movers: Movers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +357,30 @@ def test_what_still_comes_is_passed_on_and_ends_when_it_ends(movers: Movers) -> 
     async def test() -> None:
         await pass_on(whole=True)
         await pass_on(whole=False)
+
+    movers.run(test())
+
+
+def test_what_comes_slowly_is_passed_on_too(movers: Movers) -> None:
+    """Who passes on nothing for some seconds is left, though it may have half a MiB more."""
+    size = 4 * MIB
+
+    async def test() -> None:
+        b, c = movers.add(), movers.add()
+        with Source(movers, b"x" * size) as source:
+            middle, last = movers.memory(size=size), movers.memory(size=size)
+            address, ticket = source.offer
+            move = b.fetch(address, ticket, middle, 0, size, int)
+            first = asyncio.ensure_future(finish(move, []))
+            await source.show(1)
+            offer = await offered(b, middle, size, [], job=move.number)
+            second = asyncio.ensure_future(fetch(c, offer, last, size))
+            await until(lambda: os.pread(last, 1, 0) == b"x")
+            await source.show(MIB // 2)
+            await until(lambda: os.pread(last, 1, MIB // 2 - 1) == b"x")
+            await source.show(size)
+            await first
+            assert await second == size
 
     movers.run(test())
 

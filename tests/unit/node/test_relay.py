@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from typing import TYPE_CHECKING
 
@@ -196,6 +197,58 @@ def test_much_is_acknowledged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert inbox.much.is_set()
     inbox.acknowledge()
     assert not inbox.much.is_set()
+
+
+@pytest.mark.parametrize("later", range(4))
+def test_a_stream_that_ends_just_when_much_has_come_leaves_nothing_running(later: int) -> None:
+    """It is opened again only when all its parts have ended."""
+
+    async def write(_batch: node_pb2.RelayBatch) -> None:
+        """It is lost."""
+
+    async def run() -> None:
+        hub = RelayHub(b"here", dial)
+        telling = asyncio.ensure_future(hub._acknowledge(b"there", write))
+        inbox = hub._inbox(b"there")
+        inbox.arrived.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        inbox.much.set()
+        for _ in range(later):
+            await asyncio.sleep(0)
+        telling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait_for(telling, 5)
+        assert telling.cancelled()
+
+    asyncio.run(run())
+
+
+def test_what_has_come_is_told_over_every_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them may be broken, and what is told over it lost."""
+    monkeypatch.setattr(relay_module, "_ACKNOWLEDGE_AFTER", 0.01)
+
+    async def run() -> None:
+        hub, outbox = RelayHub(b"here", dial), Outbox()
+        told: list[list[int]] = [[], []]
+
+        def stream(number: int) -> asyncio.Task[None]:
+            async def write(batch: node_pb2.RelayBatch) -> None:
+                await asyncio.sleep(0)
+                told[number].append(batch.received)
+
+            return asyncio.ensure_future(hub._acknowledge(b"there", write))
+
+        streams = [stream(0), stream(1)]
+        for number in (1, 2):
+            outbox.put(message(number))
+            hub._inbox(b"there").accept(outbox.take())
+            await until(lambda number=number: all(number in each for each in told))
+        for each in streams:
+            each.cancel()
+        assert told == [[1, 2], [1, 2]]
+
+    asyncio.run(run())
 
 
 # --- over real streams -------------------------------------------------------------------
