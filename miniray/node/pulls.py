@@ -60,15 +60,15 @@ class Pulls:
 
     Args:
         store: Where copies are.
-        copy: Copies a segment of another node into room that it claims; the one that it
-            returns is to be sealed.
+        copy: Copies a segment of another node into room that it claims. The one that it
+            returns is to be sealed; it may be a copy of another one of the same value.
         copies: Where a copy is noted when it is there.
     """
 
     def __init__(
         self,
         store: SegmentStore,
-        copy: Callable[[bytes, int, Claim], Awaitable[tuple[Segment, Owner]]],
+        copy: Callable[[bytes, int, Claim], Awaitable[tuple[Segment, Owner, Key]]],
         copies: Copies,
     ) -> None:
         self._store = store
@@ -169,7 +169,7 @@ class Pulls:
 
     async def _run(self, pull: _Pull) -> None:
         try:
-            segment, owner = await self._copy(*pull.key, pull.claim)
+            segment, owner, source = await self._copy(*pull.key, pull.claim)
         except asyncio.CancelledError:
             self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "its transfer was ended"))
             raise
@@ -182,12 +182,15 @@ class Pulls:
         elif not self._store.has(segment):
             self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "it was freed meanwhile"))
         else:
-            self._arrived(pull, segment, owner)
+            self._arrived(pull, segment, owner, source)
 
-    def _arrived(self, pull: _Pull, segment: Segment, owner: Owner) -> None:
+    def _arrived(self, pull: _Pull, segment: Segment, owner: Owner, source: Key) -> None:
+        """A copy is here, of the segment that was asked for or of one that took its place."""
         del self._pulls[pull.key]
-        self._store.change_owner(segment.number, pull.key[0])
-        copy = self._copies.add(pull.key, segment.number, owner)
+        copy: Copy | None = None
+        if self._copies.find(source) is None:
+            self._store.change_owner(segment.number, source[0])
+            copy = self._copies.add(source, segment.number, owner)
         for waiter in list(pull.waiters):
             self._forget(waiter)
             if waiter.segment.done():  # who waited was cancelled
@@ -195,7 +198,9 @@ class Pulls:
             if waiter.maps:  # at once: its owner may free it before who waits goes on
                 self._store.map(segment.number, waiter.name[0])
             waiter.segment.set_result(segment)
-        if pull.last:
+        if copy is None:
+            self._store.free(segment.number)  # there is another one for who comes later
+        elif pull.last and source == pull.key:
             self.on_left(copy)
 
     def _end(self, pull: _Pull, error: Exception) -> None:

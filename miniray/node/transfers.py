@@ -99,7 +99,7 @@ class Transfers:
         """The node ends; nothing more comes."""
         await self._streams.close()
 
-    async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner]:
+    async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner, Key]:
         """Read a segment of another node into one of this node, which is not sealed yet.
 
         Args:
@@ -108,7 +108,8 @@ class Transfers:
             claim: Room of its size.
 
         Returns:
-            The copy, and who owns the value.
+            The copy, who owns the value, and of which segment it is a copy: of another one of
+            the same value if the node has died on the way.
 
         Raises:
             ObjectLostError: it, or its node, is gone, or does not answer.
@@ -127,7 +128,7 @@ class Transfers:
             else:
                 segment = self._store.create(size, 0, owner, owner, room)
             arriving.segment = segment
-            await self._fill(segment, key, arriving)
+            source = await self._fill(segment, key, arriving)
         except BaseException:
             if arriving.segment is not None:
                 self._store.seal(arriving.segment.number)
@@ -137,19 +138,19 @@ class Transfers:
             arriving.end()
             if self.arriving.get(key) is arriving:
                 del self.arriving[key]
-        self._relay.send(node_id, Relayed(notice=r.COPIED, items=(number,)))
-        return segment, arriving.owner
+        if not self._relay.send(source[0], Relayed(notice=r.COPIED, items=(source[1],))):
+            source = key  # that node is gone too, and has told nobody of this copy
+        return segment, arriving.owner, source
 
-    async def _fill(self, segment: Segment, key: Key, arriving: Arriving) -> None:
-        """Try until all of it is here."""
+    async def _fill(self, segment: Segment, key: Key, arriving: Arriving) -> Key:
+        """Try until all of it is here; returns the segment that it came from in the end."""
         resumes = 0
         while True:
             before = arriving.offset
             try:
                 if before and not self._relay.knows(key[0]):
-                    await self._from_copy(segment, key, arriving)
-                else:
-                    await self._from_origin(segment, key, arriving)
+                    return await self._from_copy(segment, key, arriving)
+                await self._from_origin(segment, key, arriving)
             except _NotServedError:
                 continue  # there are only so many nodes, and none is named twice
             except BrokenTransferError as error:
@@ -161,9 +162,9 @@ class Transfers:
                         f"its transfer from node {key[0].hex()} failed: {error}",
                     ) from None
             else:
-                return
+                return key
 
-    async def _from_copy(self, segment: Segment, gone: Key, arriving: Arriving) -> None:
+    async def _from_copy(self, segment: Segment, gone: Key, arriving: Arriving) -> Key:
         """Go on from a copy of a segment whose node has died on the way, as from its own node."""
         key = await self.others.find(gone, arriving.useless)
         if key is None:
@@ -173,7 +174,8 @@ class Transfers:
         try:
             while True:
                 with contextlib.suppress(_NotServedError):
-                    return await self._from_origin(segment, key, arriving)
+                    await self._from_origin(segment, key, arriving)
+                    return key
         except (BrokenTransferError, ObjectLostError) as error:
             if isinstance(error, BrokenTransferError) and self._relay.knows(key[0]):
                 raise

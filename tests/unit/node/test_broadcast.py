@@ -69,7 +69,7 @@ class Cluster:
     async def fetch(self, end: End, number: int) -> bytes:
         """Copy it there as `NodeObjects` would."""
         key: Key = (self.source.id, number)
-        segment, owner = await end.transfers.copy(*key, Claim(SIZE))
+        segment, owner, _ = await end.transfers.copy(*key, Claim(SIZE))
         assert owner == (OWNER, self.source.id)
         end.store.seal(segment.number)
         end.serving.copies.add(key, segment.number, owner)

@@ -45,8 +45,7 @@ class Cluster:
 
     async def fetch(self, end: End, number: int, size: int) -> bytes:
         """As ``NodeObjects`` does."""
-        key = (self.source.id, number)
-        segment, owner = await end.transfers.copy(*key, Claim(size))
+        segment, owner, key = await end.transfers.copy(self.source.id, number, Claim(size))
         assert owner == (OWNER, self.source.id)
         end.store.seal(segment.number)
         end.serving.copies.add(key, segment.number, owner)
@@ -114,6 +113,11 @@ def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert writes.offsets == sorted(set(writes.offsets)), "a piece came twice"
         assert not late.transfers.arriving
         assert not late.transfers.others._questions
+        there = holder.serving.copies.find((source.id, number))
+        assert there is not None
+        assert late.serving.copies.find((holder.id, there.number)) is not None  # of that, not gone
+        spread = holder.serving._spreads[there.number].spread
+        await until(lambda: late.id in spread._whole)
 
     run(tmp_path, 3, test)
 

@@ -571,7 +571,7 @@ def test_a_large_value_comes_by_mover_and_leaves_nothing_open(tmp_path: Path) ->
 
     async def test(a: End, b: End) -> None:
         number = written(a, data)
-        copy, owner = await b.transfers.copy(a.id, number, Claim(SIZE))
+        copy, owner, _ = await b.transfers.copy(a.id, number, Claim(SIZE))
         assert content(copy) == data
         assert owner == (OWNER, a.id)
         a.store.free(number)
@@ -611,7 +611,7 @@ def test_what_breaks_on_the_way_goes_on_where_it_was(tmp_path: Path, what: str) 
                 end.mover._running()._control.shutdown(socket.SHUT_RDWR)
 
         b.mover.fetch = fetch_and_break  # type: ignore[method-assign]
-        copy, _owner = await b.transfers.copy(a.id, number, Claim(SIZE))
+        copy, *_ = await b.transfers.copy(a.id, number, Claim(SIZE))
         assert content(copy) == data
         assert len(offsets) <= 2
         if len(offsets) > 1:
@@ -635,7 +635,7 @@ def test_a_mover_out_of_reach_is_not_asked_again_soon(tmp_path: Path) -> None:
 
         b.mover.fetch = count  # type: ignore[method-assign]
         for _ in range(3):
-            copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+            copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
             assert content(copy) == data
         assert len(asked) == 1
 
@@ -667,7 +667,7 @@ def test_a_mover_that_sends_nothing_is_left(
 
             a.mover.offer = offer  # type: ignore[method-assign]
             number = written(a, data)
-            copy, _ = await b.transfers.copy(a.id, number, Claim(len(data)))
+            copy, *_ = await b.transfers.copy(a.id, number, Claim(len(data)))
         assert content(copy) == data
         a.store.free(number)
         await until(lambda: not a.store.used)
@@ -684,7 +684,7 @@ def test_a_large_value_comes_by_mover_when_there_is_room_on_disk_only(tmp_path: 
 
     async def test(a: End, b: End) -> None:
         b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copy, _owner = await b.transfers.copy(a.id, written(a, data), Claim(SIZE))
+        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(SIZE))
         assert not copy.in_memory
         assert content(copy) == data
 
@@ -696,10 +696,10 @@ def test_without_movers_large_values_come_through_the_daemons(tmp_path: Path) ->
 
     async def test(a: End, b: End) -> None:
         a.mover = a.serving._mover = MoverClient(no_mover, MoverConfig("here", "/nowhere"))
-        copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
         assert content(copy) == data
         b.mover = b.transfers._mover = MoverClient(no_mover, MoverConfig("here", "/nowhere"))
-        copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
         assert content(copy) == data
 
     with_ends(tmp_path, test)
@@ -766,7 +766,7 @@ def test_a_mover_that_is_stopped_is_ended_and_the_value_comes(
     async def test(a: End, b: End) -> None:
         (a if what == "sends" else b).mover._start = movers.start
         number = written(a, data)
-        copy, _ = await b.transfers.copy(a.id, number, Claim(len(data)))
+        copy, *_ = await b.transfers.copy(a.id, number, Claim(len(data)))
         assert content(copy) == data
         assert movers.killed == 1
         a.store.free(number)
@@ -822,7 +822,7 @@ def test_nobody_waits_for_the_answer_to_what_a_mover_could_not_be_told(
     monkeypatch.setattr(socket, "send_fds", send_or_refuse)
 
     async def test(a: End, b: End) -> None:
-        copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
         assert content(copy) == data
         assert refused
 
@@ -848,7 +848,7 @@ def test_memory_that_could_not_be_shown_comes_another_way(
         for way in (without, refuse):
             monkeypatch.setattr(socket, "send_fds", way)
             b.transfers._unreached.clear()
-            copy, _ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+            copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
             assert content(copy) == data
             assert a.id in b.transfers._unreached
 

@@ -60,14 +60,14 @@ class Transfers:
         self.arriving: dict[Key, Arriving] = {}
         self.finish = asyncio.Event()
 
-    async def copy(self, node: bytes, number: int, claim: Claim) -> tuple[Segment, Owner]:
+    async def copy(self, node: bytes, number: int, claim: Claim) -> tuple[Segment, Owner, Key]:
         arriving = self.arriving[node, number] = Arriving(self.feeder)
         segment = arriving.segment = self._store.create(claim.size, 0, HERE, HERE)
         if self.begins:
             arriving.begin(self._owner)
         await self.finish.wait()
         del self.arriving[node, number]
-        return segment, self._owner
+        return segment, self._owner, (node, number)
 
 
 class Node:

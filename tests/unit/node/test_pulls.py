@@ -48,8 +48,10 @@ class Transfers:
         self.begun: list[Key] = []
         self.ended: list[Key] = []
         self._open: dict[Key, asyncio.Future[None]] = {}
+        #: What a copy is a copy of, if not of what was asked for.
+        self.instead: dict[Key, Key] = {}
 
-    async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner]:
+    async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner, Key]:
         key = (node_id, number)
         memory = await self._room.get(claim)
         self.begun.append(key)
@@ -63,7 +65,7 @@ class Transfers:
             raise
         finally:
             self.ended.append(key)
-        return segment, OWNER
+        return segment, OWNER, self.instead.get(key, key)
 
     def finish(self, key: Key, error: Exception | None = None) -> None:
         if error is None:
@@ -218,6 +220,29 @@ def test_a_copy_whose_node_dies_while_it_comes_from_elsewhere_is_left_to_its_own
         node.transfers.finish(KEY)
         segment = await waiter.segment
         assert [copy.number for copy in left] == [segment.number] == [node.copy(KEY)]
+
+    run(test)
+
+
+def test_a_copy_of_what_took_the_place_of_a_value_is_known_as_that() -> None:
+    other = (b"node-two", 9)
+
+    async def test(node: Node) -> None:
+        left: list[Copy] = []
+        node.pulls.on_left = left.append
+        for _ in range(2):  # the second one finds that there is a copy of that already
+            waiter = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
+            await settled()
+            node.pulls.origin_died(KEY)
+            node.transfers.instead[KEY] = other
+            node.transfers.finish(KEY)
+            segment = await waiter.segment
+            assert segment.mappers == {A: 1}
+            assert node.copy(KEY) is None
+        assert node.copy(other) == segment.number - 1
+        assert not left
+        node.store.unmap([segment.number], A)
+        assert len(node.store) == 1
 
     run(test)
 

@@ -102,7 +102,7 @@ def test_a_broken_transfer_goes_on_where_it_was(
                 b.breaker.cut()
 
         monkeypatch.setattr(transfers_module, "write_all", write_and_cut)
-        copy, _owner = await b.transfers.copy(a.id, number, Claim(SIZE))
+        copy, *_ = await b.transfers.copy(a.id, number, Claim(SIZE))
         assert content(copy, SIZE) == data
         assert offsets == sorted(set(offsets)), "a piece came twice"
 
@@ -184,7 +184,7 @@ def test_a_copy_for_which_there_is_no_memory_arrives_on_disk(
     async def test(a: End, b: End) -> None:
         number = written(a, data)
         b.store.create(b.store.capacity, 0, OWNER, OWNER)
-        copy, _owner = await b.transfers.copy(a.id, number, Claim(SIZE))
+        copy, *_ = await b.transfers.copy(a.id, number, Claim(SIZE))
         assert not copy.in_memory
         assert content(copy, SIZE) == data
         b.store.seal(copy.number)
@@ -199,7 +199,7 @@ def test_a_copy_that_is_larger_than_the_store_arrives_on_disk(tmp_path: Path) ->
 
     async def test(a: End, b: End) -> None:
         b.store.memories.capacity = b.store.capacity = SIZE // 2
-        copy, _owner = await b.transfers.copy(a.id, written(a, data), Claim(SIZE))
+        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(SIZE))
         assert not copy.in_memory
         assert content(copy, SIZE) == data
 
