@@ -63,7 +63,7 @@ def test_an_object_arrives_whole_and_leaves_nothing_open(tmp_path: Path, dialabl
         found = await asyncio.gather(
             *(b.transfers.copy(a.id, number, Claim(SIZE)) for _ in range(3))
         )
-        copies = [copy for copy, _owner in found]
+        copies = [copy for copy, *_ in found]
         assert [content(copy, SIZE) for copy in copies] == [data] * 3
         a.store.free(number)
         await until(lambda: not a.store.used)  # nobody maps it any more
@@ -225,7 +225,7 @@ def test_who_waits_for_room_keeps_nobody_else_from_a_copy(
         assert number not in a.serving._spreads  # nothing was asked for yet
         b.store.seal(full.number)
         b.store.free(full.number)
-        segment, _owner = await other
+        segment, *_ = await other
         assert content(segment, SIZE) == bytes(SIZE)
 
     run(tmp_path, True, test)
