@@ -73,12 +73,11 @@ def copy_shown(
         copier = stack.enter_context(_Copier(shown, fd))
         while offset < size:
             there = _heard(sock, there, wait=offset >= there)
-            end = min(offset + STEP, there, size)
+            begin, end = offset, min(offset + STEP, there, size)
             while offset < end:
-                count = copier.copy(offset, min(PIECE, end - offset))
-                offset += count
-                came(count)
+                offset += copier.copy(offset, min(PIECE, end - offset))
                 os.sched_yield()
+            came(offset - begin)
 
 
 def _shown(sock: socket.socket) -> tuple[int, int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+_Result = TypeVar("_Result")
 
 #: What ends a stream.
 BROKEN = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
@@ -28,6 +30,25 @@ async def first_of(*parts: Coroutine[Any, Any, object]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def within(work: Coroutine[Any, Any, _Result], seconds: float) -> _Result:
+    """What some work gives; it is cancelled, and has ended, when this returns or raises.
+
+    ``asyncio.wait_for`` before Python 3.12 ignores a cancellation that comes just when it ends.
+
+    Raises:
+        asyncio.TimeoutError: it has not ended within so many seconds.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def set_within(event: asyncio.Event, seconds: float | None) -> None:

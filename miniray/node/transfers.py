@@ -28,6 +28,7 @@ from miniray.node.pushes import Pushes
 from miniray.node.relayed import Relayed
 from miniray.node.services import fetch
 from miniray.node.spill_files import Place
+from miniray.node.tasks import within
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -363,12 +364,16 @@ async def _end(task: asyncio.Future[None]) -> None:
         task.exception()  # what broke the call is known by now
 
 
+async def _next(pieces: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(pieces, None)
+
+
 async def _lively(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """The same pieces; each must come within ``transfer_stall`` seconds."""
     limit = config().transfer_stall
     while True:
         try:
-            piece = await asyncio.wait_for(anext(pieces, None), limit)
+            piece = await within(_next(pieces), limit)
         except asyncio.TimeoutError:
             raise BrokenTransferError(f"nothing came for {limit} s") from None
         if piece is None:

@@ -1,0 +1,61 @@
+"""Waiting that heeds a cancellation at whatever moment it comes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from miniray.node.tasks import set_within, within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@pytest.mark.parametrize("turns", range(4))
+@pytest.mark.parametrize(
+    "wait", [lambda event: within(event.wait(), 10), lambda event: set_within(event, 10)]
+)
+def test_a_cancellation_that_comes_just_when_the_wait_is_over_is_heeded(
+    wait: Callable[[asyncio.Event], Any], turns: int
+) -> None:
+    async def main() -> None:
+        event = asyncio.Event()
+        waiting = asyncio.ensure_future(wait(event))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        event.set()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        if waiting.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(main())
+
+
+def test_work_that_takes_too_long_has_ended_when_that_is_told() -> None:
+    async def main() -> None:
+        ended: list[bool] = []
+
+        async def work() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(0)
+                ended.append(True)
+
+        with pytest.raises(asyncio.TimeoutError):
+            await within(work(), 0.01)
+        assert ended
+
+    asyncio.run(main())
+
+
+def test_what_the_work_raises_is_raised() -> None:
+    async def work() -> int:
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        asyncio.run(within(work(), 10))
