@@ -264,3 +264,15 @@ def packed(value: Any) -> tuple[int, Any, tuple[Any, ...]]:
     """A value as it travels."""
     serialized = serialize(value)
     return (serialized.form, serialized.payload(), ())
+
+
+class Interrupted:
+    """A signal comes when it is pickled first, and its handler raises, as those of time limits."""
+
+    def __init__(self) -> None:
+        self.errors = [TimeoutError("time limit")]
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        if self.errors:
+            raise self.errors.pop()
+        return (Interrupted, ())

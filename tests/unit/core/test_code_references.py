@@ -8,24 +8,13 @@ import threading
 from typing import Any
 
 import pytest
+from core_doubles import Interrupted
 
 import miniray
 from miniray.core.exports import reference_to
 from miniray.core.serialization import dumps_code
 
 LOCK = threading.Lock()
-
-
-class Interrupted:
-    """A signal comes when it is pickled first, and its handler raises, as those of time limits."""
-
-    def __init__(self) -> None:
-        self.errors = [TimeoutError("time limit")]
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        if self.errors:
-            raise self.errors.pop()
-        return (Interrupted, ())
 
 
 INTERRUPTED = Interrupted()

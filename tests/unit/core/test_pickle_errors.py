@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import pytest
+from core_doubles import Interrupted
 
 from miniray.config import config
 from miniray.core import closures
@@ -44,18 +45,6 @@ def test_a_value_that_is_itself_at_fault_is_named() -> None:
 def test_a_value_is_called_what_it_is_to_the_user() -> None:
     with pytest.raises(TypeError, match="what f returned, a value of type lock, cannot be pickled"):
         serialize(threading.Lock(), "f")
-
-
-class Interrupted:
-    """A signal comes when it is pickled first, and its handler raises, as those of time limits."""
-
-    def __init__(self) -> None:
-        self.errors = [TimeoutError("time limit")]
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        if self.errors:
-            raise self.errors.pop()
-        return (Interrupted, ())
 
 
 def test_what_a_signal_handler_raises_is_not_taken_for_a_fault_of_the_value() -> None:

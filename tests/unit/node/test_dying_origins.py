@@ -43,6 +43,12 @@ class Cluster:
         self.source.store.seal(segment.number)
         return segment.number
 
+    async def put_with_copies(self, data: bytes, holders: list[End]) -> int:
+        number = self.put(data)
+        for holder in holders:
+            await self.fetch(holder, number, len(data))
+        return number
+
     async def fetch(self, end: End, number: int, size: int) -> bytes:
         """As ``NodeObjects`` does."""
         segment, owner, key = await end.transfers.copy(self.source.id, number, Claim(size))
@@ -104,8 +110,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     async def test(cluster: Cluster) -> None:
         source, holder, late = cluster.ends
-        number = cluster.put(data)
-        await cluster.fetch(holder, number, SIZE)
+        number = await cluster.put_with_copies(data, [holder])
         writes = Writes(monkeypatch)
         writes.at[3] = lambda: cluster.dies(source)
         assert await cluster.fetch(late, number, SIZE) == data
@@ -141,8 +146,7 @@ def test_it_goes_on_where_it_was_between_movers(
         for end in cluster.ends:
             end.store.capacity = end.store.memories.capacity = 4 * size
         source, holder, late = cluster.ends
-        number = cluster.put(data)
-        await cluster.fetch(holder, number, size)
+        number = await cluster.put_with_copies(data, [holder])
         copying = asyncio.ensure_future(cluster.fetch(late, number, size))
         await until(lambda: any(there.offset for there in late.transfers.arriving.values()))
         cluster.dies(source)
@@ -176,9 +180,7 @@ def test_it_survives_the_death_of_the_node_that_took_the_place(
 
     async def test(cluster: Cluster) -> None:
         source, *holders, late = cluster.ends
-        number = cluster.put(data)
-        for holder in holders:
-            await cluster.fetch(holder, number, SIZE)
+        number = await cluster.put_with_copies(data, holders)
         writes = Writes(monkeypatch)
 
         def feeder_dies() -> None:
@@ -201,11 +203,7 @@ def test_a_copy_that_was_dropped_meanwhile_is_not_asked_for_twice(
 
     async def test(cluster: Cluster) -> None:
         source, *holders, late = cluster.ends
-        number = cluster.put(data)
-        for holder in holders:
-            await cluster.fetch(holder, number, SIZE)
-            there = holder.serving.copies.find((source.id, number))
-            assert there is not None
+        number = await cluster.put_with_copies(data, holders)
         empty = holders[0]
         copy = empty.serving.copies.find((source.id, number))
         assert copy is not None
@@ -230,8 +228,7 @@ def test_those_that_go_on_from_one_copy_do_so_two_at_a_time(
 
     async def test(cluster: Cluster) -> None:
         source, holder, *late = cluster.ends
-        number = cluster.put(data)
-        await cluster.fetch(holder, number, SIZE)
+        number = await cluster.put_with_copies(data, [holder])
         most = 0
         place = holder.serving._place
 
