@@ -48,11 +48,13 @@ class OtherCopies:
             key: The node that is gone, and the segment there.
             tried: Copies that are of no use.
         """
+
+        def serves(node: bytes, copy: int) -> bool:
+            return bool(copy) and (node, copy) not in tried
+
         number = self._numbers()
         nodes = [node for node in self._relay.nodes() if self._relay.can_dial(node)]
-        question = self._questions[number] = Question(
-            nodes, enough=lambda node, copy: bool(copy) and (node, copy) not in tried
-        )
+        question = self._questions[number] = Question(nodes, enough=serves)
         try:
             for node in nodes:
                 if not self._relay.send(node, Relayed(notice=r.COPY_ASKED, items=(number, *key))):
@@ -60,8 +62,7 @@ class OtherCopies:
             await question.wait(config().transfer_stall)
         finally:
             del self._questions[number]
-        found = ((node, copy) for node, copy in question.answers.items() if copy)
-        return next((key for key in found if key not in tried), None)
+        return next((told for told in question.answers.items() if serves(*told)), None)
 
     def _answer(self, node_id: bytes, message: Relayed) -> None:
         number, gone, segment = message.items

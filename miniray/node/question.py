@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-def _all_count(_who: bytes, _answer: Any) -> bool:
+def _all_are_wanted(_who: bytes, _answer: Any) -> bool:
     return False
 
 
@@ -24,7 +24,7 @@ class Question:
     """
 
     def __init__(
-        self, whom: Iterable[bytes], enough: Callable[[bytes, Any], bool] = _all_count
+        self, whom: Iterable[bytes], enough: Callable[[bytes, Any], bool] = _all_are_wanted
     ) -> None:
         self._missing = set(whom)
         self._enough = enough
