@@ -29,7 +29,7 @@ class Pace:
     than ``awake``.
     """
 
-    __slots__ = ("_awake", "_resting", "_short", "_stay")
+    __slots__ = ("_awake", "_resting", "_short", "_stay", "sleeps_while")
 
     def __init__(self, awake: float = 80e-6, short: float = 120e-6) -> None:
         """Start asleep.
@@ -42,13 +42,15 @@ class Pace:
         self._short = short
         self._stay = False
         self._resting = 0
+        #: Whether others do work in bulk at present, which needs the processor more.
+        self.sleeps_while: Callable[[], bool] = _never
 
     def wait(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
         """``poll(timeout)``; a negative timeout has no end."""
         now = time.perf_counter
         began = now()
         found: list[T] = []
-        if self._stay and timeout and _SEVERAL:
+        if self._stay and timeout and _SEVERAL and not self.sleeps_while():
             found = poll(0)
             until = began + (self._awake if timeout < 0 else min(timeout, self._awake))
             while not found and now() < until:
@@ -66,6 +68,10 @@ class Pace:
         """Sleep in the next few waits: work in bulk needs the processor, not a quick answer."""
         self._stay = False
         self._resting = _REST
+
+
+def _never() -> bool:
+    return False
 
 
 class PacedSelector(selectors.EpollSelector):

@@ -51,7 +51,7 @@ class _Fetch:
 class _Stream:
     """All fetches from one node."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+    def __init__(self, channel: grpc.aio.Channel, *, waits: bool) -> None:
         #: Where it goes; another channel means that the node was gone and came back.
         self.channel = channel
         self.over = False
@@ -59,7 +59,7 @@ class _Stream:
         self._fetches: dict[int, _Fetch] = {}
         self._asks: list[b.Ask] = []
         self._asked = asyncio.Event()
-        self.task = asyncio.get_running_loop().create_task(self._run())
+        self.task = asyncio.get_running_loop().create_task(self._run(waits=waits))
 
     def __len__(self) -> int:
         return len(self._fetches)
@@ -88,9 +88,9 @@ class _Stream:
         self._asks.append((number, request))
         self._asked.set()
 
-    async def _run(self) -> None:
+    async def _run(self, *, waits: bool) -> None:
         reason = "the connection broke"
-        call = fetch_many(self.channel)
+        call = fetch_many(self.channel, waits=waits)
         try:
             await first_of(self._write(call), self._read(call))
         except grpc.aio.AioRpcError as error:
@@ -127,9 +127,15 @@ class _Stream:
 
 
 class FetchStreams:
-    """The streams to all nodes."""
+    """The streams to all nodes.
 
-    def __init__(self) -> None:
+    Args:
+        waits: Whether to wait while a node cannot be reached, as for the only one that has an
+            object, or to fail at once.
+    """
+
+    def __init__(self, *, waits: bool = True) -> None:
+        self._waits = waits
         self._streams: dict[bytes, _Stream] = {}
 
     def __len__(self) -> int:
@@ -138,7 +144,7 @@ class FetchStreams:
     def fetch(
         self, node_id: bytes, channel: grpc.aio.Channel, request: node_pb2.FetchRequest
     ) -> AsyncGenerator[bytes, None]:
-        """Ask a node for an object; waits while the node cannot be reached.
+        """Ask a node for an object.
 
         Args:
             node_id: The node.
@@ -156,7 +162,7 @@ class FetchStreams:
         if stream is None or stream.over or stream.channel is not channel:
             if stream is not None:
                 stream.task.cancel()
-            stream = self._streams[node_id] = _Stream(channel)
+            stream = self._streams[node_id] = _Stream(channel, waits=self._waits)
         return stream.fetch(request.SerializeToString())
 
     def node_died(self, node_id: bytes) -> None:

@@ -268,6 +268,11 @@ class MoverClient:
             "offered": len(process.offers) if process is not None else 0,
         }
 
+    def is_busy(self) -> bool:
+        """Whether large values are on their way to or from this node."""
+        process = self._process
+        return process is not None and bool(process.moves or process.offers)
+
     def _running(self) -> _Process:
         if self._process is None or self._process.gone:
             path = os.path.join(self._settings.folder, f"mover-{self._starts()}.sock")

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from miniray.node.filling import Filling
 
+#: Bytes that are sent at a time of what is still on its way here.
+STEP = 1 << 20
+
 
 def send(
     sock: socket.socket,
@@ -54,7 +57,7 @@ def send(
     # It is unmapped when nobody refers to it: an error keeps the part that could not be sent.
     view = memoryview(mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ))
     while offset < size:
-        end = size if filling is None else filling.beyond(offset, is_over)
+        end = size if filling is None else filling.beyond(offset, STEP, is_over)
         while offset < end:
             offset += sock.send(view[offset : min(offset + PIECE, end)])
             os.sched_yield()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +54,6 @@ def add_services(
             unreached=request.unreached,
         )
 
-    async def fetch(
-        request: node_pb2.FetchRequest, _context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[bytes]:
-        async with contextlib.aclosing(asked(request)) as pieces:
-            async for piece in pieces:
-                yield piece
-
     async def fetch_many(
         requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
@@ -77,9 +69,6 @@ def add_services(
         return node_pb2.Pushed()
 
     handlers = {
-        "Fetch": grpc.unary_stream_rpc_method_handler(
-            fetch, request_deserializer=node_pb2.FetchRequest.FromString
-        ),
         "FetchMany": grpc.stream_stream_rpc_method_handler(fetch_many),
         "Push": grpc.stream_unary_rpc_method_handler(
             push, response_serializer=node_pb2.Pushed.SerializeToString
@@ -88,31 +77,23 @@ def add_services(
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_OBJECTS, handlers),))
 
 
-def fetch(
-    channel: grpc.aio.Channel, request: node_pb2.FetchRequest
-) -> grpc.aio.UnaryStreamCall[node_pb2.FetchRequest, bytes]:
-    """Ask another node for a segment; fails at once if it cannot be reached.
+def fetch_many(
+    channel: grpc.aio.Channel, *, waits: bool
+) -> grpc.aio.StreamStreamCall[bytes, bytes]:
+    """Begin a stream of fetches (``fetch_batches.py``).
 
-    What comes is an ``ObjectHead`` as bytes, then the bytes of the segment from the offset on.
+    Args:
+        channel: To the other node.
+        waits: Whether to wait while that is out of reach, or to fail at once.
     """
-    call = channel.unary_stream(
-        f"/{_OBJECTS}/Fetch",
-        request_serializer=node_pb2.FetchRequest.SerializeToString,
-        response_deserializer=None,
-    )
-    return call(request)
-
-
-def fetch_many(channel: grpc.aio.Channel) -> grpc.aio.StreamStreamCall[bytes, bytes]:
-    """Begin a stream of fetches (``fetch_batches.py``); waits while the node is out of reach."""
     call = channel.stream_stream(
         f"/{_OBJECTS}/FetchMany", request_serializer=None, response_deserializer=None
     )
-    return call(None, wait_for_ready=True)
+    return call(None, wait_for_ready=waits)
 
 
 async def push(channel: grpc.aio.Channel, pieces: AsyncIterator[bytes]) -> None:
-    """Send another node what ``fetch`` would get; waits while it cannot be reached."""
+    """Send another node what it would fetch; waits while it cannot be reached."""
     call = channel.stream_unary(
         f"/{_OBJECTS}/Push",
         request_serializer=None,

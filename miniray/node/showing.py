@@ -1,9 +1,10 @@
 """One value between two processes of one machine: the sender shows its memory, the other copies it.
 
-Over the socket go a descriptor of that memory and, each time that more of the value is there, how
-much. So a byte is copied once, by the one process that wants it, which is half the work of sending
-it through the socket. The sender keeps the memory as it is until the other end has said that it
-has read all of it, or has left.
+Over the socket go a descriptor of that memory and how much of the value is there. Of one that is
+still on its way the other end asks for more when it has copied that, so nobody wakes for what is
+not needed yet. A byte is copied once, by the one process that wants it, which is half the work of
+sending it through the socket. The sender keeps the memory as it is until the other end has said
+that it has read all of it, or has left.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import struct
 from typing import TYPE_CHECKING
 
-from miniray.node.filling import STEP, CutOffError
+from miniray.node.filling import CutOffError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,15 +27,20 @@ if TYPE_CHECKING:
 PIECE = 256 << 10
 #: How much of the value is there.
 _THERE = struct.Struct("!Q")
-#: Bytes of such words that are read at once. The last one counts.
-_WORDS = 64 * _THERE.size
+#: What the other end says when it has copied that.
+_MORE = b"\2"
+#: Bytes of what is on its way that the other end is told of at a time. Less would wake two threads
+#: more often; more would keep a row of nodes from working at once.
+STEP = 4 << 20
+#: Bytes after which others are told of them.
+_PART = 1 << 20
 _F_SETPIPE_SZ = 1031
 
 
 def show(
     sock: socket.socket, fd: int, size: int, filling: Filling | None, is_over: Callable[[], bool]
 ) -> None:
-    """Show memory to the other end; of what is being filled, say how much is there as it comes.
+    """Show memory to the other end; of what is being filled, say how much is there when asked.
 
     Args:
         sock: The connection.
@@ -54,7 +60,9 @@ def show(
     finally:
         os.close(shown)
     while filling is not None and there < size:
-        there = filling.beyond(there, is_over)
+        if sock.recv(len(_MORE)) != _MORE:
+            raise CutOffError("the other end left")
+        there = filling.beyond(there, STEP, is_over)
         sock.sendall(_THERE.pack(there))
 
 
@@ -72,8 +80,10 @@ def copy_shown(
         stack.callback(os.close, shown)
         copier = stack.enter_context(_Copier(shown, fd))
         while offset < size:
-            there = _heard(sock, there, wait=offset >= there)
-            begin, end = offset, min(offset + STEP, there, size)
+            _look_up(sock, there)
+            while offset >= there:
+                there = _more(sock, there)
+            begin, end = offset, min(offset + _PART, there, size)
             while offset < end:
                 offset += copier.copy(offset, min(PIECE, end - offset))
                 os.sched_yield()
@@ -88,21 +98,35 @@ def _shown(sock: socket.socket) -> tuple[int, int]:
     return fds[0], _THERE.unpack(word)[0]
 
 
-def _heard(sock: socket.socket, there: int, *, wait: bool) -> int:
-    """How much is there by now; more than it was, if this is to wait.
+def _look_up(sock: socket.socket, there: int) -> None:
+    """Look whether the other end has left, or wants this one to; it says nothing unasked.
+
+    Raises:
+        CutOffError: it does.
+    """
+    try:
+        sock.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return
+    raise _shown_no_further(there)
+
+
+def _more(sock: socket.socket, there: int) -> int:
+    """Wait until more of the value is there than it was; returns how much.
 
     Raises:
         CutOffError: the other end has left, or wants this one to leave.
     """
-    try:
-        words = sock.recv(_WORDS, 0 if wait else socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return there
-    # Each is sent at once, and what is small is not cut in two.
-    if not words or len(words) % _THERE.size:
-        raise CutOffError(f"it was shown no further than {there} bytes")
-    last: int = _THERE.unpack(words[-_THERE.size :])[0]
-    return last
+    sock.sendall(_MORE)
+    word = sock.recv(_THERE.size)  # sent at once, and what is small is not cut in two
+    if len(word) != _THERE.size:
+        raise _shown_no_further(there)
+    more: int = _THERE.unpack(word)[0]
+    return more
+
+
+def _shown_no_further(there: int) -> CutOffError:
+    return CutOffError(f"it was shown no further than {there} bytes")
 
 
 class _Copier:

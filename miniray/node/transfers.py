@@ -12,8 +12,6 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
-import grpc
-
 from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.exceptions import ObjectLostError
@@ -26,7 +24,6 @@ from miniray.node.moving import write_all
 from miniray.node.other_copies import OtherCopies
 from miniray.node.pushes import Pushes
 from miniray.node.relayed import Relayed
-from miniray.node.services import fetch
 from miniray.node.spill_files import Place
 from miniray.node.tasks import within
 
@@ -71,7 +68,9 @@ class Transfers:
         self._unreached: dict[bytes, tuple[str, float]] = {}
         #: What is on its way.
         self.arriving: dict[Key, Arriving] = {}
-        self._streams = FetchStreams()
+        self._from_origins = FetchStreams()
+        #: Copies come from these: if one cannot be reached, the origin names another.
+        self._from_holders = FetchStreams(waits=False)
         #: What comes from nodes that this one cannot dial.
         self.pushes = Pushes(relay)
         #: Where to go on when the node of a segment is gone.
@@ -81,14 +80,15 @@ class Transfers:
         """How many entries each table has; all are empty when nothing moves."""
         return {
             "arriving": len(self.arriving),
-            "fetches": len(self._streams),
+            "fetches": len(self._from_origins) + len(self._from_holders),
             "expected": len(self.pushes),
         }
 
     def node_died(self, node_id: bytes) -> None:
         """A node is gone."""
         self._unreached.pop(node_id, None)
-        self._streams.node_died(node_id)
+        self._from_origins.node_died(node_id)
+        self._from_holders.node_died(node_id)
         self.node_unreachable(node_id)
 
     def node_unreachable(self, node_id: bytes) -> None:
@@ -98,7 +98,8 @@ class Transfers:
 
     async def close(self) -> None:
         """The node ends; nothing more comes."""
-        await self._streams.close()
+        await self._from_origins.close()
+        await self._from_holders.close()
 
     async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner, Key]:
         """Read a segment of another node into one of this node, which is not sealed yet.
@@ -210,7 +211,8 @@ class Transfers:
         channel = self._relay.channel(holder)
         if channel is None:
             raise BrokenTransferError("it cannot be dialled")
-        fetched = self._fetched(channel, holder, key, arriving)
+        request = self._request(holder, key, arriving)
+        fetched = self._from_holders.fetch(holder, channel, request)
         async with contextlib.aclosing(fetched), contextlib.aclosing(_lively(fetched)) as pieces:
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
             await self._take(head, pieces, fetched, segment, arriving)
@@ -305,30 +307,8 @@ class Transfers:
         """An ``ObjectHead`` as bytes, then the bytes that are not here yet."""
         channel = self._relay.channel(key[0])
         if channel is not None:
-            return self._streams.fetch(key[0], channel, self._request(key[0], key, arriving))
+            return self._from_origins.fetch(key[0], channel, self._request(key[0], key, arriving))
         return self.pushes.ask(key, arriving)
-
-    async def _fetched(
-        self,
-        channel: grpc.aio.Channel,
-        node_id: bytes,
-        key: Key,
-        arriving: Arriving,
-    ) -> AsyncGenerator[bytes, None]:
-        """The same from a node that has a copy."""
-        call = fetch(channel, self._request(node_id, key, arriving))
-        try:
-            async for piece in call:
-                yield piece
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.UNAVAILABLE:
-                raise BrokenTransferError(error.details()) from None
-            raise ObjectLostError(
-                f"segment {key[1]}",
-                f"its transfer from node {node_id.hex()} failed: {error.details()}",
-            ) from None
-        finally:
-            call.cancel()
 
     def _request(self, node_id: bytes, key: Key, arriving: Arriving) -> node_pb2.FetchRequest:
         return node_pb2.FetchRequest(

@@ -79,6 +79,20 @@ def test_work_in_bulk_makes_it_sleep_for_a_while(world: World) -> None:
     assert world.slept == 0
 
 
+def test_it_sleeps_as_long_as_others_work_in_bulk(world: World) -> None:
+    busy = False
+    pace = Pace(80 * US, 120 * US)
+    pace.sleeps_while = lambda: busy
+    world.wait(pace, 50 * US)
+    busy = True
+    for _ in range(20):
+        world.wait(pace, 50 * US)
+        assert (world.slept, world.looked) == (1, 0)
+    busy = False
+    world.wait(pace, 50 * US)
+    assert world.slept == 0
+
+
 def test_it_stays_awake_no_longer_than_the_timeout(world: World) -> None:
     pace = Pace(80 * US, 120 * US)
     world.wait(pace, 50 * US)

@@ -194,3 +194,30 @@ def test_a_node_that_died_is_waited_for_no_longer(tmp_path: Path) -> None:
                 await fetch
 
     asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_a_node_that_cannot_be_reached_is_left_at_once_if_there_are_others(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with origin_and_streams(tmp_path) as (_, _, channel, server):
+            streams = FetchStreams(waits=False)
+            assert [piece async for piece in streams.fetch(NODE, channel, asked(10))]
+            await server.stop(None)
+            with pytest.raises(BrokenTransferError):
+                await anext(streams.fetch(NODE, channel, asked(10)))
+            await streams.close()
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+def test_a_node_that_cannot_be_reached_is_waited_for_if_there_is_no_other(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'origin.sock'}") as early:
+            streams = FetchStreams()
+            fetch = asyncio.ensure_future(anext(streams.fetch(NODE, early, asked(10))))
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(asyncio.shield(fetch), 0.3)
+            async with origin_and_streams(tmp_path):
+                assert await fetch == b"first of 10"
+                await streams.close()
+
+    asyncio.run(asyncio.wait_for(test(), 30))

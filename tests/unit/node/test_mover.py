@@ -7,6 +7,7 @@ import contextlib
 import errno
 import marshal
 import os
+import select
 import socket
 import struct
 import threading
@@ -21,6 +22,7 @@ from miniray.node import transfers as transfers_module
 from miniray.node.addresses import DaemonAddress
 from miniray.node.control_socket import control_pair
 from miniray.node.mover_client import Move, MoveError, MoverClient, MoverConfig, Offer
+from miniray.node.mover_sends import HELLO
 from miniray.node.room import Claim
 from miniray.node.template_client import Helper
 from miniray.security.certificates import Authority, make_node_key
@@ -111,7 +113,7 @@ def connected(offer: Offer, offset: int = 0) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(10)
     sock.connect(DaemonAddress.parse(offer.address).socket_path)
-    sock.sendall(struct.pack("!16sQ", offer.ticket, offset))
+    sock.sendall(HELLO.pack(offer.ticket, offset))
     return sock
 
 
@@ -132,8 +134,11 @@ class Source:
         word = struct.pack("!Q", size)
         if self._sock is None:
             self._sock, _ = await asyncio.to_thread(self._listener.accept)
+            self._sock.settimeout(10)
+            assert len(self._sock.recv(HELLO.size)) == HELLO.size
             socket.send_fds(self._sock, [word], [self.fd])
         else:
+            await asyncio.to_thread(self._sock.recv, 1)  # the other end asks for more
             self._sock.sendall(word)
 
     def leave(self) -> None:
@@ -321,6 +326,47 @@ def test_what_is_shown_cannot_be_written_by_who_reads_it(movers: Movers) -> None
                     os.pwrite(fds[0], b"x", 0)
             finally:
                 os.close(fds[0])
+
+    movers.run(test())
+
+
+def test_who_is_passed_on_what_comes_is_told_of_more_when_it_asks(movers: Movers) -> None:
+    async def test() -> None:
+        b = movers.add()
+        with Source(movers, b"x" * SIZE) as source:
+            middle = movers.memory()
+            move = b.fetch(*source.offer, middle, 0, SIZE, int)
+            moving = asyncio.ensure_future(finish(move, []))
+            await source.show(MIB)
+            await until(lambda: os.pread(middle, 1, MIB - 1) == b"x")
+            offer = await offered(b, middle, SIZE, [], job=move.number)
+            with connected(offer) as reader:
+                word, fds, _, _ = await asyncio.to_thread(socket.recv_fds, reader, 100, 1)
+                os.close(*fds)
+                assert struct.unpack("!Q", word) == (MIB,)
+                await source.show(SIZE)
+                await moving
+                assert not select.select([reader], [], [], 0)[0]
+                reader.sendall(b"\2")
+                assert struct.unpack("!Q", await asyncio.to_thread(reader.recv, 100)) == (SIZE,)
+
+    movers.run(test())
+
+
+def test_a_node_is_busy_while_values_move(movers: Movers) -> None:
+    async def test() -> None:
+        a, b = movers.add(), movers.add()
+        assert not a.is_busy()
+        assert not b.is_busy()
+        over: list[bool] = []
+        offer = await offered(a, movers.memory(), SIZE, over)
+        assert a.is_busy()
+        move = b.fetch(*offer, movers.memory(), 0, SIZE, int)
+        assert b.is_busy()
+        await finish(move, [])
+        await until(lambda: over)
+        assert not a.is_busy()
+        assert not b.is_busy()
 
     movers.run(test())
 
