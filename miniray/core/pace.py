@@ -16,6 +16,8 @@ T = TypeVar("T")
 _SEVERAL = len(os.sched_getaffinity(0)) > 1
 #: Waits that ``rest`` lasts for.
 _REST = 16
+#: Seconds that a look takes only if others had the processor meanwhile.
+_TAKEN = 30e-6
 
 
 class Pace:
@@ -29,7 +31,7 @@ class Pace:
     than ``awake``.
     """
 
-    __slots__ = ("_awake", "_resting", "_short", "_stay", "sleeps_while")
+    __slots__ = ("_awake", "_resting", "_short", "_stay", "gives_way_while")
 
     def __init__(self, awake: float = 80e-6, short: float = 120e-6) -> None:
         """Start asleep.
@@ -42,18 +44,23 @@ class Pace:
         self._short = short
         self._stay = False
         self._resting = 0
-        #: Whether others do work in bulk at present, which needs the processor more.
-        self.sleeps_while: Callable[[], bool] = _never
+        #: Whether this process has others do work in bulk at present: if they take the processor
+        #: that they are offered, it sleeps.
+        self.gives_way_while: Callable[[], bool] = _never
 
     def wait(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
         """``poll(timeout)``; a negative timeout has no end."""
         now = time.perf_counter
         began = now()
         found: list[T] = []
-        if self._stay and timeout and _SEVERAL and not self.sleeps_while():
+        if self._stay and timeout and _SEVERAL:
             found = poll(0)
             until = began + (self._awake if timeout < 0 else min(timeout, self._awake))
-            while not found and now() < until:
+            looked = began
+            while not found and (looks := now()) < until:
+                if looks - looked > _TAKEN and self.gives_way_while():
+                    break
+                looked = looks
                 os.sched_yield()
                 found = poll(0)
         if not found:

@@ -95,7 +95,7 @@ class NodeDaemon:
         self._mover = MoverClient(
             lambda: self._template.fork_helper("miniray.node.mover"), node.mover
         )
-        pace.sleeps_while = self._mover.is_busy
+        pace.gives_way_while = self._mover.is_busy
         self._transfers = Transfers(
             self.node_id, self.store, self._spilling, self._relay, self._mover
         )

@@ -79,17 +79,26 @@ def test_work_in_bulk_makes_it_sleep_for_a_while(world: World) -> None:
     assert world.slept == 0
 
 
-def test_it_sleeps_as_long_as_others_work_in_bulk(world: World) -> None:
-    busy = False
-    pace = Pace(80 * US, 120 * US)
-    pace.sleeps_while = lambda: busy
-    world.wait(pace, 50 * US)
+def test_while_others_work_in_bulk_it_sleeps_if_they_take_the_processor(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     busy = True
-    for _ in range(20):
-        world.wait(pace, 50 * US)
-        assert (world.slept, world.looked) == (1, 0)
-    busy = False
+    taken = 100 * US
+
+    def others_run() -> None:
+        world.now += taken
+
+    monkeypatch.setattr(pace_module.os, "sched_yield", others_run)
+    pace = Pace(250 * US, 400 * US)
+    pace.gives_way_while = lambda: busy
     world.wait(pace, 50 * US)
+    world.wait(pace, 300 * US)
+    assert (world.slept, world.looked) == (1, 2)
+    taken = 0.0
+    world.wait(pace, 200 * US)
+    assert world.slept == 0
+    busy, taken = False, 100 * US
+    world.wait(pace, 200 * US)
     assert world.slept == 0
 
 
