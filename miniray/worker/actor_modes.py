@@ -258,7 +258,7 @@ class AsyncExecutor(Executor):
 
     async def _stream(self, work: Work, items: Any) -> None:
         if not hasattr(items, "__aiter__"):
-            self._run_stream(work, items)
+            self.streams.run(work, items)
             return
         index = 0
         work.consumed_changed = _LoopEvent(asyncio.get_running_loop())
@@ -266,7 +266,7 @@ class AsyncExecutor(Executor):
             async for item in items:
                 if work.consumed == -1:
                     return
-                self._send_item(work, index, item)
+                self.streams.send(work, index, item)
                 del item  # before the next one is made
                 index += 1
                 limit = work.stream

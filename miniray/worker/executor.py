@@ -6,57 +6,43 @@ executors of threaded and asyncio actors build on the same pieces (``actor_modes
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import pickle
-import signal
-import threading
-import time
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
 from miniray.core import context
 from miniray.core import protocol as p
-from miniray.core.borrowing import error_value
-from miniray.core.exception_transport import add_note, forget_traceback, format_traceback
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others
 from miniray.core.ids import call_id
-from miniray.core.interrupts import postpone
 from miniray.core.object_reports import ObjectReports
-from miniray.exceptions import TaskCancelledError, TaskError
-from miniray.object_ref import hooks
-from miniray.worker import stdio
+from miniray.exceptions import TaskCancelledError
+from miniray.worker.answers import Answers
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.built_in import BUILT_IN
 from miniray.worker.exits import ActorExit, end_child
 from miniray.worker.expected import ExpectedArguments
-from miniray.worker.items import close_items, items_of
+from miniray.worker.interruption import Interruption
+from miniray.worker.items import items_of
 from miniray.worker.leases import Leases
 from miniray.worker.recall import Recall
 from miniray.worker.results import Results
+from miniray.worker.streams import Streams
 from miniray.worker.value_errors import NOT_ERRORS, carried, raise_as_error
-from miniray.worker.work import ArgumentLostError, Work
+from miniray.worker.work import Work
 from miniray.worker.work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import FrameType
 
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.peers import Peer
     from miniray.object_ref import ObjectRef
 
 logger = logging.getLogger(__name__)
-
-#: Interrupts the main thread when the running task is cancelled.
-CANCEL_SIGNAL = signal.SIGUSR1
-#: Seconds that a quick task or method takes at most.
-_QUICK = 0.001
-#: Seconds until it is sent again if it had no effect, at first and at most.
-_SIGNAL_AGAIN, _SIGNAL_AGAIN_AT_MOST = 0.02, 1.0
 
 
 class Executor:
@@ -71,21 +57,19 @@ class Executor:
         self._queue = WorkQueue(runtime.loop)
         self._leases = Leases(self._queue.put)
         self._functions: dict[bytes, Any] = {}
-        self._running: Work | None = None
-        #: The main thread is in the hook for exceptions that Python ignores: what is raised there
-        #: goes nowhere, too.
-        self.in_hook = False
-        self._interruptible = False
-        #: Functions and methods that were quick when they ran last. Answers wait for others, to be
-        #: written together; before one that may take long, and hold the interpreter's lock for
-        #: all of that time, they are written.
-        self._quick: set[Any] = set()
+        #: What runs in the main thread.
+        self.interruption = Interruption(runtime.loop)
+        self.streams = Streams(self._results, self.interruption, self.block)
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
-        self._recall = Recall(runtime, self._queue, self._open, lambda: self._running)
+        answers = Answers(
+            runtime, self._results, self._open, self._queue, self.leave, self.cancel_children
+        )
+        self._write_before = answers.write_before
+        self.answer: Callable[[Work, Any], None] = answers.answer
+        self.answer_error: Callable[[Work, BaseException], None] = answers.answer_error
+        self._recall = Recall(runtime, self._queue, self._open, lambda: self.interruption.running)
         self._expected = ExpectedArguments(runtime.shared_memory.fetches)
-        #: What was raised last to end the running task.
-        self._interruption: KeyboardInterrupt | None = None
         self.instance: Any = None
         #: Of the actor, for messages.
         self.class_name = ""
@@ -167,54 +151,14 @@ class Executor:
         """
         if self._queue.remove(work):  # its turn may be long in coming
             self.answer_error(work, TaskCancelledError(work.name))
-        elif self._running is work:
+        elif self.interruption.running is work:
             if not isinstance(work.target, bytes):
                 self.cancel_children(work)  # if it waits for them, its `get` raises
             elif force:
                 self._runtime.link.node_notice("exiting", "cancelled")
                 self._runtime.link.flush()
                 os._exit(1)
-            self._signal(work, _SIGNAL_AGAIN)
-
-    def _signal(self, work: Work, pause: float) -> None:
-        """Interrupt the main thread, and again until that has had effect.
-
-        A signal that comes when the thread is about to sleep, as in the wait for a lock, does not
-        wake it, and Python's handler runs when the sleep is over.
-        """
-        if self._running is work and self._interruptible:
-            signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
-            again = min(2 * pause, _SIGNAL_AGAIN_AT_MOST)
-            self._runtime.loop.call_later(pause, lambda: self._signal(work, again))
-
-    def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """CANCEL_SIGNAL, in the main thread."""
-        running = self._running
-        if running is not None and running.cancelled and self._interruptible:
-            if self.in_hook or postpone(self.on_signal, number, frame):
-                return  # from the hook it goes on being sent
-            self._interruptible = False
-            if running.execution is not None:
-                running.execution.interrupted()
-            # As in Ray, so that user code can clean up.
-            self._interruption = KeyboardInterrupt()
-            raise self._interruption
-
-    def was_ignored(self, error: BaseException | None) -> bool:
-        """Whether an exception that Python ignored was to end a task: then it comes again.
-
-        What a ``__del__`` or the callback of a weak reference raises goes nowhere, also if it was
-        a signal's handler that raised in the middle of it. Who asks is in the hook for that, and
-        clears ``in_hook`` last.
-        """
-        work = self._running
-        if work is None or error is None or error is not self._interruption:
-            return False
-        self.in_hook = True
-        self._interruption = None
-        self._interruptible = True
-        self._runtime.loop.call_later(_SIGNAL_AGAIN, lambda: self._signal(work, _SIGNAL_AGAIN))
-        return True
+            self.interruption.send(work)
 
     def on_stream_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_STREAM_ACK: the caller took items, or reads no further (-1)."""
@@ -286,29 +230,28 @@ class Executor:
         if work.cancelled:
             self.answer_error(work, TaskCancelledError(work.name))
             return
-        if work.target not in self._quick:
-            self._runtime.loop.flush_posted()
+        self._write_before(work)
+        interruption = self.interruption
         token = context.execution.set(self.execution_of(work))
-        self._running = work
+        interruption.running = work
         work.begin()
         try:
             result = self._invoke(work)
             result = self.read(work, result)
-            self._interruptible = False
+            interruption.allowed = False
             self.answer(work, result)
         except ActorExit:
-            self._interruptible = False
+            interruption.allowed = False
             self.leave(ActorExit())
         except SystemExit as error:
-            self._interruptible = False
+            interruption.allowed = False
             self.leave(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
-            self._interruptible = False
+            interruption.allowed = False
             self.answer_error(work, error)
             self.cancel_children(work)
         finally:
-            self._running = None
-            self._interruption = None  # its frames hold the arguments
+            interruption.end()
             context.execution.reset(token)
 
     @staticmethod
@@ -334,12 +277,12 @@ class Executor:
         running = context.execution.get()
         if running is not None and isinstance(work.target, bytes):
             running.function = function
-        self._interruptible = True
+        self.interruption.allowed = True
         if work.cancelled:  # before it was known to run
             raise TaskCancelledError(work.name)
         args, kwargs = load_arguments(self._runtime, work)
         if not isinstance(work.target, bytes):
-            self._interruptible = False  # a method that has begun runs on
+            self.interruption.allowed = False  # a method that has begun runs on
             if work.cancelled:
                 raise TaskCancelledError(work.name)
         self.set_name(work.name)
@@ -382,107 +325,10 @@ class Executor:
             _end=end_child,
         )
 
-    # --- answering -----------------------------------------------------------------
-    def answer(self, work: Work, result: Any) -> None:
-        """Send a result; what cannot be sent becomes the call's error."""
-        if self._exits(work):
-            return
-        if work.cancelled:  # whatever it made of that
-            self._results.drop(result, work.caller)
-            self.answer_error(work, TaskCancelledError(work.name))
-            self.cancel_children(work)
-            return
-        count = len(work.return_ids)
-        try:
-            values, pin = (
-                self._results.values(result, count, work.caller, work.name)
-                if work.stream is None
-                else ((), 0)
-            )
-        except (TypeError, ValueError) as error:  # it names what was returned: frames add nothing
-            forget_traceback(error)
-            self.answer_error(work, error)
-            return
-        except Exception as error:  # noqa: BLE001 - it is the call's result
-            self.answer_error(work, error)
-            return
-        del result
-        self._flush_output()
-        self._open.pop((work.caller.process_id, work.number), None)
-        held = self._still_held(work)
-        status = p.STATUS_STREAM_END if work.stream is not None else p.STATUS_OK
-        seconds = time.perf_counter() - work.started
-        if seconds > _QUICK:
-            self._quick.discard(work.target)
-        elif work.target not in self._quick:
-            self._quick.add(work.target)
-        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, pin))
-
-    def answer_error(self, work: Work, error: BaseException) -> None:
-        """Send an error; whatever is the matter with it, the caller gets an answer."""
-        if self._exits(work):
-            return
-        forget_arguments(self._runtime, work)  # it may have failed before it loaded them
-        status, values = self._told(work, error)
-        forget_traceback(error)  # its frames hold the arguments
-        forget_traceback(carried(error))
-        self._flush_output()
-        self._open.pop((work.caller.process_id, work.number), None)
-        held = self._still_held(work)
-        seconds = time.perf_counter() - work.started if work.started else 0.0
-        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, 0))
-
-    def _exits(self, work: Work) -> bool:
-        """Whether a call has ended its actor: it has no answer then, whatever came of it."""
-        execution = work.execution
-        if execution is None:
-            return False
-        execution.answered = True  # before it is asked
-        if execution.exits:
-            self.leave(ActorExit())
-        return execution.exits
-
-    def _reply(self, work: Work, message: tuple[Any, ...]) -> None:
-        if message[4] is None:
-            work.caller.post(message)
-        else:
-            # The call protected the refs of its arguments. Those of them that this process has
-            # registered by itself must be counted before that ends.
-            self._runtime.borrowing.defer(lambda: work.caller.post(message))
-
-    def _told(self, work: Work, error: BaseException) -> tuple[int, tuple[Any, ...]]:
-        """Status and values that tell an error."""
-        try:
-            if work.cancelled and isinstance(error, (TaskCancelledError, KeyboardInterrupt)):
-                return p.STATUS_ERROR, (error_value(TaskCancelledError(work.name)),)
-            if isinstance(error, KeyboardInterrupt):  # user code has raised it: the same, as in Ray
-                told = TaskCancelledError(work.name)
-                add_note(told, f"Its own code raised this:\n{format_traceback(error).rstrip()}")
-                return p.STATUS_ERROR, (error_value(told),)
-            if isinstance(error, ArgumentLostError) and not work.cancelled:
-                return p.STATUS_LOST, ((error.id, error.payload),)
-            return p.STATUS_ERROR, (self._results.error(error, work.name),)
-        except BaseException as problem:  # noqa: BLE001 - the error's class is user code
-            return p.STATUS_ERROR, (error_value(TaskError.untold(work.name, error, problem)),)
-
-    def _flush_output(self) -> None:
-        """Who has the answer may end this process: an unfinished line must not be lost then."""
-        if self._queue.empty():
-            stdio.flush_all()
-
-    def _still_held(self, work: Work) -> list[tuple[bytes, bytes]] | None:
-        if work.held is None:
-            return None
-        if hooks.dropped:
-            self._runtime.drain()
-        kept = self._runtime.borrowing.keep_of(work.held)
-        work.held = None
-        return kept
-
     def read(self, work: Work, result: Any) -> Any:
         """What is to be answered: a generator that a call has returned runs here."""
         if work.stream is not None:
-            self._run_stream(work, result)
+            self.streams.run(work, result)
             return None
         if work.again:
             result = items_of(result, work.name)
@@ -490,50 +336,13 @@ class Executor:
             return result
         count = len(work.return_ids)
         return self._results.of_generator(
-            result, count, work.caller, work.name, lambda: self._whole(work), more=work.again
+            result,
+            count,
+            work.caller,
+            work.name,
+            lambda: self.interruption.put_off(work),
+            more=work.again,
         )
-
-    @contextlib.contextmanager
-    def _whole(self, work: Work) -> Iterator[None]:
-        """A cancel that comes between a value and its message would leave the value to nobody."""
-        interruptible, self._interruptible = self._interruptible, False
-        yield
-        self._interruptible = interruptible  # first: a cancel is either seen here, or interrupts
-        if work.cancelled:
-            raise TaskCancelledError(work.name)
-
-    def _run_stream(self, work: Work, result: Any) -> None:
-        """Send what a generator yields, as far as the caller reads on."""
-        items = items_of(result, work.name)
-        work.consumed_changed = threading.Event()
-        index = 0
-        try:
-            for item in items:
-                if work.consumed == -1:
-                    return
-                self._send_item(work, index, item)
-                del item  # before the next one is made
-                index += 1
-                self._await_reader(work, index)
-        finally:
-            close_items(items)
-
-    def _send_item(self, work: Work, index: int, item: Any) -> None:
-        """Send one item of a stream, unless it cannot be pickled."""
-        with self._whole(work):
-            value, pin = self._results.value(item, work.caller, work.name)
-            work.caller.send((p.PEER_STREAM, work.number, index, value, pin))
-
-    def _await_reader(self, work: Work, sent: int) -> None:
-        """Backpressure: wait until fewer items than the limit are unread."""
-        limit = work.stream
-        if limit is None or limit < 0:
-            return
-        while work.consumed != -1 and sent - work.consumed >= limit:
-            work.consumed_changed.clear()
-            if work.consumed == -1 or sent - work.consumed < limit:
-                return
-            self.block(work.consumed_changed.wait, None)
 
     # --- blocking ------------------------------------------------------------------
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
@@ -546,7 +355,8 @@ class Executor:
         if context.execution.get() is None:
             return wait(None if timeout is None else timeout - first)
         self._runtime.link.node_notice("blocked", True)
-        if self._running is not None and isinstance(self._running.target, bytes):
+        running = self.interruption.running
+        if running is not None and isinstance(running.target, bytes):
             self._recall.hand_back()
         try:
             return wait(None if timeout is None else timeout - first)

@@ -36,8 +36,9 @@ from miniray.worker import stdio
 from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, ThreadedExecutor
 from miniray.worker.arguments import load_arguments
 from miniray.worker.built_in import SHUTDOWN
-from miniray.worker.executor import CANCEL_SIGNAL, Executor
+from miniray.worker.executor import Executor
 from miniray.worker.exits import ActorExit, exit_code
+from miniray.worker.interruption import CANCEL_SIGNAL
 from miniray.worker.value_errors import carried
 from miniray.worker.work import ArgumentLostError, Work
 
@@ -139,13 +140,14 @@ class Worker:
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
         try:
             finish(unraisable)
-            if not self.executor.was_ignored(unraisable.exc_value):
+            if not self.executor.interruption.was_ignored(unraisable.exc_value):
                 sys.__unraisablehook__(unraisable)
         finally:
-            self.executor.in_hook = False  # no signal is looked at between here and the end
+            # No signal is looked at between here and the end.
+            self.executor.interruption.in_hook = False
 
     def _listen(self) -> None:
-        on_signal = self.executor.on_signal
+        on_signal = self.executor.interruption.on_signal
         leave_in_place(CANCEL_SIGNAL, on_signal)
         signal.signal(CANCEL_SIGNAL, on_signal)
         sys.unraisablehook = self._on_unraisable

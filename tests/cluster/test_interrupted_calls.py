@@ -184,7 +184,7 @@ def test_a_cancel_at_any_point_of_remote_reaches_what_was_started() -> None:
         def cancel() -> None:
             """What the arrival of a cancel does."""
             on_cancel = runtime().on_kind[p.PEER_CANCEL]
-            running = on_cancel.__self__._running
+            running = on_cancel.__self__.interruption.running
             on_cancel(running.caller, (p.PEER_CANCEL, running.number, False, True))
 
         miniray.get(one.remote())  # what is made once is there

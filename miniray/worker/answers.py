@@ -1,0 +1,162 @@
+"""What a worker answers its callers: results or errors, and which refs it still holds."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.core import protocol as p
+from miniray.core.borrowing import error_value
+from miniray.core.exception_transport import add_note, forget_traceback, format_traceback
+from miniray.exceptions import TaskCancelledError, TaskError
+from miniray.object_ref import hooks
+from miniray.worker import stdio
+from miniray.worker.arguments import forget_arguments
+from miniray.worker.exits import ActorExit
+from miniray.worker.value_errors import carried
+from miniray.worker.work import ArgumentLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.worker.results import Results
+    from miniray.worker.work import Work
+    from miniray.worker.work_queue import WorkQueue
+
+#: Seconds that a quick task or method takes at most.
+_QUICK = 0.001
+
+
+class Answers:
+    """Answers calls, each once.
+
+    Args:
+        runtime: Of this process.
+        results: Makes values of what calls return.
+        unanswered: By call of a caller: what was received and has not ended.
+        queue: What is to run next.
+        leave: Called if a call has ended its actor.
+        cancel_children: Called with what was cancelled, whatever it has returned.
+    """
+
+    def __init__(
+        self,
+        runtime: ClusterRuntime,
+        results: Results,
+        unanswered: dict[tuple[bytes, int], Work],
+        queue: WorkQueue,
+        leave: Callable[[BaseException], None],
+        cancel_children: Callable[[Work], None],
+    ) -> None:
+        self._runtime = runtime
+        self._results = results
+        self._open = unanswered
+        self._queue = queue
+        self._leave = leave
+        self._cancel_children = cancel_children
+        #: Functions and methods that were quick when they ran last. Answers wait for others, to be
+        #: written together; before one that may take long, and hold the interpreter's lock for
+        #: all of that time, they are written.
+        self._quick: set[Any] = set()
+
+    def write_before(self, work: Work) -> None:
+        """Write the answers that wait, unless what is begun is known to be quick."""
+        if work.target not in self._quick:
+            self._runtime.loop.flush_posted()
+
+    def answer(self, work: Work, result: Any) -> None:
+        """Send a result; what cannot be sent becomes the call's error."""
+        if self._exits(work):
+            return
+        if work.cancelled:  # whatever it made of that
+            self._results.drop(result, work.caller)
+            self.answer_error(work, TaskCancelledError(work.name))
+            self._cancel_children(work)
+            return
+        count = len(work.return_ids)
+        try:
+            values, pin = (
+                self._results.values(result, count, work.caller, work.name)
+                if work.stream is None
+                else ((), 0)
+            )
+        except (TypeError, ValueError) as error:  # it names what was returned: frames add nothing
+            forget_traceback(error)
+            self.answer_error(work, error)
+            return
+        except Exception as error:  # noqa: BLE001 - it is the call's result
+            self.answer_error(work, error)
+            return
+        del result
+        self._flush_output()
+        self._open.pop((work.caller.process_id, work.number), None)
+        held = self._still_held(work)
+        status = p.STATUS_STREAM_END if work.stream is not None else p.STATUS_OK
+        seconds = time.perf_counter() - work.started
+        if seconds > _QUICK:
+            self._quick.discard(work.target)
+        elif work.target not in self._quick:
+            self._quick.add(work.target)
+        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, pin))
+
+    def answer_error(self, work: Work, error: BaseException) -> None:
+        """Send an error; whatever is the matter with it, the caller gets an answer."""
+        if self._exits(work):
+            return
+        forget_arguments(self._runtime, work)  # it may have failed before it loaded them
+        status, values = self._told(work, error)
+        forget_traceback(error)  # its frames hold the arguments
+        forget_traceback(carried(error))
+        self._flush_output()
+        self._open.pop((work.caller.process_id, work.number), None)
+        held = self._still_held(work)
+        seconds = time.perf_counter() - work.started if work.started else 0.0
+        self._reply(work, (p.PEER_REPLY, work.number, status, values, held, seconds, 0))
+
+    def _exits(self, work: Work) -> bool:
+        """Whether a call has ended its actor: it has no answer then, whatever came of it."""
+        execution = work.execution
+        if execution is None:
+            return False
+        execution.answered = True  # before it is asked
+        if execution.exits:
+            self._leave(ActorExit())
+        return execution.exits
+
+    def _reply(self, work: Work, message: tuple[Any, ...]) -> None:
+        if message[4] is None:
+            work.caller.post(message)
+        else:
+            # The call protected the refs of its arguments. Those of them that this process has
+            # registered by itself must be counted before that ends.
+            self._runtime.borrowing.defer(lambda: work.caller.post(message))
+
+    def _told(self, work: Work, error: BaseException) -> tuple[int, tuple[Any, ...]]:
+        """Status and values that tell an error."""
+        try:
+            if work.cancelled and isinstance(error, (TaskCancelledError, KeyboardInterrupt)):
+                return p.STATUS_ERROR, (error_value(TaskCancelledError(work.name)),)
+            if isinstance(error, KeyboardInterrupt):  # user code has raised it: the same, as in Ray
+                told = TaskCancelledError(work.name)
+                add_note(told, f"Its own code raised this:\n{format_traceback(error).rstrip()}")
+                return p.STATUS_ERROR, (error_value(told),)
+            if isinstance(error, ArgumentLostError) and not work.cancelled:
+                return p.STATUS_LOST, ((error.id, error.payload),)
+            return p.STATUS_ERROR, (self._results.error(error, work.name),)
+        except BaseException as problem:  # noqa: BLE001 - the error's class is user code
+            return p.STATUS_ERROR, (error_value(TaskError.untold(work.name, error, problem)),)
+
+    def _flush_output(self) -> None:
+        """Who has the answer may end this process: an unfinished line must not be lost then."""
+        if self._queue.empty():
+            stdio.flush_all()
+
+    def _still_held(self, work: Work) -> list[tuple[bytes, bytes]] | None:
+        if work.held is None:
+            return None
+        if hooks.dropped:
+            self._runtime.drain()
+        kept = self._runtime.borrowing.keep_of(work.held)
+        work.held = None
+        return kept

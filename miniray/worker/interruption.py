@@ -1,0 +1,103 @@
+"""How the task that runs in the main thread is ended before its time: a signal raises in it.
+
+Which work is cancelled, and when it may be interrupted, the executor says (``executor.py``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+from miniray.core.interrupts import postpone
+from miniray.exceptions import TaskCancelledError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from miniray.core.io_loop import IOLoop
+    from miniray.worker.work import Work
+
+#: Interrupts the main thread when the running task is cancelled.
+CANCEL_SIGNAL = signal.SIGUSR1
+#: Seconds until it is sent again if it had no effect, at first and at most.
+_AGAIN, _AGAIN_AT_MOST = 0.02, 1.0
+
+
+class Interruption:
+    """What runs in the main thread, and whether a cancel may raise there.
+
+    Args:
+        loop: Of this process.
+    """
+
+    def __init__(self, loop: IOLoop) -> None:
+        self._loop = loop
+        self.running: Work | None = None
+        #: Whether the user's code runs, which may be interrupted.
+        self.allowed = False
+        #: The main thread is in the hook for exceptions that Python ignores: what is raised there
+        #: goes nowhere, too.
+        self.in_hook = False
+        #: What was raised last to end the running task.
+        self._raised: KeyboardInterrupt | None = None
+
+    def end(self) -> None:
+        """Nothing runs any more."""
+        self.running = None
+        self._raised = None  # its frames hold the arguments
+
+    def send(self, work: Work, pause: float = _AGAIN) -> None:
+        """Interrupt the main thread while it runs that, and again until that has had effect.
+
+        A signal that comes when the thread is about to sleep, as in the wait for a lock, does not
+        wake it, and Python's handler runs when the sleep is over.
+        """
+        if self.running is work and self.allowed:
+            signal.pthread_kill(threading.main_thread().ident or 0, CANCEL_SIGNAL)
+            again = min(2 * pause, _AGAIN_AT_MOST)
+            self._loop.call_later(pause, lambda: self.send(work, again))
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """CANCEL_SIGNAL, in the main thread."""
+        running = self.running
+        if running is not None and running.cancelled and self.allowed:
+            if self.in_hook or postpone(self.on_signal, number, frame):
+                return  # from the hook it goes on being sent
+            self.allowed = False
+            if running.execution is not None:
+                running.execution.interrupted()
+            # As in Ray, so that user code can clean up.
+            self._raised = KeyboardInterrupt()
+            raise self._raised
+
+    def was_ignored(self, error: BaseException | None) -> bool:
+        """Whether an exception that Python ignored was to end a task: then it comes again.
+
+        What a ``__del__`` or the callback of a weak reference raises goes nowhere, also if it was
+        a signal's handler that raised in the middle of it. Who asks is in the hook for that, and
+        clears ``in_hook`` last.
+        """
+        work = self.running
+        if work is None or error is None or error is not self._raised:
+            return False
+        self.in_hook = True
+        self._raised = None
+        self.allowed = True
+        self._loop.call_later(_AGAIN, lambda: self.send(work))
+        return True
+
+    @contextlib.contextmanager
+    def put_off(self, work: Work) -> Iterator[None]:
+        """A cancel that comes between a value and its message would leave the value to nobody.
+
+        Raises:
+            TaskCancelledError: it came; behind what was put off for.
+        """
+        allowed, self.allowed = self.allowed, False
+        yield
+        self.allowed = allowed  # first: a cancel is either seen here, or interrupts
+        if work.cancelled:
+            raise TaskCancelledError(work.name)
