@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
-import marshal
 import os
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
-from miniray.core.actor_client import DEAD
 from miniray.core.peers import socket_path
-from miniray.node.addresses import DaemonAddress
 from miniray.node.adopted_service import AdoptedService
 from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
@@ -26,10 +22,11 @@ from miniray.node.code_requests import CodeRequests
 from miniray.node.device_ledger import DeviceLedger
 from miniray.node.fetch_requests import FetchRequests
 from miniray.node.head_client import HeadClient
-from miniray.node.hello import actor_report, attached, hello, quarantines
+from miniray.node.hello import attached, quarantines
 from miniray.node.holders import describe_holders
 from miniray.node.left_copies import LeftCopies
 from miniray.node.liveness import Liveness
+from miniray.node.membership import Membership
 from miniray.node.memory_kills import MemoryKills
 from miniray.node.memory_service import MemoryService
 from miniray.node.mover_client import MoverClient
@@ -46,20 +43,18 @@ from miniray.node.store_requests import StoreRequests
 from miniray.node.template_client import TemplateClient
 from miniray.node.traffic import Traffic
 from miniray.node.transfers import Transfers
-from miniray.node.worker import NodeLease, Worker
 from miniray.node.worker_notices import WorkerNotices
 from miniray.node.workers import WorkerPool, encode_error
 from miniray.runtime_env.install import EnvironmentManager
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Container
 
     import grpc
 
-    from miniray._proto import common_pb2
     from miniray.core.pace import Pace
     from miniray.node.node_config import NodeConfig
+    from miniray.node.worker import NodeLease, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +109,6 @@ class NodeDaemon:
         self._adopted = AdoptedService(
             self.node_id, self._clients, self._relay, self._objects, self._runs
         )
-        self._adopted.await_death = self._await_death
         self._traffic = Traffic(
             self.node_id, self._clients, self._relay, self._adopted, self._runs, pace
         )
@@ -156,72 +150,25 @@ class NodeDaemon:
             (self._objects, self._transfers, self._serving),
         )
         self._outputs = OutputRouter(self.node_id, self._clients, self._relay, self._pool)
+        self.membership = Membership(
+            node,
+            self._head,
+            self._clients,
+            self._pool,
+            self._relay,
+            self._adopted,
+            self._notices,
+            usage=self._usage,
+            node_died=self._node_died,
+            stop=self.stop,
+        )
+        self._adopted.await_death = self.membership.await_death
         self._clients.requests["flush_output"] = self._outputs.flush
         self._clients.notices["shutdown"] = lambda _client: self.stop(
             "the driver called shutdown()"
         )
 
     # --- the head ----------------------------------------------------------------
-    async def join(self, channel: grpc.aio.Channel, timeout: float) -> head_pb2.Welcome:
-        """Open the session with the head."""
-        welcome = await self._head.join(
-            channel,
-            timeout,
-            hello=lambda: hello(self._config, self._pool, self._head.lately()),
-            on_message=self._from_head,
-            usage=self._usage,
-        )
-        self._welcomed(welcome)
-        return welcome
-
-    async def rejoin(self, timeout: float) -> None:
-        """Open a session with the head again, or with its successor.
-
-        Raises:
-            MinirayError: the head refuses this node.
-            ConnectionError: there is no head within ``timeout`` seconds.
-        """
-        self._welcomed(await self._head.rejoin(timeout, self._tell_again))
-        for process_id in self._clients.clients:
-            self._clients.push(process_id, "head_back", ())
-        for actor_id in self._adopted.actors():
-            self._await_death(actor_id)
-        self._notices.tell_departures()
-        self._head.notify("ended_jobs", sorted(self._pool.jobs()))
-        logger.info("the session with the head is open again")
-
-    def _welcomed(self, welcome: head_pb2.Welcome) -> None:
-        for node in welcome.nodes:
-            self._joined(node)
-        if welcome.nodes_are_all:
-            self._only_these_live({node.node_id for node in welcome.nodes})
-
-    def _only_these_live(self, node_ids: Container[bytes]) -> None:
-        """The head tells of all nodes; this one may have missed the end of others."""
-        for node_id in self._relay.announced():
-            if node_id not in node_ids:
-                self._node_died(node_id)
-
-    def _tell_again(self) -> list[head_pb2.FromNode]:
-        """What a head must know that knows of this node only what its hello said."""
-        processes = [attached(c, self._config.machine) for c in self._clients.clients.values()]
-        living = [
-            actor_report(lease.worker, lease)
-            for lease in self._pool.leases.values()
-            if lease.alive and lease.worker is not None
-        ]
-        waiting = [
-            head_pb2.FromNode(blocked=head_pb2.LeaseBlocked(lease=lease.number, blocked=True))
-            for lease in self._pool.leases.values()
-            if lease.blocked
-        ]
-        return [*living, *processes, *waiting]
-
-    @property
-    def session_ended(self) -> asyncio.Event:
-        """Set when the session with the head has broken."""
-        return self._head.session.ended
-
     def _usage(self) -> head_pb2.Heartbeat:
         self._memory_kills.look()
         return head_pb2.Heartbeat(
@@ -229,54 +176,6 @@ class NodeDaemon:
             object_store_capacity=self.store.capacity,
             object_store_spilled=self._spilling.spilled,
         )
-
-    def _from_head(self, message: head_pb2.ToNode) -> None:
-        kind = message.WhichOneof("kind")
-        if kind == "reply":
-            self._head.answered(message.reply)
-        elif kind == "push":
-            self._push(message.push)
-        elif kind == "start_lease":
-            self._pool.start(_granted(message.start_lease))
-        elif kind == "start_actor":
-            self._start_actor(message.start_actor)
-        elif kind == "end_lease":
-            end = message.end_lease
-            self._pool.end(end.lease, kill=end.kill, calls_left=end.calls_left)
-        elif kind == "end_actor":
-            self._pool.end(message.end_actor.lease, kill=message.end_actor.kill)
-        elif kind == "job_ended":
-            self._pool.end_job(message.job_ended.job_id)
-        elif kind == "node_joined":
-            self._joined(message.node_joined)
-        elif kind == "node_died":
-            self._node_died(message.node_died.node_id)
-        elif kind == "living":
-            self._only_these_live({self.node_id, *message.living.ids})
-        elif kind == "stop":
-            self.stop(message.stop.reason)
-
-    def _push(self, push: common_pb2.ClientPush) -> None:
-        """The head has something to tell to a process, or to this daemon itself."""
-        body = marshal.loads(push.body)
-        if push.process_id != self.node_id:
-            self._clients.push(push.process_id, push.topic, body)
-        elif push.topic == "actor" and body[1] == DEAD:
-            self._adopted.actor_died(body[0])
-
-    def _await_death(self, actor_id: bytes) -> None:
-        self._head.notify("subscribe_actor", actor_id)
-
-    def _joined(self, node: head_pb2.NodeJoined) -> None:
-        address = DaemonAddress.parse(node.address)
-        self._relay.joined(node.node_id, address.target_from(self._config.machine))
-
-    def _start_actor(self, start: head_pb2.StartActor) -> None:
-        lease = _granted(start)
-        lease.actor_id = start.actor_id
-        lease.arguments = start.arguments
-        lease.restarts = start.restarts
-        self._pool.start(lease)
 
     def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
         """A client's request to the head."""
@@ -490,15 +389,3 @@ class NodeDaemon:
         await self._spilling.close()
         self._liveness.close()
         self.store.close()
-
-
-def _granted(start: head_pb2.StartLease | head_pb2.StartActor) -> NodeLease:
-    """What the head grants, as the pool keeps it."""
-    return NodeLease(
-        number=start.lease,
-        epoch=start.epoch,
-        owner=start.owner,
-        job_id=start.job_id,
-        spec=json.loads(start.spec),
-        allocation=json.loads(start.allocation),
-    )

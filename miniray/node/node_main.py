@@ -135,7 +135,7 @@ class NodeStart:
         stop_on_signals(daemon.stop)
         daemon.serve(server)
         await server.start()
-        await daemon.join(channel, config().start_timeout)
+        await daemon.membership.join(channel, config().start_timeout)
         if self.options.parent_pid is not None:
             parent = "the driver" if self.options.embedded else "`miniray start --block`"
             when_exits(self.options.parent_pid, lambda: daemon.stop(f"{parent} ended"))
@@ -320,7 +320,7 @@ class NodeStart:
 
     async def _stay(self, daemon: NodeDaemon) -> None:
         """Until the node is told to stop, or its head is gone for good."""
-        while not await first_of(daemon.stopped.wait(), daemon.session_ended.wait()):
+        while not await first_of(daemon.stopped.wait(), daemon.membership.session_ended.wait()):
             if self.options.embedded and self.options.head:
                 daemon.stop("the head of the cluster is gone")
                 return
@@ -329,15 +329,16 @@ class NodeStart:
 
     async def _find_head_again(self, daemon: NodeDaemon) -> None:
         """Have a session with a head again, or stop the node."""
+        rejoin = daemon.membership.rejoin
         try:
             if self._head is None:
-                await daemon.rejoin(config().head_grace)
+                await rejoin(config().head_grace)
                 return
             rejoined = False
             while not rejoined:  # a head may end as soon as it serves
                 await self._head.restart()
                 self._publish()
-                rejoined = await first_of(daemon.rejoin(config().head_grace), self._head.ended())
+                rejoined = await first_of(rejoin(config().head_grace), self._head.ended())
         except (BootError, MinirayError, OSError) as error:
             daemon.stop(f"the head of the cluster is gone and did not come back: {error}")
 

@@ -1,0 +1,196 @@
+"""A node in its cluster: it joins, joins anew with a head that is back, and does what that says."""
+
+from __future__ import annotations
+
+import json
+import logging
+import marshal
+from typing import TYPE_CHECKING
+
+from miniray._proto import head_pb2
+from miniray.core.actor_client import DEAD
+from miniray.node.addresses import DaemonAddress
+from miniray.node.hello import actor_report, attached, hello
+from miniray.node.worker import NodeLease
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Container
+
+    import grpc
+
+    from miniray._proto import common_pb2
+    from miniray.node.adopted_service import AdoptedService
+    from miniray.node.clients import ClientServer
+    from miniray.node.head_client import HeadClient
+    from miniray.node.node_config import NodeConfig
+    from miniray.node.relay import RelayHub
+    from miniray.node.worker_notices import WorkerNotices
+    from miniray.node.workers import WorkerPool
+
+logger = logging.getLogger(__name__)
+
+
+class Membership:
+    """What the head knows of this node, and wants of it."""
+
+    def __init__(
+        self,
+        config: NodeConfig,
+        head: HeadClient,
+        clients: ClientServer,
+        pool: WorkerPool,
+        relay: RelayHub,
+        adopted: AdoptedService,
+        notices: WorkerNotices,
+        *,
+        usage: Callable[[], head_pb2.Heartbeat],
+        node_died: Callable[[bytes], None],
+        stop: Callable[[str], None],
+    ) -> None:
+        """Not a member yet.
+
+        Args:
+            config: Of this node.
+            head: The way to the head.
+            clients: The processes of this node, which the head sends messages to.
+            pool: Its workers.
+            relay: The way to other nodes.
+            adopted: What it owns for processes that have ended.
+            notices: What its workers had to tell.
+            usage: What a heartbeat says.
+            node_died: Called with another node that is gone.
+            stop: Ends this node.
+        """
+        self._config = config
+        self._head = head
+        self._clients = clients
+        self._pool = pool
+        self._relay = relay
+        self._adopted = adopted
+        self._notices = notices
+        self._usage = usage
+        self._node_died = node_died
+        self._stop = stop
+
+    @property
+    def session_ended(self) -> asyncio.Event:
+        """Set when the session with the head has broken."""
+        return self._head.session.ended
+
+    # --- joining -------------------------------------------------------------------
+    async def join(self, channel: grpc.aio.Channel, timeout: float) -> None:
+        """Open the session with the head."""
+        welcome = await self._head.join(
+            channel,
+            timeout,
+            hello=lambda: hello(self._config, self._pool, self._head.lately()),
+            on_message=self._on_message,
+            usage=self._usage,
+        )
+        self._welcomed(welcome)
+
+    async def rejoin(self, timeout: float) -> None:
+        """Open a session with the head again, or with its successor.
+
+        Raises:
+            MinirayError: the head refuses this node.
+            ConnectionError: there is no head within ``timeout`` seconds.
+        """
+        self._welcomed(await self._head.rejoin(timeout, self._tell_again))
+        for process_id in self._clients.clients:
+            self._clients.push(process_id, "head_back", ())
+        for actor_id in self._adopted.actors():
+            self.await_death(actor_id)
+        self._notices.tell_departures()
+        self._head.notify("ended_jobs", sorted(self._pool.jobs()))
+        logger.info("the session with the head is open again")
+
+    def _welcomed(self, welcome: head_pb2.Welcome) -> None:
+        for node in welcome.nodes:
+            self._joined(node)
+        if welcome.nodes_are_all:
+            self._only_these_live({node.node_id for node in welcome.nodes})
+
+    def _tell_again(self) -> list[head_pb2.FromNode]:
+        """What a head must know that knows of this node only what its hello said."""
+        processes = [attached(c, self._config.machine) for c in self._clients.clients.values()]
+        living = [
+            actor_report(lease.worker, lease)
+            for lease in self._pool.leases.values()
+            if lease.alive and lease.worker is not None
+        ]
+        waiting = [
+            head_pb2.FromNode(blocked=head_pb2.LeaseBlocked(lease=lease.number, blocked=True))
+            for lease in self._pool.leases.values()
+            if lease.blocked
+        ]
+        return [*living, *processes, *waiting]
+
+    def await_death(self, actor_id: bytes) -> None:
+        """Have the head tell when an actor is dead."""
+        self._head.notify("subscribe_actor", actor_id)
+
+    # --- what the head says ----------------------------------------------------------
+    def _on_message(self, message: head_pb2.ToNode) -> None:
+        kind = message.WhichOneof("kind")
+        if kind == "reply":
+            self._head.answered(message.reply)
+        elif kind == "push":
+            self._push(message.push)
+        elif kind == "start_lease":
+            self._pool.start(_granted(message.start_lease))
+        elif kind == "start_actor":
+            self._start_actor(message.start_actor)
+        elif kind == "end_lease":
+            end = message.end_lease
+            self._pool.end(end.lease, kill=end.kill, calls_left=end.calls_left)
+        elif kind == "end_actor":
+            self._pool.end(message.end_actor.lease, kill=message.end_actor.kill)
+        elif kind == "job_ended":
+            self._pool.end_job(message.job_ended.job_id)
+        elif kind == "node_joined":
+            self._joined(message.node_joined)
+        elif kind == "node_died":
+            self._node_died(message.node_died.node_id)
+        elif kind == "living":
+            self._only_these_live({self._config.node_id, *message.living.ids})
+        elif kind == "stop":
+            self._stop(message.stop.reason)
+
+    def _push(self, push: common_pb2.ClientPush) -> None:
+        """The head has something to tell to a process, or to this daemon itself."""
+        body = marshal.loads(push.body)
+        if push.process_id != self._config.node_id:
+            self._clients.push(push.process_id, push.topic, body)
+        elif push.topic == "actor" and body[1] == DEAD:
+            self._adopted.actor_died(body[0])
+
+    def _start_actor(self, start: head_pb2.StartActor) -> None:
+        lease = _granted(start)
+        lease.actor_id = start.actor_id
+        lease.arguments = start.arguments
+        lease.restarts = start.restarts
+        self._pool.start(lease)
+
+    def _joined(self, node: head_pb2.NodeJoined) -> None:
+        address = DaemonAddress.parse(node.address)
+        self._relay.joined(node.node_id, address.target_from(self._config.machine))
+
+    def _only_these_live(self, node_ids: Container[bytes]) -> None:
+        """The head tells of all nodes; this one may have missed the end of others."""
+        for node_id in self._relay.announced():
+            if node_id not in node_ids:
+                self._node_died(node_id)
+
+
+def _granted(start: head_pb2.StartLease | head_pb2.StartActor) -> NodeLease:
+    """What the head grants, as the pool keeps it."""
+    return NodeLease(
+        number=start.lease,
+        epoch=start.epoch,
+        owner=start.owner,
+        job_id=start.job_id,
+        spec=json.loads(start.spec),
+        allocation=json.loads(start.allocation),
+    )
