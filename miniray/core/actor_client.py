@@ -24,7 +24,8 @@ from miniray.exceptions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from miniray.core.calls import Call, CallTable
+    from miniray.core.call import Call
+    from miniray.core.calls import CallTable
     from miniray.core.objects import Value
     from miniray.core.peers import Peer, PeerTable
 

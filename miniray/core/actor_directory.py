@@ -10,8 +10,8 @@ from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.actor_client import ALIVE, DEAD, ActorClient
 from miniray.core.borrowing import error_value
+from miniray.core.call import Call
 from miniray.core.call_site import call_site, describe
-from miniray.core.calls import Call
 from miniray.core.interrupts import Interrupts
 from miniray.core.runtime import ActorClassInfo, ActorLocation, ActorOptions, Exported
 from miniray.core.task_shape import effective_placement, placement_data
@@ -27,7 +27,7 @@ from miniray.object_ref import ObjectRef
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.calls import RefArgument
+    from miniray.core.call import RefArgument
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.objects import Value
     from miniray.core.peers import Peer

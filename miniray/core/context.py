@@ -10,7 +10,7 @@ from miniray.core.names import module_of, short_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from miniray.core.calls import Call
+    from miniray.core.call import Call
 
 
 class Execution:

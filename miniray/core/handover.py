@@ -17,7 +17,7 @@ from miniray.core.gates import Gate
 from miniray.core.ids import owner_of
 
 if TYPE_CHECKING:
-    from miniray.core.calls import Call
+    from miniray.core.call import Call
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.objects import Entry
     from miniray.core.peers import Peer, PeerTable

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.core.locality import Wishes
 
 if TYPE_CHECKING:
-    from miniray.core.calls import Call
+    from miniray.core.call import Call
     from miniray.core.peers import Peer
 
 

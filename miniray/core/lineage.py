@@ -19,7 +19,7 @@ from miniray.core import protocol as p
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from miniray.core.calls import Call, RefArgument
+    from miniray.core.call import Call, RefArgument
     from miniray.core.objects import Value
     from miniray.object_ref import ObjectRef
 

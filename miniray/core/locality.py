@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from miniray.core.calls import Call
+    from miniray.core.call import Call
     from miniray.core.objects import Value
 
 #: Bytes that must be saved from moving for a node to be preferred: less is there in a millisecond.

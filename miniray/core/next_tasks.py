@@ -15,7 +15,8 @@ from miniray.core.locality import preferred
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from miniray.core.calls import Call, CallTable
+    from miniray.core.call import Call
+    from miniray.core.calls import CallTable
     from miniray.core.lease_groups import Lease, LeaseGroup
 
 #: So many leases are looked at when something changes: each change makes room at one.

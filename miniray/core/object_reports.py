@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from miniray.core import protocol as p
+from miniray.core.call import Call
 from miniray.core.call_site import describe
-from miniray.core.calls import Call
 from miniray.core.first import First
 from miniray.core.holds import Holds
 from miniray.core.ids import owner_of

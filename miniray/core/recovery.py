@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
+from miniray.core.call import Call
 from miniray.core.call_site import describe
-from miniray.core.calls import Call
 from miniray.core.lost_values import LostValues
 from miniray.exceptions import ObjectLostError
 

@@ -10,7 +10,7 @@ from miniray.config import config
 from miniray.core import context
 from miniray.core import protocol as p
 from miniray.core.actor_client import ActorClient
-from miniray.core.calls import Call
+from miniray.core.call import Call
 from miniray.core.gates import Gate
 from miniray.core.ids import owner_of
 from miniray.core.interrupts import Interrupts, uncut

@@ -24,7 +24,8 @@ from miniray.exceptions import TaskCancelledError, WorkerCrashedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.calls import Call, CallTable
+    from miniray.core.call import Call
+    from miniray.core.calls import CallTable
     from miniray.core.io_loop import IOLoop
     from miniray.core.node_link import NodeLink
     from miniray.core.peers import Peer, PeerTable

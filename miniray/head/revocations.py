@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 from miniray.head.allocations import lease_id, lease_number
 from miniray.head.groups import Group
-from miniray.head.leases import LeaseGroup
+from miniray.head.task_lease import LeaseGroup
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from miniray.head.clients import ClientDirectory
     from miniray.head.grants import GrantTable, Request, Timers
-    from miniray.head.leases import TaskLease, TaskLeases
+    from miniray.head.leases import TaskLeases
     from miniray.head.resources import ResourcePool
+    from miniray.head.task_lease import TaskLease
 
     #: Who waits: a group, the number of an actor's request, or a node on which room is set
     #: aside for a placement group.

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.borrowing import Borrowing, error_value
-from miniray.core.calls import Call, CallTable
+from miniray.core.call import Call
+from miniray.core.calls import CallTable
 from miniray.core.ids import ObjectIds, new_id
 from miniray.core.objects import ObjectTable
 from miniray.core.serialization import serialize

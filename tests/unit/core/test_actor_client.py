@@ -18,7 +18,7 @@ from miniray.exceptions import (
 from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
-    from miniray.core.calls import Call
+    from miniray.core.call import Call
 
 ACTOR, PROCESS = b"caller00actor001", b"process1"
 

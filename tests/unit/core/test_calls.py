@@ -14,7 +14,7 @@ from miniray.exceptions import ObjectLostError, TaskCancelledError
 from miniray.object_ref import ObjectRef, hooks
 
 if TYPE_CHECKING:
-    from miniray.core.calls import Call
+    from miniray.core.call import Call
 
 BIG = b"x" * 200_000
 

@@ -15,7 +15,7 @@ from miniray.core.task_client import TaskClient
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError
 
 if TYPE_CHECKING:
-    from miniray.core.calls import Call
+    from miniray.core.call import Call
     from miniray.core.lease_groups import LeaseGroup
 
 

@@ -20,7 +20,7 @@ from miniray.core.task_client import TaskClient
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from miniray.core.calls import Call
+    from miniray.core.call import Call
     from miniray.core.lease_groups import Lease, LeaseGroup
 
 NODES = [NODE, b"node0001", b"node0002"]
