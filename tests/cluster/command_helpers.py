@@ -10,16 +10,55 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from cluster_helpers import processes_with, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+#: A driver that makes one actor on each of two nodes and lets them call each other.
+CROSSING = """
+import json, os, sys
+import psutil
+import miniray
+from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+def network():
+    return "grpc" in sys.modules or len(psutil.Process().net_connections("inet"))
+
+@miniray.remote
+class Half:
+    def network(self):
+        return network()
+    def node(self):
+        return miniray.get_runtime_context().get_node_id()
+    def ask(self, other):
+        return miniray.get(other.node.remote())
+    def make(self, size):
+        return bytes(size)
+    def size_of(self, other, size):
+        return len(miniray.get(other.make.remote(size)))
+
+miniray.init(**json.loads(sys.argv[1]))
+nodes = sorted(node["NodeID"] for node in miniray.nodes() if node["Alive"])
+a, b = (Half.options(scheduling_strategy=On(node, soft=False)).remote() for node in nodes)
+print(json.dumps({
+    "nodes": nodes,
+    "actors": miniray.get([a.node.remote(), b.node.remote()]),
+    # One after the other: each waits for the other one meanwhile.
+    "crossed": [miniray.get(b.ask.remote(a)), miniray.get(a.ask.remote(b))],
+    "sizes": [miniray.get(x.size_of.remote(y, 10_000_000)) for x, y in ((a, b), (b, a))],
+    "network": [network(), *miniray.get([a.network.remote(), b.network.remote()])],
+}))
+"""
 
 #: Seconds that a command or a driver program may take on a busy machine.
 PATIENCE = 45.0
@@ -186,3 +225,26 @@ def one_line(done: subprocess.CompletedProcess[str]) -> str:
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1, done.stderr
     return done.stderr.strip()
+
+
+def command_line() -> Iterator[CommandLine]:
+    """A command line in a folder of its own; its nodes end, and leave nothing."""
+    root = Path(tempfile.mkdtemp(prefix="mr-cl-", dir="/tmp"))
+    command = CommandLine(root)
+    yield command
+    command.run("stop", "--force")
+    command.leaves_nothing()
+    shutil.rmtree(root)
+
+
+def daemons(command: CommandLine) -> list[psutil.Process]:
+    """The node daemons, in the order of their starts."""
+    return [psutil.Process(record["processes"]["boot"]["pid"]) for record in command.records()]
+
+
+def assert_crosses(told: dict[str, Any]) -> None:
+    assert len(told["nodes"]) == 2
+    assert told["actors"] == told["nodes"]
+    assert told["crossed"] == told["nodes"]
+    assert told["sizes"] == [10_000_000] * 2
+    assert told["network"] == [0] * 3  # neither driver nor worker is on it, nor has loaded gRPC

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from command_helpers import CommandLine, one_line
+from command_helpers import CommandLine, command_line, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,14 +52,10 @@ print(json.dumps(told))
 
 @pytest.fixture
 def command() -> Iterator[CommandLine]:
-    root = Path(tempfile.mkdtemp(prefix="mr-cl-", dir="/tmp"))
-    command = CommandLine(root)
-    for variable in VARIABLES.values():
-        command.environment.pop(variable, None)
-    yield command
-    command.run("stop", "--force")
-    command.leaves_nothing()
-    shutil.rmtree(root)
+    for command in command_line():
+        for variable in VARIABLES.values():
+            command.environment.pop(variable, None)
+        yield command
 
 
 def test_a_head_sees_only_the_devices_that_its_variables_name(command: CommandLine) -> None:

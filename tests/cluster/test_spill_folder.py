@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from command_helpers import PATIENCE, CommandLine, one_line
+from command_helpers import PATIENCE, CommandLine, command_line, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
 INIT = "import miniray; miniray.init(num_cpus=1); miniray.shutdown()"
 CLUSTER = """
@@ -26,12 +24,7 @@ MOUNT = 'mount -t tmpfs -o "$0" tmpfs "$1" && shift && exec "$@"'
 
 @pytest.fixture
 def command() -> Iterator[CommandLine]:
-    root = Path(tempfile.mkdtemp(prefix="mr-sf-", dir="/tmp"))
-    command = CommandLine(root)
-    yield command
-    command.run("stop", "--force")
-    command.leaves_nothing()
-    shutil.rmtree(root)
+    yield from command_line()
 
 
 def run_mounted(

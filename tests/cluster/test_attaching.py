@@ -1,0 +1,190 @@
+"""Nodes of one machine and of several, and drivers that attach to them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import ssl
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from cluster_helpers import processes_with, wait_until
+from command_helpers import CROSSING, CommandLine, assert_crosses, command_line, daemons
+
+from miniray.security.token import JoinToken, parse_token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OUTSIDE = """
+import json, sys
+import numpy as np
+import miniray
+
+@miniray.remote(num_cpus=0)
+class Far:
+    def node(self):
+        return miniray.get_runtime_context().get_node_id()
+    def total(self, array):
+        return int(array.sum())
+    def make(self, size):
+        return np.ones(size, dtype=np.uint8)
+
+miniray.init(sys.argv[1])
+actors = [Far.remote() for _ in range(4)]
+array = miniray.put(np.ones(10_000_000, dtype=np.uint8))
+print(json.dumps({
+    "own": miniray.get_runtime_context().get_node_id(),
+    "actors": miniray.get([actor.node.remote() for actor in actors]),
+    "there": miniray.get(actors[0].total.remote(array)),
+    "back": miniray.get(actors[1].make.remote(10_000_000)).size,
+    "cpus": miniray.cluster_resources()["CPU"],
+    "nodes": [node["NodeID"] for node in miniray.nodes()],
+}))
+"""
+
+ADDRESS = """
+import json, miniray
+print(json.dumps(miniray.init().address_info["address"]))
+"""
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[CommandLine]:
+    """A command line that no other test shares; its nodes end with the test."""
+    del tmp_path  # the path of a socket has at most 107 bytes
+    yield from command_line()
+
+
+def connections(processes: list[psutil.Process]) -> list[tuple[int, int]]:
+    """(index of one daemon, index of another) for each TCP connection from one to the other."""
+    listening = {
+        connection.laddr.port: index
+        for index, process in enumerate(processes)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    return [
+        (index, listening[connection.raddr.port])
+        for index, process in enumerate(processes)
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_ESTABLISHED and connection.raddr.port in listening
+    ]
+
+
+def test_actors_of_two_nodes_of_one_machine_call_each_other(command: CommandLine) -> None:
+    head = command.start_head("--num-cpus", "1")
+    command.join(head, "--num-cpus", "1")
+    for address in ("auto", head.address):
+        options = json.dumps({"address": address, "log_to_driver": False})
+        assert_crosses(command.python(CROSSING, options))
+    assert_crosses(command.python(CROSSING, "{}", MINIRAY_ADDRESS=head.address))
+    assert connections(daemons(command)) == []  # they use Unix sockets
+
+
+def test_nodes_of_different_machines_talk_over_tls(command: CommandLine) -> None:
+    head = command.start_head("--num-cpus", "1")
+    command.join(head, "--num-cpus", "1", MINIRAY_MACHINE_ID="another machine")
+    # A driver that goes on, so that the connections are there to be looked at.
+    driver = command.popen(
+        sys.executable,
+        "-c",
+        CROSSING + "sys.stdout.flush(); miniray.get(a.ask.remote(b)); import time; time.sleep(60)",
+        "{}",
+    )
+    try:
+        assert driver.stdout is not None
+        assert_crosses(json.loads(driver.stdout.readline()))
+        nodes = daemons(command)
+        assert {(0, 1), (1, 0)} & set(connections(nodes))
+        for node in nodes:
+            for connection in node.net_connections("tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    assert_speaks_only_tls(connection.laddr.port)
+    finally:
+        driver.kill()
+        driver.communicate()
+
+
+def test_a_driver_outside_of_the_cluster_attaches_with_address_and_token(
+    command: CommandLine,
+) -> None:
+    head = command.start_head("--num-cpus", "2")
+    home = command.root / "outside"
+    home.mkdir()
+    outside = {"MINIRAY_TMPDIR": str(home), "MINIRAY_MACHINE_ID": "outside"}
+    told = command.python(OUTSIDE, head.address, MINIRAY_TOKEN=head.token, **outside)
+    assert told["there"] == told["back"] == 10_000_000
+    assert told["own"] not in told["actors"]  # nothing is placed on a driver's own machine
+    assert told["cpus"] == 2
+    assert len(told["nodes"]) == 1
+    assert told["own"] not in told["nodes"]
+    attach = f"import miniray; miniray.init({head.address!r})"
+    assert "MINIRAY_TOKEN" in command.failing_python(attach, **outside)
+    wrong = str(JoinToken(parse_token(head.token).fingerprint, bytes(32)))
+    error = command.failing_python(attach, MINIRAY_TOKEN=wrong, **outside)
+    assert error.startswith("miniray.exceptions.AuthenticationError: ")
+    assert wrong not in error
+    wait_until(lambda: not processes_with("MINIRAY_TMPDIR", str(home)))
+    assert not list(home.rglob("*.sock"))
+    shutil.rmtree(home)
+    assert (
+        len(
+            command.python(
+                "import miniray, json; miniray.init('auto'); "
+                "print(json.dumps([n for n in miniray.nodes() if n['Alive']]))"
+            )
+        )
+        == 1
+    )
+
+
+def test_workers_run_in_the_folder_of_their_driver(command: CommandLine, tmp_path: Path) -> None:
+    command.start_head("--num-cpus", "1")
+    (tmp_path / "beside.py").write_text("VALUE = 7\n")
+    source = """
+import json, os, miniray
+miniray.init(address="auto", log_to_driver=False)
+@miniray.remote
+def look():
+    import beside
+    return [os.getcwd(), beside.VALUE]
+print(json.dumps(miniray.get(look.remote())))
+"""
+    driver = command.popen(sys.executable, "-c", source, cwd=tmp_path)
+    output, _ = driver.communicate(timeout=30)
+    assert json.loads(output) == [str(tmp_path.resolve()), 7]
+
+
+def assert_speaks_only_tls(port: int) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        context.wrap_socket(plain) as encrypted,
+    ):
+        assert encrypted.getpeercert(binary_form=True)
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as plain:
+        plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+        assert not _answer(plain).startswith(bytes(3))  # no frame of HTTP/2
+
+
+def _answer(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(100)
+    except ConnectionResetError:
+        return b"reset"
+
+
+def test_a_node_that_ends_leaves_the_cluster_running(command: CommandLine) -> None:
+    head = command.start_head("--num-cpus", "1")
+    command.join(head, "--num-cpus", "1")
+    daemons(command)[1].terminate()
+    wait_until(lambda: "1 node," in command.run("status").stdout)
+    assert command.python(ADDRESS) == head.address
