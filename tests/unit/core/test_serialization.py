@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miniray.core import serialization
+from miniray.core.mapped import address_of
 from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
 from miniray.core.serialization import (
     ALIGNMENT,
@@ -386,6 +387,43 @@ def test_the_columns_of_an_arrow_table_are_views_of_the_block() -> None:
     for column in value[0].itercolumns():
         for buffer in column.chunk(0).buffers():
             assert buffer is None or begin <= buffer.address < end
+
+
+@pytest.mark.parametrize("part", ["table", "batch", "column", "array", "table of slices"])
+def test_a_part_of_an_arrow_table_is_stored_without_the_rest(part: str) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    rows = range(20_000)
+    table = arrow.table(
+        {
+            "n": arrow.array(rows),
+            "text": arrow.array([f"row {n}" for n in rows]),
+            "kind": arrow.array(["even", "odd"] * (len(rows) // 2)).dictionary_encode(),
+            "list": arrow.array([[n, None] for n in rows]),
+            "pair": arrow.array([{"a": n, "b": str(n)} for n in rows]),
+        }
+    ).replace_schema_metadata({"of": "these rows"})
+    few = table.slice(10_000, 100)
+    value = {
+        "table": few,
+        "batch": few.to_batches()[0],
+        "column": few["pair"],
+        "array": table["text"].chunk(0)[10_000:10_100],
+        "table of slices": arrow.concat_tables([table.slice(n, 10) for n in range(0, 100, 10)]),
+    }[part]
+    stored = serialize(value)
+    assert stored.size < 20_000
+    back = deserialize(stored.form, stored.payload())
+    assert back.equals(value)
+    if part == "table":
+        assert back.schema.equals(table.schema, check_metadata=True)
+
+
+def test_most_of_an_arrow_array_is_stored_without_a_copy() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    array = arrow.array(np.arange(100_000))
+    stored = serialize(array[1000:])
+    begin = array.buffers()[1].address
+    assert any(address_of(buffer) == begin for buffer in stored.buffers)
 
 
 def test_the_columns_of_a_data_frame_are_read_only_views_of_the_block() -> None:
