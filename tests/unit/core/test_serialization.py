@@ -120,10 +120,23 @@ def test_large_bytes_inside_of_a_value_are_written_from_where_they_are(kind: Any
     data = kind(b"x" * 200_000)
     for value in ([data], {"a": (1, data)}, [data, np.arange(1000)]):
         stored = serialize(value)
-        assert any(piece is data for piece in stored.pieces())
+        pieces = stored.pieces()
+        assert any(piece is data or getattr(piece, "obj", None) is data for piece in pieces)
         back = deserialize(stored.form, stored.payload())
         assert (back["a"][1] if isinstance(back, dict) else back[0]) == data
         assert type(back["a"][1] if isinstance(back, dict) else back[0]) is kind
+
+
+def test_a_bytearray_keeps_its_length_until_it_is_stored() -> None:
+    data = bytearray(b"x" * 200_000)
+    stored = serialize([data])
+    for resize in (data.clear, lambda: data.extend(b"more")):
+        with pytest.raises(BufferError):
+            resize()
+    payload = stored.payload()
+    assert deserialize(stored.form, payload) == [data]
+    del stored
+    data.extend(b"more")
 
 
 def test_empty_buffers_stay_in_the_pickle() -> None:
