@@ -57,12 +57,12 @@ class Serialized:
     def __init__(
         self,
         form: int,
-        parts: Sequence[bytes],
+        parts: Sequence[bytes | memoryview],
         buffers: Sequence[memoryview] = (),
         refs: Sequence[ObjectRef[Any]] = (),
     ) -> None:
         self.form = form
-        #: The pickle. Large bytes in it are the value's own, and not copied.
+        #: The pickle. Large bytes in it are the value's own, and not copied; a bytearray is a view.
         self.parts = parts
         #: Bytes of it.
         self.pickled = sum(map(len, parts))
@@ -74,7 +74,7 @@ class Serialized:
     def payload(self) -> bytes:
         """The bytes as they travel inside a message."""
         if not self.buffers and len(self.parts) == 1:
-            return self.parts[0]
+            return bytes(self.parts[0])  # which it is: no copy
         return b"".join(self.pieces())
 
     def pieces(self) -> list[bytes | memoryview]:
@@ -154,12 +154,19 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
 
 
 class _Parts:
-    """What a pickler writes to. It gives large bytes as they are, which need not be copied."""
+    """What a pickler writes to. It gives large bytes as they are, which need not be copied.
 
-    __slots__ = ("write",)
+    A bytearray could be made longer or shorter by another thread before it is stored, which is
+    refused as long as there is a view of it.
+    """
 
-    def __init__(self, parts: list[bytes]) -> None:
-        self.write = parts.append
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[bytes | memoryview]) -> None:
+        self._parts = parts
+
+    def write(self, part: bytes | bytearray) -> None:
+        self._parts.append(part if type(part) is bytes else memoryview(part))
 
 
 def pickled(value: Any) -> Serialized:
@@ -168,7 +175,7 @@ def pickled(value: Any) -> Serialized:
     Raises:
         Exception: Whatever pickling raises.
     """
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     buffers: list[memoryview] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:

@@ -23,7 +23,7 @@ from miniray.core.descriptors import is_lack_of_memory
 from miniray.core.fetches import Fetches
 from miniray.core.interrupts import uncut
 from miniray.core.liveness import Liveness
-from miniray.core.mapped import map_memory
+from miniray.core.mapped import is_crowded, map_memory, read_memory
 from miniray.core.protocol import VALUE_SHARED, VALUE_TENSORS
 from miniray.core.waiting import deadline_of, time_left
 from miniray.core.warm_memory import WarmMemory
@@ -252,6 +252,8 @@ class SharedMemory:
     ) -> tuple[Mapping, Block]:
         """Map what the daemon has handed out."""
         local, form, offset = got
+        if is_crowded():
+            return self._copied(size, got, fd)
         try:
             gone = self.liveness.mapped(lambda: self._gone(local))
             block = map_memory(fd, size, offset=offset, shared=False, gone=gone)
@@ -264,6 +266,16 @@ class SharedMemory:
         if mapping.may_be_shared:
             self._remember(key, mapping, block)
         return mapping, block
+
+    def _copied(self, size: int, got: _Got, fd: int) -> tuple[Mapping, Block]:
+        """Copy what the daemon has handed out: there are too many mappings for another one."""
+        local, form, offset = got
+        try:
+            block = read_memory(fd, size, offset=offset)
+        finally:
+            os.close(fd)
+            self._gone(local)
+        return Mapping(block, form, local), block
 
     def _gone(self, segment: int) -> None:
         """The last view of a segment went away. May run in a garbage collection anywhere."""

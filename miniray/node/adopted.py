@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.ids import owner_of
-from miniray.exceptions import ObjectLostError
+from miniray.exceptions import ObjectLostError, OwnerDiedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,6 +51,8 @@ class AdoptedObjects:
         self._node_id = node_id
         self._objects: dict[bytes, _Adopted] = {}
         self._owners: dict[bytes, int] = {}
+        #: Those of them that have left only a part of what others held, and what they were.
+        self._partly: dict[bytes, str] = {}
         #: Those in shared memory, by node and segment.
         self._segments: dict[tuple[bytes, int], bytes] = {}
         #: By owner: the latest borrows that were counted, as (sender, number), oldest first.
@@ -71,9 +73,17 @@ class AdoptedObjects:
             for id, each in self._objects.items()
         ]
 
-    def add(self, owner: bytes, legacy: Iterable[Any]) -> list[Freed]:
-        """Take over what an owner hands over; returns what nobody holds any more."""
+    def add(self, owner: bytes, legacy: Iterable[Any], partly: str = "") -> list[Freed]:
+        """Take over what an owner hands over; returns what nobody holds any more.
+
+        Args:
+            owner: Whose objects they are.
+            legacy: The objects.
+            partly: What the owner was, if others hold more of it, which is lost.
+        """
         legacy = list(legacy)
+        if legacy and partly:
+            self._partly[owner] = partly
         for id, value, borrowers, contained in legacy:
             counts = {process: count for process, _node, count in borrowers}
             self._objects[id] = _Adopted(value, counts, contained)
@@ -180,7 +190,12 @@ class AdoptedObjects:
         adopted = self._objects.get(id)
         if adopted is not None:
             return adopted.value
-        error = ObjectLostError(id.hex(), "its owner had freed it, or ended before it was there")
+        was = self._partly.get(owner_of(id))
+        error = (
+            ObjectLostError(id.hex(), "its owner had freed it, or ended before it was there")
+            if was is None
+            else OwnerDiedError(id.hex(), was)
+        )
         return (p.VALUE_ERROR, pickle.dumps(error, 5), ())
 
     def _count(self, id: bytes, process: bytes, step: int) -> None:
@@ -214,6 +229,7 @@ class AdoptedObjects:
             self._owners[owner] -= 1
             if not self._owners[owner]:
                 del self._owners[owner], self._registered[owner]
+                self._partly.pop(owner, None)
             borrowed = []
             for inner, node in adopted.contained:
                 if inner not in self._objects:

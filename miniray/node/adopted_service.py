@@ -89,11 +89,16 @@ class AdoptedService:
             self.process_died(process_id)
 
     def _adopt(self, client: Client, legacy: list[Any]) -> tuple[None, int]:
-        """A process that ends by rule leaves what others hold of its objects."""
+        """A process that ends by rule leaves what others hold of its objects.
+
+        A driver leaves only what detached actors start with.
+        """
         for _id, value, _borrowers, _contained in legacy:
             if value[0] == p.VALUE_SHARED:
                 self._objects.left_to(value[1][0], value[1][1])
-        self._free(self._adopted.add(client.process_id, legacy))
+        driver = f"the driver (pid {client.pid}) on node {self._node_id.hex()[:8]}"
+        partly = driver if client.is_driver else ""
+        self._free(self._adopted.add(client.process_id, legacy, partly))
         for _id, _value, borrowers, _contained in legacy:
             for process, node, _count in borrowers:
                 self._watch(process, node)

@@ -14,7 +14,7 @@ from object_helpers import inventory
 
 import miniray
 from miniray.cluster_utils import Cluster
-from miniray.exceptions import ActorAlreadyExistsError, ActorDiedError
+from miniray.exceptions import ActorAlreadyExistsError, ActorDiedError, OwnerDiedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,6 +106,33 @@ def test_a_detached_actor_starts_for_the_first_time_when_its_driver_has_ended(
     assert miniray.get(actor.sum.remote()) == 4 * SIZE
     miniray.kill(actor)
     nodes.remove_node(node)
+
+
+@pytest.mark.parametrize("size", [10, SIZE])
+def test_what_a_detached_actor_was_given_later_is_lost_with_the_driver_which_is_named(
+    nodes: Cluster, size: int
+) -> None:
+    @miniray.remote(num_cpus=0)
+    class Keeper:
+        def __init__(self, made_with: list[Any]) -> None:
+            self.made_with = made_with
+
+        def keep(self, refs: list[Any]) -> None:
+            self.given = refs
+
+        def read(self) -> tuple[int, str]:
+            with pytest.raises(OwnerDiedError) as error:
+                miniray.get(self.given)
+            return int(miniray.get(self.made_with[0]).sum()), error.value.owner
+
+    keeper = Keeper.options(name="keeper", lifetime="detached").remote([miniray.put(ones())])
+    miniray.get(keeper.keep.remote([miniray.put(np.ones(size))]))
+    another_driver(nodes)
+    keeper = miniray.get_actor("keeper")
+    made_with, owner = miniray.get(keeper.read.remote())
+    assert made_with == SIZE
+    assert owner.startswith(f"the driver (pid {os.getpid()}) on node ")
+    miniray.kill(keeper)
 
 
 def test_large_arguments_outlive_a_creator_that_is_killed() -> None:

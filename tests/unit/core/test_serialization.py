@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miniray.core import serialization
+from miniray.core.mapped import address_of
 from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
 from miniray.core.serialization import (
     ALIGNMENT,
@@ -119,10 +120,23 @@ def test_large_bytes_inside_of_a_value_are_written_from_where_they_are(kind: Any
     data = kind(b"x" * 200_000)
     for value in ([data], {"a": (1, data)}, [data, np.arange(1000)]):
         stored = serialize(value)
-        assert any(piece is data for piece in stored.pieces())
+        pieces = stored.pieces()
+        assert any(piece is data or getattr(piece, "obj", None) is data for piece in pieces)
         back = deserialize(stored.form, stored.payload())
         assert (back["a"][1] if isinstance(back, dict) else back[0]) == data
         assert type(back["a"][1] if isinstance(back, dict) else back[0]) is kind
+
+
+def test_a_bytearray_keeps_its_length_until_it_is_stored() -> None:
+    data = bytearray(b"x" * 200_000)
+    stored = serialize([data])
+    for resize in (data.clear, lambda: data.extend(b"more")):
+        with pytest.raises(BufferError):
+            resize()
+    payload = stored.payload()
+    assert deserialize(stored.form, payload) == [data]
+    del stored
+    data.extend(b"more")
 
 
 def test_empty_buffers_stay_in_the_pickle() -> None:
@@ -386,6 +400,43 @@ def test_the_columns_of_an_arrow_table_are_views_of_the_block() -> None:
     for column in value[0].itercolumns():
         for buffer in column.chunk(0).buffers():
             assert buffer is None or begin <= buffer.address < end
+
+
+@pytest.mark.parametrize("part", ["table", "batch", "column", "array", "table of slices"])
+def test_a_part_of_an_arrow_table_is_stored_without_the_rest(part: str) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    rows = range(20_000)
+    table = arrow.table(
+        {
+            "n": arrow.array(rows),
+            "text": arrow.array([f"row {n}" for n in rows]),
+            "kind": arrow.array(["even", "odd"] * (len(rows) // 2)).dictionary_encode(),
+            "list": arrow.array([[n, None] for n in rows]),
+            "pair": arrow.array([{"a": n, "b": str(n)} for n in rows]),
+        }
+    ).replace_schema_metadata({"of": "these rows"})
+    few = table.slice(10_000, 100)
+    value = {
+        "table": few,
+        "batch": few.to_batches()[0],
+        "column": few["pair"],
+        "array": table["text"].chunk(0)[10_000:10_100],
+        "table of slices": arrow.concat_tables([table.slice(n, 10) for n in range(0, 100, 10)]),
+    }[part]
+    stored = serialize(value)
+    assert stored.size < 20_000
+    back = deserialize(stored.form, stored.payload())
+    assert back.equals(value)
+    if part == "table":
+        assert back.schema.equals(table.schema, check_metadata=True)
+
+
+def test_most_of_an_arrow_array_is_stored_without_a_copy() -> None:
+    arrow = pytest.importorskip("pyarrow")
+    array = arrow.array(np.arange(100_000))
+    stored = serialize(array[1000:])
+    begin = array.buffers()[1].address
+    assert any(address_of(buffer) == begin for buffer in stored.buffers)
 
 
 def test_the_columns_of_a_data_frame_are_read_only_views_of_the_block() -> None:

@@ -10,7 +10,7 @@ import pytest
 from core_doubles import NODE, FakeLink
 from open_files import open_files
 
-from miniray.core import shared_memory, waiting, warm_memory
+from miniray.core import mapped, shared_memory, waiting, warm_memory
 from miniray.core.protocol import VALUE_SHARED
 from miniray.core.serialization import deserialize, serialize
 from miniray.core.shared_memory import SharedMemory
@@ -149,6 +149,33 @@ def test_a_failed_mapping_is_an_error_and_counts_as_unmapped(
     memory.report_unmapped()
     assert link.noticed("unmapped") == [([segment],)]
     assert not open_files() - before
+
+
+def test_values_are_copied_before_the_kernel_refuses_to_map_more_of_them(
+    memory: SharedMemory, link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = len(mapped._mapped) + 2
+    monkeypatch.setattr(mapped, "_most_blocks", lambda: most)
+    stored = [memory.write(serialize(np.full(50_000, n)), OWNER, NODE) for n in range(5)]
+    before = open_files()
+    arrays = [load(memory, value) for value in stored]
+    assert len(mapped._mapped) == most
+    assert [int(array.sum()) for array in arrays] == [50_000 * n for n in range(5)]
+    assert not any(array.flags.writeable for array in arrays)
+    memory.report_unmapped()
+    told = [segment for (segments,) in link.noticed("unmapped") for segment in segments]
+    assert told == [value[1][1] for value in stored[2:]]
+    assert not open_files() - before
+
+
+def test_a_copy_of_less_than_there_should_be_is_an_error() -> None:
+    fd = os.memfd_create("short")
+    try:
+        os.ftruncate(fd, 1000)
+        with pytest.raises(OSError, match="1000 of 2000 bytes are missing"):
+            mapped.read_memory(fd, 2000, offset=0)
+    finally:
+        os.close(fd)
 
 
 def test_mapped_values_survive_the_segment_of_the_daemon(

@@ -54,6 +54,8 @@ class Owner:
     """A client that leaves an object in shared memory, borrowed on another node."""
 
     process_id = OWNER
+    pid = 7
+    is_driver = False
 
 
 @pytest.fixture
