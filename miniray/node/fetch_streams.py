@@ -59,13 +59,18 @@ class _Stream:
         self._fetches: dict[int, _Fetch] = {}
         self._asks: list[b.Ask] = []
         self._asked = asyncio.Event()
+        self._why_over = "the connection broke"
         self.task = asyncio.get_running_loop().create_task(self._run(waits=waits))
+        # Also if it is cancelled before it has begun: then nothing of it runs.
+        self.task.add_done_callback(self._end)
 
     def __len__(self) -> int:
         return len(self._fetches)
 
     async def fetch(self, request: bytes) -> AsyncGenerator[bytes, None]:
         """The pieces that a request asks for."""
+        if self.over:  # since it was asked to
+            raise BrokenTransferError(self._why_over)
         number = self._number()
         fetch = self._fetches[number] = _Fetch()
         self._ask(number, request)
@@ -88,24 +93,26 @@ class _Stream:
         self._asks.append((number, request))
         self._asked.set()
 
+    def _end(self, _task: asyncio.Task[None]) -> None:
+        """Nothing more comes, nor can anything be asked."""
+        self.over = True
+        fetches, self._fetches = self._fetches, {}
+        for fetch in fetches.values():
+            fetch.put(b.BROKEN, self._why_over)
+
     async def _run(self, *, waits: bool) -> None:
-        reason = "the connection broke"
         call = fetch_many(self.channel, waits=waits)
         try:
             await first_of(self._write(call), self._read(call))
         except grpc.aio.AioRpcError as error:
-            reason = str(error.details())
+            self._why_over = str(error.details())
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-            reason = str(error) or reason
+            self._why_over = str(error) or self._why_over
         except Exception as error:
             logger.exception("a stream of objects broke in an unknown way")
-            reason = repr(error)
+            self._why_over = repr(error)
         finally:
             call.cancel()
-            self.over = True
-            fetches, self._fetches = self._fetches, {}
-            for fetch in fetches.values():
-                fetch.put(b.BROKEN, reason)
 
     async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
         while True:

@@ -196,6 +196,32 @@ def test_a_node_that_died_is_waited_for_no_longer(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
+@pytest.mark.parametrize("waits_already", [True, False])
+def test_a_stream_that_ends_before_it_has_begun_keeps_nobody_waiting(
+    tmp_path: Path, waits_already: bool
+) -> None:
+    """A node may be given up in the very moment in which the first object is asked of it."""
+
+    async def test() -> None:
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'nobody.sock'}") as channel:
+            streams = FetchStreams()
+
+            async def fetch() -> bytes:
+                pieces = streams.fetch(NODE, channel, asked(10))
+                if not waits_already:
+                    while streams._streams:
+                        await asyncio.sleep(0)
+                return await anext(pieces)
+
+            fetching = asyncio.ensure_future(fetch())
+            asyncio.get_running_loop().call_soon(streams.node_died, NODE)
+            with pytest.raises(BrokenTransferError):
+                await fetching
+            assert not len(streams)
+
+    asyncio.run(asyncio.wait_for(test(), 5))
+
+
 def test_a_node_that_cannot_be_reached_is_left_at_once_if_there_are_others(tmp_path: Path) -> None:
     async def test() -> None:
         async with origin_and_streams(tmp_path) as (_, _, channel, server):
