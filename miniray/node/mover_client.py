@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from miniray.config import config
 from miniray.node.addresses import DaemonAddress
 from miniray.node.control_socket import MESSAGE_LIMIT, ControlSender
+from miniray.node.tasks import ended
 from miniray.node.template_client import TemplateGoneError
 
 if TYPE_CHECKING:
@@ -107,9 +108,7 @@ class Move:
         """End it, if it goes on; returns when nothing more is written, whoever is cancelled."""
         if not self.ended.done():
             self._send("stop", self.number)
-        while not self.ended.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({self.ended})
+        await ended(self.ended)
 
 
 class _Process:

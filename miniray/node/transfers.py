@@ -25,6 +25,7 @@ from miniray.node.other_copies import OtherCopies
 from miniray.node.pushes import Pushes
 from miniray.node.relayed import Relayed
 from miniray.node.spill_files import Place
+from miniray.node.tasks import ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -282,8 +283,10 @@ class Transfers:
         finally:
             arriving.job = 0
             watching.cancel()
-            await move.stop()
-            await _end(watching)
+            try:
+                await move.stop()
+            finally:
+                await ended(watching)
 
     async def _watch(self, move: Move, watching: asyncio.Future[None], arriving: Arriving) -> None:
         """Wait for what the movers carry, and raise why it does not go on."""
@@ -334,12 +337,3 @@ async def _consume(pieces: AsyncIterator[bytes]) -> None:
     """Wait for the end of a call that says no more."""
     async for _ in pieces:
         pass
-
-
-async def _end(task: asyncio.Future[None]) -> None:
-    """Go on only when a task that was cancelled has ended, whoever cancels the caller meanwhile."""
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # what broke the call is known by now
