@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -65,8 +66,13 @@ class FetchAnswers:
                 if request is not None:
                     fetch = asyncio.ensure_future(self._answer(number, request))
                     self._fetches[number] = fetch
+                    # However it ends: one that is cancelled before it has begun runs nothing.
+                    fetch.add_done_callback(functools.partial(self._forget, number))
                 elif number in self._fetches:
                     self._fetches[number].cancel()
+
+    def _forget(self, number: int, _fetch: asyncio.Task[None]) -> None:
+        del self._fetches[number]
 
     async def _answer(self, number: int, request: bytes) -> None:
         last: b.Answer = (number, b.END, b"")
@@ -80,8 +86,6 @@ class FetchAnswers:
         except Exception as error:
             logger.exception("an object could not be sent to another node")
             last = (number, b.LOST, repr(error))
-        finally:
-            del self._fetches[number]
         await self._put(last)
 
     async def _put(self, answer: b.Answer) -> None:

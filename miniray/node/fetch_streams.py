@@ -20,32 +20,68 @@ from miniray.node.services import fetch_many
 from miniray.node.tasks import first_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import Callable
 
     from miniray._proto import node_pb2
 
 logger = logging.getLogger(__name__)
 
 
-class _Fetch:
-    """What has come of one fetch and was not taken."""
+class Fetch:
+    """The pieces of one fetch, in order: an async iterator that has to be closed.
 
-    def __init__(self) -> None:
-        self.answers: collections.deque[tuple[int, bytes | str]] = collections.deque()
-        self.came: asyncio.Future[None] | None = None
+    What is there is taken without a turn of the event loop for each piece, so that it does not
+    pile up: nothing tells the other node to wait for one of those who read from its stream.
+
+    Args:
+        close: Called when nobody wants more of it.
+    """
+
+    def __init__(self, close: Callable[[], object]) -> None:
+        self._close = close
+        #: What has come and was not taken. What ends it stays.
+        self._answers: collections.deque[tuple[int, bytes | str]] = collections.deque()
+        self._came: asyncio.Future[None] | None = None
+        #: Seconds within which the next piece has to come; None: there is no hurry.
+        self.limit: float | None = None
 
     def put(self, kind: int, what: bytes | str) -> None:
         """Something came."""
-        self.answers.append((kind, what))
-        if self.came is not None and not self.came.done():
-            self.came.set_result(None)
+        self._answers.append((kind, what))
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
 
-    async def take(self) -> tuple[int, bytes | str]:
-        """The next answer."""
-        while not self.answers:
-            self.came = asyncio.get_running_loop().create_future()
-            await self.came
-        return self.answers.popleft()
+    def __aiter__(self) -> Fetch:
+        return self
+
+    async def __anext__(self) -> bytes:
+        """The next piece.
+
+        Raises:
+            ObjectLostError: It is not there.
+            BrokenTransferError: The stream broke, or nothing came within the limit.
+        """
+        while not self._answers:
+            self._came = came = asyncio.get_running_loop().create_future()
+            if self.limit is None:
+                await came
+                continue
+            done, _ = await asyncio.wait({came}, timeout=self.limit)
+            if not done:
+                raise BrokenTransferError(f"nothing came for {self.limit} s")
+        kind, what = self._answers[0]
+        if isinstance(what, bytes):
+            if kind == b.END:
+                raise StopAsyncIteration
+            self._answers.popleft()
+            return what
+        if kind == b.LOST:
+            raise ObjectLostError("segment", what)
+        raise BrokenTransferError(what)
+
+    async def aclose(self) -> None:
+        """Nobody wants more of it."""
+        self._close()
 
 
 class _Stream:
@@ -56,56 +92,53 @@ class _Stream:
         self.channel = channel
         self.over = False
         self._number = itertools.count(1).__next__
-        self._fetches: dict[int, _Fetch] = {}
+        self._fetches: dict[int, Fetch] = {}
         self._asks: list[b.Ask] = []
         self._asked = asyncio.Event()
+        self._why_over = "the connection broke"
         self.task = asyncio.get_running_loop().create_task(self._run(waits=waits))
+        # Also if it is cancelled before it has begun: then nothing of it runs.
+        self.task.add_done_callback(self._end)
 
     def __len__(self) -> int:
         return len(self._fetches)
 
-    async def fetch(self, request: bytes) -> AsyncGenerator[bytes, None]:
+    def fetch(self, request: bytes) -> Fetch:
         """The pieces that a request asks for."""
         number = self._number()
-        fetch = self._fetches[number] = _Fetch()
-        self._ask(number, request)
-        try:
-            while True:
-                kind, what = await fetch.take()
-                if isinstance(what, bytes):
-                    if kind == b.END:
-                        return
-                    yield what
-                elif kind == b.LOST:
-                    raise ObjectLostError("segment", what)
-                else:
-                    raise BrokenTransferError(what)
-        finally:
+
+        def close() -> None:
             if self._fetches.pop(number, None) is not None:
                 self._ask(number, None)
+
+        fetch = self._fetches[number] = Fetch(close)
+        self._ask(number, request)
+        return fetch
 
     def _ask(self, number: int, request: bytes | None) -> None:
         self._asks.append((number, request))
         self._asked.set()
 
+    def _end(self, _task: asyncio.Task[None]) -> None:
+        """Nothing more comes, nor can anything be asked."""
+        self.over = True
+        fetches, self._fetches = self._fetches, {}
+        for fetch in fetches.values():
+            fetch.put(b.BROKEN, self._why_over)
+
     async def _run(self, *, waits: bool) -> None:
-        reason = "the connection broke"
         call = fetch_many(self.channel, waits=waits)
         try:
             await first_of(self._write(call), self._read(call))
         except grpc.aio.AioRpcError as error:
-            reason = str(error.details())
+            self._why_over = str(error.details())
         except (grpc.aio.UsageError, asyncio.InvalidStateError) as error:
-            reason = str(error) or reason
+            self._why_over = str(error) or self._why_over
         except Exception as error:
             logger.exception("a stream of objects broke in an unknown way")
-            reason = repr(error)
+            self._why_over = repr(error)
         finally:
             call.cancel()
-            self.over = True
-            fetches, self._fetches = self._fetches, {}
-            for fetch in fetches.values():
-                fetch.put(b.BROKEN, reason)
 
     async def _write(self, call: grpc.aio.StreamStreamCall[bytes, bytes]) -> None:
         while True:
@@ -143,7 +176,7 @@ class FetchStreams:
 
     def fetch(
         self, node_id: bytes, channel: grpc.aio.Channel, request: node_pb2.FetchRequest
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> Fetch:
         """Ask a node for an object.
 
         Args:
@@ -153,10 +186,6 @@ class FetchStreams:
 
         Returns:
             An ``ObjectHead`` as bytes, then bytes of the object.
-
-        Raises:
-            ObjectLostError: It is not there.
-            BrokenTransferError: The stream broke; it may be asked for again.
         """
         stream = self._streams.get(node_id)
         if stream is None or stream.over or stream.channel is not channel:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from miniray.config import config
 from miniray.node.addresses import DaemonAddress
 from miniray.node.control_socket import MESSAGE_LIMIT, ControlSender
+from miniray.node.tasks import ended
 from miniray.node.template_client import TemplateGoneError
 
 if TYPE_CHECKING:
@@ -107,9 +108,7 @@ class Move:
         """End it, if it goes on; returns when nothing more is written, whoever is cancelled."""
         if not self.ended.done():
             self._send("stop", self.number)
-        while not self.ended.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait({self.ended})
+        await ended(self.ended)
 
 
 class _Process:
@@ -132,6 +131,8 @@ class _Process:
         self.unconfirmed: dict[bytes, asyncio.Future[bool]] = {}
         #: Runs while it has not said that it is there, having been asked.
         self._patience: asyncio.TimerHandle | None = None
+        #: Whether it has been told something since, to which that answer says nothing.
+        self._told_more = False
         self._loop.add_reader(control.fileno(), self._on_readable)
         self.ask("listen", path, settings.host, settings.identity, settings.authority)
 
@@ -151,10 +152,15 @@ class _Process:
         Then nothing writes to the memory of its transfers, and who waits for their end need not.
         """
         self.send(*message, fd=fd)
-        if self._patience is None and not self.gone:
-            self.send("there?")
-            limit = config().transfer_stall
-            self._patience = self._loop.call_later(limit, self._lose_patience)
+        if self._patience is not None:
+            self._told_more = True
+        elif not self.gone:
+            self._ask_whether_there()
+
+    def _ask_whether_there(self) -> None:
+        self.send("there?")
+        limit = config().transfer_stall
+        self._patience = self._loop.call_later(limit, self._lose_patience)
 
     def _lose_patience(self) -> None:
         logger.warning(
@@ -195,11 +201,17 @@ class _Process:
                 self._confirm(ticket, offered=False)
                 self.offers.pop(ticket)(clean=clean)
             elif kind == "there":
-                self._hear()
+                self._is_there()
             else:
                 self._listens(kind, arguments[0])
 
-    def _hear(self) -> None:
+    def _is_there(self) -> None:
+        self._wait_no_more()
+        if self._told_more:
+            self._told_more = False
+            self._ask_whether_there()
+
+    def _wait_no_more(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
             self._patience = None
@@ -230,7 +242,7 @@ class _Process:
         self._loop.remove_reader(self._control.fileno())
         self._sender.close()
         self._control.close()
-        self._hear()
+        self._wait_no_more()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         if not self.address.done():

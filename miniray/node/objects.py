@@ -128,8 +128,16 @@ class NodeObjects:
             self.adopt(number, node_id)
 
     def node_unreachable(self, node_id: bytes) -> None:
-        """Messages from a node were lost. If it is no node any more, nothing is its own here."""
-        if node_id in self._remote_owners and not self._relay.knows(node_id):
+        """Messages from a node were lost. If it is no node any more, nothing is its own here.
+
+        If it is, it may have given up this one, or word of what it freed is among them: it hears
+        which copies are here, and says which of them go.
+        """
+        if self._relay.knows(node_id):
+            here = [copy.key[1] for copy in self._copies.of_node(node_id) if not copy.left]
+            if here:
+                self._relay.send(node_id, Relayed(notice=r.COPIED, items=tuple(here)))
+        elif node_id in self._remote_owners:
             self.process_died(node_id)
 
     def left_to(self, node_id: bytes, number: int) -> None:

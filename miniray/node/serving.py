@@ -208,12 +208,17 @@ class Serving:
             spreading.room.set()
 
     def _copied(self, node_id: bytes, message: Relayed) -> None:
-        """Another node has a copy of a segment of this one."""
+        """Another node has copies of segments of this one; it may be one that came back."""
+        freed = []
         for number in message.items:
             spreading = self._spreads.get(number)
             if spreading is not None:
                 spreading.spread.has_copy(node_id, serves=self._relay.can_dial(node_id))
                 spreading.room.set()
+            else:
+                freed.append(number)
+        if freed:
+            self._relay.send(node_id, Relayed(notice=r.FREED_COPIES, items=tuple(freed)))
 
     async def _pass_on(
         self, key: Key, offset: int, node_id: bytes, *, unreached: str | None

@@ -33,7 +33,7 @@ class Spread:
 
     def __init__(self, source: bytes) -> None:
         self._source = source
-        #: Every node that has asked: they are told when the segment is freed.
+        #: Every node that may have a copy: they are told when the segment is freed.
         self.nodes: set[bytes] = set()
         self._places: dict[bytes, Place] = {}
         #: How many copy from each node.
@@ -98,7 +98,8 @@ class Spread:
             self._retire(node)
 
     def has_copy(self, node: bytes, *, serves: bool) -> None:
-        """A node has got the whole segment."""
+        """A node has got the whole segment, or came back with it."""
+        self.nodes.add(node)
         self._whole.add(node)
         if serves:
             self._serves.add(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -61,3 +62,17 @@ async def set_within(event: asyncio.Event, seconds: float | None) -> None:
         await asyncio.wait({waiting}, timeout=seconds)
     finally:
         waiting.cancel()
+
+
+async def ended(work: asyncio.Future[Any]) -> None:
+    """Wait until some work has ended, however it does; a cancellation meanwhile is heeded then."""
+    cancelled = False
+    while not work.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({work})
+            break
+        cancelled = True
+    if not work.cancelled():
+        work.exception()  # it may be that nobody asks
+    if cancelled:
+        raise asyncio.CancelledError

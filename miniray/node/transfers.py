@@ -25,12 +25,13 @@ from miniray.node.other_copies import OtherCopies
 from miniray.node.pushes import Pushes
 from miniray.node.relayed import Relayed
 from miniray.node.spill_files import Place
-from miniray.node.tasks import within
+from miniray.node.tasks import ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
     from miniray.node.arriving import Key
+    from miniray.node.fetch_streams import Fetch
     from miniray.node.mover_client import MoverClient
     from miniray.node.relay import RelayHub
     from miniray.node.room import Claim
@@ -193,7 +194,7 @@ class Transfers:
         async with contextlib.aclosing(self._pieces(key, arriving)) as pieces:
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
             if not head.ask:
-                await self._take(head, pieces, pieces, segment, arriving)
+                await self._take(head, pieces, segment, arriving)
                 return
             # The origin counts this node among those that the other one serves until the call
             # to the origin ends, which stays open meanwhile.
@@ -212,16 +213,18 @@ class Transfers:
         if channel is None:
             raise BrokenTransferError("it cannot be dialled")
         request = self._request(holder, key, arriving)
-        fetched = self._from_holders.fetch(holder, channel, request)
-        async with contextlib.aclosing(fetched), contextlib.aclosing(_lively(fetched)) as pieces:
+        pieces = self._from_holders.fetch(holder, channel, request)
+        pieces.limit = config().transfer_stall
+        async with contextlib.aclosing(pieces):
             head = node_pb2.ObjectHead.FromString(await anext(pieces, b""))
-            await self._take(head, pieces, fetched, segment, arriving)
+            if head.move:
+                pieces.limit = None  # it says no more until the movers are done
+            await self._take(head, pieces, segment, arriving)
 
     async def _take(
         self,
         head: node_pb2.ObjectHead,
         pieces: AsyncIterator[bytes],
-        call: AsyncIterator[bytes],
         segment: Segment,
         arriving: Arriving,
     ) -> None:
@@ -230,7 +233,6 @@ class Transfers:
         Args:
             head: The first word.
             pieces: What follows.
-            call: The same, without a limit on how long nothing may come.
             segment: Where it goes.
             arriving: How much is there.
         """
@@ -241,7 +243,7 @@ class Transfers:
             raise BrokenTransferError(f"it has {head.size} bytes there, and not {size}")
         segment.form = head.form
         if head.move:
-            await self._take_from_mover(head, call, segment, arriving)
+            await self._take_from_mover(head, pieces, segment, arriving)
             return
         arriving.begin(Owner(head.owner, head.owner_node))
         async for piece in pieces:
@@ -281,8 +283,10 @@ class Transfers:
         finally:
             arriving.job = 0
             watching.cancel()
-            await move.stop()
-            await _end(watching)
+            try:
+                await move.stop()
+            finally:
+                await ended(watching)
 
     async def _watch(self, move: Move, watching: asyncio.Future[None], arriving: Arriving) -> None:
         """Wait for what the movers carry, and raise why it does not go on."""
@@ -303,7 +307,7 @@ class Transfers:
         self._unreached[node_id] = (address, again)
 
     # --- asking --------------------------------------------------------------------
-    def _pieces(self, key: Key, arriving: Arriving) -> AsyncGenerator[bytes, None]:
+    def _pieces(self, key: Key, arriving: Arriving) -> Fetch | AsyncGenerator[bytes, None]:
         """An ``ObjectHead`` as bytes, then the bytes that are not here yet."""
         channel = self._relay.channel(key[0])
         if channel is not None:
@@ -333,29 +337,3 @@ async def _consume(pieces: AsyncIterator[bytes]) -> None:
     """Wait for the end of a call that says no more."""
     async for _ in pieces:
         pass
-
-
-async def _end(task: asyncio.Future[None]) -> None:
-    """Go on only when a task that was cancelled has ended, whoever cancels the caller meanwhile."""
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()  # what broke the call is known by now
-
-
-async def _next(pieces: AsyncGenerator[bytes, None]) -> bytes | None:
-    return await anext(pieces, None)
-
-
-async def _lively(pieces: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """The same pieces; each must come within ``transfer_stall`` seconds."""
-    limit = config().transfer_stall
-    while True:
-        try:
-            piece = await within(_next(pieces), limit)
-        except asyncio.TimeoutError:
-            raise BrokenTransferError(f"nothing came for {limit} s") from None
-        if piece is None:
-            return
-        yield piece

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
+from object_helpers import inventory
 
 import miniray
 from miniray.cluster_utils import Cluster
@@ -77,6 +78,35 @@ def test_a_node_comes_back_though_an_actor_in_a_placement_group_runs_there(
         assert miniray.get(Actor.options(**there).remote().pid.remote(), timeout=30) != pid
         remove_placement_group(group)
     wait_until(far_is_free)
+
+
+@miniray.remote(num_cpus=0, resources={"far": 1})
+def copies_there() -> int:
+    return int(inventory()["tables"]["copies"])
+
+
+@pytest.mark.parametrize("freed", ["meanwhile", "later"])
+def test_a_copy_on_a_node_that_comes_back_goes_with_its_value(nodes: Cluster, freed: str) -> None:
+    @miniray.remote(num_cpus=0, resources={"far": 1})
+    def read(value: bytes) -> int:
+        return len(value)
+
+    daemon = nodes.worker_nodes[0].pids["node"]
+    value = miniray.put(bytes(1 << 20))
+    assert miniray.get(read.remote(value)) == 1 << 20
+    assert miniray.get(copies_there.remote()) == 1
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        wait_until(lambda: not far_is_there())
+        if freed == "meanwhile":
+            del value
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    wait_until(far_is_there)
+    if freed == "later":
+        assert miniray.get(copies_there.remote(), timeout=30) == 1
+        del value
+    wait_until(lambda: not miniray.get(copies_there.remote(), timeout=30))
 
 
 def test_the_other_nodes_stay_when_the_head_gives_up_the_node_that_started_it(

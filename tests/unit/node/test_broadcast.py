@@ -263,6 +263,48 @@ def test_a_holder_that_sends_nothing_is_left(
         config.cache_clear()
 
 
+def test_what_another_node_passes_on_does_not_pile_up_where_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(60_000_000)
+    sent = written_there = most = 0
+
+    async def test(cluster: Cluster) -> None:
+        source, holder, reader = cluster.ends
+        for end in cluster.ends:
+            for other in cluster.ends:  # not by way of this process, which would be the slowest
+                end.hub.joined(other.id, f"unix:{other._path}")
+        number = written(source, data)
+        key: Key = (source.id, number)
+        segment, owner, _ = await holder.transfers.copy(*key, Claim(len(data)))
+        holder.store.seal(segment.number)
+        holder.serving.copies.add(key, segment.number, owner)
+        serve, write = holder.serving.serve, transfers_module.write_all
+
+        async def count_sent(*args: Any, **kwargs: Any) -> AsyncGenerator[bytes, None]:
+            nonlocal sent, most
+            async with contextlib.aclosing(serve(*args, **kwargs)) as pieces:
+                async for piece in pieces:
+                    sent += len(piece)
+                    most = max(most, sent - written_there)
+                    yield piece
+
+        def count_written(fd: int, piece: bytes, offset: int) -> None:
+            nonlocal written_there
+            write(fd, piece, offset)
+            written_there += len(piece)
+
+        monkeypatch.setattr(holder.serving, "serve", count_sent)
+        monkeypatch.setattr(transfers_module, "write_all", count_written)
+        async with cluster.busy(number):
+            await reader.transfers.copy(*key, Claim(len(data)))
+        assert written_there == len(data)
+        # What waits to be written to the stream, and what gRPC and the kernel hold.
+        assert most < 12_000_000
+
+    run(tmp_path, 3, test)
+
+
 def test_a_reader_that_ends_half_way_leaves_its_place_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.node.tasks import set_within, within
+from miniray.node.tasks import ended, set_within, within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +49,21 @@ def test_work_that_takes_too_long_has_ended_when_that_is_told() -> None:
         with pytest.raises(asyncio.TimeoutError):
             await within(work(), 0.01)
         assert ended
+
+    asyncio.run(main())
+
+
+def test_who_waits_for_the_end_of_work_is_cancelled_when_that_has_come() -> None:
+    async def main() -> None:
+        work = asyncio.get_running_loop().create_future()
+        waiting = asyncio.ensure_future(ended(work))
+        for _ in range(3):
+            await asyncio.sleep(0)
+            waiting.cancel()
+        assert not waiting.done()
+        work.set_result(None)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
     asyncio.run(main())
 

@@ -163,6 +163,37 @@ def test_what_is_not_written_yet_is_not_piled_up(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(test(), 30))
 
 
+def test_a_fetch_that_is_ended_with_the_word_that_begins_it_leaves_nothing() -> None:
+    """Both come in one message if who asks leaves before it is written."""
+
+    async def test() -> None:
+        origin = Origin()
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        written: list[fetch_answers.b.Answer] = []
+
+        async def requests() -> AsyncIterator[bytes]:
+            while True:
+                yield await heard.get()
+
+        async def write(message: bytes) -> None:
+            written.extend(fetch_answers.b.unpack(message))
+
+        answers = FetchAnswers(origin.serve)
+        running = asyncio.ensure_future(answers.run(requests(), write))
+        begins = asked(2).SerializeToString()
+        for number in range(1, 100):
+            heard.put_nowait(fetch_answers.b.pack([(number, begins), (number, None)]))
+        heard.put_nowait(fetch_answers.b.pack([(100, asked(10).SerializeToString())]))
+        await until(lambda: len(written) == 3)
+        assert {number for number, *_ in written} == {100}
+        await until(lambda: not answers._fetches)
+        assert not origin.open
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
 def test_a_stream_that_breaks_tells_all_who_wait_and_the_next_fetch_has_a_new_one(
     tmp_path: Path,
 ) -> None:
@@ -194,6 +225,32 @@ def test_a_node_that_died_is_waited_for_no_longer(tmp_path: Path) -> None:
                 await fetch
 
     asyncio.run(asyncio.wait_for(test(), 30))
+
+
+@pytest.mark.parametrize("waits_already", [True, False])
+def test_a_stream_that_ends_before_it_has_begun_keeps_nobody_waiting(
+    tmp_path: Path, waits_already: bool
+) -> None:
+    """A node may be given up in the very moment in which the first object is asked of it."""
+
+    async def test() -> None:
+        async with grpc.aio.insecure_channel(f"unix:{tmp_path / 'nobody.sock'}") as channel:
+            streams = FetchStreams()
+
+            async def fetch() -> bytes:
+                pieces = streams.fetch(NODE, channel, asked(10))
+                if not waits_already:
+                    while streams._streams:
+                        await asyncio.sleep(0)
+                return await anext(pieces)
+
+            fetching = asyncio.ensure_future(fetch())
+            asyncio.get_running_loop().call_soon(streams.node_died, NODE)
+            with pytest.raises(BrokenTransferError):
+                await fetching
+            assert not len(streams)
+
+    asyncio.run(asyncio.wait_for(test(), 5))
 
 
 def test_a_node_that_cannot_be_reached_is_left_at_once_if_there_are_others(tmp_path: Path) -> None:

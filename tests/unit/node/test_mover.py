@@ -849,6 +849,67 @@ def test_who_stops_waiting_for_a_mover_that_is_stopped_waits_until_it_is_ended(
         config.cache_clear()
 
 
+def test_a_mover_that_is_stopped_after_an_answer_is_ended_for_what_it_was_told_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+    ours, theirs = control_pair()
+    theirs.send(marshal.dumps(("listening", 0)))
+
+    def released(*, clean: bool) -> None:
+        assert not clean  # it may have been sent already
+
+    async def main() -> None:
+        helper = Helper(ours, lambda: theirs.shutdown(socket.SHUT_RDWR))
+        client = MoverClient(lambda: helper, MoverConfig("here", str(tmp_path)))
+        with open(os.devnull, "rb") as file:
+            offers = [
+                asyncio.ensure_future(client.offer(file.fileno(), 1, 0, released)) for _ in range(2)
+            ]
+            await until(lambda: client.table_sizes()["offered"] == 2)
+            theirs.send(marshal.dumps(("there",)))  # to what came with the first
+            assert await asyncio.gather(*offers) == [None, None]
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 5))
+    finally:
+        config.cache_clear()
+        theirs.close()
+
+
+def test_nothing_goes_on_for_who_stops_waiting_while_a_mover_that_is_stopped_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+    movers = StoppedMovers()
+
+    async def test(a: End, b: End) -> None:
+        b.mover._start = movers.start
+        stopping = asyncio.Event()
+        stop = Move.stop
+
+        async def stop_and_tell(move: Move) -> None:
+            stopping.set()
+            await stop(move)
+
+        monkeypatch.setattr(Move, "stop", stop_and_tell)
+        number = written(a, bytes(3 * MIB))
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(3 * MIB)))
+        await stopping.wait()  # nothing came, so that it is to be begun anew
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert movers.killed == movers.started == 1
+        assert not b.store.used
+
+    try:
+        with_ends(tmp_path, test)
+    finally:
+        config.cache_clear()
+
+
 @pytest.mark.parametrize("message", ["offer", "fetch"])
 def test_nobody_waits_for_the_answer_to_what_a_mover_could_not_be_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str

@@ -214,3 +214,17 @@ def test_what_a_node_that_is_gone_says_late_of_its_adoptions_is_not_believed() -
             assert not len(node.store)
 
     run(test)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_node_whose_word_was_lost_hears_which_copies_of_its_values_are_here(alive: bool) -> None:
+    async def test(node: Node) -> None:
+        node.has_copy(Owner(OWNER, FAR))
+        if not alive:
+            node.relay.living.discard(ORIGIN)
+        node.objects.node_unreachable(FEEDER)
+        node.objects.node_unreachable(ORIGIN)
+        told = [(ORIGIN, Relayed(notice=r.COPIED, items=(7,)))] if alive else []
+        assert node.relay.sent == told
+
+    run(test)

@@ -11,8 +11,10 @@ from node_ends import End, until
 
 from miniray._proto import node_pb2
 from miniray.exceptions import ObjectLostError
+from miniray.node import relayed as r
 from miniray.node import serving as serving_module
 from miniray.node.copies import Owner
+from miniray.node.relayed import Relayed
 from miniray.node.transfers import Arriving
 
 if TYPE_CHECKING:
@@ -117,6 +119,30 @@ def test_a_freed_value_that_somebody_still_reads_is_served_to_nobody_else(tmp_pa
         with pytest.raises(ObjectLostError, match="freed"):
             await first_of(end.serving.serve(end.id, number, 0, b"one"))
         assert not end.serving._spreads
+
+    run(tmp_path, test)
+
+
+def test_a_node_that_comes_back_with_a_copy_is_told_when_it_is_freed(tmp_path: Path) -> None:
+    async def test(end: End) -> None:
+        kept, freed = (written(end, bytes(SIZE)).number for _ in range(2))
+        for number in (kept, freed):
+            pieces = end.serving.serve(end.id, number, 0, b"one")
+            await first_of(pieces)
+            await pieces.aclose()
+        end.serving.node_died(b"one")
+        end.store.free(freed)
+        assert not end.serving.forget(freed)
+        sent: list[tuple[bytes, Relayed]] = []
+
+        def send(node: bytes, message: Relayed) -> bool:
+            sent.append((node, message))
+            return True
+
+        end.hub.send = send  # type: ignore[method-assign]
+        end.serving._copied(b"one", Relayed(notice=r.COPIED, items=(kept, freed)))
+        assert sent == [(b"one", Relayed(notice=r.FREED_COPIES, items=(freed,)))]
+        assert end.serving.forget(kept) == {b"one"}
 
     run(tmp_path, test)
 
