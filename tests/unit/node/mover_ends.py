@@ -1,0 +1,152 @@
+"""Movers as threads, alone and of daemons: what they do is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
+
+from node_ends import End, mover_in_thread, two_ends
+
+from miniray.node.addresses import DaemonAddress
+from miniray.node.mover_client import Move, MoverClient, MoverConfig, Offer
+from miniray.node.mover_sends import HELLO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from pathlib import Path
+
+    from miniray.node.segment import Segment
+MIB = 1024 * 1024
+SIZE = 33 * MIB + 1
+OWNER = b"owner000"
+QUIET = 0.2
+
+
+class Movers:
+    """Movers of one test, and the memory that they fill."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.clients: list[MoverClient] = []
+        self.fds: list[int] = []
+
+    def add(self, machine: str = "here", **settings: Any) -> MoverClient:
+        folder = self.folder / str(len(self.clients))
+        folder.mkdir()
+        client = MoverClient(mover_in_thread, MoverConfig(machine, str(folder), **settings))
+        self.clients.append(client)
+        return client
+
+    def memory(self, data: bytes = b"", size: int = SIZE) -> int:
+        fd = os.memfd_create("value")
+        self.fds.append(fd)
+        os.ftruncate(fd, max(size, len(data)))
+        os.pwrite(fd, data, 0)
+        return fd
+
+    def run(self, test: Coroutine[Any, Any, None]) -> None:
+        async def main() -> None:
+            try:
+                await asyncio.wait_for(test, 30)
+            finally:
+                for client in self.clients:
+                    client.close()
+
+        asyncio.run(main())
+
+    def close(self) -> None:
+        for fd in self.fds:
+            os.close(fd)
+
+
+async def offered(client: MoverClient, fd: int, size: int, over: list[bool], job: int = 0) -> Offer:
+    def released(*, clean: bool) -> None:
+        over.append(clean)
+
+    offer = await client.offer(fd, size, job, released)
+    assert offer is not None
+    return offer
+
+
+async def fetch(client: MoverClient, offer: Offer, fd: int, size: int, offset: int = 0) -> int:
+    """Returns how many bytes came."""
+    came: list[int] = []
+    move = client.fetch(offer.address, offer.ticket, fd, offset, size, came.append)
+    return await finish(move, came)
+
+
+async def finish(move: Move, came: list[int]) -> int:
+    try:
+        await asyncio.shield(move.ended)
+    finally:
+        await move.stop()
+    return sum(came)
+
+
+def connected(offer: Offer, offset: int = 0) -> socket.socket:
+    """A connection that has shown a ticket."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    sock.connect(DaemonAddress.parse(offer.address).socket_path)
+    sock.sendall(HELLO.pack(offer.ticket, offset))
+    return sock
+
+
+class Source:
+    """The mover of another node of this machine, which shows its memory bit by bit."""
+
+    def __init__(self, movers: Movers, data: bytes) -> None:
+        self.fd = movers.memory(data)
+        path = str(movers.folder / f"source-{self.fd}.sock")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(path)
+        self._listener.listen()
+        self._sock: socket.socket | None = None
+        self.offer = Offer(str(DaemonAddress("here", path)), bytes(16))
+
+    async def show(self, size: int) -> None:
+        """So much of it is there."""
+        word = struct.pack("!Q", size)
+        if self._sock is None:
+            self._sock, _ = await asyncio.to_thread(self._listener.accept)
+            self._sock.settimeout(10)
+            assert len(self._sock.recv(HELLO.size)) == HELLO.size
+            socket.send_fds(self._sock, [word], [self.fd])
+        else:
+            await asyncio.to_thread(self._sock.recv, 1)  # the other end asks for more
+            self._sock.sendall(word)
+
+    def leave(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+
+    def __enter__(self) -> Source:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+        self._listener.close()
+
+
+def written(end: End, data: bytes) -> int:
+    segment = end.store.create(len(data), 0, OWNER, OWNER)
+    os.pwrite(segment.fd, data, 0)
+    end.store.seal(segment.number)
+    return segment.number
+
+
+def with_ends(
+    folder: Path, test: Callable[[End, End], Coroutine[Any, Any, None]], *, movers: bool = True
+) -> None:
+    async def main() -> None:
+        async with two_ends(folder, movers=movers) as (a, b):
+            await asyncio.wait_for(test(a, b), 30)
+
+    asyncio.run(main())
+
+
+def content(segment: Segment) -> bytes:
+    return os.pread(segment.fd, segment.size, 0)

@@ -1,0 +1,233 @@
+"""Large values between two daemons, by way of their movers."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from mover_ends import (
+    MIB,
+    OWNER,
+    SIZE,
+    content,
+    with_ends,
+    written,
+)
+from node_ends import End, no_mover, until
+
+from miniray.config import config
+from miniray.node import transfers as transfers_module
+from miniray.node.addresses import DaemonAddress
+from miniray.node.mover_client import Move, MoverClient, MoverConfig, Offer
+from miniray.node.room import Claim
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def no_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing may come through the daemons."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it came through the daemons")
+
+    monkeypatch.setattr(transfers_module, "write_all", refuse)
+
+
+@pytest.mark.usefixtures("no_pieces")
+def test_a_large_value_comes_by_mover_and_leaves_nothing_open(tmp_path: Path) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(a: End, b: End) -> None:
+        number = written(a, data)
+        copy, owner, _ = await b.transfers.copy(a.id, number, Claim(SIZE))
+        assert content(copy) == data
+        assert owner == (OWNER, a.id)
+        a.store.free(number)
+        await until(lambda: not a.store.used)  # nobody maps it any more
+        assert not any({**a.mover.table_sizes(), **b.mover.table_sizes()}.values())
+
+    with_ends(tmp_path, test)
+
+
+@pytest.mark.usefixtures("no_pieces")
+@pytest.mark.parametrize("what", ["call", "mover that sends", "mover that receives"])
+def test_what_breaks_on_the_way_goes_on_where_it_was(tmp_path: Path, what: str) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(a: End, b: End) -> None:
+        number = written(a, data)
+        offsets: list[int] = []
+        fetch_by_mover = b.mover.fetch
+
+        def fetch_and_break(*args: Any) -> Move:
+            *others, offset, size, came = args
+            offsets.append(offset)
+
+            def came_and_break(count: int) -> None:
+                came(count)
+                if len(offsets) == 1:
+                    break_it()
+
+            return fetch_by_mover(*others, offset, size, came_and_break)
+
+        def break_it() -> None:
+            if what == "call":
+                a.breaker.cut()
+                b.breaker.cut()
+            else:
+                end = a if what == "mover that sends" else b
+                end.mover._running()._control.shutdown(socket.SHUT_RDWR)
+
+        b.mover.fetch = fetch_and_break  # type: ignore[method-assign]
+        copy, *_ = await b.transfers.copy(a.id, number, Claim(SIZE))
+        assert content(copy) == data
+        assert len(offsets) <= 2
+        if len(offsets) > 1:
+            assert offsets[1] > 0
+
+    with_ends(tmp_path, test)
+
+
+def test_a_mover_out_of_reach_is_not_asked_again_soon(tmp_path: Path) -> None:
+    data = os.urandom(3 * MIB)
+
+    async def test(a: End, b: End) -> None:
+        address = await a.mover._running().address
+        os.unlink(DaemonAddress.parse(address).socket_path)
+        asked: list[int] = []
+        fetch_by_mover = b.mover.fetch
+
+        def count(*args: Any) -> Move:
+            asked.append(1)
+            return fetch_by_mover(*args)
+
+        b.mover.fetch = count  # type: ignore[method-assign]
+        for _ in range(3):
+            copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+            assert content(copy) == data
+        assert len(asked) == 1
+
+    with_ends(tmp_path, test)
+
+
+def test_a_mover_that_sends_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = os.urandom(3 * MIB)
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+
+    async def test(a: End, b: End) -> None:
+        offer_by_mover = a.mover.offer
+
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / "silent.sock"))
+            listener.listen()
+            silent = str(DaemonAddress("here", str(tmp_path / "silent.sock")))
+
+            async def offer(*args: Any) -> Offer | None:
+                offered = await offer_by_mover(*args[:-1])
+                assert offered is not None
+                if args[-1] != silent:
+                    return Offer(silent, offered.ticket)
+                a.mover.withdraw(offered.ticket)
+                return None
+
+            a.mover.offer = offer  # type: ignore[method-assign]
+            number = written(a, data)
+            copy, *_ = await b.transfers.copy(a.id, number, Claim(len(data)))
+        assert content(copy) == data
+        a.store.free(number)
+        await until(lambda: not a.store.used)
+
+    try:
+        with_ends(tmp_path, test)
+    finally:
+        config.cache_clear()
+
+
+@pytest.mark.usefixtures("no_pieces")
+def test_a_large_value_comes_by_mover_when_there_is_room_on_disk_only(tmp_path: Path) -> None:
+    data = os.urandom(SIZE)
+
+    async def test(a: End, b: End) -> None:
+        b.store.create(b.store.capacity, 0, OWNER, OWNER)
+        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(SIZE))
+        assert not copy.in_memory
+        assert content(copy) == data
+
+    with_ends(tmp_path, test)
+
+
+def test_without_movers_large_values_come_through_the_daemons(tmp_path: Path) -> None:
+    data = os.urandom(3 * MIB)
+
+    async def test(a: End, b: End) -> None:
+        a.mover = a.serving._mover = MoverClient(no_mover, MoverConfig("here", "/nowhere"))
+        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        assert content(copy) == data
+        b.mover = b.transfers._mover = MoverClient(no_mover, MoverConfig("here", "/nowhere"))
+        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        assert content(copy) == data
+
+    with_ends(tmp_path, test)
+
+
+def test_who_stops_waiting_gives_the_memory_back_when_nothing_writes_there(tmp_path: Path) -> None:
+    async def test(a: End, b: End) -> None:
+        number = written(a, bytes(SIZE))
+        began = asyncio.Event()
+        used: list[int] = []
+        fetch_by_mover = b.mover.fetch
+
+        def fetch_and_tell(*args: Any) -> Move:
+            began.set()
+            move = fetch_by_mover(*args)
+            move.ended.add_done_callback(lambda _: used.append(b.store.used))
+            return move
+
+        b.mover.fetch = fetch_and_tell  # type: ignore[method-assign]
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(SIZE)))
+        await began.wait()
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert not b.store.used
+        assert used[0]  # it was given back after that
+        assert not b.mover.table_sizes()["moving here"]
+        a.store.free(number)
+        await until(lambda: not a.store.used)
+
+    with_ends(tmp_path, test)
+
+
+def test_memory_that_could_not_be_shown_comes_another_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may refuse to pass another descriptor, or the other end have no room for it."""
+    data = os.urandom(3 * MIB)
+    send = socket.send_fds
+
+    def without(sock: socket.socket, buffers: list[bytes], fds: list[int]) -> int:
+        return send(sock, buffers, fds if sock.type == socket.SOCK_SEQPACKET else [])
+
+    def refuse(sock: socket.socket, buffers: list[bytes], fds: list[int]) -> int:
+        if sock.type == socket.SOCK_SEQPACKET:
+            return send(sock, buffers, fds)
+        raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+
+    async def test(a: End, b: End) -> None:
+        for way in (without, refuse):
+            monkeypatch.setattr(socket, "send_fds", way)
+            b.transfers._unreached.clear()
+            copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+            assert content(copy) == data
+            assert a.id in b.transfers._unreached
+
+    with_ends(tmp_path, test)

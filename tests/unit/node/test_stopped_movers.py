@@ -1,0 +1,185 @@
+"""Movers that answer nothing are ended, and nothing waits for them for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import marshal
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from mover_ends import (
+    MIB,
+    content,
+    with_ends,
+    written,
+)
+from node_ends import End, mover_in_thread, until
+
+from miniray.config import config
+from miniray.node.control_socket import control_pair
+from miniray.node.mover_client import Move, MoverClient, MoverConfig
+from miniray.node.room import Claim
+from miniray.node.template_client import Helper
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class StoppedMovers:
+    """Starts movers, of which the first one does nothing but to tell that it listens."""
+
+    def __init__(self) -> None:
+        self.started = 0
+        self.killed = 0
+
+    def start(self) -> Helper:
+        self.started += 1
+        if self.started > 1:
+            return mover_in_thread()
+        ours, theirs = control_pair()
+        theirs.send(marshal.dumps(("listening", 0)))
+
+        def kill() -> None:
+            self.killed += 1
+            theirs.close()
+
+        return Helper(ours, kill)
+
+
+@pytest.mark.parametrize("what", ["sends", "receives"])
+def test_a_mover_that_is_stopped_is_ended_and_the_value_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    data = os.urandom(3 * MIB)
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+    movers = StoppedMovers()
+
+    async def test(a: End, b: End) -> None:
+        (a if what == "sends" else b).mover._start = movers.start
+        number = written(a, data)
+        copy, *_ = await b.transfers.copy(a.id, number, Claim(len(data)))
+        assert content(copy) == data
+        assert movers.killed == 1
+        a.store.free(number)
+        await until(lambda: not a.store.used)
+        assert not any({**a.mover.table_sizes(), **b.mover.table_sizes()}.values())
+
+    try:
+        with_ends(tmp_path, test)
+    finally:
+        config.cache_clear()
+
+
+def test_who_stops_waiting_for_a_mover_that_is_stopped_waits_until_it_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+    movers = StoppedMovers()
+
+    async def test(a: End, b: End) -> None:
+        b.mover._start = movers.start
+        number = written(a, bytes(3 * MIB))
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(3 * MIB)))
+        await until(lambda: b.mover.table_sizes()["moving here"])
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert movers.killed == 1
+        assert not b.store.used
+
+    try:
+        with_ends(tmp_path, test)
+    finally:
+        config.cache_clear()
+
+
+def test_a_mover_that_is_stopped_after_an_answer_is_ended_for_what_it_was_told_before_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+    ours, theirs = control_pair()
+    theirs.send(marshal.dumps(("listening", 0)))
+
+    def released(*, clean: bool) -> None:
+        assert not clean  # it may have been sent already
+
+    async def main() -> None:
+        helper = Helper(ours, lambda: theirs.shutdown(socket.SHUT_RDWR))
+        client = MoverClient(lambda: helper, MoverConfig("here", str(tmp_path)))
+        with open(os.devnull, "rb") as file:
+            offers = [
+                asyncio.ensure_future(client.offer(file.fileno(), 1, 0, released)) for _ in range(2)
+            ]
+            await until(lambda: client.table_sizes()["offered"] == 2)
+            theirs.send(marshal.dumps(("there",)))  # to what came with the first
+            assert await asyncio.gather(*offers) == [None, None]
+
+    try:
+        asyncio.run(asyncio.wait_for(main(), 5))
+    finally:
+        config.cache_clear()
+        theirs.close()
+
+
+def test_nothing_goes_on_for_who_stops_waiting_while_a_mover_that_is_stopped_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINIRAY_TRANSFER_STALL", "0.2")
+    config.cache_clear()
+    movers = StoppedMovers()
+
+    async def test(a: End, b: End) -> None:
+        b.mover._start = movers.start
+        stopping = asyncio.Event()
+        stop = Move.stop
+
+        async def stop_and_tell(move: Move) -> None:
+            stopping.set()
+            await stop(move)
+
+        monkeypatch.setattr(Move, "stop", stop_and_tell)
+        number = written(a, bytes(3 * MIB))
+        copying = asyncio.ensure_future(b.transfers.copy(a.id, number, Claim(3 * MIB)))
+        await stopping.wait()  # nothing came, so that it is to be begun anew
+        copying.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await copying
+        assert movers.killed == movers.started == 1
+        assert not b.store.used
+
+    try:
+        with_ends(tmp_path, test)
+    finally:
+        config.cache_clear()
+
+
+@pytest.mark.parametrize("message", ["offer", "fetch"])
+def test_nobody_waits_for_the_answer_to_what_a_mover_could_not_be_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str
+) -> None:
+    """The kernel may refuse to pass another descriptor."""
+    data = os.urandom(3 * MIB)
+    refused: list[str] = []
+    send = socket.send_fds
+
+    def send_or_refuse(control: socket.socket, buffers: list[bytes], fds: list[int]) -> int:
+        is_control = control.type == socket.SOCK_SEQPACKET
+        if is_control and marshal.loads(buffers[0])[0] == message and not refused:
+            refused.append(message)
+            raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
+        return send(control, buffers, fds)
+
+    monkeypatch.setattr(socket, "send_fds", send_or_refuse)
+
+    async def test(a: End, b: End) -> None:
+        copy, *_ = await b.transfers.copy(a.id, written(a, data), Claim(len(data)))
+        assert content(copy) == data
+        assert refused
+
+    with_ends(tmp_path, test)
