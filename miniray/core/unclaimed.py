@@ -1,8 +1,9 @@
-"""Results in shared memory whose writer was killed before its answer left: their owner frees them.
+"""Results in shared memory that their owner does not know of, or has forgotten: it frees them.
 
 A worker writes a large result for the caller, who owns it, and then tells the caller
 where it is. If it is killed between the two, nobody else knows of the segment. Its
-daemon lists what it wrote, and the owner frees what it was never told of.
+daemon lists what it wrote, and the owner frees what it was never told of. A node that
+was given up and comes back lists what it has: word of what was freed did not reach it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class UnclaimedResults:
-    """What killed processes wrote for this one. Used in the I/O thread only."""
+    """What other nodes have for this process. Used in the I/O thread only."""
 
     def __init__(self, table: ObjectTable, shared_memory: SharedMemory, peers: PeerTable) -> None:
         self._table = table
@@ -30,7 +31,13 @@ class UnclaimedResults:
         self._early: dict[bytes, tuple[bytes, Sequence[int]]] = {}
 
     def on_list(self, writer: bytes, node_id: bytes, segments: Sequence[int]) -> None:
-        """The daemon says what a killed process of its node wrote for this one."""
+        """A daemon says what a killed process of its node wrote for this one, or all that it has.
+
+        Args:
+            writer: The process that was killed; empty if it is all.
+            node_id: Of the daemon.
+            segments: Their numbers there.
+        """
         peer = self._peers.known(writer)
         if peer is not None and peer.direct and not peer.lost:
             self._early[writer] = (node_id, segments)

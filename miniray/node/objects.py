@@ -128,17 +128,35 @@ class NodeObjects:
             self.adopt(number, node_id)
 
     def node_unreachable(self, node_id: bytes) -> None:
-        """Messages from a node were lost. If it is no node any more, nothing is its own here.
+        """Messages to or from a node were lost. If it is no node any more, nothing is its own here.
 
         If it is, it may have given up this one, or word of what it freed is among them: it hears
-        which copies are here, and says which of them go.
+        what is here that is its own, and says what of that goes.
         """
         if self._relay.knows(node_id):
-            here = [copy.key[1] for copy in self._copies.of_node(node_id) if not copy.left]
-            if here:
-                self._relay.send(node_id, Relayed(notice=r.COPIED, items=tuple(here)))
+            self._tell_copies(node_id)
+            for owner, node in list(self._remote_owners.items()):
+                if node == node_id != owner:
+                    self._ask_owner(owner, node_id)
         elif node_id in self._remote_owners:
             self.process_died(node_id)
+
+    def _tell_copies(self, node_id: bytes) -> None:
+        here = [copy.key[1] for copy in self._copies.of_node(node_id) if not copy.left]
+        if here:
+            self._relay.send(node_id, Relayed(notice=r.COPIED, items=tuple(here)))
+
+    def _ask_owner(self, owner: bytes, node_id: bytes) -> None:
+        """Have a process of another node free what it does not know of, or hear that it has ended.
+
+        What was on its way to it when messages were lost never comes, as the connections between
+        its calls and the processes here are over.
+        """
+        self._relay.send(node_id, Relayed(to=owner, sender=self.node_id, notice=r.WATCH))
+        found = self.store.owned_by(owner)
+        if found:
+            listed = ("unclaimed", (b"", self.node_id, found))
+            self._relay.send(node_id, Relayed(to=owner, notice=r.PUSH, items=listed))
 
     def left_to(self, node_id: bytes, number: int) -> None:
         """A process of this node leaves a segment of any node to this daemon."""

@@ -272,10 +272,14 @@ class SegmentStore:
                 if may_look:
                     segment.leave_open()
                 self._look_at(segment)
-        owned = list(self._by_owner.get(process_id, ()))
+        owned = self.owned_by(process_id)
         for number in owned:
             self.free(number)
         return owned
+
+    def owned_by(self, process_id: bytes) -> list[int]:
+        """Numbers of the segments that a process owns."""
+        return list(self._by_owner.get(process_id, ()))
 
     def written_by(self, process_id: bytes) -> dict[bytes, list[int]]:
         """What a process that ended wrote for others and they have not freed, by owner."""

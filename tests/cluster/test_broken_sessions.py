@@ -109,6 +109,54 @@ def test_a_copy_on_a_node_that_comes_back_goes_with_its_value(nodes: Cluster, fr
     wait_until(lambda: not miniray.get(copies_there.remote(), timeout=30))
 
 
+@miniray.remote(num_cpus=0, resources={"far": 1})
+def values_there() -> int:
+    return sum(segment["size"] > 1 << 20 for segment in inventory()["segments"])
+
+
+@miniray.remote(num_cpus=0, resources={"far": 1}, max_retries=0)
+def make(size: int) -> bytes:
+    return bytes(size)
+
+
+@miniray.remote(num_cpus=0)
+class Caller:
+    """Owns what it has made on another node."""
+
+    def __init__(self) -> None:
+        self.results = [make.remote(2 << 20)]
+        miniray.wait(self.results, fetch_local=False)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+@pytest.mark.parametrize("end", ["freed meanwhile", "freed later", "owner killed"])
+def test_a_result_on_a_node_that_comes_back_goes_with_its_refs(nodes: Cluster, end: str) -> None:
+    daemon = nodes.worker_nodes[0].pids["node"]
+    caller = Caller.remote()
+    owner = miniray.get(caller.pid.remote())
+    result, kept = make.remote(2 << 20), make.remote(2 << 20)
+    miniray.wait([result, kept], num_returns=2, fetch_local=False)
+    assert miniray.get(values_there.remote()) == 3
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        wait_until(lambda: not far_is_there())
+        if end == "freed meanwhile":
+            del result
+        elif end == "owner killed":
+            os.kill(owner, signal.SIGKILL)
+            wait_until(lambda: not is_alive(owner))
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    wait_until(far_is_there)
+    if end == "freed later":
+        assert miniray.get(values_there.remote(), timeout=30) == 3
+        del result
+    wait_until(lambda: miniray.get(values_there.remote(), timeout=30) == 2)
+    assert miniray.get(kept) == bytes(2 << 20)
+
+
 def test_the_other_nodes_stay_when_the_head_gives_up_the_node_that_started_it(
     nodes: Cluster,
 ) -> None:

@@ -228,3 +228,22 @@ def test_a_node_whose_word_was_lost_hears_which_copies_of_its_values_are_here(al
         assert node.relay.sent == told
 
     run(test)
+
+
+def test_owners_on_a_node_whose_word_was_lost_hear_what_they_have_here() -> None:
+    async def test(node: Node) -> None:
+        mine, other = (
+            node.objects.create(SIZE, 0, owner, there, b"writer00").number
+            for owner, there in ((OWNER, ORIGIN), (b"owner001", FEEDER))
+        )
+        left = node.objects.create(SIZE, 0, b"owner002", ORIGIN, b"writer00").number
+        node.objects.adopt(left, ORIGIN)  # the daemon there answers for it
+        node.relay.sent.clear()
+        node.objects.node_unreachable(ORIGIN)
+        watched = [m.to for n, m in node.relay.sent if n == ORIGIN and m.notice == r.WATCH]
+        assert watched == [OWNER, b"owner002"]
+        listed = [(n, m.to, m.items) for n, m in node.relay.sent if m.notice == r.PUSH]
+        assert listed == [(ORIGIN, OWNER, ("unclaimed", (b"", HERE, [mine])))]
+        assert node.store.has_number(other)
+
+    run(test)
