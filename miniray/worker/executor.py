@@ -76,6 +76,8 @@ class Executor:
         #: Tasks run by this process, for max_calls; 0 in `limit` is no limit.
         self.limit = 0
         self._done = 0
+        #: Modules are half there, which no task is to find.
+        self._spoiled = False
         self.set_name: Callable[[str], None] = _ignore
         #: The actor ends: nothing more is begun.
         self._ending = False
@@ -196,6 +198,10 @@ class Executor:
                 return
             if (work.caller.process_id, work.number) in self._open:
                 self.execute(work)
+                if self._spoiled:
+                    self._recall.hand_back()
+                    self._end(None)
+                    return
                 if self.limit:
                     self._done += 1
                     if self._done >= self.limit:
@@ -248,6 +254,7 @@ class Executor:
             self.leave(error)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             interruption.allowed = False
+            self._spoiled = interruption.cut_off_import(error)
             self.answer_error(work, error)
             self.cancel_children(work)
         finally:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import traceback
 from typing import TYPE_CHECKING
 
 from miniray.core.interrupts import postpone
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Interrupts the main thread when the running task is cancelled.
 CANCEL_SIGNAL = signal.SIGUSR1
+#: The name of the frame in which a module is run.
+_MODULE = "<module>"
 #: Seconds until it is sent again if it had no effect, at first and at most.
 _AGAIN, _AGAIN_AT_MOST = 0.02, 1.0
 
@@ -88,6 +91,17 @@ class Interruption:
         self.allowed = True
         self._loop.call_later(_AGAIN, lambda: self.send(work))
         return True
+
+    def cut_off_import(self, error: BaseException) -> bool:
+        """Whether an error is the end of a task in the middle of an import.
+
+        Of a package whose import was cut off some modules stay, and those in native code cannot be
+        loaded once more: NumPy, for one, is not to be had in such a process any more.
+        """
+        return error is self._raised and any(
+            frame.f_code.co_name == _MODULE  # Python hides the frames of its own that import it
+            for frame, _ in traceback.walk_tb(error.__traceback__)
+        )
 
     @contextlib.contextmanager
     def put_off(self, work: Work) -> Iterator[None]:

@@ -122,6 +122,40 @@ def test_cancelling_a_finished_task_changes_nothing() -> None:
     assert miniray.get(ref) == 3
 
 
+def test_a_worker_in_which_an_import_was_cut_off_runs_nothing_more(tmp_path: Path) -> None:
+    package = tmp_path / "half_there"
+    package.mkdir()
+    (package / "__init__.py").write_text("from half_there import first, second\n")
+    (package / "first.py").write_text("")
+    (package / "second.py").write_text(
+        "import os, pathlib, threading\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n"
+        "threading.Event().wait()\n"
+    )
+
+    @miniray.remote(num_cpus=2)
+    def load(folder: Path) -> None:
+        import sys
+
+        sys.path.insert(0, str(folder))
+        import half_there  # type: ignore[import-not-found]  # noqa: F401
+
+    @miniray.remote(num_cpus=2)
+    def loaded() -> list[str]:
+        import sys
+
+        return [name for name in sys.modules if name.startswith("half_there")]
+
+    loading = load.remote(tmp_path)
+    wait_for_file(tmp_path / "pid")
+    waiting = [loaded.remote() for _ in range(3)]
+    miniray.cancel(loading)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(loading, timeout=30)
+    assert miniray.get(waiting, timeout=30) == [[], [], []]
+    wait_until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
+
+
 def test_a_cancelled_task_is_not_retried(tmp_path: Path) -> None:
     ref = run.options(max_retries=5).remote(tmp_path / "started", tmp_path / "never")
     wait_for_file(tmp_path / "started")
