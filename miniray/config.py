@@ -62,6 +62,9 @@ class Config:
 
     #: Bytes on their way to a process of another node that it has not taken yet.
     relay_window: int = 16 * 1024 * 1024
+    #: A process that leaves so many bytes unread that its daemon has for it is disconnected, and
+    #: ended if it is a worker. Output of workers is left out long before (``unread_output``).
+    unread_limit: int = 256 * 1024 * 1024
 
     # --- scheduling --------------------------------------------------------------
     #: A demand that has waited this long has what it needs set aside for it.
@@ -104,6 +107,8 @@ class Config:
     transfer_stall: float = 10.0
 
     # --- output ------------------------------------------------------------------
+    #: Bytes that may wait for a driver that does not read before lines of workers are left out.
+    unread_output: int = 16 * 1024 * 1024
     #: Do not tell the errors of tasks and methods whose results were dropped unread.
     ignore_unhandled_errors: bool = False
     #: Identical lines from many workers are folded into one with a count.

@@ -23,7 +23,7 @@ from miniray.exceptions import NodeDiedError
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.init_options import InitOptions
@@ -225,17 +225,22 @@ def _prepare_job(runtime: ClusterRuntime, runtime_env: Mapping[str, Any] | None)
 def _print_logs(attachment: Attachment, *, wanted: bool) -> None:
     """Print the warnings of the head, and what workers print if that is wanted."""
     from miniray.core.log_printer import LogBatch
-    from miniray.core.log_thread import LogThread
+    from miniray.core.log_thread import LogThread, left_out_note
 
     runtime = attachment.runtime
     thread = LogThread(os.path.join(attachment.facts.session_dir, "logs"))
     own_node = runtime.node_id.hex()[:8]
 
-    def on_log(pid: int, node: str, is_stderr: bool, lines: list[tuple[str, str]]) -> None:
+    def on_log(
+        pid: int, node: str, is_stderr: bool, _path: str, lines: list[tuple[str, str]]
+    ) -> None:
         shown = "" if node == own_node else node
         for name, group in itertools.groupby(lines, operator.itemgetter(0)):
             texts = [text for _, text in group]
             thread.put(LogBatch(name, pid, shown, is_stderr, texts))
+
+    def on_left_out(counts: Sequence[tuple[str, str, int]]) -> None:
+        thread.put_note(left_out_note(counts, own_node))
 
     def on_pending(name: str, reason: str, infeasible: bool) -> None:
         hint = " No node of the cluster can ever serve it; one that can may still join."
@@ -245,6 +250,7 @@ def _print_logs(attachment: Attachment, *, wanted: bool) -> None:
         thread.put_note(f"miniray: {text}")
 
     runtime.on_topic["log"] = on_log if wanted else _ignore
+    runtime.on_topic["output_left_out"] = on_left_out if wanted else _ignore
     runtime.on_topic["pending"] = on_pending
     runtime.on_topic["warning"] = on_warning
     attachment.log_thread = thread

@@ -16,14 +16,38 @@ from miniray.config import config
 from miniray.core.log_printer import LogBatch, LogPrinter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
 #: Characters that may wait to be printed; what comes beyond that is left out.
 _LIMIT = 64 * 1024 * 1024
+#: So many log files are named in which lines are that were left out.
+_NAMED_FILES = 4
 #: What a line takes beside its characters.
 _LINE_COST = 64
+
+
+def left_out_note(counts: Sequence[tuple[str, str, int]], own_node: str) -> str:
+    """Say where lines of workers are that this driver was not sent.
+
+    Args:
+        counts: Node, log file and count.
+        own_node: The driver's, which is not named.
+    """
+    most = sorted(counts, key=lambda each: -each[2])
+    places = [
+        f"{count:,} in {path}{f' on node {node}' if node != own_node else ''}"
+        for node, path, count in most[:_NAMED_FILES]
+    ]
+    if len(most) > _NAMED_FILES:
+        rest = sum(count for *_, count in most[_NAMED_FILES:])
+        places.append(f"{rest:,} in {len(most) - _NAMED_FILES} more files there")
+    total = sum(count for *_, count in counts)
+    return (
+        f"miniray: {total:,} lines of workers are left out here, because this program did not "
+        f"read them in time: {', '.join(places)}."
+    )
 
 
 class LogThread:

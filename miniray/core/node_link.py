@@ -116,6 +116,7 @@ class NodeLink:
         self._on_relayed = on_relayed
         self._on_lost = on_lost
         self._lost = False
+        self._refusal = ""
         self._welcome: dict[str, Any] | None = None
         self._welcomed = threading.Event()
         self._conn = Connection(
@@ -148,8 +149,9 @@ class NodeLink:
     def end(self) -> NodeDiedError:
         """What becomes of all that needs the daemon once it is gone."""
         node = self._welcome["node_id"].hex() if self._welcome else "of this process"
+        reason = self._refusal or "its daemon ended"
         return NodeDiedError(
-            node, "its daemon ended. A driver can go on with miniray.shutdown() and init()"
+            node, f"{reason}. A driver can go on with miniray.shutdown() and init()"
         )
 
     # --- asking ------------------------------------------------------------------
@@ -307,6 +309,8 @@ class NodeLink:
                 answer(error, marshal.loads(body) if error is None else None, -1)
         elif kind == p.NODE_PUSH:
             self._on_push(message[1], message[2])
+        elif kind == p.NODE_REFUSAL:
+            self._refusal = message[1]
         elif kind == p.NODE_WELCOME:
             self._welcome = message[1]
             self._welcomed.set()

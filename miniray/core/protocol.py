@@ -46,6 +46,8 @@ NODE_RELAY = 9
 NODE_RELAYED = 10
 #: process → daemon, without an answer, for the head: (kind, method, body)
 HEAD_NOTICE = 11
+#: daemon → process, last: (kind, reason): the daemon closes the connection for this reason
+NODE_REFUSAL = 12
 
 # --- two processes ---------------------------------------------------------------
 #: first on a direct connection: (kind, node_id, process_id)

@@ -6,19 +6,20 @@ what they mean.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
-import itertools
+import functools
 import logging
 import marshal
 import socket
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.core.frames import LENGTH, MAX_FRAME, encode
 from miniray.core.passed_descriptors import PassedDescriptors, close_all
+from miniray.core.send_queue import LastWords, SendQueue
 from miniray.security.challenge import ClientChallenge, ServerChallenge
 from miniray.security.errors import AuthenticationError
 
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Buffers handed to one sendmsg; the kernel allows 1024.
-_GATHER = 256
 #: A write failed because the other end is gone: the loop reads what it still said, then its end.
 _HUNG_UP = frozenset({errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN})
 
@@ -58,11 +57,13 @@ class Connection:
         "_cancel_deadline",
         "_challenge",
         "_closed",
+        "_drained",
         "_expected",
         "_fds",
+        "_limit",
         "_lock",
+        "_on_overflow",
         "_out",
-        "_out_fds",
         "_passed",
         "_poller",
         "_posted",
@@ -86,7 +87,23 @@ class Connection:
         on_close: Callable[[Connection], None],
         auth_timeout: float,
         takes_fds: bool = False,
+        limit: int = sys.maxsize,
+        on_overflow: Callable[[Connection], None] | None = None,
     ) -> None:
+        """Begin the challenge.
+
+        Args:
+            sock: The connected socket.
+            poller: The loop that serves it.
+            key: What both ends prove that they know.
+            server: Whether this end was dialled.
+            on_message: Called with each message.
+            on_close: Called once, at the end.
+            auth_timeout: Seconds that a client has to prove itself.
+            takes_fds: Whether descriptors may come along.
+            limit: Bytes that may wait because the other end does not read.
+            on_overflow: Called once, in the loop, when more wait.
+        """
         sock.setblocking(False)
         # Room for a few large frames, so that their writer need not wait for the reader's turns.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_ROOM)
@@ -100,8 +117,10 @@ class Connection:
         # that may send on this very connection.
         self._lock = threading.RLock()
         self._writing = False
-        self._out: collections.deque[memoryview | bytes] = collections.deque()
-        self._out_fds: collections.deque[tuple[bytes, list[int]]] = collections.deque()
+        self._out = SendQueue()
+        self._limit = limit
+        self._on_overflow = on_overflow
+        self._drained: Callable[[], None] | None = None
         self._takes_fds = takes_fds
         #: The beginning of a frame whose rest has not come, and how long that frame is.
         self._buffer = bytearray()
@@ -189,21 +208,25 @@ class Connection:
     def _write(self, data: bytes) -> None:
         """Write, or queue what the socket does not take. Needs the lock."""
         out = self._out
-        if not self._ready or out or self._writing:
+        waiting = out.size
+        if not self._ready or waiting or self._writing:
             out.append(data)
+            if out.size > self._limit and self._on_overflow is not None:
+                self._poller.call_soon(functools.partial(self._on_overflow, self))
+                self._on_overflow = None
             return
         self._writing = True
         try:
             sent = self._sock.send(data)
             if sent < len(data):
-                out.appendleft(memoryview(data)[sent:])
+                out.put_back(memoryview(data)[sent:])
         except BlockingIOError:
-            out.appendleft(data)
+            out.put_back(data)
         except OSError as error:
             self._write_failed(error)
         finally:
             self._writing = False
-        if out:
+        if out.size:
             self._poller.watch_writable(self._sock.fileno(), self._on_writable)
 
     def _write_failed(self, error: OSError) -> None:
@@ -221,56 +244,43 @@ class Connection:
                 return
             if self._batch:
                 self._write(self._take_batch())
-            # Wait in line: the marker keeps the order of frames and descriptors.
-            self._out_fds.append((data, fds))
-            self._out.append(b"")
-            if self._ready and len(self._out) == 1 and not self._writing:
+            alone = not self._out.size
+            self._out.append_with_fds(data, fds)
+            if self._ready and alone and not self._writing:
                 self._on_writable()
-                if self._out:
+                if self._out.size:
                     self._poller.watch_writable(self._sock.fileno(), self._on_writable)
 
     def backlog(self) -> int:
         """Bytes that wait in memory because the peer does not read."""
+        return self._out.size
+
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        """Call back once, in the loop's thread, when all that waits now has been written.
+
+        Not called if the connection is closed before; the latest callback counts.
+        """
         with self._lock:
-            return sum(len(item) for item in self._out)
+            if self._out.size:
+                self._drained = callback
+            else:
+                self._poller.call_soon(callback)
 
     def _on_writable(self) -> None:
         with self._lock:
             if self._closed:
                 return
             try:
-                self._flush()
+                self._out.write_to(self._sock)
             except BlockingIOError:
                 return
             except OSError as error:
-                self._drop_queued()
+                self._out.clear()
                 self._write_failed(error)
-            if not self._out:
-                self._poller.watch_writable(self._sock.fileno(), None)
-
-    def _flush(self) -> None:
-        """Write until done; BlockingIOError when the socket is full. Needs the lock."""
-        out = self._out
-        while out:
-            if not len(out[0]):
-                data, fds = self._out_fds[0]
-                sent = socket.send_fds(self._sock, [data], fds)
-                self._out_fds.popleft()
-                if sent < len(data):
-                    out[0] = memoryview(data)[sent:]
-                else:
-                    out.popleft()
-                close_all(fds)
-                continue
-            batch = list(itertools.takewhile(len, list(itertools.islice(out, _GATHER))))
-            sent = self._sock.sendmsg(batch)
-            while sent:
-                head = out[0]
-                if sent < len(head):
-                    out[0] = memoryview(head)[sent:]
-                    break
-                sent -= len(head)
-                out.popleft()
+            self._poller.watch_writable(self._sock.fileno(), None)
+            drained, self._drained = self._drained, None
+        if drained is not None:
+            self._poller.call_soon(drained)
 
     # --- reading -----------------------------------------------------------------
     def take_fd(self) -> int:
@@ -375,7 +385,7 @@ class Connection:
             if not self._ready and (done or reply):
                 self._ready = True
                 self._passed.set()
-                if self._out:
+                if self._out.size:
                     self._poller.watch_writable(self._sock.fileno(), self._on_writable)
         if not done:
             return b""
@@ -410,12 +420,12 @@ class Connection:
                 if self._batch:
                     self._write(self._take_batch())
                 try:
-                    self._flush()
+                    self._out.write_to(self._sock)
                 except BlockingIOError:
                     pass
                 except OSError:
                     return False
-                if not self._out:
+                if not self._out.size:
                     return True
                 room = select.poll()  # unlike select, at home with high descriptors
                 room.register(self._sock.fileno(), select.POLLOUT)
@@ -453,16 +463,19 @@ class Connection:
             if self._closed:
                 return
             self._closed = True
-            self._drop_queued()
+            self._out.clear()
             self._batch = []
         self._passed.set()
         self._poller.call_soon(self._finish_close)
 
-    def _drop_queued(self) -> None:
-        """What was not written never will be. Needs the lock."""
-        self._out.clear()
-        while self._out_fds:
-            close_all(self._out_fds.popleft()[1])
+    def refuse(self, message: tuple[Any, ...]) -> None:
+        """Drop what waits and close; the message is the last that the other end reads."""
+        with self._lock:
+            if self._closed:
+                return
+            data = self._out.rest_of_begun() + encode(message)
+            LastWords(self._sock.dup(), self._poller, data)
+            self.close()
 
     def _finish_close(self) -> None:
         if self._cancel_deadline is not None:

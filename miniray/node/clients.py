@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.listener import Listener
+from miniray.core.sizes import format_bytes
 from miniray.core.wire import Connection
 
 if TYPE_CHECKING:
@@ -56,8 +57,13 @@ class ClientEvents(Protocol):
     def welcome(self, client: Client) -> dict[str, Any]:
         """A process has introduced itself; returns what it must know."""
 
-    def gone(self, client: Client) -> None:
-        """A process hung up: it has ended, or its socket broke."""
+    def gone(self, client: Client, refused: str) -> None:
+        """A process hung up: it has ended, or its socket broke.
+
+        Args:
+            client: The process.
+            refused: Why this daemon has closed its connection; empty if it has not.
+        """
 
     def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
         """Pass a request (number 0: a notice) on to the head."""
@@ -95,6 +101,8 @@ class ClientServer:
                 on_message=self._received,
                 on_close=self._closed,
                 auth_timeout=config().auth_timeout,
+                limit=config().unread_limit,
+                on_overflow=self._refuse,
             )
         )
 
@@ -174,12 +182,25 @@ class ClientServer:
             return
         client.conn.send_with_fds((p.NODE_REPLY, number, None, result, True), [copy])
 
-    def _closed(self, conn: Connection) -> None:
+    def _closed(self, conn: Connection, refused: str = "") -> None:
         self._unnamed.discard(conn)
         client: Client | None = conn.peer
         if client is not None and self.clients.get(client.process_id) is client:
             del self.clients[client.process_id]
-            self._events.gone(client)
+            self._events.gone(client, refused)
+
+    def _refuse(self, conn: Connection) -> None:
+        """A process does not read, and what waits for it is more than this daemon may hold."""
+        waiting, limit = format_bytes(conn.backlog()), format_bytes(config().unread_limit)
+        reason = (
+            f"its daemon disconnected this process, which left {waiting} unread that were sent to "
+            f"it (MINIRAY_UNREAD_LIMIT is {limit})"
+        )
+        client: Client | None = conn.peer
+        pid = 0 if client is None else client.pid
+        logger.error("process %d is disconnected: it left %s unread", pid, waiting)
+        conn.refuse((p.NODE_REFUSAL, reason))
+        self._closed(conn, reason)
 
     def ended(self, process_id: bytes) -> None:
         """A process is gone: handle what it had sent; nothing is sent to it any more."""

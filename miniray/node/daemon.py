@@ -49,6 +49,7 @@ from miniray.runtime_env.install import EnvironmentManager
 
 if TYPE_CHECKING:
     import socket
+    from pathlib import Path
 
     import grpc
 
@@ -195,8 +196,8 @@ class NodeDaemon:
             "session_dir": str(self._config.session_dir),
         }
 
-    def gone(self, client: Client) -> None:
-        """A process hung up."""
+    def gone(self, client: Client, refused: str) -> None:
+        """A process hung up, or was refused."""
         if client.is_driver:
             self._pool.end_job(client.job_id)
             self._process_ended(
@@ -209,6 +210,7 @@ class NodeDaemon:
         worker = self._pool.workers.get(client.process_id)
         if worker is not None and worker.exiting is None:
             # It usually is ending; if only its socket broke, it is of no use any more.
+            worker.why_killed = refused
             self._pool.kill(worker)
 
     def _process_ended(
@@ -221,6 +223,7 @@ class NodeDaemon:
         planned: bool,
         lease: int = 0,
         gone: bool = True,
+        detail: str = "",
     ) -> None:
         self._names.ended(process_id, work, pid, code)
         if gone:
@@ -244,7 +247,7 @@ class NodeDaemon:
             exit_known=code is not None,
             planned=planned,
             lease=lease,
-            detail=self._memory_kills.explain(code),
+            detail=detail or self._memory_kills.explain(code),
         )
         self._head.report(head_pb2.FromNode(ended=ended))
 
@@ -320,15 +323,16 @@ class NodeDaemon:
             planned=worker.exiting is not None,
             lease=worker.lease.number if worker.lease is not None else 0,
             gone=worker.quarantine is None,
+            detail=f"The reason: {worker.why_killed}." if worker.why_killed else "",
         )
 
     def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
         """Tell a connected process something."""
         self._clients.push(process_id, topic, body)
 
-    def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
+    def output(self, worker: Worker, is_stderr: bool, path: Path, lines: list[Any]) -> None:
         """A worker printed lines: they go to the driver of its job."""
-        self._outputs.send(worker, is_stderr, lines)
+        self._outputs.send(worker, is_stderr, path, lines)
 
     def _worker_exited(self, pid: int, status: int) -> None:
         self._pool.on_exited(pid, status)

@@ -1,18 +1,24 @@
 """Where the output of this node's workers goes: to the driver of their job, on any node.
 
-Responsible for the way, and for bringing everything up to a moment to a driver that
-leaves; reading and splitting is ``outputs.py``'s work. Output whose driver is gone is
-in the log files only.
+Responsible for the way, for what is left out if the driver does not read, and for
+bringing everything up to a moment to a driver that leaves; reading and splitting is
+``outputs.py``'s work. What is left out, and output whose driver is gone, is in the
+log files only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Protocol
+import collections
+import functools
+from typing import TYPE_CHECKING, Any, Protocol
 
-from miniray.node.relayed import PUSH, Relayed
+from miniray.config import config
+from miniray.node.relayed import Relayed
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from miniray.node.clients import Client, ClientServer
     from miniray.node.log_lines import LogLine
     from miniray.node.relay import RelayHub
@@ -20,6 +26,10 @@ if TYPE_CHECKING:
 
 _FLUSH = "flush output"  # (job, number)
 _FLUSHED = "output flushed"  # (number,)
+#: (topic, body): what workers printed for the driver ``to``, or how much of it is left out.
+_OUTPUT = "output"
+#: Jobs whose lines are left out at the same time, at most; of others the count is lost.
+_JOBS = 1000
 #: Seconds that other nodes have to send what their workers wrote.
 _FLUSH_TIMEOUT = 1.0
 
@@ -41,28 +51,62 @@ class OutputRouter:
         self._clients = clients
         self._relay = relay
         self._pipes = pipes
+        #: Lines that were left out and not told of yet: job → (node, log file) → count.
+        self._left_out: dict[bytes, collections.Counter[tuple[str, str]]] = {}
+        relay.notices[_OUTPUT] = lambda _, message: self._pass_on(message.to, b"", *message.items)
         relay.notices[_FLUSH] = self._flush_for
         relay.notices[_FLUSHED] = self._flushed
         self._numbers = 0
         #: Flushes under way: the nodes that have not answered, and what is set when all have.
         self._flushes: dict[int, tuple[set[bytes], asyncio.Event]] = {}
 
-    def send(self, worker: Worker, is_stderr: bool, lines: list[LogLine]) -> None:
+    def send(self, worker: Worker, is_stderr: bool, path: Path, lines: list[LogLine]) -> None:
         """A worker printed lines: they go to the driver of its job, if that is still there."""
-        job_id = worker.pool_key[0]
         # What native code writes before anything was printed from Python is under no name.
         name = "" if worker.lease is None else worker.lease.name
         named = [(line.name or name, line.text) for line in lines]
-        body = (worker.pid, self._node_id.hex()[:8], is_stderr, named)
-        if self._clients.push(job_id, "log", body):
+        body = (worker.pid, self._node_id.hex()[:8], is_stderr, str(path), named)
+        self._pass_on(worker.job_id, worker.driver_node, "log", body)
+
+    def _pass_on(
+        self, job_id: bytes, driver_node: bytes, topic: str, body: tuple[Any, ...]
+    ) -> None:
+        """Bring output closer to its driver, unless that has much unread."""
+        client = self._clients.clients.get(job_id)
+        if client is None and driver_node in (b"", self._node_id):
+            return  # it is gone
+        waiting = self._relay.backlog(driver_node) if client is None else client.conn.backlog()
+        if topic == "log" and self._is_full(job_id, waiting):
+            _, node, _, path, lines = body
+            if job_id in self._left_out or len(self._left_out) < _JOBS:
+                self._left_out.setdefault(job_id, collections.Counter())[node, path] += len(lines)
+            if client is not None:
+                tell = functools.partial(self._tell_left_out, job_id, driver_node)
+                client.conn.when_drained(tell)
             return
-        node = worker.driver_node
-        if node and node != self._node_id:
-            self._relay.send(node, Relayed(to=job_id, notice=PUSH, items=("log", body)))
+        self._tell_left_out(job_id, driver_node)
+        self._push(job_id, driver_node, topic, body)
+
+    def _is_full(self, job_id: bytes, waiting: int) -> bool:
+        """Whether lines are left out; once they are, until most of what waited was taken."""
+        limit = config().unread_output
+        return waiting > (limit // 8 if job_id in self._left_out else limit)
+
+    def _tell_left_out(self, job_id: bytes, driver_node: bytes) -> None:
+        """Send a driver the counts of the lines that it does not get."""
+        counts = self._left_out.pop(job_id, None)
+        if counts:
+            body = (tuple((*place, count) for place, count in counts.items()),)
+            self._push(job_id, driver_node, "output_left_out", body)
+
+    def _push(self, job_id: bytes, driver_node: bytes, topic: str, body: tuple[Any, ...]) -> None:
+        if not self._clients.push(job_id, topic, body) and driver_node:
+            self._relay.send(driver_node, Relayed(to=job_id, notice=_OUTPUT, items=(topic, body)))
 
     async def flush(self, client: Client) -> tuple[None, int]:
         """Answer a driver when all that its workers wrote so far is on its way to it."""
         self._pipes.read_output(client.job_id)
+        self._tell_left_out(client.job_id, self._node_id)
         self._numbers += 1
         number = self._numbers
         flush = Relayed(notice=_FLUSH, items=(client.job_id, number))
@@ -82,6 +126,7 @@ class OutputRouter:
         """Another daemon's driver wants what its workers here have written."""
         job_id, number = message.items
         self._pipes.read_output(job_id)
+        self._tell_left_out(job_id, node)
         self._relay.send(node, Relayed(notice=_FLUSHED, items=(number,)))
 
     def _flushed(self, node: bytes, message: Relayed) -> None:

@@ -26,7 +26,7 @@ class OutputPipe:
     """
 
     def __init__(self, path: Path, on_lines: Callable[[list[LogLine]], None]) -> None:
-        self._path = path
+        self.path = path
         self._on_lines = on_lines
         self._splitter = LineSplitter()
         self._loop = asyncio.get_running_loop()
@@ -62,7 +62,7 @@ class OutputPipe:
             return
         finished = "".join(f"{line.text}\n" for line in lines if bar_row(line.text) is None)
         if finished:
-            with self._path.open("a", encoding="utf-8", errors="replace") as file:
+            with self.path.open("a", encoding="utf-8", errors="replace") as file:
                 file.write(finished)
         self._on_lines(lines)
 

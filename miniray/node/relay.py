@@ -139,6 +139,11 @@ class RelayHub:
         outbox.put(message)
         return True
 
+    def backlog(self, node_id: bytes) -> int:
+        """Bytes that wait because the way to a node takes no more."""
+        outbox = self._outboxes.get(node_id)
+        return 0 if outbox is None else outbox.waiting
+
     def can_dial(self, node_id: bytes) -> bool:
         """Whether there is such a node, and it can be dialled."""
         return bool(self._addresses.get(node_id))

@@ -43,6 +43,8 @@ class Outbox:
         #: With the size of each.
         self._waiting: collections.deque[tuple[int, Relayed]] = collections.deque()
         self._sent: collections.deque[tuple[int, Relayed]] = collections.deque()
+        #: Bytes that wait.
+        self.waiting = 0
         #: Number of the oldest message that is not acknowledged.
         self._oldest = 1
         self._filled = asyncio.Event()
@@ -54,8 +56,10 @@ class Outbox:
         size = size_of(message)
         if size <= _PIECE_BYTES:
             self._waiting.append((size, message))
+            self.waiting += size
         else:
             self._waiting.extend((size_of(each), each) for each in split(message, _PIECE_BYTES))
+            self._count()
         self._filled.set()
 
     def acknowledged(self, batch: node_pb2.RelayBatch) -> None:
@@ -71,6 +75,10 @@ class Outbox:
         """The stream broke: what was not acknowledged is to be sent again."""
         self._waiting.extendleft(reversed(self._sent))
         self._sent.clear()
+        self._count()
+
+    def _count(self) -> None:
+        self.waiting = sum(size for size, _ in self._waiting)
 
     def give_up(self) -> None:
         """Drop what processes said; an empty message in its place tells the receiver.
@@ -82,6 +90,7 @@ class Outbox:
             kept = [each if _is_notice(each[1]) else _GIVEN_UP for each in box]
             box.clear()
             box.extend(kept)
+        self._count()
         self.put(Relayed())
 
     def take(self) -> node_pb2.RelayBatch:
@@ -92,6 +101,7 @@ class Outbox:
         while self._waiting and size < _BATCH_BYTES:
             each = self._waiting.popleft()
             size += each[0]
+            self.waiting -= each[0]
             batch.append(each[1])
             self._sent.append(each)
         return node_pb2.RelayBatch(messages=pack(batch), first=first, outbox=self.id)

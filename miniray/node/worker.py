@@ -83,6 +83,8 @@ class Worker:
     started: float = 0.0
     #: Class of its actor, or the first task of its latest lease.
     name: str = ""
+    #: Why this daemon has killed it, if that is not a rule's doing.
+    why_killed: str = ""
     #: The constructor's error, reported before the process ends.
     failed: bool = False
     #: It has begun to end by rule, and may wait for what others need of it.

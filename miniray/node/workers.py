@@ -234,9 +234,8 @@ class WorkerPool:
 
     def _pipe(self, worker: Worker, *, is_stderr: bool) -> OutputPipe:
         name = f"worker-{worker.process_id.hex()}.{'err' if is_stderr else 'out'}"
-        pipe = OutputPipe(
-            self._logs / name, lambda lines: self._events.output(worker, is_stderr, lines)
-        )
+        path = self._logs / name
+        pipe = OutputPipe(path, lambda lines: self._events.output(worker, is_stderr, path, lines))
         worker.outputs.append(pipe)
         return pipe
 

@@ -13,7 +13,7 @@ from watched_output import watch
 
 from miniray.config import config
 from miniray.core.log_printer import LogBatch
-from miniray.core.log_thread import LogThread
+from miniray.core.log_thread import LogThread, left_out_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,6 +92,14 @@ def test_what_exceeds_the_bound_is_left_out_with_a_note(
     note = capsys.readouterr().err
     assert "2 lines" in note
     assert "/the/logs" in note
+
+
+def test_files_of_lines_that_were_not_sent_are_named_up_to_a_number() -> None:
+    counts = [("own", f"/logs/{number}", 1000 + number) for number in range(6)]
+    note = left_out_note([*counts, ("far", "/logs/most", 2000)], "own")
+    assert "8,015 lines" in note
+    assert "2,000 in /logs/most on node far, 1,005 in /logs/5, " in note
+    assert note.endswith(", 3,003 in 3 more files there.")
 
 
 def test_room_is_there_again_when_lines_were_printed(monkeypatch: pytest.MonkeyPatch) -> None:
