@@ -127,7 +127,7 @@ class ActorDirectory:
     def _enter(self, actor: Actor) -> None:
         self._table.enter(actor)
         if actor.spec["detached"]:
-            self._jobs.hold(actor.job_id)
+            self._jobs.hold(actor.id, actor.job_id)
         self._subscribers.came(actor.id)
 
     def start(self, id: bytes, arguments: Any, refs: Any, error: tuple[Any, ...] | None) -> None:
@@ -384,7 +384,7 @@ class ActorDirectory:
         actor.state, actor.death = DEAD, death
         self._table.died(actor)
         if actor.spec["detached"]:
-            self._jobs.release(actor.job_id)
+            self._jobs.release(actor.id)
         self._subscribers.tell_death(actor.id, death)
         self._on_change(actor)
 

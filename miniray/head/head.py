@@ -26,7 +26,7 @@ from miniray.head.leases import TaskLeases
 from miniray.head.nodes import Node, NodeDirectory
 from miniray.head.placement_groups import PlacementGroups
 from miniray.head.quarantines import Quarantines
-from miniray.head.recovery import Recovery
+from miniray.head.recovery import Recovery, latest_return
 from miniray.head.requests import Requests
 from miniray.head.revocations import Revocations
 from miniray.head.scheduler import ClusterScheduler
@@ -68,7 +68,7 @@ class Head:
         self.nodes = NodeDirectory()
         self.clients = ClientDirectory(self.nodes)
         self.ends = ProcessEnds(self.clients, timers)
-        self.jobs = JobDirectory()
+        self.jobs = JobDirectory(self._job_over, storage.job_forgotten)
         self.kv = KeyValues(storage.key_value)
         self.grants = GrantTable(
             self.scheduler,
@@ -93,7 +93,7 @@ class Head:
             self.grants, self.clients, self.jobs, timers, storage.placement_group
         )
         self._storage = storage
-        self.clients.on_ended.append(lambda process_id, _how: self.driver_ended(process_id))
+        self.clients.on_ended.append(self._client_ended)
         self.revocations = Revocations(
             self.grants,
             self.leases,
@@ -242,6 +242,7 @@ class Head:
                 job_id, attached.process_id, node.id, attached.pid, attached.details
             )
             self._storage.job(job)
+        self.jobs.hold(attached.process_id, job_id)
 
     def _process_ended(self, ended: head_pb2.ProcessEnded) -> None:
         if ended.lease:
@@ -255,8 +256,28 @@ class Head:
         job = self.jobs.driver_ended(process_id)
         if job is not None:
             self._storage.job(job)
-            for node in self.nodes:
-                node.send(job_ended=head_pb2.JobEnded(job_id=job.id))
+            if not self.jobs.is_over(job.id):
+                self._tell_job_ended(job.id)
+
+    def _client_ended(self, process_id: bytes, how: ProcessExit) -> None:
+        if not how.with_node:
+            self.jobs.release(process_id)
+        self.driver_ended(process_id)
+        if how.with_node:  # it may live, and be back before its daemon gives up
+            self._timers.call_later(latest_return(), lambda: self._release_job(process_id))
+
+    def _release_job(self, process_id: bytes) -> None:
+        if self.clients.get(process_id) is None:
+            self.jobs.release(process_id)
+
+    def _job_over(self, job_id: bytes) -> None:
+        """Nothing of a job runs or will: what was kept for it goes."""
+        self._tell_job_ended(job_id)
+
+    def _tell_job_ended(self, job_id: bytes) -> None:
+        over = self.jobs.is_over(job_id)
+        for node in self.nodes:
+            node.send(job_ended=head_pb2.JobEnded(job_id=job_id, over=over))
 
     def tell_ended_jobs(self, node_id: bytes, job_ids: Iterable[bytes]) -> None:
         """A node whose session was broken may have missed that some of these jobs ended."""
@@ -264,7 +285,8 @@ class Head:
         for job_id in job_ids:
             job = self.jobs.get(job_id)
             if node is not None and (job is None or job.ended is not None):
-                node.send(job_ended=head_pb2.JobEnded(job_id=job_id))
+                over = self.jobs.is_over(job_id)
+                node.send(job_ended=head_pb2.JobEnded(job_id=job_id, over=over))
 
     def _lease_failed(self, failed: head_pb2.LeaseFailed) -> None:
         if self.actors.lease_failed(failed.lease, failed.error, failed.tries):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-#: So many ended jobs are remembered, for listings.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: So many jobs that are over are remembered, for listings.
 _REMEMBERED = 1024
 
 
@@ -31,16 +33,28 @@ class Job:
 
 
 class JobDirectory:
-    """Jobs by id."""
+    """Jobs by id.
 
-    def __init__(self) -> None:
+    A job *ends* with its driver, and is *over* when nothing holds it any more either: a process of
+    it that still runs, or a detached actor that does or may start again.
+
+    Args:
+        on_over: Called with the id of a job that is over.
+        on_forgotten: Called with the id of one that is not remembered any more.
+    """
+
+    def __init__(
+        self, on_over: Callable[[bytes], None], on_forgotten: Callable[[bytes], None]
+    ) -> None:
+        self._on_over = on_over
+        self._on_forgotten = on_forgotten
         self._jobs: dict[bytes, Job] = {}
         self._by_driver: dict[bytes, Job] = {}
-        self._ended: collections.deque[bytes] = collections.deque()
-        #: How many detached actors each has: what those start, needs to know of it.
-        self._holders: collections.Counter[bytes] = collections.Counter()
-        #: Jobs that ended long ago and have detached actors.
-        self._kept: set[bytes] = set()
+        #: Those that are over, the latest last.
+        self._over: dict[bytes, None] = {}
+        #: What holds each, and the job of each holder.
+        self._holders: dict[bytes, set[bytes]] = {}
+        self._held: dict[bytes, bytes] = {}
 
     def started(self, job_id: bytes, driver: bytes, node_id: bytes, pid: int, details: str) -> Job:
         """A driver attached.
@@ -69,6 +83,7 @@ class JobDirectory:
             started=time.time(),
         )
         self._jobs[job_id] = self._by_driver[driver] = job
+        self._over.pop(job_id, None)  # of a driver whose node was given up, and came back
         return job
 
     def restore(self, job: Job) -> None:
@@ -90,27 +105,35 @@ class JobDirectory:
         job = self._by_driver.pop(process_id, None)
         if job is not None:
             job.ended = time.time()
-            self._enter_ended(job.id)
+            self._may_be_over(job.id)
         return job
 
-    def hold(self, job_id: bytes) -> None:
-        """A detached actor of a job was made: the job is remembered until that is dead."""
-        self._holders[job_id] += 1
+    def hold(self, holder: bytes, job_id: bytes) -> None:
+        """A process, or a detached actor, of a job is there: the job is not over before it ends."""
+        self._held[holder] = job_id
+        self._holders.setdefault(job_id, set()).add(holder)
 
-    def release(self, job_id: bytes) -> None:
-        """A detached actor of a job is dead."""
-        self._holders[job_id] -= 1
-        if self._holders[job_id] == 0:
+    def release(self, holder: bytes) -> None:
+        """A process, or an actor, is gone; one that holds nothing changes nothing."""
+        job_id = self._held.pop(holder, None)
+        if job_id is None:
+            return
+        self._holders[job_id].discard(holder)
+        if not self._holders[job_id]:
             del self._holders[job_id]
-            if job_id in self._kept:
-                self._kept.discard(job_id)
-                self._enter_ended(job_id)
+            self._may_be_over(job_id)
 
-    def _enter_ended(self, job_id: bytes) -> None:
-        self._ended.append(job_id)
-        if len(self._ended) > _REMEMBERED:
-            oldest = self._ended.popleft()
-            if oldest in self._holders:
-                self._kept.add(oldest)
-            else:
-                self._jobs.pop(oldest, None)
+    def is_over(self, job_id: bytes) -> bool:
+        """Whether nothing of a job runs or will; true of one that nobody remembers."""
+        job = self._jobs.get(job_id)
+        return job is None or (job.ended is not None and job_id not in self._holders)
+
+    def _may_be_over(self, job_id: bytes) -> None:
+        if job_id not in self._jobs or not self.is_over(job_id):
+            return
+        self._over[job_id] = None
+        if len(self._over) > _REMEMBERED:
+            oldest = next(iter(self._over))
+            del self._over[oldest], self._jobs[oldest]
+            self._on_forgotten(oldest)
+        self._on_over(job_id)

@@ -20,10 +20,16 @@ if TYPE_CHECKING:
 
     from miniray.head.grants import Timers
     from miniray.head.head import Head
+    from miniray.head.jobs import Job
     from miniray.head.nodes import Node
     from miniray.head.storage import Saved
 
 logger = logging.getLogger(__name__)
+
+
+def latest_return() -> float:
+    """Seconds after which nothing comes back of a node whose session broke: its daemon gave up."""
+    return config().node_timeout + config().head_grace
 
 
 class Recovery:
@@ -45,7 +51,7 @@ class Recovery:
         for namespace, key, value in saved.values:
             head.kv.restore(namespace, key, value)
         for record in saved.jobs:
-            head.jobs.restore(records.read_job(record))
+            self._restore_job(records.read_job(record))
         for record in saved.dead_actors:
             head.actors.restore_dead(*records.read_dead_actor(record))
         for id in saved.removed_groups:
@@ -63,6 +69,13 @@ class Recovery:
                 self._expected |= group.state.nodes
         for actor, node_id in actors:
             head.actors.restore(actor, node_id)
+
+    def _restore_job(self, job: Job) -> None:
+        """Enter a job; it is not over while processes of it may come back with their nodes."""
+        jobs, holder = self._head.jobs, b"restored" + job.id
+        jobs.restore(job)
+        jobs.hold(holder, job.id)
+        self._timers.call_later(latest_return(), lambda: jobs.release(holder))
 
     def add_node(
         self,

@@ -125,6 +125,10 @@ class SqliteStorage:
         """A job began or ended."""
         self._change(_JOB, job.id, records.job_record(job))
 
+    def job_forgotten(self, job_id: bytes) -> None:
+        """A job that is over is remembered no longer."""
+        self._change(_JOB, job_id, None)
+
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
         """A value was set, or removed."""
         self._values[namespace, key] = value

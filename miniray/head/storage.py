@@ -24,6 +24,9 @@ class Storage(Protocol):
     def job(self, job: Job) -> None:
         """A job began or ended."""
 
+    def job_forgotten(self, job_id: bytes) -> None:
+        """A job that is over is remembered no longer."""
+
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
         """A value was set, or removed."""
 
@@ -38,6 +41,9 @@ class NoStorage:
         """Nothing is kept."""
 
     def job(self, job: Job) -> None:
+        """Nothing is kept."""
+
+    def job_forgotten(self, job_id: bytes) -> None:
         """Nothing is kept."""
 
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:

@@ -106,7 +106,7 @@ class NodeDaemon:
             self._transfers,
             self._serving,
         )
-        self._environments = EnvironmentManager(node.environments_folder)
+        self._environments = EnvironmentManager(node.environments_folder, node.session_dir / "jobs")
         self._adopted = AdoptedService(
             self.node_id, self._clients, self._relay, self._objects, self._runs
         )
@@ -162,6 +162,7 @@ class NodeDaemon:
             usage=self._usage,
             node_died=self._node_died,
             stop=self.stop,
+            keepers=(self._environments,),
         )
         self._adopted.await_death = self.membership.await_death
         self._clients.requests["flush_output"] = self._outputs.flush

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import marshal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from miniray._proto import head_pb2
 from miniray.core.actor_client import DEAD
@@ -15,7 +15,7 @@ from miniray.node.worker import NodeLease
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterable
 
     import grpc
 
@@ -29,6 +29,16 @@ if TYPE_CHECKING:
     from miniray.node.workers import WorkerPool
 
 logger = logging.getLogger(__name__)
+
+
+class JobKeeper(Protocol):
+    """Keeps something of jobs until they are over."""
+
+    def jobs(self) -> set[bytes]:
+        """Those it keeps something of."""
+
+    def end_job(self, job_id: bytes) -> None:
+        """A job is over."""
 
 
 class Membership:
@@ -47,6 +57,7 @@ class Membership:
         usage: Callable[[], head_pb2.Heartbeat],
         node_died: Callable[[bytes], None],
         stop: Callable[[str], None],
+        keepers: Iterable[JobKeeper],
     ) -> None:
         """Not a member yet.
 
@@ -61,6 +72,7 @@ class Membership:
             usage: What a heartbeat says.
             node_died: Called with another node that is gone.
             stop: Ends this node.
+            keepers: What keeps something for jobs until they are over.
         """
         self._config = config
         self._head = head
@@ -72,6 +84,7 @@ class Membership:
         self._usage = usage
         self._node_died = node_died
         self._stop = stop
+        self._keepers = tuple(keepers)
 
     @property
     def session_ended(self) -> asyncio.Event:
@@ -103,7 +116,8 @@ class Membership:
         for actor_id in self._adopted.actors():
             self.await_death(actor_id)
         self._notices.tell_departures()
-        self._head.notify("ended_jobs", sorted(self._pool.jobs()))
+        jobs = self._pool.jobs().union(*(keeper.jobs() for keeper in self._keepers))
+        self._head.notify("ended_jobs", sorted(jobs))
         logger.info("the session with the head is open again")
 
     def _welcomed(self, welcome: head_pb2.Welcome) -> None:
@@ -148,7 +162,7 @@ class Membership:
         elif kind == "end_actor":
             self._pool.end(message.end_actor.lease, kill=message.end_actor.kill)
         elif kind == "job_ended":
-            self._pool.end_job(message.job_ended.job_id)
+            self._job_ended(message.job_ended)
         elif kind == "node_joined":
             self._joined(message.node_joined)
         elif kind == "node_died":
@@ -157,6 +171,12 @@ class Membership:
             self._only_these_live({self._config.node_id, *message.living.ids})
         elif kind == "stop":
             self._stop(message.stop.reason)
+
+    def _job_ended(self, ended: head_pb2.JobEnded) -> None:
+        self._pool.end_job(ended.job_id)
+        if ended.over:
+            for keeper in self._keepers:
+                keeper.end_job(ended.job_id)
 
     def _push(self, push: common_pb2.ClientPush) -> None:
         """The head has something to tell to a process, or to this daemon itself."""

@@ -171,7 +171,7 @@ class WorkerPool:
                 await wait_for_devices(worker.devices, lease, workers, self._events)
             if lease.spec["runtime_env"]:
                 worker.environment = await self._environments.prepare(
-                    json.loads(lease.spec["runtime_env"]), self._events.fetch_blob
+                    json.loads(lease.spec["runtime_env"]), lease.job_id, self._events.fetch_blob
                 )
             if self._is_over(lease):
                 self._release_environment(worker)

@@ -51,10 +51,10 @@ class FolderCache:
     Args:
         root: Where the folders are; daemons of one user and machine may share it.
         limit: Bytes that folders may take; above it, unused ones are removed, the
-            longest unused first.
+            longest unused first. None is no limit.
     """
 
-    def __init__(self, root: Path, limit: int) -> None:
+    def __init__(self, root: Path, limit: int | None) -> None:
         self._root = root
         self._limit = limit
         self._held: dict[str, _Held] = {}
@@ -104,6 +104,11 @@ class FolderCache:
             os.utime(_marker(self._root, key))  # the time of last use
         os.close(held.use_lock)
         self._collect()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody uses a folder, or waits for one."""
+        return bool(self._held or self._pending)
 
     async def close(self) -> None:
         """Stop what is being built and drop every lock; the folders stay."""
@@ -176,17 +181,19 @@ class FolderCache:
 
     def _collect(self) -> None:
         """Remove unused folders beyond the limit, in the background."""
+        if self._limit is None:
+            return
         if self._collection is not None and not self._collection.done():
             self._collect_again = True
             return
-        self._collection = asyncio.create_task(self._collect_all())
+        self._collection = asyncio.create_task(self._collect_all(self._limit))
 
-    async def _collect_all(self) -> None:
+    async def _collect_all(self, limit: int) -> None:
         again = True
         while again:
             self._collect_again = False
             try:
-                await uninterrupted(collect, self._root, self._limit)
+                await uninterrupted(collect, self._root, limit)
             except OSError:
                 logger.exception("The cache %s can't be cleaned.", self._root)
             again = self._collect_again

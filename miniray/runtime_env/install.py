@@ -2,6 +2,9 @@
 
 Decides what is needed and in which order; the folders are the cache's, archives and
 virtual environments are made by ``archive`` and ``pip``. Starts no workers.
+
+What the cache keeps of a package is its archive, which is compared with its address whenever it
+is used. It is unpacked for each job: what a job writes there is its own.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import hashlib
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -16,15 +20,21 @@ from typing import TYPE_CHECKING, Any
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.runtime_env import archive, variables
 from miniray.runtime_env.cache import FolderCache, uninterrupted
+from miniray.runtime_env.job_folders import JobFolders
 from miniray.runtime_env.pip import build_venv, venv_key, venv_python
 from miniray.runtime_env.validate import DEFAULT_SETUP_TIMEOUT, PACKAGE_URI
+from miniray.security.token import write_private
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
     from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 #: Bytes that packages and virtual environments on a node may take before unused ones go.
 DEFAULT_CACHE_LIMIT = 10 * 1024**3
+#: The file of a package in its folder of the cache.
+_ARCHIVE = "archive"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,8 +51,8 @@ class WorkerEnvironment:
     cwd: str | None = None
     #: The worker must be a new interpreter, not a fork of the template.
     fresh_interpreter: bool = False
-    #: What the worker uses of the cache; given back by ``EnvironmentManager.release``.
-    cache_keys: tuple[str, ...] = ()
+    #: The folders that the worker uses; given back by ``EnvironmentManager.release``.
+    folders: tuple[tuple[FolderCache, str], ...] = ()
 
 
 class EnvironmentManager:
@@ -51,22 +61,30 @@ class EnvironmentManager:
     Args:
         folder: Where packages and virtual environments are kept. Daemons of one user
             on one machine may share it.
-        cache_limit: Bytes they may take before unused ones are removed.
+        jobs: Where those of this node's jobs are unpacked; this daemon's alone.
+        cache_limit: Bytes that the first may take before unused ones are removed.
     """
 
-    def __init__(self, folder: Path, cache_limit: int = DEFAULT_CACHE_LIMIT) -> None:
+    def __init__(self, folder: Path, jobs: Path, cache_limit: int = DEFAULT_CACHE_LIMIT) -> None:
         self._cache = FolderCache(folder, cache_limit)
+        self._jobs = JobFolders(jobs)
+        self.jobs = self._jobs.jobs
+        self.end_job = self._jobs.end_job
 
     async def prepare(
-        self, spec: Mapping[str, Any], fetch_blob: Callable[[str], Awaitable[bytes]]
+        self,
+        spec: Mapping[str, Any],
+        job_id: bytes,
+        fetch_blob: Callable[[str], Awaitable[bytes]],
     ) -> WorkerEnvironment:
         """Make what an environment needs on this node.
 
-        Each package and virtual environment is made once, however many ask. When this
-        is cancelled or takes too long, and nobody else waits, what runs is killed.
+        Each package is made once per job, each virtual environment once, however many ask. When
+        this is cancelled or takes too long, and nobody else waits, what runs is killed.
 
         Args:
             spec: A validated environment whose files were uploaded.
+            job_id: The job of the worker.
             fetch_blob: Returns the package of an address.
 
         Returns:
@@ -76,62 +94,69 @@ class EnvironmentManager:
             RuntimeEnvSetupError: Something could not be made in time or at all.
         """
         limit = spec.get("config", {}).get("setup_timeout_seconds", DEFAULT_SETUP_TIMEOUT)
-        keys: list[str] = []
+        folders: list[tuple[FolderCache, str]] = []
+        making = self._assemble(spec, job_id, fetch_blob, folders)
         try:
-            return await asyncio.wait_for(
-                self._assemble(spec, fetch_blob, keys), None if limit == -1 else limit
-            )
+            return await asyncio.wait_for(making, None if limit == -1 else limit)
         except asyncio.TimeoutError as error:
-            self._release(keys)
+            self._release(folders)
             raise RuntimeEnvSetupError(
                 f"The runtime_env was not ready after {limit} seconds. If it needs longer, raise "
                 "runtime_env['config']['setup_timeout_seconds'] (-1 is no limit)."
             ) from error
         except OSError as error:
-            self._release(keys)
+            self._release(folders)
             raise RuntimeEnvSetupError(
                 f"The node could not write the runtime_env to its cache: {error}."
             ) from error
         except BaseException:
-            self._release(keys)
+            self._release(folders)
             raise
 
     def release(self, environment: WorkerEnvironment) -> None:
         """Give back what one ``prepare`` returned."""
-        self._release(environment.cache_keys)
+        self._release(environment.folders)
 
     async def close(self) -> None:
-        """Stop what is being made; what is finished stays for the next daemon."""
-        await self._cache.close()
+        """Stop what is being made; what is finished in the cache stays for the next daemon."""
+        await asyncio.gather(self._jobs.close(), self._cache.close())
 
     async def _assemble(
         self,
         spec: Mapping[str, Any],
+        job_id: bytes,
         fetch_blob: Callable[[str], Awaitable[bytes]],
-        keys: list[str],
+        folders: list[tuple[FolderCache, str]],
     ) -> WorkerEnvironment:
-        """Make all parts; ``keys`` receives what must be released."""
+        """Make all parts; ``folders`` receives what must be released."""
+
+        async def package(uri: str, key: str) -> str:
+            return str(await self._package(uri, key, job_id, fetch_blob, folders))
+
         env_vars = variables.expand(spec.get("env_vars", {}), os.environ)
-        sys_path = [
-            await self._package(uri, "py_modules", fetch_blob, keys)
-            for uri in spec.get("py_modules", ())
-        ]
+        sys_path = [await package(uri, "py_modules") for uri in spec.get("py_modules", ())]
         cwd = None
         if "working_dir" in spec:
-            cwd = await self._package(spec["working_dir"], "working_dir", fetch_blob, keys)
+            cwd = await package(spec["working_dir"], "working_dir")
             sys_path.append(cwd)
         python = sys.executable
         fresh = variables.needs_fresh_interpreter(env_vars)
         if "pip" in spec:
-            venv = await self._venv(spec["pip"], env_vars, keys)
+            venv = await self._venv(spec["pip"], env_vars, folders)
             python, fresh = venv_python(venv), True
             path = env_vars.get("PATH", os.environ.get("PATH", os.defpath))
             env_vars |= {"VIRTUAL_ENV": str(venv), "PATH": f"{venv / 'bin'}{os.pathsep}{path}"}
-        return WorkerEnvironment(env_vars, python, tuple(sys_path), cwd, fresh, tuple(keys))
+        return WorkerEnvironment(env_vars, python, tuple(sys_path), cwd, fresh, tuple(folders))
 
     async def _package(
-        self, uri: str, key: str, fetch_blob: Callable[[str], Awaitable[bytes]], keys: list[str]
-    ) -> str:
+        self,
+        uri: str,
+        key: str,
+        job_id: bytes,
+        fetch_blob: Callable[[str], Awaitable[bytes]],
+        folders: list[tuple[FolderCache, str]],
+    ) -> Path:
+        """The job's own copy of a package."""
         address = PACKAGE_URI.fullmatch(uri)
         if address is None:
             raise RuntimeEnvSetupError(
@@ -142,35 +167,65 @@ class EnvironmentManager:
         unpack = archive.unpack_wheel if suffix == ".whl" else archive.unpack
 
         async def build(folder: Path, _lock: int) -> None:
+            content = await self._archive(uri, digest, fetch_blob)
+            await uninterrupted(unpack, content, folder, f"The package {uri}")
+
+        job = self._jobs.of(job_id)
+        return await _acquire(job, f"{suffix[1:]}-{digest[:32]}", build, folders)
+
+    async def _archive(
+        self, uri: str, digest: str, fetch_blob: Callable[[str], Awaitable[bytes]]
+    ) -> bytes:
+        """A package from the cache, or from the cluster if the cache has none or another."""
+
+        async def build(folder: Path, _lock: int) -> None:
             content = await _fetched(uri, fetch_blob)
             if await uninterrupted(_sha256, content) != digest:
                 raise RuntimeEnvSetupError(
                     f"The package {uri} arrived damaged: its content has another SHA-256."
                 )
-            await uninterrupted(unpack, content, folder, f"The package {uri}")
+            await uninterrupted(write_private, folder / _ARCHIVE, content)
 
-        return str(await self._acquire(f"{suffix[1:]}-{digest}", build, keys))
+        key = f"package-{digest}"
+        folder = await self._cache.acquire(key, build)
+        try:
+            content = await uninterrupted(_read, folder / _ARCHIVE)
+            if await uninterrupted(_sha256, content) != digest:
+                logger.warning("%s was changed by somebody; it is fetched again", folder / _ARCHIVE)
+                await build(folder, -1)
+                content = await uninterrupted(_read, folder / _ARCHIVE)
+            return content
+        finally:
+            self._cache.release(key)
 
     async def _venv(
-        self, pip: Mapping[str, Any], env_vars: Mapping[str, str], keys: list[str]
+        self,
+        pip: Mapping[str, Any],
+        env_vars: Mapping[str, str],
+        folders: list[tuple[FolderCache, str]],
     ) -> Path:
         key = await uninterrupted(venv_key, pip, env_vars)
 
         async def build(folder: Path, lock: int) -> None:
             await build_venv(folder, pip, env_vars, lock)
 
-        return await self._acquire(key, build, keys)
+        return await _acquire(self._cache, key, build, folders)
 
-    async def _acquire(
-        self, key: str, build: Callable[[Path, int], Awaitable[None]], keys: list[str]
-    ) -> Path:
-        path = await self._cache.acquire(key, build)
-        keys.append(key)
-        return path
+    def _release(self, folders: Iterable[tuple[FolderCache, str]]) -> None:
+        for cache, key in folders:
+            cache.release(key)
+        self._jobs.remove_unused()
 
-    def _release(self, keys: list[str] | tuple[str, ...]) -> None:
-        for key in keys:
-            self._cache.release(key)
+
+async def _acquire(
+    cache: FolderCache,
+    key: str,
+    build: Callable[[Path, int], Awaitable[None]],
+    folders: list[tuple[FolderCache, str]],
+) -> Path:
+    path = await cache.acquire(key, build)
+    folders.append((cache, key))
+    return path
 
 
 async def _fetched(uri: str, fetch_blob: Callable[[str], Awaitable[bytes]]) -> bytes:
@@ -184,3 +239,11 @@ async def _fetched(uri: str, fetch_blob: Callable[[str], Awaitable[bytes]]) -> b
 
 def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    """The content of a file; nothing if somebody has removed it."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""

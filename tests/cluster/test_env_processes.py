@@ -18,6 +18,7 @@ from miniray.runtime_env.cache import FolderCache
 from miniray.runtime_env.install import EnvironmentManager
 
 REPOSITORY = Path(__file__).parents[2]
+JOB = b"of a job"
 
 
 async def nothing_to_fetch(uri):
@@ -93,15 +94,15 @@ def test_a_virtual_environment_has_its_packages_and_those_of_the_daemon(tmp_path
     wheel = tiny_wheel(tmp_path)
 
     async def main():
-        manager = EnvironmentManager(tmp_path / "cache")
-        environment = await manager.prepare(pip_entry(wheel), nothing_to_fetch)
+        manager = EnvironmentManager(tmp_path / "cache", tmp_path / "jobs")
+        environment = await manager.prepare(pip_entry(wheel), JOB, nothing_to_fetch)
         assert environment.fresh_interpreter
         code = "import tiny, miniray, cloudpickle, grpc, shutil, sys; print(tiny.VALUE, sys.prefix)"
         value, prefix = run_python(environment, code).split()
         assert value == "1"
         assert prefix == environment.env_vars["VIRTUAL_ENV"]
         assert environment.env_vars["PATH"].startswith(f"{prefix}/bin:")
-        again = await manager.prepare(pip_entry(wheel), nothing_to_fetch)
+        again = await manager.prepare(pip_entry(wheel), JOB, nothing_to_fetch)
         assert again == environment
         await manager.close()
 
@@ -115,8 +116,8 @@ def test_pip_is_configured_by_the_variables_of_the_environment(tmp_path):
     }
 
     async def main():
-        manager = EnvironmentManager(tmp_path / "cache")
-        environment = await manager.prepare(spec, nothing_to_fetch)
+        manager = EnvironmentManager(tmp_path / "cache", tmp_path / "jobs")
+        environment = await manager.prepare(spec, JOB, nothing_to_fetch)
         assert run_python(environment, "import tiny; print(tiny.VALUE)") == "7"
         await manager.close()
 
@@ -127,11 +128,11 @@ def test_a_failed_install_shows_the_end_of_the_output_of_pip(tmp_path):
     spec = pip_entry("no-such-package-here", pip_install_options=["--no-index"])
 
     async def main():
-        manager = EnvironmentManager(tmp_path / "cache")
+        manager = EnvironmentManager(tmp_path / "cache", tmp_path / "jobs")
         with pytest.raises(
             RuntimeEnvSetupError, match="No matching distribution found for no-such"
         ):
-            await manager.prepare(spec, nothing_to_fetch)
+            await manager.prepare(spec, JOB, nothing_to_fetch)
         await manager.close()
 
     asyncio.run(main())
@@ -143,9 +144,9 @@ def test_pip_check_finds_a_requirement_that_is_missing(tmp_path):
     spec = pip_entry(wheel, pip_check=True, pip_install_options=["--no-index", "--no-deps"])
 
     async def main():
-        manager = EnvironmentManager(tmp_path / "cache")
+        manager = EnvironmentManager(tmp_path / "cache", tmp_path / "jobs")
         with pytest.raises(RuntimeEnvSetupError, match="requires no-such-package-here"):
-            await manager.prepare(spec, nothing_to_fetch)
+            await manager.prepare(spec, JOB, nothing_to_fetch)
         await manager.close()
 
     asyncio.run(main())
@@ -177,8 +178,8 @@ def test_a_cancelled_install_is_killed_with_its_children_and_leaves_no_files(tmp
     monkeypatch.setenv("TMPDIR", str(place))
 
     async def main():
-        manager = EnvironmentManager(tmp_path / "cache")
-        preparing = asyncio.create_task(manager.prepare(pip_entry(source), nothing_to_fetch))
+        manager = EnvironmentManager(tmp_path / "cache", tmp_path / "jobs")
+        preparing = asyncio.create_task(manager.prepare(pip_entry(source), JOB, nothing_to_fetch))
         pids = [int(pid) for pid in (await asyncio.to_thread(started.read_text)).split()]
         preparing.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -60,6 +60,9 @@ class Disk:
     def job(self, job: Any) -> None:
         self._change({("job", job.id): records.job_record(job)})
 
+    def job_forgotten(self, job_id: bytes) -> None:
+        self._change({("job", job_id): None})
+
     def key_value(self, namespace: str, key: Any, value: bytes | None) -> None:
         raise NotImplementedError
 

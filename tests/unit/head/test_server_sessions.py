@@ -261,8 +261,14 @@ def test_daemons_are_told_when_the_cluster_stops(cluster: FakeCluster) -> None:
 def test_all_nodes_hear_that_a_driver_is_gone(cluster: FakeCluster) -> None:
     first, second = cluster.node(), cluster.node()
     driver, other = first.driver(), first.driver()
+    worker = first.worker(driver)
     first.end_process(driver)
-    assert [node.one("job_ended").job_id for node in (first, second)] == [driver, driver]
+    told = [node.one("job_ended") for node in (first, second)]
+    assert [(each.job_id, each.over) for each in told] == [(driver, False)] * 2
+    # And that nothing is left of its job.
+    first.end_process(worker)
+    told = [node.one("job_ended") for node in (first, second)]
+    assert [(each.job_id, each.over) for each in told] == [(driver, True)] * 2
     # Who was not there asks when it is back: for a job that nobody remembers too.
     forgotten = new_id()
     second.notice(second.node_id, "ended_jobs", [driver, other, forgotten])

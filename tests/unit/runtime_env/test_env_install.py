@@ -27,6 +27,13 @@ def package(suffix=".zip", **files):
     return f"mrpkg://{hashlib.sha256(content).hexdigest()}{suffix}", content
 
 
+JOB = b"of a job"
+
+
+def manager_in(folder, jobs="jobs"):
+    return EnvironmentManager(folder / "cache", folder / jobs)
+
+
 class Store:
     """Packages of a cluster; fetching counts."""
 
@@ -81,8 +88,8 @@ def test_references_stand_for_the_variables_of_the_node():
 
 def test_an_empty_environment_needs_nothing(tmp_path):
     async def main():
-        manager = EnvironmentManager(tmp_path)
-        environment = await manager.prepare({}, Store().fetch)
+        manager = manager_in(tmp_path)
+        environment = await manager.prepare({}, JOB, Store().fetch)
         assert environment.python == sys.executable
         assert not environment.fresh_interpreter
         assert environment.cwd is None
@@ -97,9 +104,9 @@ def test_a_working_dir_is_where_the_worker_runs_and_imports_from(tmp_path):
     store = Store(code, wheel)
 
     async def main():
-        manager = EnvironmentManager(tmp_path)
+        manager = manager_in(tmp_path)
         spec = {"working_dir": code[0], "py_modules": [wheel[0]], "env_vars": {"A": "1"}}
-        environment = await manager.prepare(spec, store.fetch)
+        environment = await manager.prepare(spec, JOB, store.fetch)
         assert (Path(environment.cwd) / "main.py").read_text() == "print()"
         assert (Path(environment.sys_path[0]) / "w.py").exists()
         assert environment.sys_path[1] == environment.cwd
@@ -116,14 +123,15 @@ def test_a_package_is_fetched_once_however_many_ask(tmp_path):
     store = Store(code)
 
     async def main():
-        one, two = EnvironmentManager(tmp_path), EnvironmentManager(tmp_path)
+        one, two = manager_in(tmp_path), manager_in(tmp_path, "other")
         asked = [
-            manager.prepare({"working_dir": code[0]}, store.fetch)
+            manager.prepare({"working_dir": code[0]}, JOB, store.fetch)
             for manager in (one, two)
             for _ in range(10)
         ]
         environments = await asyncio.gather(*asked)
-        assert len({environment.cwd for environment in environments}) == 1
+        # One copy for the workers of a job on each node.
+        assert len({environment.cwd for environment in environments}) == 2
         await one.close()
         await two.close()
 
@@ -131,18 +139,82 @@ def test_a_package_is_fetched_once_however_many_ask(tmp_path):
     assert len(store.fetched) == 1
 
 
+def test_what_one_job_writes_no_other_job_sees(tmp_path):
+    code = package(lib="as it was")
+    store = Store(code)
+
+    async def main():
+        manager = manager_in(tmp_path)
+        first = await manager.prepare({"working_dir": code[0]}, JOB, store.fetch)
+        (Path(first.cwd) / "lib").write_text("changed")
+        (Path(first.cwd) / "secret").touch()
+        second = await manager.prepare({"working_dir": code[0]}, b"another", store.fetch)
+        assert [path.name for path in Path(second.cwd).iterdir()] == ["lib"]
+        assert (Path(second.cwd) / "lib").read_text() == "as it was"
+        # And its own workers do.
+        again = await manager.prepare({"working_dir": code[0]}, JOB, store.fetch)
+        assert (Path(again.cwd) / "lib").read_text() == "changed"
+        await manager.close()
+
+    asyncio.run(main())
+    assert len(store.fetched) == 1
+
+
+def test_the_folder_of_a_job_that_is_over_goes_with_its_last_worker(tmp_path):
+    code = package(a="1")
+
+    async def main():
+        manager = manager_in(tmp_path)
+        spec = {"working_dir": code[0]}
+        first = await manager.prepare(spec, JOB, Store(code).fetch)
+        second = await manager.prepare(spec, JOB, Store(code).fetch)
+        other = await manager.prepare(spec, b"another", Store(code).fetch)
+        assert manager.jobs() == {JOB, b"another"}
+        manager.release(first)
+        manager.end_job(JOB)
+        assert (Path(second.cwd) / "a").exists()
+        manager.release(second)
+        assert manager.jobs() == {b"another"}
+        while list((tmp_path / "jobs").iterdir()) != [Path(other.cwd).parent]:
+            await asyncio.sleep(0.01)
+        await manager.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("content", [b"another", None])
+def test_a_package_that_was_changed_in_the_cache_is_fetched_again(tmp_path, content):
+    code = package(a="1")
+    store = Store(code)
+
+    async def main():
+        manager = manager_in(tmp_path)
+        await manager.prepare({"working_dir": code[0]}, JOB, store.fetch)
+        (kept,) = (tmp_path / "cache").glob("package-*/archive")
+        kept.unlink()
+        if content is not None:
+            kept.write_bytes(content)
+        for job in (b"second", b"third"):
+            environment = await manager.prepare({"working_dir": code[0]}, job, store.fetch)
+            assert (Path(environment.cwd) / "a").read_text() == "1"
+        await manager.close()
+
+    asyncio.run(main())
+    assert len(store.fetched) == 2
+
+
 def test_a_package_with_another_content_is_refused_and_nothing_stays(tmp_path):
     uri, _ = package(a="1")
     store = Store((uri, package(a="2")[1]))
 
     async def main():
-        manager = EnvironmentManager(tmp_path)
+        manager = manager_in(tmp_path)
         with pytest.raises(RuntimeEnvSetupError, match="damaged"):
-            await manager.prepare({"working_dir": uri}, store.fetch)
+            await manager.prepare({"working_dir": uri}, JOB, store.fetch)
         await manager.close()
 
     asyncio.run(main())
-    assert not [path for path in tmp_path.iterdir() if path.is_dir() or path.suffix == ".ready"]
+    assert not [*tmp_path.rglob("*.ready"), *tmp_path.rglob("archive"), *tmp_path.rglob("a")]
 
 
 def test_a_failed_package_is_tried_again_by_the_next_who_asks(tmp_path):
@@ -150,11 +222,11 @@ def test_a_failed_package_is_tried_again_by_the_next_who_asks(tmp_path):
     store = Store()
 
     async def main():
-        manager = EnvironmentManager(tmp_path)
+        manager = manager_in(tmp_path)
         with pytest.raises(RuntimeEnvSetupError, match="could not be fetched"):
-            await manager.prepare({"working_dir": code[0]}, store.fetch)
+            await manager.prepare({"working_dir": code[0]}, JOB, store.fetch)
         store.content.update([code])
-        environment = await manager.prepare({"working_dir": code[0]}, store.fetch)
+        environment = await manager.prepare({"working_dir": code[0]}, JOB, store.fetch)
         assert (Path(environment.cwd) / "a").exists()
         await manager.close()
 
@@ -164,7 +236,7 @@ def test_a_failed_package_is_tried_again_by_the_next_who_asks(tmp_path):
 def test_a_path_that_was_not_uploaded_is_refused(tmp_path):
     async def main():
         with pytest.raises(RuntimeEnvSetupError, match="was not uploaded"):
-            await EnvironmentManager(tmp_path).prepare({"working_dir": "/code"}, Store().fetch)
+            await manager_in(tmp_path).prepare({"working_dir": "/code"}, JOB, Store().fetch)
 
     asyncio.run(main())
 
@@ -176,14 +248,14 @@ def test_setting_up_that_takes_too_long_is_an_error_that_names_the_option(tmp_pa
         await asyncio.Event().wait()
 
     async def main():
-        manager = EnvironmentManager(tmp_path)
+        manager = manager_in(tmp_path)
         spec = {"working_dir": code[0], "config": {"setup_timeout_seconds": 0.01}}
         with pytest.raises(RuntimeEnvSetupError, match="setup_timeout_seconds"):
-            await manager.prepare(spec, fetch)
+            await manager.prepare(spec, JOB, fetch)
         await manager.close()
 
     asyncio.run(main())
-    assert locked_files(tmp_path) == []
+    assert [locked_files(tmp_path / each) for each in ("cache", "jobs")] == [[], []]
 
 
 def test_an_impatient_caller_does_not_end_the_setup_of_a_patient_one(tmp_path):
@@ -195,11 +267,11 @@ def test_an_impatient_caller_does_not_end_the_setup_of_a_patient_one(tmp_path):
         return code[1]
 
     async def main():
-        manager = EnvironmentManager(tmp_path)
-        patient = asyncio.create_task(manager.prepare({"working_dir": code[0]}, fetch))
+        manager = manager_in(tmp_path)
+        patient = asyncio.create_task(manager.prepare({"working_dir": code[0]}, JOB, fetch))
         hasty = {"working_dir": code[0], "config": {"setup_timeout_seconds": 0.01}}
         with pytest.raises(RuntimeEnvSetupError):
-            await manager.prepare(hasty, fetch)
+            await manager.prepare(hasty, JOB, fetch)
         go.set()
         assert (await patient).cwd
         await manager.close()
