@@ -11,7 +11,7 @@ from miniray._proto import head_pb2_grpc
 from miniray.head.head import Head, Identity
 from miniray.head.server import HeadServicer, watch_liveness
 from miniray.head.storage import NoStorage
-from miniray.security import channels
+from miniray.security import certificates, channels
 from miniray.security.token import JoinToken
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from miniray.head.head_options import HeadOptions
     from miniray.head.sqlite_storage import SqliteStorage
-    from miniray.security.certificates import Authority
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +56,17 @@ def _log_to(options: HeadOptions) -> None:
 async def _run(options: HeadOptions) -> None:
     stop = asyncio.Event()
     _stop_on_request(options, stop)
-    server = channels.server(JoinToken(_NO_FINGERPRINT, options.secret).grpc_secret)
+    token = JoinToken(_NO_FINGERPRINT, options.secret)
+    server = channels.server(token.grpc_secret)
     channels.listen_unix(server, options.unix_path)
-    authority = _authority(options)
-    address = _listen_tcp(options, server, authority)
+    identity = _identity(options)
+    address = _listen_tcp(options, server, identity, token)
     storage = _storage(options)
     head = _head(options, address, storage)
-    sign = authority.sign_node if authority is not None else None
-    head_pb2_grpc.add_HeadServicer_to_server(HeadServicer(head, sign), server)  # type: ignore[no-untyped-call]
+    head_pb2_grpc.add_HeadServicer_to_server(HeadServicer(head), server)  # type: ignore[no-untyped-call]
     await server.start()
     liveness = asyncio.ensure_future(watch_liveness(head))
-    fingerprint = authority.fingerprint.hex() if authority is not None else ""
+    fingerprint = identity.fingerprint.hex() if identity is not None else ""
     options.ready({"address": address, "fingerprint": fingerprint})
     logger.info("the head listens at %s", address)
     await stop.wait()
@@ -113,25 +112,30 @@ def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> 
     return head
 
 
-def _authority(options: HeadOptions) -> Authority | None:
-    """The cluster's authority: the one kept in the session's folder, or a new one."""
+def _identity(options: HeadOptions) -> certificates.Identity | None:
+    """What the head shows on the network: what is kept in the session's folder, or a new one."""
     if options.tcp_host is None:
         return None
-    from miniray.security.certificates import Authority
-
     try:
-        return Authority.load(options.session_dir)
+        return certificates.load_head_identity(options.session_dir)
     except OSError:
-        authority = Authority.create()
-        authority.save(options.session_dir)
-        return authority
+        identity = certificates.make_head_identity()
+        certificates.save_head_identity(identity, options.session_dir)
+        return identity
 
 
-def _listen_tcp(options: HeadOptions, server: grpc.aio.Server, authority: Authority | None) -> str:
+def _listen_tcp(
+    options: HeadOptions,
+    server: grpc.aio.Server,
+    identity: certificates.Identity | None,
+    token: JoinToken,
+) -> str:
     """Listen on the network, if there is to be one; what the head is known by."""
-    if authority is None or options.tcp_host is None:
+    if identity is None or options.tcp_host is None:
         return f"unix:{options.unix_path}"
-    port = channels.listen_tcp(server, options.tcp_host, options.tcp_port or 0, authority.identity)
+    members = certificates.members_authority(token.members_key)
+    wanted = options.tcp_port or 0
+    port = channels.listen_tcp(server, options.tcp_host, wanted, identity, members)
     return channels.join_host_port(options.advertised_host or options.tcp_host, port)
 
 

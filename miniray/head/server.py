@@ -1,4 +1,4 @@
-"""The head's gRPC service: sessions with daemons, signatures, status.
+"""The head's gRPC service: sessions with daemons, status.
 
 Responsible for connections and for batching what waits; what messages mean is in
 ``head.py``.
@@ -17,8 +17,6 @@ from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.config import config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from miniray.head.head import Head
     from miniray.head.nodes import Node
 
@@ -95,13 +93,10 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
 
     Args:
         head: what the sessions are of.
-        sign: makes a node's certificate from (public key, node id in hex); None in a
-            cluster without a network.
     """
 
-    def __init__(self, head: Head, sign: Callable[[bytes, str], bytes] | None) -> None:
+    def __init__(self, head: Head) -> None:
         self._head = head
-        self._sign = sign
 
     async def Session(  # noqa: N802 - gRPC's name
         self, _incoming: Any, context: SessionContext
@@ -138,18 +133,6 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
             if message is _EOF:
                 return
             on_message(node, message)
-
-    async def Sign(  # noqa: N802 - gRPC's name
-        self, request: head_pb2.SignRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> head_pb2.SignReply:
-        """The authority's signature under a node's key."""
-        if self._sign is None:
-            return head_pb2.SignReply()
-        try:
-            certificate = self._sign(request.public_key, request.node_id.hex())
-        except ValueError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        return head_pb2.SignReply(certificate=certificate)
 
     async def Status(  # noqa: N802 - gRPC's name
         self, request: head_pb2.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -29,12 +29,9 @@ from miniray.node import control_socket
 from miniray.node.filling import CutOffError
 from miniray.node.mover_fetches import Fetches
 from miniray.node.mover_sends import Sends
-from miniray.node.mover_sockets import (
-    client_context,
-    same_user,
-    server_context,
-    watch_network,
-)
+from miniray.node.mover_sockets import same_user, watch_network
+from miniray.security.certificates import Credentials, Identity
+from miniray.security.tls import client_context, server_context
 
 if TYPE_CHECKING:
     import ssl
@@ -112,7 +109,7 @@ class Mover:
 
     # --- who knocks ------------------------------------------------------------------------
     def _listen(
-        self, _fds: list[int], path: str, host: str, identity: bytes, authority: bytes
+        self, _fds: list[int], path: str, host: str, known: tuple[bytes, bytes, bytes] | None
     ) -> None:
         """Answer on a Unix socket and, if there is a network, on a port with TLS."""
         port = 0
@@ -122,14 +119,16 @@ class Mover:
             plain.listen(socket.SOMAXCONN)
             self._listeners.append(plain)
             _in_thread(self._accept, plain, None)
-            if authority:
-                self._fetches.context = client_context(authority)
-            if identity:
+            if known is not None:
+                certificate, key, authority = known
+                credentials = Credentials(Identity(certificate, key), authority)
+                self._fetches.context = client_context(credentials)
+            if known is not None and host:
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 network = socket.create_server((host, 0), family=family)
                 port = network.getsockname()[1]
                 self._listeners.append(network)
-                _in_thread(self._accept, network, server_context(identity))
+                _in_thread(self._accept, network, server_context(credentials))
         except OSError as error:
             self._tell("failed", str(error))
         else:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.node.template_client import Helper
+    from miniray.security.certificates import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class MoverDiedError(MoveError):
 
 @dataclasses.dataclass(frozen=True)
 class MoverConfig:
-    """What a mover has to know. Certificates and keys are PEM."""
+    """What a mover has to know."""
 
     #: Tells machines and containers apart.
     machine: str
@@ -45,10 +46,8 @@ class MoverConfig:
     #: The address to bind for movers of other machines, and the one to reach it at; empty: none.
     host: str = ""
     advertised_host: str = ""
-    #: What it shows to them: certificate and key; empty if nobody dials this node.
-    identity: bytes = b""
-    #: What it trusts; empty in a cluster of one machine.
-    authority: bytes = b""
+    #: What it shows to them, and knows them by; None in a cluster of one machine.
+    credentials: Credentials | None = None
 
 
 class Released(Protocol):
@@ -134,7 +133,9 @@ class _Process:
         #: Whether it has been told something since, to which that answer says nothing.
         self._told_more = False
         self._loop.add_reader(control.fileno(), self._on_readable)
-        self.ask("listen", path, settings.host, settings.identity, settings.authority)
+        shown = settings.credentials
+        known = shown and (shown.identity.certificate, shown.identity.key, shown.authority)
+        self.ask("listen", path, settings.host, known)
 
     def send(self, *message: Any, fd: int | None = None) -> None:
         """Tell it something; a descriptor is closed here."""

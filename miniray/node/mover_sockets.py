@@ -86,25 +86,3 @@ def address_of(target: str) -> tuple[int, Any]:
     host, _, port = target.rpartition(":")
     found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     return found[0][0], found[0][4]
-
-
-def server_context(identity: bytes) -> ssl.SSLContext:
-    """What a mover shows to others: certificate and key, PEM."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # OpenSSL reads keys from files only; this one has no name.
-    fd = os.memfd_create("miniray-identity", os.MFD_CLOEXEC)
-    try:
-        os.write(fd, identity)
-        context.load_cert_chain(f"/proc/self/fd/{fd}")
-    finally:
-        os.close(fd)
-    return context
-
-
-def client_context(authority: bytes) -> ssl.SSLContext:
-    """Whom a mover trusts: who has a certificate of this authority, PEM."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_verify_locations(cadata=authority.decode("ascii"))
-    return context

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.accelerators import NodeAccelerators, resolve_node_accelerators, this_host
 from miniray.config import config
 from miniray.core.ids import new_id
@@ -39,13 +38,16 @@ from miniray.node.node_config import NodeConfig
 from miniray.node.orphans import end_children, reap
 from miniray.node.spill_place import spill_folder
 from miniray.security import channels
-from miniray.security.certificates import NODE_NAME
+from miniray.security.certificates import make_credentials
+from miniray.security.tls import meet_head
 from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
 from miniray.session import ClusterRecord, ProcessId, Session, user_root, write_record
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+    from miniray.security.certificates import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +80,8 @@ class NodeStart:
         )
         self._socket_path = str(session.socket_dir / "node.sock")
         self._head_path = str(session.socket_dir / "head.sock")
-        #: Certificate and key of this node, PEM, if it has a port.
-        self._identity = b""
+        #: What this node shows on the network; None in a cluster without one.
+        self._credentials: Credentials | None = None
         self._node_path = str(session.socket_dir / "peer.sock")
 
     # --- the head ----------------------------------------------------------------
@@ -110,7 +112,6 @@ class NodeStart:
         """Start everything, answer, and stay until the node ends."""
         loop = asyncio.get_running_loop()
         accelerators_task = loop.run_in_executor(None, self._detect)
-        authority: bytes | None = None
         if self._head is not None:
             facts = await self._head.ready()
             self._address = facts["address"]
@@ -123,18 +124,20 @@ class NodeStart:
             head_target = f"unix:{self._head_path}"
         else:
             head_target = self._address
+        pinned: bytes | None = None
         if self.options.drivers_only or not self.options.embedded:
-            authority = await loop.run_in_executor(None, self._fetch_authority)
-        channel = channels.channel(
-            head_target, self._token.grpc_secret, None if self.options.head else authority
-        )
-        server, node_address = await self._listen(channel)
+            self._credentials = make_credentials(self._token.members_key)
+            pinned = await loop.run_in_executor(None, self._meet_head)
+        secret = self._token.grpc_secret
+        channel = channels.channel(head_target, secret, self._credentials, pinned)
+        server, node_address = self._listen()
         accelerators = await accelerators_task
-        node = self._node_config(accelerators, node_address, authority)
+        node = self._node_config(accelerators, node_address)
         daemon = NodeDaemon(node, self._control, self._template_pid, self.pace)
         stop_on_signals(daemon.stop)
         daemon.serve(server)
         await server.start()
+        await self._connect(channel)
         await daemon.membership.join(channel, config().start_timeout)
         if self.options.parent_pid is not None:
             parent = "the driver" if self.options.embedded else "`miniray start --block`"
@@ -157,61 +160,54 @@ class NodeStart:
             options.gpu_family,
         )
 
-    def _fetch_authority(self) -> bytes:
-        from miniray.security.certificates import fetch_and_pin
-
+    def _meet_head(self) -> bytes:
+        """The head's certificate, if this node has the right token for it."""
+        assert self._credentials is not None
         host, port = parse_address(self._address)
         told = self.options.node_ip_address
+        expected, timeout = self._token.fingerprint, config().start_timeout
         if not self.options.head or told is None:
-            return fetch_and_pin(host, port, self._token.fingerprint, config().start_timeout)
+            return meet_head(host, port, expected, self._credentials, timeout)
         try:
             # It serves already. Half the time: whoever waits for this node still hears of it.
-            return fetch_and_pin(host, port, self._token.fingerprint, config().start_timeout / 2)
+            return meet_head(host, port, expected, self._credentials, timeout / 2)
         except (OSError, AuthenticationError):
             raise BootError(not_found(bind_host(self.options), told)) from None
 
-    async def _listen(self, head: grpc.aio.Channel) -> tuple[grpc.aio.Server, DaemonAddress]:
+    async def _connect(self, head: grpc.aio.Channel) -> None:
+        """Wait for a connection to the head, and tell why there is none.
+
+        gRPC only says that time ran out. What answers there now may be another one than before.
+        """
+        deadline = asyncio.get_running_loop().time() + config().start_timeout
+        while (state := head.get_state(try_to_connect=True)) != grpc.ChannelConnectivity.READY:
+            if state == grpc.ChannelConnectivity.TRANSIENT_FAILURE and not self.options.head:
+                await asyncio.to_thread(self._meet_head)
+            left = deadline - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait_for(head.wait_for_state_change(state), left)
+            except asyncio.TimeoutError:
+                raise BootError(f"The head at {self._address} cannot be reached.") from None
+
+    def _listen(self) -> tuple[grpc.aio.Server, DaemonAddress]:
         """The server for other daemons: a Unix socket for this machine, TLS for others."""
         server = channels.server(self._token.grpc_secret)
         channels.listen_unix(server, self._node_path)
         if self.options.embedded:
             return server, DaemonAddress(_machine(), self._node_path)
-        from miniray.security.certificates import Identity, make_node_key
-
-        private, public = make_node_key()
-        request = head_pb2.SignRequest(node_id=self._node_id, public_key=public)
-        signed = await self._sign(head, request)
-        self._identity = signed.certificate + private
+        assert self._credentials is not None
         host = bind_host(self.options)
         # A head's node has its head on the port that was asked for.
         wanted = 0 if self.options.head else self.options.port
-        port = channels.listen_tcp(server, host, wanted, Identity(signed.certificate, private))
+        identity, members = self._credentials.identity, self._credentials.authority
+        port = channels.listen_tcp(server, host, wanted, identity, members)
         reached = channels.join_host_port(advertised_host(self.options), port)
         return server, DaemonAddress(_machine(), self._node_path, reached)
-
-    async def _sign(
-        self, head: grpc.aio.Channel, request: head_pb2.SignRequest
-    ) -> head_pb2.SignReply:
-        stub = head_pb2_grpc.HeadStub(head)  # type: ignore[no-untyped-call]
-        try:
-            reply: head_pb2.SignReply = await stub.Sign(
-                request, wait_for_ready=True, timeout=config().start_timeout
-            )
-        except grpc.aio.AioRpcError as error:
-            if error.code() == grpc.StatusCode.UNAUTHENTICATED:
-                raise AuthenticationError(
-                    "The head refused the token: it is of another cluster."
-                ) from None
-            raise BootError(
-                f"The head at {self.options.address} cannot be reached: {error.details()}"
-            ) from None
-        return reply
 
     def _node_config(
         self,
         accelerators: NodeAccelerators,
         node_address: DaemonAddress,
-        authority: bytes | None,
     ) -> NodeConfig:
         options = self.options
         head_host = parse_address(options.address)[0] if options.address else None
@@ -239,8 +235,8 @@ class NodeStart:
             for name, amount in options.resources.items()
             if name not in accelerators.devices and isinstance(amount, (int, float))
         }
-        secret = self._token.grpc_secret
-        network = not options.embedded and not options.drivers_only
+        secret, credentials = self._token.grpc_secret, self._credentials
+        network = not options.embedded
         return NodeConfig(
             node_id=self._node_id,
             session_dir=self.session.folder,
@@ -270,10 +266,9 @@ class NodeStart:
                 folder=str(self.session.socket_dir),
                 host=bind_host(options) if network else "",
                 advertised_host=advertised_host(options) if network else "",
-                identity=self._identity if network else b"",
-                authority=authority or b"",
+                credentials=credentials,
             ),
-            dial=lambda target: _dial(target, secret, authority),
+            dial=lambda target: channels.channel(target, secret, credentials),
         )
 
     def _publish(self) -> None:
@@ -392,10 +387,3 @@ def _machine() -> str:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     files = os.readlink("/proc/self/ns/mnt")
     return f"{socket.gethostname()}:{boot_id}:{files}:{os.geteuid()}"
-
-
-def _dial(target: str, secret: str, authority: bytes | None) -> grpc.aio.Channel:
-    """A channel to another daemon."""
-    if target.startswith("unix:"):
-        return channels.channel(target, secret)
-    return channels.channel(target, secret, authority, NODE_NAME)

@@ -1,8 +1,9 @@
-"""The cluster's TLS authority: its making, its pinning, and the certificates it signs.
+"""The certificates of a cluster: the head's own, and those that its members show.
 
-The authority's own certificate is also what the head shows on its port, so the fingerprint
-in the join token is all that a joining machine needs to recognise both. Cryptography is
-loaded only where keys are made.
+The head makes a certificate for itself; its fingerprint in the join token is all that a joining
+machine needs to recognise it. What everybody else shows is signed by an authority whose key is
+derived from the cluster's secret: whoever holds the secret makes it, and nobody else is let in
+during the TLS handshake. Cryptography is loaded only where keys are made.
 """
 
 from __future__ import annotations
@@ -10,13 +11,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import hashlib
-import hmac
-import socket
 import ssl
-import time
 from typing import TYPE_CHECKING
 
-from miniray.security.errors import AuthenticationError
 from miniray.security.token import write_private
 
 if TYPE_CHECKING:
@@ -28,156 +25,101 @@ if TYPE_CHECKING:
 #: Names in the certificates; a client checks the one of the role that it means to reach.
 HEAD_NAME = "miniray-head"
 NODE_NAME = "miniray-node"
+_MEMBERS_NAME = "miniray-members"
 
-_VALIDITY = datetime.timedelta(days=3650)
-_CLOCK_SKEW = datetime.timedelta(days=1)
-_CERTIFICATE_FILE = "authority.pem"
-_KEY_FILE = "authority.key"
+#: A certificate is worth what the secret is, for as long as the cluster lives, and the clocks of
+#: its machines may differ. RFC 5280 (4.1.2.5) has this end for certificates without one.
+_FROM = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_UNTIL = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
+#: Order of the group of P-256 (FIPS 186-4, D.1.2.3).
+_P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+_CERTIFICATE_FILE = "head.pem"
+_KEY_FILE = "head.key"
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What a server shows on its port: a certificate and the key to it, both PEM."""
+    """What one end of a connection shows to the other: a certificate and the key to it, PEM."""
 
     certificate: bytes
     key: bytes = dataclasses.field(repr=False)
 
-
-@dataclasses.dataclass(frozen=True)
-class Authority:
-    """The head's authority. Its key never leaves the head's machine."""
-
-    identity: Identity
-
-    @property
-    def certificate(self) -> bytes:
-        """The authority's certificate, PEM; every channel of the cluster trusts only it."""
-        return self.identity.certificate
-
     @property
     def fingerprint(self) -> bytes:
         """SHA-256 of the certificate's DER form, 32 bytes."""
-        return fingerprint(self.identity.certificate)
-
-    @classmethod
-    def create(cls) -> Authority:
-        """Make a new authority."""
-        key = _new_key()
-        name = _name(HEAD_NAME)
-        builder = _builder(name, name, HEAD_NAME, key.public_key(), authority=True)
-        return cls(Identity(_certificate_pem(builder, key), _key_pem(key)))
-
-    @classmethod
-    def load(cls, folder: Path) -> Authority:
-        """Read an authority kept by `save`; OSError if there is none."""
-        certificate = (folder / _CERTIFICATE_FILE).read_bytes()
-        return cls(Identity(certificate, (folder / _KEY_FILE).read_bytes()))
-
-    def save(self, folder: Path) -> None:
-        """Keep the authority in 0600 files, so that a restarted head is the same head."""
-        write_private(folder / _KEY_FILE, self.identity.key)
-        write_private(folder / _CERTIFICATE_FILE, self.identity.certificate)
-
-    def sign_node(self, public_key: bytes, node_id: str) -> bytes:
-        """Return a certificate (PEM) for a node's server.
-
-        Args:
-            public_key: The node's public key, PEM; its private key stays where it is.
-            node_id: Hex id of the node, the subject's common name.
-
-        Raises:
-            ValueError: ``public_key`` is no P-256 public key.
-        """
-        from cryptography import x509
-        from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric import ec
-
-        node_key = serialization.load_pem_public_key(public_key)
-        if not isinstance(node_key, ec.EllipticCurvePublicKey) or node_key.key_size != 256:
-            raise ValueError("A node's public key must be of the curve P-256.")
-        own_key = serialization.load_pem_private_key(self.identity.key, password=None)
-        assert isinstance(own_key, ec.EllipticCurvePrivateKey)
-        issuer = x509.load_pem_x509_certificate(self.identity.certificate).subject
-        builder = _builder(_name(node_id), issuer, NODE_NAME, node_key, authority=False)
-        return _certificate_pem(builder, own_key)
+        der = ssl.PEM_cert_to_DER_cert(self.certificate.decode("ascii"))
+        return hashlib.sha256(der).digest()
 
 
-def make_node_key() -> tuple[bytes, bytes]:
-    """Return a new key of a node as (private key, public key), both PEM."""
-    from cryptography.hazmat.primitives import serialization
+@dataclasses.dataclass(frozen=True)
+class Credentials:
+    """What a member of the cluster shows to others, and by what it knows them."""
 
+    #: Signed by the members' authority; good for a server and for a client.
+    identity: Identity
+    #: Certificate of the members' authority, PEM.
+    authority: bytes
+
+
+def make_head_identity() -> Identity:
+    """Make the certificate of a new cluster's head, which is its own authority."""
     key = _new_key()
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return _key_pem(key), public
+    name = _name(HEAD_NAME)
+    builder = _builder(name, name, key.public_key(), dns_name=HEAD_NAME, authority=True)
+    return Identity(_certificate_pem(builder, key), _key_pem(key))
 
 
-def fingerprint(certificate: bytes) -> bytes:
-    """SHA-256 of a PEM certificate's DER form, 32 bytes."""
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(certificate.decode("ascii"))).digest()
+def load_head_identity(folder: Path) -> Identity:
+    """Read what `save_head_identity` kept; OSError if there is nothing."""
+    certificate = (folder / _CERTIFICATE_FILE).read_bytes()
+    return Identity(certificate, (folder / _KEY_FILE).read_bytes())
 
 
-def fetch_and_pin(host: str, port: int, expected: bytes, timeout: float) -> bytes:
-    """Fetch the certificate of the head at an address and accept only the expected one.
+def save_head_identity(identity: Identity, folder: Path) -> None:
+    """Keep the head's identity in 0600 files, so that a restarted head is the same head."""
+    write_private(folder / _KEY_FILE, identity.key)
+    write_private(folder / _CERTIFICATE_FILE, identity.certificate)
 
-    Nothing secret is sent. Blocks; a coroutine calls it in a thread.
+
+def members_authority(key: bytes) -> bytes:
+    """Return the certificate (PEM) of the authority that signs what members show.
+
+    Two calls give certificates of different bytes and the same name and key, so what one process
+    signed is known to all.
 
     Args:
-        host: Name or address of the head's machine.
-        port: The head's port.
-        expected: Fingerprint from the join token.
-        timeout: Seconds for all of it.
-
-    Returns:
-        The authority's certificate, PEM.
-
-    Raises:
-        AuthenticationError: Another server answers there, or one without TLS.
-        ConnectionError: Nothing listens there.
-        TimeoutError: No answer in time.
-        OSError: The host is unknown or cannot be reached.
+        key: ``JoinToken.members_key``.
     """
-    where = f"{host}:{port}"
-    der = _fetch_der(host, port, timeout)
-    if not hmac.compare_digest(hashlib.sha256(der).digest(), expected):
-        raise AuthenticationError(
-            f"The server at {where} is not the head that this join token is for: it shows another "
-            "certificate. Check the address, and take the token that this head printed."
-        )
-    return ssl.DER_cert_to_PEM_cert(der).encode("ascii")
+    private = _members_key(key)
+    name = _name(_MEMBERS_NAME)
+    builder = _builder(name, name, private.public_key(), dns_name=None, authority=True)
+    return _certificate_pem(builder, private)
 
 
-def _fetch_der(host: str, port: int, timeout: float) -> bytes:
-    where = f"{host}:{port}"
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the caller compares the fingerprint instead
-    context.set_alpn_protocols(["h2"])
-    deadline = time.monotonic() + timeout
-    try:
-        with socket.create_connection((host, port), timeout=timeout) as sock:
-            # Never 0, which would mean: do not wait.
-            sock.settimeout(max(0.001, deadline - time.monotonic()))
-            with context.wrap_socket(sock, server_hostname=HEAD_NAME) as tls:
-                der = tls.getpeercert(binary_form=True)
-    except TimeoutError:
-        raise TimeoutError(f"No answer from {where} within {timeout:g} s.") from None
-    except ConnectionRefusedError:
-        raise ConnectionRefusedError(
-            f"Nothing listens at {where}. Check the address, and whether the head is running."
-        ) from None
-    except socket.gaierror:
-        raise OSError(f"The host {host!r} is unknown.") from None
-    except (ssl.SSLError, ConnectionResetError):
-        raise AuthenticationError(
-            f"The server at {where} is no miniray head: it does not speak TLS."
-        ) from None
-    except OSError as error:
-        raise OSError(f"{where} cannot be reached: {error.strerror or error}.") from None
-    if der is None:
-        raise AuthenticationError(f"The server at {where} shows no certificate.")
-    return der
+def make_credentials(key: bytes) -> Credentials:
+    """Make what a member of the cluster shows, with a new key that stays in this process.
+
+    Args:
+        key: ``JoinToken.members_key``.
+    """
+    own = _new_key()
+    builder = _builder(
+        _name(NODE_NAME),
+        _name(_MEMBERS_NAME),
+        own.public_key(),
+        dns_name=NODE_NAME,
+        authority=False,
+    )
+    certificate = _certificate_pem(builder, _members_key(key))
+    return Credentials(Identity(certificate, _key_pem(own)), members_authority(key))
+
+
+def _members_key(key: bytes) -> ec.EllipticCurvePrivateKey:
+    """The private key of the members' authority; the remainder's bias is below 2**-31."""
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    scalar = int.from_bytes(key, "big") % (_P256_ORDER - 1) + 1
+    return ec.derive_private_key(scalar, ec.SECP256R1())
 
 
 def _new_key() -> ec.EllipticCurvePrivateKey:
@@ -196,15 +138,14 @@ def _name(common_name: str) -> x509.Name:
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
-    dns_name: str,
     public_key: ec.EllipticCurvePublicKey,
     *,
+    dns_name: str | None,
     authority: bool,
 ) -> x509.CertificateBuilder:
     from cryptography import x509
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    now = datetime.datetime.now(datetime.timezone.utc)
     usage = x509.KeyUsage(
         digital_signature=True,
         content_commitment=False,
@@ -216,22 +157,26 @@ def _builder(
         encipher_only=False,
         decipher_only=False,
     )
-    return (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public_key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + _VALIDITY)
+        .not_valid_before(_FROM)
+        .not_valid_after(_UNTIL)
         .add_extension(
             x509.BasicConstraints(ca=authority, path_length=0 if authority else None),
             critical=True,
         )
         .add_extension(usage, critical=True)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(dns_name)]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(public_key), critical=False)
+    )
+    if dns_name is None:
+        return builder
+    both = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
+    return builder.add_extension(x509.ExtendedKeyUsage(both), critical=False).add_extension(
+        x509.SubjectAlternativeName([x509.DNSName(dns_name)]), critical=False
     )
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from miniray.security.certificates import HEAD_NAME
+from miniray.config import config
+from miniray.security.certificates import HEAD_NAME, NODE_NAME
 from miniray.security.errors import AddressInUseError
 from miniray.security.interceptor import SecretInterceptor, authorization
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
-    from miniray.security.certificates import Identity
+    from miniray.security.certificates import Credentials, Identity
 
 MAX_MESSAGE_SIZE = 64 * 1024 * 1024
 
@@ -70,7 +71,9 @@ def server(secret: str) -> grpc.aio.Server:
     Args:
         secret: ``JoinToken.grpc_secret``.
     """
-    return grpc.aio.server(interceptors=[SecretInterceptor(secret)], options=_SERVER_OPTIONS)
+    within = ("grpc.server_handshake_timeout_ms", int(1000 * config().auth_timeout))
+    options = [*_SERVER_OPTIONS, within]
+    return grpc.aio.server(interceptors=[SecretInterceptor(secret)], options=options)
 
 
 def listen_unix(server: grpc.aio.Server, path: str) -> None:
@@ -85,14 +88,19 @@ def listen_unix(server: grpc.aio.Server, path: str) -> None:
         raise OSError(f"Cannot listen on the socket {path}: {error}") from None
 
 
-def listen_tcp(server: grpc.aio.Server, host: str, port: int, identity: Identity) -> int:
+def listen_tcp(
+    server: grpc.aio.Server, host: str, port: int, identity: Identity, members: bytes
+) -> int:
     """Add a TLS port to a server; return its number.
+
+    Strangers are refused in the handshake of TLS: not one byte of theirs is taken for HTTP/2.
 
     Args:
         server: A server that is not started yet.
         host: The address to bind.
         port: The port, or 0 for a free one.
         identity: The certificate and key to show.
+        members: Certificate of the authority that signed what clients show, PEM.
 
     Raises:
         AddressInUseError: Another process has the port; the text names host and port.
@@ -100,7 +108,9 @@ def listen_tcp(server: grpc.aio.Server, host: str, port: int, identity: Identity
     """
     # gRPC reports any failure as the same text; the kernel says which one it is.
     _try_bind(host, port)
-    credentials = grpc.ssl_server_credentials([(identity.key, identity.certificate)])
+    credentials = grpc.ssl_server_credentials(
+        [(identity.key, identity.certificate)], members, require_client_auth=True
+    )
     try:
         return int(server.add_secure_port(join_host_port(host, port), credentials))
     except RuntimeError:
@@ -111,29 +121,33 @@ def listen_tcp(server: grpc.aio.Server, host: str, port: int, identity: Identity
 def channel(
     address: str,
     secret: str,
-    authority: bytes | None = None,
-    server_name: str = HEAD_NAME,
+    credentials: Credentials | None = None,
+    head: bytes | None = None,
 ) -> grpc.aio.Channel:
     """Make a channel that proves itself in every RPC. It connects on first use.
 
+    The secret is sent only to a server that shows the certificate expected here.
+
     Args:
-        address: ``unix:<path>``, or ``HOST:PORT``, which needs ``authority``.
+        address: ``unix:<path>``, or ``HOST:PORT``, which needs ``credentials``.
         secret: ``JoinToken.grpc_secret``.
-        authority: The pinned certificate of the cluster's authority, PEM. The secret is
-            sent only to a server whose certificate this authority signed.
-        server_name: The role to reach: ``HEAD_NAME`` or ``NODE_NAME``.
+        credentials: What this process shows. A server with a certificate of their authority is
+            taken for a node.
+        head: The pinned certificate of the head, PEM, if that is who is to be reached.
 
     Raises:
-        ValueError: A TCP address without an authority.
+        ValueError: A TCP address without credentials.
     """
     if address.startswith("unix:"):
         inner = grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
         return _ProvenChannel(inner, secret)
-    if authority is None:
-        raise ValueError(f"A channel to {address} needs the cluster's authority, to check it.")
-    credentials = grpc.ssl_channel_credentials(root_certificates=authority)
-    options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", server_name)]
-    return _ProvenChannel(grpc.aio.secure_channel(address, credentials, options=options), secret)
+    if credentials is None:
+        raise ValueError(f"A channel to {address} needs credentials of the cluster, to check it.")
+    identity = credentials.identity
+    trusted, name = (credentials.authority, NODE_NAME) if head is None else (head, HEAD_NAME)
+    tls = grpc.ssl_channel_credentials(trusted, identity.key, identity.certificate)
+    options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)]
+    return _ProvenChannel(grpc.aio.secure_channel(address, tls, options=options), secret)
 
 
 def join_host_port(host: str, port: int) -> str:

@@ -25,6 +25,7 @@ _HOW = "Copy the whole token that `miniray start --head` printed."
 #: Purposes that keys are derived for.
 _SOCKET = b"miniray unix socket challenge 1"
 _GRPC = b"miniray grpc metadata 1"
+_MEMBERS = b"miniray members' authority 1"
 
 
 class TokenError(ValueError):
@@ -35,7 +36,7 @@ class TokenError(ValueError):
 class JoinToken:
     """What a machine needs to join a cluster, and to know that it joins the right one."""
 
-    #: SHA-256 of the authority's certificate (DER).
+    #: SHA-256 of the head's certificate (DER).
     fingerprint: bytes
     secret: bytes = dataclasses.field(repr=False)
 
@@ -52,6 +53,11 @@ class JoinToken:
     def grpc_secret(self) -> str:
         """What a peer shows in the metadata of every RPC."""
         return derive_key(self.secret, _GRPC).hex()
+
+    @property
+    def members_key(self) -> bytes:
+        """What the key of the members' authority is made of (see ``certificates.py``)."""
+        return derive_key(self.secret, _MEMBERS)
 
 
 def make_secret() -> bytes:

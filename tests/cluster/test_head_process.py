@@ -21,6 +21,8 @@ import pytest
 
 from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.security import channels
+from miniray.security.certificates import make_credentials
+from miniray.security.tls import meet_head
 from miniray.security.token import JoinToken
 from miniray.version import VERSION
 
@@ -146,20 +148,17 @@ def test_a_port_that_is_taken_is_told(folder: Path) -> None:
 
 
 def test_the_network_side_is_pinned_by_the_fingerprint(folder: Path) -> None:
-    from miniray.security.certificates import fetch_and_pin, make_node_key
-
     process = HeadProcess(folder, tcp_host="127.0.0.1", tcp_port=0)
     host, _, port = process.facts["address"].partition(":")
     expected = bytes.fromhex(process.facts["fingerprint"])
-    authority = fetch_and_pin(host, int(port), expected, 10)
+    member = make_credentials(TOKEN.members_key)
+    head = meet_head(host, int(port), expected, member, 10)
 
     async def scenario() -> bytes:
-        channel = channels.channel(process.facts["address"], TOKEN.grpc_secret, authority)
-        stub = head_pb2_grpc.HeadStub(channel)
-        request = head_pb2.SignRequest(node_id=b"12345678", public_key=make_node_key()[1])
-        reply = await stub.Sign(request)
+        channel = channels.channel(process.facts["address"], TOKEN.grpc_secret, member, head)
+        status = await head_pb2_grpc.HeadStub(channel).Status(head_pb2.StatusRequest())
         await channel.close()
-        return bytes(reply.certificate)
+        return bytes(status.json)
 
-    assert asyncio.run(scenario()).startswith(b"-----BEGIN CERTIFICATE-----")
+    assert json.loads(asyncio.run(scenario()))["nodes"] == []
     process.stop()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +17,8 @@ import pytest
 from cluster_helpers import is_alive, wait_until
 from command_helpers import CommandLine, Started, command_line, one_line
 
+from miniray.security.certificates import make_credentials
+from miniray.security.tls import server_context
 from miniray.security.token import JoinToken, parse_token
 from miniray.version import VERSION
 
@@ -99,9 +105,63 @@ def test_the_token_of_another_cluster_is_refused(shared: CommandLine, head: Star
         JoinToken(token.fingerprint, bytes(32)),  # the secret is wrong
         JoinToken(bytes(32), token.secret),  # the head is another one than expected
     ):
+        started = time.monotonic()
         line = one_line(shared.run("start", "--address", head.address, "--token", str(wrong)))
+        assert time.monotonic() - started < 20  # long before the time for a start is over
         assert "token" in line
+        assert ("its secret is not this cluster's" in line) == (wrong.secret == bytes(32))
         assert str(wrong) not in line
+    assert len(shared.records()) == 1
+
+
+class Middle:
+    """Passes the first connection on to the head, and answers the others in its place."""
+
+    def __init__(self, head: Started) -> None:
+        self._head = head
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pass_on(self._listener.accept()[0])
+            context = server_context(make_credentials(bytes(32)))
+            context.verify_mode = ssl.CERT_NONE
+            while True:
+                sock = self._listener.accept()[0]
+                threading.Thread(target=self._answer, args=(context, sock), daemon=True).start()
+
+    def _pass_on(self, sock: socket.socket) -> None:
+        to_head = socket.create_connection(("127.0.0.1", self._head.port))
+        for one, other in ((sock, to_head), (to_head, sock)):
+            threading.Thread(target=self._copy, args=(one, other), daemon=True).start()
+
+    @staticmethod
+    def _copy(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError), other:
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+
+    @staticmethod
+    def _answer(context: ssl.SSLContext, sock: socket.socket) -> None:
+        with contextlib.suppress(OSError), context.wrap_socket(sock, server_side=True) as tls:
+            tls.recv(1)
+
+    def __enter__(self) -> Middle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+
+
+def test_one_in_the_middle_is_told_as_another_head(shared: CommandLine, head: Started) -> None:
+    started = time.monotonic()
+    with Middle(head) as middle:
+        line = one_line(shared.run("start", "--address", middle.address, "--token", head.token))
+    assert middle.address in line
+    assert "another certificate" in line
+    assert time.monotonic() - started < 20  # long before the time for a start is over
     assert len(shared.records()) == 1
 
 
@@ -236,7 +296,7 @@ def test_another_user_can_neither_connect_nor_read_the_token(
     del head
     [record] = shared.records()
     session = record["session"]
-    secrets = [f"{session['folder']}/token", f"{session['folder']}/authority.key"]
+    secrets = [f"{session['folder']}/token", f"{session['folder']}/head.key"]
     sockets = [str(path) for path in Path(session["socket_dir"]).glob("*.sock")]
     intruder = shared.popen(sys.executable, "-c", INTRUDE, *secrets, *sockets)
     output, _ = intruder.communicate(timeout=30)

@@ -26,7 +26,7 @@ from node_ends import until
 from miniray.node import mover_fetches, mover_sends, moving, showing
 from miniray.node.addresses import DaemonAddress
 from miniray.node.mover_client import MoveError, Offer
-from miniray.security.certificates import Authority, make_node_key
+from miniray.security.certificates import make_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -292,14 +292,12 @@ def test_transfers_end_when_their_mover_dies_and_the_next_has_a_new_one(movers: 
     movers.run(test())
 
 
-def network(authority: Authority) -> dict[str, Any]:
+def network(key: bytes = b"k" * 32) -> dict[str, Any]:
     """What a mover is told that others of its cluster reach over the network."""
-    private, public = make_node_key()
     return {
         "host": "127.0.0.1",
         "advertised_host": "127.0.0.1",
-        "identity": authority.sign_node(public, "00") + private,
-        "authority": authority.certificate,
+        "credentials": make_credentials(key),
     }
 
 
@@ -308,9 +306,8 @@ def test_what_came_before_a_transfer_was_stopped_is_right_through_tls(movers: Mo
     data = os.urandom(SIZE)
 
     async def test() -> None:
-        authority = Authority.create()
-        a = movers.add("one", **network(authority))
-        b = movers.add("two", **network(authority))
+        a = movers.add("one", **network())
+        b = movers.add("two", **network())
         for _ in range(8):
             over: list[bool] = []
             came: list[int] = []
@@ -330,10 +327,9 @@ def test_movers_of_two_machines_trust_only_their_cluster(movers: Movers) -> None
     data = os.urandom(SIZE)
 
     async def test() -> None:
-        ours, other = Authority.create(), Authority.create()
-        a = movers.add("one", **network(ours))
-        b = movers.add("two", **network(ours))
-        stranger = movers.add("three", **network(other))
+        a = movers.add("one", **network())
+        b = movers.add("two", **network())
+        stranger = movers.add("three", **network(b"o" * 32))
         target = movers.memory()
         for _ in range(2):  # the second one over the connection of the first
             over: list[bool] = []

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -10,11 +11,10 @@ import grpc.aio
 import pytest
 
 from miniray.security.certificates import (
-    HEAD_NAME,
-    NODE_NAME,
-    Authority,
+    Credentials,
     Identity,
-    make_node_key,
+    make_credentials,
+    make_head_identity,
 )
 from miniray.security.channels import channel, listen_tcp, listen_unix, server
 from miniray.security.errors import AddressInUseError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECRET = "a1" * 32
+MEMBER = make_credentials(b"k" * 32)
 KINDS = ["unary_unary", "unary_stream", "stream_unary", "stream_stream"]
 
 
@@ -100,7 +101,7 @@ async def serving(
         listen_unix(running, path)
         address = f"unix:{path}"
     else:
-        address = f"127.0.0.1:{listen_tcp(running, '127.0.0.1', port, identity)}"
+        address = f"127.0.0.1:{listen_tcp(running, '127.0.0.1', port, identity, MEMBER.authority)}"
     await running.start()
     try:
         yield service, address
@@ -113,20 +114,20 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def authority() -> Authority:
-    return Authority.create()
+def head() -> Identity:
+    return make_head_identity()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("tcp", [True, False], ids=["tls", "unix"])
 def test_a_client_with_the_secret_is_served(
-    authority: Authority, tmp_path: Path, kind: str, tcp: bool
+    head: Identity, tmp_path: Path, kind: str, tcp: bool
 ) -> None:
     async def test() -> None:
-        identity = authority.identity if tcp else None
+        identity = head if tcp else None
         async with (
             serving(identity, str(tmp_path / "s")) as (service, address),
-            channel(address, SECRET, authority.certificate) as to,
+            channel(address, SECRET, MEMBER, head.certificate) as to,
         ):
             assert await call(to, kind) == b"hello"
             assert service.handled == 1
@@ -137,12 +138,12 @@ def test_a_client_with_the_secret_is_served(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("secret", ["b2" * 32, SECRET[:-1], SECRET + "0", ""])
 def test_a_wrong_secret_is_refused_before_a_request_is_parsed(
-    authority: Authority, kind: str, secret: str
+    head: Identity, kind: str, secret: str
 ) -> None:
     async def test() -> None:
         async with (
-            serving(authority.identity) as (service, address),
-            channel(address, secret, authority.certificate) as to,
+            serving(head) as (service, address),
+            channel(address, secret, MEMBER, head.certificate) as to,
         ):
             assert await refusal(to, kind) == grpc.StatusCode.UNAUTHENTICATED
             assert (service.parsed, service.handled) == (0, 0)
@@ -217,10 +218,10 @@ def test_an_unknown_method_is_not_disclosed_to_an_unproven_client(tmp_path: Path
     run(test)
 
 
-def test_a_plain_text_client_gets_nothing_from_a_tls_port(authority: Authority) -> None:
+def test_a_plain_text_client_gets_nothing_from_a_tls_port(head: Identity) -> None:
     async def test() -> None:
         async with (
-            serving(authority.identity) as (service, address),
+            serving(head) as (service, address),
             grpc.aio.insecure_channel(address) as to,
         ):
             assert await refusal(to) == grpc.StatusCode.UNAVAILABLE
@@ -229,9 +230,9 @@ def test_a_plain_text_client_gets_nothing_from_a_tls_port(authority: Authority) 
     run(test)
 
 
-def test_one_who_takes_over_the_port_never_learns_the_secret(authority: Authority) -> None:
+def test_one_who_takes_over_the_port_never_learns_the_secret(head: Identity) -> None:
     async def test() -> None:
-        async with serving(authority.identity) as (_, address):
+        async with serving(head) as (_, address):
             pass
         port = int(address.rpartition(":")[2])
         stolen: list[Any] = []
@@ -243,9 +244,9 @@ def test_one_who_takes_over_the_port_never_learns_the_secret(authority: Authorit
 
         thief = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         thief.add_generic_rpc_handlers((Thief().handler(),))
-        listen_tcp(thief, "127.0.0.1", port, Authority.create().identity)
+        listen_tcp(thief, "127.0.0.1", port, make_head_identity(), MEMBER.authority)
         await thief.start()
-        async with channel(address, SECRET, authority.certificate) as to:
+        async with channel(address, SECRET, MEMBER, head.certificate) as to:
             assert await refusal(to) == grpc.StatusCode.UNAVAILABLE
         await thief.stop(None)
         assert stolen == []
@@ -253,18 +254,56 @@ def test_one_who_takes_over_the_port_never_learns_the_secret(authority: Authorit
     run(test)
 
 
-def test_a_node_cannot_pose_as_the_head(authority: Authority) -> None:
-    key, public = make_node_key()
-    identity = Identity(authority.sign_node(public, "ab" * 14), key)
-
+def test_a_node_cannot_pose_as_the_head(head: Identity) -> None:
     async def test() -> None:
-        async with serving(identity) as (_, address):
-            async with channel(address, SECRET, authority.certificate, NODE_NAME) as to:
+        async with serving(MEMBER.identity) as (_, address):
+            async with channel(address, SECRET, MEMBER) as to:
                 assert await call(to, "unary_unary") == b"hello"
-            async with channel(address, SECRET, authority.certificate, HEAD_NAME) as to:
+            async with channel(address, SECRET, MEMBER, head.certificate) as to:
                 assert await refusal(to) == grpc.StatusCode.UNAVAILABLE
 
     run(test)
+
+
+def test_one_without_a_members_certificate_reaches_no_http(head: Identity) -> None:
+    """The secret alone is not enough, and not one byte after the handshake is answered."""
+    other = make_credentials(b"o" * 32)
+
+    async def test() -> None:
+        async with serving(head) as (service, address):
+            for shown in (other, None):
+                async with _showing(shown, head, address) as to:
+                    assert await refusal(to) == grpc.StatusCode.UNAVAILABLE
+            host, _, port = address.rpartition(":")
+            assert await asyncio.to_thread(_answer_to_a_stranger, host, int(port)) == b""
+            assert (service.parsed, service.handled) == (0, 0)
+
+    run(test)
+
+
+def _showing(shown: Credentials | None, head: Identity, address: str) -> grpc.aio.Channel:
+    """A channel with the secret, and with another certificate or none."""
+    if shown is not None:
+        return channel(address, SECRET, shown, head.certificate)
+    tls = grpc.ssl_channel_credentials(head.certificate)
+    options = [("grpc.ssl_target_name_override", "miniray-head")]
+    return grpc.aio.secure_channel(address, tls, options=options)
+
+
+def _answer_to_a_stranger(host: str, port: int) -> bytes:
+    """What a server says after the handshake; its HTTP/2 would begin by itself."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection((host, port), timeout=10) as sock,
+        context.wrap_socket(sock) as tls,
+    ):
+        try:
+            return tls.recv(100)
+        except OSError:
+            return b""
 
 
 def test_a_tcp_channel_without_an_authority_is_refused() -> None:
@@ -273,7 +312,7 @@ def test_a_tcp_channel_without_an_authority_is_refused() -> None:
 
 
 def test_a_proxy_of_the_environment_is_not_used(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
+    head: Identity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         for name in ("http_proxy", "https_proxy", "grpc_proxy"):
@@ -283,8 +322,8 @@ def test_a_proxy_of_the_environment_is_not_used(
 
         async def test() -> None:
             async with (
-                serving(authority.identity) as (_, address),
-                channel(address, SECRET, authority.certificate) as to,
+                serving(head) as (_, address),
+                channel(address, SECRET, MEMBER, head.certificate) as to,
             ):
                 assert await call(to, "unary_unary") == b"hello"
 
@@ -295,33 +334,33 @@ def try_to_listen(host: str, port: int, identity: Identity) -> None:
     async def test() -> None:
         running = server(SECRET)
         try:
-            listen_tcp(running, host, port, identity)
+            listen_tcp(running, host, port, identity, MEMBER.authority)
         finally:
             await running.stop(None)
 
     run(test)
 
 
-def test_a_taken_port_is_an_error_that_names_it(authority: Authority) -> None:
+def test_a_taken_port_is_an_error_that_names_it(head: Identity) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(AddressInUseError, match=f"127.0.0.1:{port}: another process"):
-            try_to_listen("127.0.0.1", port, authority.identity)
+            try_to_listen("127.0.0.1", port, head)
 
 
-def test_a_port_of_another_server_of_ours_is_taken_too(authority: Authority) -> None:
+def test_a_port_of_another_server_of_ours_is_taken_too(head: Identity) -> None:
     async def test() -> None:
-        async with serving(authority.identity) as (_, address):
+        async with serving(head) as (_, address):
             port = int(address.rpartition(":")[2])
             with pytest.raises(AddressInUseError):
-                listen_tcp(server(SECRET), "127.0.0.1", port, authority.identity)
+                listen_tcp(server(SECRET), "127.0.0.1", port, head, MEMBER.authority)
 
     run(test)
 
 
-def test_no_other_process_can_share_the_port(authority: Authority) -> None:
+def test_no_other_process_can_share_the_port(head: Identity) -> None:
     async def test() -> None:
-        async with serving(authority.identity) as (_, address):
+        async with serving(head) as (_, address):
             port = int(address.rpartition(":")[2])
             with socket.socket() as thief:
                 thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -331,33 +370,33 @@ def test_no_other_process_can_share_the_port(authority: Authority) -> None:
     run(test)
 
 
-def test_a_foreign_host_is_an_error_that_names_it(authority: Authority) -> None:
+def test_a_foreign_host_is_an_error_that_names_it(head: Identity) -> None:
     with pytest.raises(OSError, match=r"192\.0\.2\.1 is no address of this machine"):
-        try_to_listen("192.0.2.1", 0, authority.identity)
+        try_to_listen("192.0.2.1", 0, head)
 
 
-def test_a_port_is_free_again_when_its_server_has_stopped(authority: Authority) -> None:
+def test_a_port_is_free_again_when_its_server_has_stopped(head: Identity) -> None:
     async def test() -> None:
         async with (
-            serving(authority.identity) as (_, address),
-            channel(address, SECRET, authority.certificate) as to,
+            serving(head) as (_, address),
+            channel(address, SECRET, MEMBER, head.certificate) as to,
         ):
             await call(to, "unary_unary")
         port = int(address.rpartition(":")[2])
-        async with serving(authority.identity, port=port) as (_, again):
+        async with serving(head, port=port) as (_, again):
             assert again == address
 
     run(test)
 
 
-def test_a_channel_finds_a_restarted_server_within_seconds(authority: Authority) -> None:
+def test_a_channel_finds_a_restarted_server_within_seconds(head: Identity) -> None:
     async def test() -> None:
-        async with serving(authority.identity) as (_, address):
-            to = channel(address, SECRET, authority.certificate)
+        async with serving(head) as (_, address):
+            to = channel(address, SECRET, MEMBER, head.certificate)
             await call(to, "unary_unary")
         assert await refusal(to) == grpc.StatusCode.UNAVAILABLE
         port = int(address.rpartition(":")[2])
-        async with serving(authority.identity, port=port):
+        async with serving(head, port=port):
             await asyncio.wait_for(to.channel_ready(), 5)
             assert await call(to, "unary_unary") == b"hello"
         await to.close()
