@@ -351,7 +351,9 @@ class Connection:
                 message = marshal.loads(view[position + 4 : end])
                 kind = message[0]
             except (ValueError, EOFError, TypeError, LookupError, MemoryError):
-                logger.exception("a frame of %d bytes cannot be read; closing", length)
+                logger.exception(
+                    "a frame of %d bytes of %s cannot be read; closing", length, self.peer
+                )
                 self.close()
                 break
             position = end

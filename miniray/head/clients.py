@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import marshal
-import pickle
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray._proto import common_pb2
+from miniray.core.answers import encode_error
+from miniray.core.protocol import MAX_HEAD_REQUEST
+from miniray.core.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,12 +104,23 @@ class ClientDirectory:
         return True
 
     def answer(self, process_id: bytes, request: int, result: Any) -> None:
-        """Answer a request of a process, or of a daemon under its node's id."""
-        self._reply(process_id, request, b"", marshal.dumps(result))
+        """Answer a request of a process, or of a daemon under its node's id.
+
+        Raises:
+            ValueError: The answer is too large, or cannot travel.
+        """
+        body = marshal.dumps(result)
+        if len(body) > MAX_HEAD_REQUEST:
+            # The daemon would not take it, and its session would end.
+            raise ValueError(
+                f"The answer takes {format_bytes(len(body))}, and may take "
+                f"{format_bytes(MAX_HEAD_REQUEST)}. Ask for less at once."
+            )
+        self._reply(process_id, request, b"", body)
 
     def refuse(self, process_id: bytes, request: int, error: BaseException) -> None:
         """Answer a request with what its caller is to raise."""
-        self._reply(process_id, request, pickle.dumps(error, 5), b"")
+        self._reply(process_id, request, encode_error(error), b"")
 
     def _reply(self, process_id: bytes, request: int, error: bytes, body: bytes) -> None:
         node = self.node_of(process_id)

@@ -146,8 +146,8 @@ class Head:
         if refusal is None:
             try:
                 node = Node.of(hello, outbox, self._timers.time())
-            except (ValueError, KeyError) as error:
-                logger.warning("node %s was refused: %s", hello.node_id.hex(), error)
+            except Exception as error:
+                logger.exception("node %s was refused", hello.node_id.hex())
                 refusal = ("ValueError", f"The head cannot read what the node told it: {error}")
         if refusal is not None or node is None:
             kind, text = refusal or ("", "")
@@ -159,7 +159,8 @@ class Head:
                 self.drains.joins(node)
                 self.quarantines.joins(node, hello.quarantines)
                 self.recovery.add_node(node, hello.leases, hello.lately.messages)
-        except (ValueError, KeyError) as error:
+        except Exception as error:
+            logger.exception("node %s was refused", node.name)
             reason = f"the head cannot use what the node reports of its leases: {error}"
             node.send(stop=head_pb2.Stop(reason=reason))
             self.lose(node, reason)

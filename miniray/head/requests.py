@@ -86,21 +86,21 @@ class Requests:
     def handle(self, request: common_pb2.ClientRequest) -> None:
         """Do what is asked; errors go to who asked."""
         who, number, method = request.process_id, request.request, request.method
+        arguments: tuple[Any, ...] = ()
         try:
-            arguments = marshal.loads(request.body)
+            arguments = tuple(marshal.loads(request.body))
             later = self._later.get(method)
             if later is not None:
                 later((who, number), *arguments)
                 return
             result = self._handler(method)(who, *arguments)
-        except (ValueError, MinirayError) as error:
-            self._refuse(request, error)
-        except Exception as error:
-            logger.exception("request %r of %s failed", method, who.hex())
-            self._refuse(request, error)
-        else:
             if number:
                 self._clients.answer(who, number, result)
+        except (ValueError, MinirayError) as error:
+            self._refuse(request, arguments, error)
+        except Exception as error:
+            logger.exception("request %r of %s failed", method, who.hex())
+            self._refuse(request, arguments, error)
 
     def _handler(self, method: str) -> Callable[..., Any]:
         handler = self._handlers.get(method)
@@ -110,13 +110,15 @@ class Requests:
             )
         return handler
 
-    def _refuse(self, request: common_pb2.ClientRequest, error: Exception) -> None:
+    def _refuse(
+        self, request: common_pb2.ClientRequest, arguments: tuple[Any, ...], error: Exception
+    ) -> None:
         who, method = request.process_id, request.method
         if request.request:
             self._clients.refuse(who, request.request, error)
             return
         logger.warning("notice %r of %s was refused: %s", method, who.hex(), error)
         fail = self._failing.get(method)
-        if fail is not None:
+        if fail is not None and arguments:
             why = f"the head refused it ({type(error).__name__}: {error})"
-            fail(who, why, *marshal.loads(request.body))
+            fail(who, why, *arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import marshal
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from miniray.node.clients import Client, ClientServer
     from miniray.node.objects import NodeObjects
     from miniray.node.relay import RelayHub
+
+logger = logging.getLogger(__name__)
 
 
 class AdoptedService:
@@ -159,7 +162,17 @@ class AdoptedService:
         self._credit(node, sender, owner, sum(map(len, bodies)))
 
     def _handle(self, node: bytes, sender: bytes, owner: bytes, body: bytes) -> None:
-        message = marshal.loads(body)
+        """One message; one that cannot be handled harms no other that came with it."""
+        try:
+            self._handle_message(node, sender, owner, marshal.loads(body))
+        except Exception:
+            logger.exception(
+                "a message of process %s to the ended process %s was not handled",
+                sender.hex(),
+                owner.hex(),
+            )
+
+    def _handle_message(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
         if message[0] == p.PEER_CREDIT:
             return  # what is sent here is not counted
         if message[0] == p.PEER_LOST:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.config import config
 from miniray.core import protocol as p
+from miniray.core.answers import encode_error
 from miniray.core.listener import Listener
 from miniray.core.sizes import format_bytes
 from miniray.core.wire import Connection
@@ -46,6 +46,9 @@ class Client:
         self.job_id = job_id
         self.details = details
         self.conn = conn
+
+    def __str__(self) -> str:
+        return f"process {self.process_id.hex()} (pid {self.pid})"
 
 
 class ClientEvents(Protocol):
@@ -108,10 +111,18 @@ class ClientServer:
 
     def _received(self, conn: Connection, message: tuple[Any, ...]) -> None:
         client: Client | None = conn.peer
-        kind = message[0]
         if client is None:
             self._introduce(conn, message)
-        elif kind == p.NODE_RELAY:
+            return
+        try:
+            self._take(client, message)
+        except Exception as error:
+            logger.exception("a message of kind %.40r of %s was not handled", message[0], client)
+            _refuse(client, message, error)
+
+    def _take(self, client: Client, message: tuple[Any, ...]) -> None:
+        kind = message[0]
+        if kind == p.NODE_RELAY:
             self._events.relay(client, message[1], message[2], message[3])
         elif kind == p.NODE_REQUEST:
             self._request(client, message[1], message[2], message[3])
@@ -122,14 +133,17 @@ class ClientServer:
         elif kind == p.HEAD_NOTICE:
             self._events.head_request(client, 0, message[1], message[2])
         else:
-            logger.error("process %s sent message kind %r", client.process_id.hex(), kind)
+            logger.error("%s sent a message of kind %.40r", client, kind)
 
     def _introduce(self, conn: Connection, message: tuple[Any, ...]) -> None:
-        if message[0] != p.NODE_HELLO:
-            logger.error("a process sent message kind %r before its name", message[0])
+        try:
+            kind, process_id, role, pid, job_id, details = message
+            if kind != p.NODE_HELLO:
+                raise ValueError(f"it is of kind {kind}")
+        except ValueError as error:
+            logger.error("the first message of a process is not its name: %.80s", error)  # noqa: TRY400
             conn.close()
             return
-        _, process_id, role, pid, job_id, details = message
         self._unnamed.discard(conn)
         if not self._events.expects(process_id, role):
             conn.close()  # it has ended since
@@ -152,7 +166,7 @@ class ClientServer:
             try:
                 answer = quick(client, *args)
             except Exception as error:  # noqa: BLE001 - it is the answer
-                client.conn.send((p.NODE_REPLY, number, pickle.dumps(error, 5), None, False))
+                _answer_error(client, p.NODE_REPLY, number, error)
                 return
             if answer is not None:
                 self._reply(client, number, *answer)
@@ -168,7 +182,7 @@ class ClientServer:
             result, fd = await self.requests[method](client, *args)
             self._reply(client, number, result, fd)
         except Exception as error:  # noqa: BLE001 - it is the answer
-            client.conn.send((p.NODE_REPLY, number, pickle.dumps(error, 5), None, False))
+            _answer_error(client, p.NODE_REPLY, number, error)
 
     @staticmethod
     def _reply(client: Client, number: int, result: Any, fd: int) -> None:
@@ -178,7 +192,7 @@ class ClientServer:
         try:
             copy = os.dup(fd)
         except OSError as error:  # this process has too many files open
-            client.conn.send((p.NODE_REPLY, number, pickle.dumps(error, 5), result, False))
+            client.conn.send((p.NODE_REPLY, number, encode_error(error), result, False))
             return
         client.conn.send_with_fds((p.NODE_REPLY, number, None, result, True), [copy])
 
@@ -224,3 +238,15 @@ class ClientServer:
             client.conn.close()
         for conn in list(self._unnamed):
             conn.close()
+
+
+def _refuse(client: Client, message: tuple[Any, ...], error: Exception) -> None:
+    """Answer a request that could not be handled, if it says which one it is."""
+    reply = {p.NODE_REQUEST: p.NODE_REPLY, p.HEAD_REQUEST: p.HEAD_REPLY}.get(message[0])
+    if reply is not None and len(message) > 1:
+        _answer_error(client, reply, message[1], error)
+
+
+def _answer_error(client: Client, kind: int, number: int, error: Exception) -> None:
+    rest = (None, False) if kind == p.NODE_REPLY else (None,)
+    client.conn.send((kind, number, encode_error(error), *rest))

@@ -14,6 +14,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
+from miniray.core.answers import encode_error
 from miniray.core.peers import socket_path
 from miniray.node.adopted_service import AdoptedService
 from miniray.node.async_poller import AsyncPoller
@@ -44,7 +45,7 @@ from miniray.node.template_client import TemplateClient
 from miniray.node.traffic import Traffic
 from miniray.node.transfers import Transfers
 from miniray.node.worker_notices import WorkerNotices
-from miniray.node.workers import WorkerPool, encode_error
+from miniray.node.workers import WorkerPool
 from miniray.runtime_env.install import EnvironmentManager
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from miniray._proto import head_pb2
 from miniray.core.actor_client import DEAD
+from miniray.core.answers import encode_error
 from miniray.node.addresses import DaemonAddress
 from miniray.node.hello import actor_report, attached, hello
 from miniray.node.worker import NodeLease
@@ -153,9 +154,9 @@ class Membership:
         elif kind == "push":
             self._push(message.push)
         elif kind == "start_lease":
-            self._pool.start(_granted(message.start_lease))
+            self._start(message.start_lease)
         elif kind == "start_actor":
-            self._start_actor(message.start_actor)
+            self._start(message.start_actor)
         elif kind == "end_lease":
             end = message.end_lease
             self._pool.end(end.lease, kill=end.kill, calls_left=end.calls_left)
@@ -186,12 +187,15 @@ class Membership:
         elif push.topic == "actor" and body[1] == DEAD:
             self._adopted.actor_died(body[0])
 
-    def _start_actor(self, start: head_pb2.StartActor) -> None:
-        lease = _granted(start)
-        lease.actor_id = start.actor_id
-        lease.arguments = start.arguments
-        lease.restarts = start.restarts
-        self._pool.start(lease)
+    def _start(self, start: head_pb2.StartLease | head_pb2.StartActor) -> None:
+        """Give a lease its worker; if that cannot even begin, its owner must not wait."""
+        try:
+            self._pool.start(_granted(start))
+        except Exception as error:
+            logger.exception("lease %d of process %s cannot start", start.lease, start.owner.hex())
+            self._pool.leases.pop(start.lease, None)
+            failed = head_pb2.LeaseFailed(lease=start.lease, error=encode_error(error))
+            self._head.tell(lease_failed=failed)
 
     def _joined(self, node: head_pb2.NodeJoined) -> None:
         address = DaemonAddress.parse(node.address)
@@ -206,7 +210,7 @@ class Membership:
 
 def _granted(start: head_pb2.StartLease | head_pb2.StartActor) -> NodeLease:
     """What the head grants, as the pool keeps it."""
-    return NodeLease(
+    lease = NodeLease(
         number=start.lease,
         epoch=start.epoch,
         owner=start.owner,
@@ -214,3 +218,8 @@ def _granted(start: head_pb2.StartLease | head_pb2.StartActor) -> NodeLease:
         spec=json.loads(start.spec),
         allocation=json.loads(start.allocation),
     )
+    if isinstance(start, head_pb2.StartActor):
+        lease.actor_id = start.actor_id
+        lease.arguments = start.arguments
+        lease.restarts = start.restarts
+    return lease

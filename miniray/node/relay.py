@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from miniray._proto import node_pb2
 from miniray.config import config
 from miniray.node.relay_box import Inbox, Outbox
-from miniray.node.relayed import Relayed
+from miniray.node.relayed import Relayed, refusal
 from miniray.node.tasks import BROKEN, first_of, set_within
 
 if TYPE_CHECKING:
@@ -237,10 +237,20 @@ class RelayHub:
             if inbox.gaps != gaps:
                 self.on_lost(node_id)
             for message in messages:
-                if message.notice:
-                    self.notices[message.notice](node_id, message)
-                else:
-                    self.on_message(node_id, message)
+                self._handle_one(node_id, message)
+
+    def _handle_one(self, node_id: bytes, message: Relayed) -> None:
+        """One that cannot be handled harms no other: nobody would send those behind it again."""
+        try:
+            if message.notice:
+                self.notices[message.notice](node_id, message)
+            else:
+                self.on_message(node_id, message)
+        except Exception as error:
+            logger.exception("%s of node %s was not handled", message, node_id.hex())
+            answer = refusal(message, f"{type(error).__name__}: {error}")
+            if answer is not None and node_id in self._addresses:
+                self.send(node_id, answer)
 
     def _inbox(self, node_id: bytes) -> Inbox:
         inbox = self._inboxes.get(node_id)

@@ -6,11 +6,14 @@ message for each costs several times as much as all the rest of the relay.
 
 from __future__ import annotations
 
+import logging
 import marshal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+logger = logging.getLogger(__name__)
 
 #: Notices of one daemon to another.
 #: ``sender`` watches the process ``to``.
@@ -57,6 +60,10 @@ MEMORY_TOLD = "memory told"
 PIECE = "piece"
 
 
+#: Of the fields of a message.
+_TYPES = {(bytes, bytes, bodies, str, tuple) for bodies in (list, tuple)}
+
+
 class Relayed(NamedTuple):
     """Messages of one process to another, or a notice."""
 
@@ -67,6 +74,25 @@ class Relayed(NamedTuple):
     #: One of the above and what belongs to it.
     notice: str = ""
     items: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        what = f"the notice {self.notice!r}" if self.notice else f"{len(self.bodies)} messages"
+        return f"{what} from process {self.sender.hex()} to {self.to.hex()}"
+
+
+def refusal(message: Relayed, why: str) -> Relayed | None:
+    """What to answer whoever waits for a message that could not be handled; None if nobody does."""
+    number = message.items[:1]
+    if message.notice == WANTED:
+        return Relayed(notice=REFUSED, items=(*number, why, False))
+    if message.notice == COPY_ASKED:
+        return Relayed(notice=COPY_TOLD, items=(*number, 0))
+    if message.notice == LEFT_ASKED:
+        return Relayed(notice=LEFT_TOLD, items=number)
+    if message.bodies:
+        # The sender need not know more than that what it sent was lost.
+        return Relayed(to=message.sender, notice=PUSH, items=("process_unreachable", (message.to,)))
+    return None
 
 
 def size_of(message: Relayed) -> int:
@@ -96,5 +122,21 @@ def pack(messages: Iterable[Relayed]) -> bytes:
 
 
 def unpack(data: bytes) -> list[Relayed]:
-    """The inverse of ``pack``."""
-    return [Relayed(*message) for message in marshal.loads(data)]
+    """The inverse of ``pack``; in place of what cannot be read stands that a message was lost."""
+    try:
+        messages = list(marshal.loads(data))
+    except (ValueError, EOFError, TypeError):
+        logger.exception("%d bytes of messages from another node cannot be read", len(data))
+        return [Relayed()]
+    return [_message(each) for each in messages]
+
+
+def _message(fields: Any) -> Relayed:
+    try:
+        message = Relayed(*fields)
+    except TypeError:
+        message = None
+    if message is None or tuple(map(type, message)) not in _TYPES:
+        logger.error("a message from another node cannot be read: %.200r", fields)
+        return Relayed()
+    return message

@@ -12,7 +12,6 @@ import asyncio
 import json
 import logging
 import os
-import pickle
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -117,7 +116,8 @@ class WorkerPool:
             self._events.push(worker.process_id, "lease", (assignment(lease),))
             self._events.lease_started(lease, worker)
             return
-        task = asyncio.get_running_loop().create_task(self._start_process(lease))
+        start = self._start_process(lease, _worker_for(lease))
+        task = asyncio.get_running_loop().create_task(start)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -159,8 +159,7 @@ class WorkerPool:
         self._events.lease_ended(lease)
 
     # --- starting ------------------------------------------------------------------
-    async def _start_process(self, lease: NodeLease) -> None:
-        worker = _worker_for(lease)
+    async def _start_process(self, lease: NodeLease, worker: Worker) -> None:
         try:
             if worker.devices:
                 for idle in self._idle.all():
@@ -403,8 +402,3 @@ def _worker_for(lease: NodeLease) -> Worker:
         devices=frozenset((name, id) for name, ids in lease.devices.items() for id in ids),
         started=time.monotonic(),
     )
-
-
-def encode_error(error: BaseException) -> bytes:
-    """An exception as it travels to the head."""
-    return pickle.dumps(error, 5)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import marshal
 import random
 from typing import TYPE_CHECKING
 
 import pytest
 from node_ends import dial, message, numbers, two_ends, until
 
+from miniray._proto import node_pb2
 from miniray._proto.node_pb2_grpc import add_NodeServicer_to_server
 from miniray.config import config
 from miniray.node import relay as relay_module
 from miniray.node import relay_box
 from miniray.node.relay import RelayHub
 from miniray.node.relay_box import Inbox, Outbox
-from miniray.node.relayed import FREED, Relayed
+from miniray.node.relayed import COPY_ASKED, COPY_TOLD, FREED, PUSH, Relayed
 from miniray.node.services import NodeServicer
 from miniray.security import channels
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from miniray._proto import node_pb2
 
 
 # --- the boxes ---------------------------------------------------------------------------
@@ -394,3 +394,50 @@ def test_nothing_is_sent_to_a_node_that_died(tmp_path: Path) -> None:
             assert not a.hub.send(b.id, message(1))
 
     asyncio.run(run())
+
+
+# --- messages that cannot be handled ------------------------------------------------------
+def test_a_message_that_cannot_be_handled_harms_no_other_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with two_ends(tmp_path) as (a, b):
+            told: list[Relayed] = []
+            a.hub.notices[PUSH] = lambda _node, each: told.append(each)
+            bad = Relayed(to=b"to", sender=b"bad process", bodies=[7])  # type: ignore[list-item]
+            a.hub.send(b.id, message(0))
+            a.hub._outboxes[b.id]._waiting.append((50, bad))
+            a.hub.send(b.id, message(1))
+            await until(lambda: b.got.get(a.id) == [0, 1])
+            await until(lambda: told)
+            assert told[0].to == b"bad process"
+            assert told[0].items == ("process_unreachable", (b"to",))
+            assert not b.lost
+
+    asyncio.run(run())
+    assert b"bad process".hex() in caplog.text
+
+
+def test_a_question_that_cannot_be_handled_is_answered_all_the_same(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with two_ends(tmp_path) as (a, b):
+            told: list[Relayed] = []
+            a.hub.notices[COPY_TOLD] = lambda _node, each: told.append(each)
+            a.hub.send(b.id, Relayed(notice=COPY_ASKED, items=(5,)))
+            a.hub.send(b.id, message(1))
+            await until(lambda: told and b.got.get(a.id))
+            assert told[0].items == (5, 0)
+
+    asyncio.run(run())
+
+
+def test_in_place_of_messages_that_cannot_be_read_stands_that_they_were_lost() -> None:
+    inbox = Inbox()
+    good = marshal.dumps([tuple(message(1)), (1, 2), tuple(message(2))])
+    for first, data in ((1, b"(" + b"\xff" * 4), (2, good), (5, marshal.dumps(5))):
+        accepted = inbox.accept(node_pb2.RelayBatch(messages=data, first=first, outbox=1))
+        assert numbers([each for each in accepted if each != Relayed()]) == (
+            [1, 2] if data is good else []
+        )
+    assert inbox.gaps == 3
+    assert inbox.received == 5

@@ -1,0 +1,117 @@
+"""One bad message harms that message only: between nodes, of a driver, at the head."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from raw_process import RawProcess, record_of
+
+import miniray
+from miniray.cluster_utils import Cluster
+from miniray.core import protocol as p
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def two_nodes(session_root: Any) -> Iterator[Cluster]:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    cluster.add_node(num_cpus=2, resources={"far": 4})
+    miniray.init(address=cluster.address)
+    cluster.wait_for_nodes()
+    yield cluster
+    miniray.shutdown()
+    cluster.shutdown()
+
+
+pytestmark = pytest.mark.usefixtures("two_nodes")
+
+
+@pytest.fixture
+def raw() -> Iterator[RawProcess]:
+    """A driver on the head's node that sends what it likes."""
+    process = RawProcess(record_of(miniray.get_runtime_context().get_node_id()))
+    yield process
+    process.close()
+
+
+@miniray.remote
+class Echo:
+    def say(self, what: int) -> int:
+        return what
+
+    def node(self) -> str:
+        return miniray.get_runtime_context().get_node_id()
+
+
+#: What cannot be messages between two processes, in place of (process, messages).
+BAD = [(["no id"], [b""]), (b"12345678", [5]), (b"12345678", "text"), ({}, {}), (None, None)]
+
+
+def test_bad_messages_of_one_driver_to_another_node_lose_no_call_of_another(
+    raw: RawProcess,
+) -> None:
+    actor = Echo.options(resources={"far": 1}).remote()
+    there = bytes.fromhex(miniray.get(actor.node.remote()))
+    for _ in range(20):
+        for process, messages in BAD:
+            raw.send((p.NODE_RELAY, there, process, messages))
+        refs = [actor.say.remote(n) for n in range(50)]
+        assert miniray.get(refs, timeout=30) == list(range(50))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        (p.NODE_REQUEST, 7, "no such request", ()),
+        (p.NODE_REQUEST, 7, ["no name"], ()),
+        (p.NODE_REQUEST, 7, "map", 5),
+        (p.NODE_REQUEST, 7, "map"),
+        (p.HEAD_REQUEST, 7, "no such request", marshal.dumps(())),
+        (p.HEAD_REQUEST, 7, "kv_get", b""),
+        (p.HEAD_REQUEST, 7, "kv_get", marshal.dumps(5)),
+        (p.HEAD_REQUEST, 7, "kv_get", "no bytes"),
+        (p.HEAD_REQUEST, 7, 5, b""),
+    ],
+    ids=repr,
+)
+def test_a_request_that_cannot_be_handled_is_answered_with_the_reason(
+    raw: RawProcess, message: tuple[Any, ...]
+) -> None:
+    raw.send(message)
+    while (reply := raw.read())[0] not in (p.NODE_REPLY, p.HEAD_REPLY):
+        pass
+    assert reply[1] == 7
+    assert isinstance(pickle.loads(reply[2]), Exception)
+
+
+def test_notices_that_cannot_be_handled_harm_neither_their_driver_nor_another(
+    raw: RawProcess,
+) -> None:
+    raw.send((p.NODE_NOTICE, "watch", (5,)))
+    raw.send((p.NODE_NOTICE, "no such notice", ()))
+    raw.send((p.HEAD_NOTICE, "create_actor", b""))
+    raw.send((99, "no such kind"))
+    raw.send(("text",))
+    error, body = raw.ask_head("kv_exists", "space", b"key")
+    assert error is None
+    assert marshal.loads(body) is False
+    assert miniray.get(Echo.remote().say.remote(1), timeout=30) == 1
+
+
+def test_an_answer_that_is_too_large_for_a_message_is_refused_and_the_node_stays(
+    raw: RawProcess,
+) -> None:
+    for _ in range(70):
+        error, _body = raw.ask_head("kv_put", "large", os.urandom(1 << 20), b"", True)
+        assert error is None
+    error, _body = raw.ask_head("kv_keys", "large", b"")
+    assert "Ask for less at once" in str(pickle.loads(error))
+    error, body = raw.ask_head("kv_keys", "small", b"")
+    assert error is None
+    assert marshal.loads(body) == []
