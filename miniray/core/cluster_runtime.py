@@ -112,6 +112,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             "actor": self.actors.on_state,
             "give_up_memory": self.shared_memory.warm.give_up,
             "forget_segments": self.shared_memory.forget,
+            "node_stops": link.node_stops,
             "head_back": self._on_head_back,
             "left_copies": self.recovery.values.on_copies,
             "report_objects": ObjectReports(self).on_asked,
@@ -173,7 +174,8 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         """The node's daemon is gone: nothing that was waited for will come."""
         if self._closed:
             return
-        logger.error("%s", self.link.end())
+        if not self.link.ends_as_asked:
+            logger.error("%s", self.link.end())
         error = error_value(self.link.end())
         for call in list(self.calls.open.values()):
             self.calls.fail_value(call, error)

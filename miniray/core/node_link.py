@@ -116,7 +116,11 @@ class NodeLink:
         self._on_relayed = on_relayed
         self._on_lost = on_lost
         self._lost = False
-        self._refusal = ""
+        self._is_driver = hello[1] == "driver"
+        #: Why the daemon ends.
+        self._reason = "its daemon ended unexpectedly"
+        #: Whether this process ends with its node, which was asked to end.
+        self.ends_as_asked = False
         self._welcome: dict[str, Any] | None = None
         self._welcomed = threading.Event()
         self._conn = Connection(
@@ -141,6 +145,11 @@ class NodeLink:
             )
         return self._welcome
 
+    def node_stops(self, reason: str, asked: bool) -> None:
+        """The daemon is about to end, and says why; ``asked``: it was asked to."""
+        self._reason = reason
+        self.ends_as_asked = asked and not self._is_driver
+
     @property
     def lost(self) -> bool:
         """Whether the daemon is gone."""
@@ -149,10 +158,8 @@ class NodeLink:
     def end(self) -> NodeDiedError:
         """What becomes of all that needs the daemon once it is gone."""
         node = self._welcome["node_id"].hex() if self._welcome else "of this process"
-        reason = self._refusal or "its daemon ended"
-        return NodeDiedError(
-            node, f"{reason}. A driver can go on with miniray.shutdown() and init()"
-        )
+        hint = ". The driver can go on with miniray.shutdown() and init()"
+        return NodeDiedError(node, self._reason + hint * self._is_driver)
 
     # --- asking ------------------------------------------------------------------
     def node_request_async(
@@ -310,7 +317,7 @@ class NodeLink:
         elif kind == p.NODE_PUSH:
             self._on_push(message[1], message[2])
         elif kind == p.NODE_REFUSAL:
-            self._refusal = message[1]
+            self._reason = message[1]
         elif kind == p.NODE_WELCOME:
             self._welcome = message[1]
             self._welcomed.set()

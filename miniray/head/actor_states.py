@@ -77,7 +77,7 @@ def death_of(actor: Actor, cause: DeathCause, how: ProcessExit, creation: bytes 
     node_id = actor.node.name if actor.node is not None else ""
     detail = how.detail if cause in (DeathCause.EXITED, DeathCause.OWNER_DIED) else ""
     if cause is DeathCause.NODE_LOST and actor.node is not None and actor.node.reason:
-        detail = f"The head gave it up: {actor.node.reason}."
+        detail = f"{actor.node.reason[0].upper()}{actor.node.reason[1:]}."
     return Death(
         cause.name, actor.class_name, how.code, how.pid or actor.pid, node_id, detail, creation
     )

@@ -84,7 +84,7 @@ class ClientDirectory:
 
     def node_lost(self, node: Node) -> None:
         """All processes of a node are gone with it."""
-        why = f"Node {node.name} was given up: {node.reason}."
+        why = f"Node {node.name} is gone: {node.reason}."
         for client in self._on_node.pop(node.id, {}).values():
             if self._clients.get(client.id) is client:
                 del self._clients[client.id]

@@ -62,6 +62,7 @@ class Head:
         self.address = identity.address
         self.started = time.time()
         self._timers = timers
+        self._stopping = False
         tunables = config()
         epoch = identity.epoch
         self.scheduler = ClusterScheduler(tunables.reserve_after, tunables.hybrid_threshold)
@@ -131,6 +132,9 @@ class Head:
                 message.blocked.lease, message.blocked.blocked
             ),
             "quarantines": lambda node, message: self.quarantines.told(node, message.quarantines),
+            "leaving": lambda node, message: self.lose(
+                node, message.leaving.reason, planned=not message.leaving.failed
+            ),
             "batch": self._batch,
         }
 
@@ -185,11 +189,14 @@ class Head:
         )
         self.nodes.add(node)
 
-    def lose(self, node: Node, reason: str) -> None:
-        """A node is gone, with everything that ran there."""
+    def lose(self, node: Node, reason: str, *, planned: bool = False) -> None:
+        """A node is gone, with everything that ran there; ``planned``: it was asked to end."""
         if self.nodes.get(node.id) is not node:
             return
-        logger.warning("node %s (%s) is lost: %s", node.name, node.hostname, reason)
+        if planned or self._stopping:
+            logger.info("node %s (%s) has left: %s", node.name, node.hostname, reason)
+        else:
+            logger.warning("node %s (%s) is lost: %s", node.name, node.hostname, reason)
         self.nodes.remove(node, reason)
         self.grants.remove_node(node.name)
         self.actors.node_never_came(node.id)  # what it was to report, if that was refused
@@ -206,6 +213,7 @@ class Head:
 
     def stop(self, reason: str) -> None:
         """Tell every daemon that the cluster ends."""
+        self._stopping = True
         for node in self.nodes:
             node.send(stop=head_pb2.Stop(reason=reason))
 

@@ -54,7 +54,7 @@ def _log_to(options: HeadOptions) -> None:
 
 
 async def _run(options: HeadOptions) -> None:
-    stop = asyncio.Event()
+    stop: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     _stop_on_request(options, stop)
     token = JoinToken(_NO_FINGERPRINT, options.secret)
     server = channels.server(token.grpc_secret)
@@ -69,27 +69,32 @@ async def _run(options: HeadOptions) -> None:
     fingerprint = identity.fingerprint.hex() if identity is not None else ""
     options.ready({"address": address, "fingerprint": fingerprint})
     logger.info("the head listens at %s", address)
-    await stop.wait()
+    logger.info("the head stops: %s", await stop)
     liveness.cancel()
     await _stop(head, server)
     if storage is not None:
         await storage.close()
 
 
-def _stop_on_request(options: HeadOptions, stop: asyncio.Event) -> None:
+def _stop_on_request(options: HeadOptions, stop: asyncio.Future[str]) -> None:
+    """Give ``stop`` the reason when this process is to end."""
     loop = asyncio.get_running_loop()
+
+    def end(reason: str) -> None:
+        if not stop.done():
+            stop.set_result(reason)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, end, f"signal {number.name}")
     if options.parent_pidfd is not None:
-        loop.add_reader(options.parent_pidfd, _once(loop, options.parent_pidfd, stop))
+        loop.add_reader(options.parent_pidfd, _node_ended, loop, options.parent_pidfd, end)
 
 
-def _once(loop: asyncio.AbstractEventLoop, fd: int, stop: asyncio.Event) -> Callable[[], None]:
-    def ended() -> None:
-        loop.remove_reader(fd)
-        stop.set()
-
-    return ended
+def _node_ended(loop: asyncio.AbstractEventLoop, fd: int, end: Callable[[str], None]) -> None:
+    """The daemon of the head's node is gone, without having ended the head first."""
+    loop.remove_reader(fd)
+    logger.warning("the daemon of the head's node ended unexpectedly")
+    end("its node is gone")
 
 
 def _storage(options: HeadOptions) -> SqliteStorage | None:
@@ -140,6 +145,5 @@ def _listen_tcp(
 
 
 async def _stop(head: Head, server: grpc.aio.Server) -> None:
-    logger.info("the head stops")
     head.stop("the cluster was stopped")
     await server.stop(_STOP_SECONDS)

@@ -15,6 +15,7 @@ import grpc
 
 from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.config import config
+from miniray.security.channels import one_line
 
 if TYPE_CHECKING:
     from miniray.head.head import Head
@@ -115,12 +116,12 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
             return
         reader = asyncio.ensure_future(self._read(node, context))
         writer = asyncio.ensure_future(outbox.drain(context))
-        reason = "its session ended"
+        reason = "its daemon ended unexpectedly"
         try:
             done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            failures = [task.exception() for task in done if task.exception() is not None]
+            failures = [error for task in done if (error := task.exception()) is not None]
             if failures:
-                reason = f"its session broke ({failures[0]})"
+                reason = f"its session broke ({one_line(failures[0])})"
         finally:
             reader.cancel()
             writer.cancel()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from miniray._proto import head_pb2
 from miniray.core.answers import encode_error
 from miniray.core.peers import socket_path
+from miniray.exceptions import describe_exit
 from miniray.node.adopted_service import AdoptedService
 from miniray.node.async_poller import AsyncPoller
 from miniray.node.clients import Client, ClientServer
@@ -70,6 +71,8 @@ class NodeDaemon:
         self._config = node
         self.node_id = node.node_id
         self.stopped = asyncio.Event()
+        #: What the head and the processes of this node hear of its end.
+        self._leaving = head_pb2.Leaving()
         self._template = TemplateClient(
             control, template_pid, self._worker_exited, self._template_gone, self._worker_lingers
         )
@@ -211,6 +214,7 @@ class NodeDaemon:
             return
         worker = self._pool.workers.get(client.process_id)
         if worker is not None and worker.exiting is None:
+            worker.hung_up = not worker.asked_to_end
             # It usually is ending; if only its socket broke, it is of no use any more.
             worker.why_killed = refused
             self._pool.kill(worker)
@@ -317,6 +321,9 @@ class NodeDaemon:
 
     def worker_ended(self, worker: Worker, exit_code: int | None) -> None:
         """A worker process is gone, or given up."""
+        if exit_code is not None and not (worker.asked_to_end or self.stopped.is_set()):
+            what = f"worker {worker.pid}{f' of {worker.name}' if worker.name else ''}"
+            logger.warning("%s %s", what, describe_exit(exit_code, hint=False))
         self._process_ended(
             worker.process_id,
             worker.pid,
@@ -344,9 +351,8 @@ class NodeDaemon:
 
     def _template_gone(self) -> None:
         if not self.stopped.is_set():
-            logger.error("the template process ended; the node stops")
             self._pool.template_gone()
-            self.stop("the template process of the node was killed")
+            self.stop("the template process of the node was killed", failed=True)
 
     # --- other nodes ---------------------------------------------------------------
     def relay(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
@@ -377,21 +383,26 @@ class NodeDaemon:
         add_services(server, self._relay, self._serving, self._transfers)
 
     # --- ending ------------------------------------------------------------------
-    def stop(self, reason: str) -> None:
-        """End the node."""
+    def stop(self, reason: str, *, failed: bool = False) -> None:
+        """End the node; ``failed``: as it cannot go on, and not because it was asked to."""
         if not self.stopped.is_set():
-            logger.info("the node stops: %s", reason)
+            logger.log(logging.ERROR if failed else logging.INFO, "the node stops: %s", reason)
+            how = "it detached" if self._config.drivers_only else "it was stopped"
+            told = reason if failed else f"{how} ({reason})"
+            self._leaving = head_pb2.Leaving(reason=told, failed=failed)
             self.stopped.set()
 
     async def close(self) -> None:
         """Give everything back; the template ends the workers."""
+        for process_id in self._clients.clients:
+            self.push(process_id, "node_stops", (self._leaving.reason, not self._leaving.failed))
         self._pool.close()
         self._clients.close()
         await asyncio.sleep(0)  # the hang-ups are written
         await self._transfers.close()
         await self._relay.close()
         self._mover.close()
-        await self._head.session.close()
+        await self._head.session.close(self._leaving)
         await self._spilling.close()
         self._liveness.close()
         self.store.close()

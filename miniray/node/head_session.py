@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import grpc
 from miniray import exceptions
 from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.config import config
+from miniray.security.channels import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +26,8 @@ _BATCH = 256
 _BATCH_BYTES = 1 << 20
 #: Seconds between two attempts at a head that is there but does not take the session.
 _RETRY = 0.2
+#: Seconds that the head may take to read that this node ends.
+_FAREWELL = 1.0
 #: How often it asks again when gRPC does not know why a call has ended: if the head refuses a call
 #: while something is being written to it, gRPC may forget the refusal.
 _AGAIN = 3
@@ -90,6 +94,7 @@ class HeadSession:
         await self._end_tasks()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
+        told = False
         while True:
             try:
                 # Only then, so that the introduction tells how things are when it is read.
@@ -101,7 +106,9 @@ class HeadSession:
             except ConnectionError as error:
                 if loop.time() + _RETRY > deadline:
                     raise
-                logger.info("the head has not come back yet: %s", error)
+                if not told:
+                    logger.info("the head has not come back yet: %s", error)
+                told = True
                 await asyncio.sleep(_RETRY)
         waiting = [self._queue.get_nowait() for _ in range(self._queue.qsize())]
         for message in (*first(waiting), *waiting):
@@ -196,7 +203,7 @@ class HeadSession:
                 else:
                     self._handle(message)
         except grpc.aio.AioRpcError as error:
-            logger.info("the session with the head ended: %s", error.details())
+            logger.info("the session with the head ended: %s", one_line(error))
         self._end()
 
     def _end(self) -> None:
@@ -222,8 +229,12 @@ class HeadSession:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    async def close(self) -> None:
-        """End the session."""
+    async def close(self, leaving: head_pb2.Leaving) -> None:
+        """Say farewell, which the head answers by ending the stream, and end the session."""
+        if not self.ended.is_set():
+            self.send(head_pb2.FromNode(leaving=leaving))
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.ended.wait(), _FAREWELL)
         await self._end_tasks()
         await self._channel.close(None)
 

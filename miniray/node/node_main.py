@@ -317,7 +317,7 @@ class NodeStart:
         """Until the node is told to stop, or its head is gone for good."""
         while not await first_of(daemon.stopped.wait(), daemon.membership.session_ended.wait()):
             if self.options.embedded and self.options.head:
-                daemon.stop("the head of the cluster is gone")
+                daemon.stop("the head of the cluster is gone", failed=True)
                 return
             logger.warning("the head of the cluster is gone; waiting for it to come back")
             await first_of(daemon.stopped.wait(), self._find_head_again(daemon))
@@ -335,7 +335,8 @@ class NodeStart:
                 self._publish()
                 rejoined = await first_of(rejoin(config().head_grace), self._head.ended())
         except (BootError, MinirayError, OSError) as error:
-            daemon.stop(f"the head of the cluster is gone and did not come back: {error}")
+            reason = f"the head of the cluster is gone and did not come back: {error}"
+            daemon.stop(reason, failed=True)
 
     async def _end(self, daemon: NodeDaemon, server: grpc.aio.Server) -> None:
         await daemon.close()

@@ -17,6 +17,7 @@ from miniray.config import config
 from miniray.node.relay_box import Inbox, Outbox
 from miniray.node.relayed import Relayed, refusal
 from miniray.node.tasks import BROKEN, first_of, set_within
+from miniray.security.channels import one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -164,13 +165,15 @@ class RelayHub:
         now = asyncio.get_running_loop().time
         pause = _REOPEN_AFTER[0]
         reached = now()
-        given_up = False
+        given_up = told = False
         while self._tasks.get(node_id) is asyncio.current_task():
             heard = asyncio.Event()
             try:
                 await self._stream(node_id, address, outbox, heard)
             except BROKEN as error:
-                logger.info("the stream to node %s broke: %s", node_id.hex(), error)
+                if heard.is_set() or not told:  # and not each time that it is tried again
+                    logger.info("the stream to node %s broke: %s", node_id.hex(), one_line(error))
+                told = True
             except asyncio.CancelledError:
                 if self._tasks.get(node_id) is not asyncio.current_task():
                     raise
@@ -302,7 +305,7 @@ class RelayHub:
                 parts.append(outbox.drain_to(write, inbox))
             await first_of(*parts)
         except BROKEN as error:
-            logger.info("the stream from node %s broke: %s", node_id.hex(), error)
+            logger.info("the stream from node %s broke: %s", node_id.hex(), one_line(error))
         finally:
             self._left(node_id, end)
 

@@ -10,6 +10,7 @@ import grpc
 from miniray._proto import node_pb2, node_pb2_grpc
 from miniray.node.fetch_answers import FetchAnswers
 from miniray.node.tasks import BROKEN
+from miniray.security.channels import one_line
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
@@ -60,7 +61,7 @@ def add_services(
         try:
             await FetchAnswers(asked).run(requests, context.write)
         except BROKEN as error:
-            logger.info("a stream of fetches broke: %s", error)
+            logger.info("a stream of fetches broke: %s", one_line(error))
 
     async def push(
         pieces: AsyncIterator[bytes], _context: grpc.aio.ServicerContext[Any, Any]

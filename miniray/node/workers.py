@@ -259,6 +259,7 @@ class WorkerPool:
     def end_job(self, job_id: bytes) -> None:
         """The driver of a job is gone: the job's idle workers are of no use to others."""
         for worker in self._idle.end_job(job_id):
+            worker.exiting = "rule"
             self._ends.kill(worker)
 
     def jobs(self) -> set[bytes]:

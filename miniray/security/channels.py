@@ -65,6 +65,13 @@ _CHANNEL_OPTIONS: list[tuple[str, int]] = [
 ]
 
 
+def one_line(error: BaseException) -> str:
+    """An error for a line of the log: gRPC's own text has many, and what matters is in two."""
+    if isinstance(error, grpc.aio.AioRpcError):
+        return " ".join(f"{error.code().name}: {error.details()}".split())
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
 def server(secret: str) -> grpc.aio.Server:
     """Make a server that answers only clients with the secret. Listen, then start it.
 

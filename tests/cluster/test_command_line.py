@@ -288,7 +288,7 @@ except miniray.exceptions.RayError as error:
     output, _ = driver.communicate(timeout=30)
     assert driver.returncode == 0, output
     told, error = output.splitlines()
-    assert "its daemon ended" in told
+    assert "it was stopped (signal SIGTERM)" in told
     assert error in {"NodeDiedError", "ActorDiedError"}
 
 

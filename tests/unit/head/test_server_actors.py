@@ -310,7 +310,7 @@ def test_an_actor_of_a_lost_node_starts_on_another(cluster: FakeCluster) -> None
     bodies = {body[0]: body for body in home.pushes(owner, "actor")}
     assert bodies[placed[0][0]][1] == "RESTARTING"
     assert bodies[placed[1][0]][5][0] == "NODE_LOST"
-    assert bodies[placed[1][0]][5][5] == "The head gave it up: it burnt."
+    assert bodies[placed[1][0]][5][5] == "It burnt."
     assert home.one("start_actor").actor_id == placed[0][0]
     assert home.one("node_died").node_id == away.node_id
 
@@ -329,7 +329,7 @@ def test_an_actor_whose_owner_was_on_a_lost_node_dies_with_that_reason(
     cluster.head.lose(away.node, "it was silent")
     ((_, state, *_, death),) = home.pushes(other, "actor")
     assert (state, death[0]) == ("DEAD", "OWNER_DIED")
-    assert death[5] == f"Node {away.node.name} was given up: it was silent."
+    assert death[5] == f"Node {away.node.name} is gone: it was silent."
 
 
 def test_an_actor_bound_to_a_missing_node_is_unschedulable(daemon: FakeDaemon) -> None:
