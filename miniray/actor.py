@@ -184,7 +184,7 @@ class ActorHandle(_BareHandle[T]):
         return method
 
     def __dir__(self) -> list[str]:
-        return [*self._info.methods, *BUILT_IN]
+        return [*self._info.methods, *(name for name in BUILT_IN if name.startswith("__ray_"))]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ActorHandle) and self._ref == other._ref
@@ -319,6 +319,9 @@ class ActorClass(Remote["ActorProxy[T]"], Generic[T, ActorPs]):
                 obj=self,
             )
         return getattr(self._export.target, name)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._info.methods]
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuses: actors are made with ``.remote``."""

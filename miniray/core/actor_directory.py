@@ -14,7 +14,7 @@ from miniray.core.call import Call
 from miniray.core.call_site import call_site, describe
 from miniray.core.interrupts import Interrupts
 from miniray.core.runtime import ActorClassInfo, ActorLocation, ActorOptions, Exported
-from miniray.core.task_shape import effective_placement, placement_data
+from miniray.core.task_shape import capturing_group, effective_placement, placement_data
 from miniray.exceptions import (
     ActorDiedError,
     ActorUnschedulableError,
@@ -151,7 +151,9 @@ class ActorDirectory:
             "max_concurrency": options.max_concurrency,
             "concurrency_groups": dict(options.concurrency_groups),
             "is_async": info.is_async,
-            "placement": placement_data(effective_placement(options.placement, runtime)),
+            "placement": placement_data(
+                effective_placement(options.placement, capturing_group(runtime.facts))
+            ),
             "runtime_env": runtime.runtime_env_for(options.runtime_env),
             "labels": dict(options.label_selector) if options.label_selector else None,
             "fallback_labels": [dict(each) for each in options.fallback_selectors],

@@ -71,9 +71,8 @@ class Submission(RefTracking):
     ) -> Any:
         if function.key not in self._exported:
             self.publish(function)
-        group = self.tasks.group(
-            shape_of(options, function), lambda: task_spec(options, function, self)
-        )
+        shape = shape_of(options, function, self.facts)
+        group = self.tasks.group(shape, lambda: task_spec(options, function, shape, self))
         return self._submit(
             args,
             kwargs,

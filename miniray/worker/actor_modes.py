@@ -16,6 +16,7 @@ from miniray.worker.arguments import load_arguments
 from miniray.worker.call_loop import CallLoop, key_of
 from miniray.worker.executor import Executor
 from miniray.worker.exits import ActorExit
+from miniray.worker.work import DEFAULT_GROUP, unknown_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -26,17 +27,8 @@ if TYPE_CHECKING:
 
 #: Ray's default for asyncio actors.
 ASYNC_CONCURRENCY = 1000
-_DEFAULT_GROUP = "_default"
 #: Calls of an asyncio actor whose arguments are waited for at the same time.
 _LOADERS = 32
-
-
-def unknown_group(work: Work, groups: Mapping[str, Any]) -> ValueError:
-    """The error for a call into a concurrency group that the actor does not have."""
-    return ValueError(
-        f"{work.name} was called in concurrency group {work.group!r}; "
-        f"the actor has {sorted(set(groups) - {_DEFAULT_GROUP})}."
-    )
 
 
 class ThreadedExecutor(Executor):
@@ -51,14 +43,14 @@ class ThreadedExecutor(Executor):
     ) -> None:
         super().__init__(runtime, end)
         self._queues: dict[str, queue.SimpleQueue[Work | None]] = {}
-        self._sizes = {_DEFAULT_GROUP: max_concurrency, **groups}
+        self._sizes = {DEFAULT_GROUP: max_concurrency, **groups}
         self._group_of: dict[str, str] = {}
         #: Calls that no thread has taken: whoever takes one out of here answers it.
         self._unbegun: dict[tuple[bytes, int], Work] = {}
 
     def enqueue(self, work: Work) -> None:
         self._unbegun[key_of(work)] = work
-        super().enqueue(work)
+        self._queue.put(work)
 
     def begin(self, group_of: Mapping[str, str]) -> None:
         """Start the threads, once the actor's instance exists."""
@@ -79,7 +71,7 @@ class ThreadedExecutor(Executor):
             work = self._queue.get()
             if work is None or self.is_ending():
                 return
-            group = work.group or self._group_of.get(work.target, _DEFAULT_GROUP)
+            group = work.group or self._group_of.get(work.target, DEFAULT_GROUP)
             target = self._queues.get(group)
             if target is not None:
                 target.put(work)
@@ -152,7 +144,7 @@ class AsyncExecutor(Executor):
         )
         self._calls = {
             name: CallLoop(runtime, self._execute, self.answer_error, room, loaders)
-            for name, room in {_DEFAULT_GROUP: max_concurrency, **groups}.items()
+            for name, room in {DEFAULT_GROUP: max_concurrency, **groups}.items()
         }
         self._group_of: dict[str, str] = {}
         #: Calls that came before the groups of methods were known.
@@ -180,7 +172,7 @@ class AsyncExecutor(Executor):
             calls.put(work)
 
     def _calls_of(self, work: Work) -> CallLoop | None:
-        return self._calls.get(work.group or self._group_of.get(work.target, _DEFAULT_GROUP))
+        return self._calls.get(work.group or self._group_of.get(work.target, DEFAULT_GROUP))
 
     def interrupt(self, work: Work, force: bool) -> None:
         calls = self._calls_of(work)
@@ -198,7 +190,7 @@ class AsyncExecutor(Executor):
         if not await create():
             return
         for name, calls in self._calls.items():
-            if name == _DEFAULT_GROUP:
+            if name == DEFAULT_GROUP:
                 calls.begin()
             else:
                 threading.Thread(

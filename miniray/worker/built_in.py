@@ -1,4 +1,4 @@
-"""Methods that every actor has, whatever its class."""
+"""The methods of an actor: those of its class, and those that every actor has."""
 
 from __future__ import annotations
 
@@ -34,3 +34,15 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
     "__miniray_call__": _call,
     "__ray_call__": _call,
 }
+
+
+def method_of(instance: Any, name: str) -> Callable[..., Any]:
+    """A method of the actor's class, which attributes of the instance do not hide, as in Ray."""
+    cls = type(instance)
+    for base in cls.__mro__:
+        found = base.__dict__.get(name)
+        if found is not None:
+            bind = getattr(found, "__get__", None)
+            return found if bind is None else bind(instance, cls)  # type: ignore[no-any-return]
+    # `__new__` may have made what passes on to an object of the class.
+    return getattr(instance, name)  # type: ignore[no-any-return]

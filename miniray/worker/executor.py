@@ -22,7 +22,7 @@ from miniray.core.object_reports import ObjectReports
 from miniray.exceptions import TaskCancelledError
 from miniray.worker.answers import Answers
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
-from miniray.worker.built_in import BUILT_IN
+from miniray.worker.built_in import BUILT_IN, method_of
 from miniray.worker.exits import ActorExit, end_child
 from miniray.worker.expected import ExpectedArguments
 from miniray.worker.interruption import Interruption
@@ -32,7 +32,7 @@ from miniray.worker.recall import Recall
 from miniray.worker.results import Results
 from miniray.worker.streams import Streams
 from miniray.worker.value_errors import NOT_ERRORS, carried, raise_as_error
-from miniray.worker.work import Work
+from miniray.worker.work import Work, unknown_group
 from miniray.worker.work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -131,7 +131,10 @@ class Executor:
 
     def enqueue(self, work: Work) -> None:
         """Queue a method call where its mode runs it."""
-        self._queue.put(work)
+        if work.group is None:
+            self._queue.put(work)
+        else:
+            self.answer_error(work, unknown_group(work, ()))
 
     def on_cancel(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_CANCEL: stop a call, or do not begin it."""
@@ -309,7 +312,7 @@ class Executor:
         special = BUILT_IN.get(name)
         if special is not None:
             return lambda *args, **kwargs: special(self.instance, *args, **kwargs)
-        return getattr(self.instance, name)  # type: ignore[no-any-return]
+        return method_of(self.instance, name)
 
     def load_code(self, key: bytes) -> Any:
         """A function or class by its key."""

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 from miniray.core import protocol as p
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from miniray.core.context import Execution
     from miniray.core.objects import Value
     from miniray.core.peers import Peer
     from miniray.object_ref import ObjectRef
+
+
+#: The concurrency group of methods that name none.
+DEFAULT_GROUP = "_default"
 
 
 class ArgumentLostError(Exception):
@@ -90,3 +96,12 @@ class Work:
     def begin(self) -> None:
         """Note when it began."""
         self.started = time.perf_counter()
+
+
+def unknown_group(work: Work, groups: Iterable[str]) -> ValueError:
+    """The error for a call into a concurrency group that the actor does not have."""
+    known = ", ".join(map(repr, sorted(set(groups) - {DEFAULT_GROUP}))) or "none"
+    return ValueError(
+        f"{work.name} was called in concurrency group {work.group!r}. The actor's "
+        f"concurrency_groups: {known}."
+    )

@@ -19,6 +19,7 @@ from miniray.exceptions import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -151,6 +152,49 @@ def test_inherited_and_overridden_methods_can_be_called() -> None:
     assert miniray.get(actor.only_base.remote()) == "base"
 
 
+class Hiding:
+    """Has attributes with the names of its methods."""
+
+    def __init__(self) -> None:
+        for name in ("busy", "items", "double", "made"):
+            setattr(self, name, "hidden")
+
+    def busy(self) -> Any:
+        return vars(self)["busy"]
+
+    def items(self) -> Iterator[Any]:
+        yield vars(self)["items"]
+
+    @staticmethod
+    def double(number: int) -> int:
+        return 2 * number
+
+    @classmethod
+    def made(cls) -> str:
+        return cls.__name__
+
+
+class AsyncHiding(Hiding):
+    async def later(self) -> Any:
+        return vars(self)["busy"]
+
+
+@pytest.mark.parametrize(
+    "hiding",
+    [
+        miniray.remote(Hiding),
+        miniray.remote(Hiding).options(max_concurrency=2),
+        miniray.remote(AsyncHiding),
+    ],
+    ids=["plain", "threads", "asyncio"],
+)
+def test_an_attribute_of_the_instance_does_not_hide_the_method_of_its_name(hiding: Any) -> None:
+    actor = hiding.remote()
+    calls = [actor.busy.remote(), *actor.items.remote(), actor.double.remote(4)]
+    assert miniray.get(calls, timeout=30) == ["hidden", "hidden", 8]
+    assert miniray.get(actor.made.remote(), timeout=30).endswith("Hiding")
+
+
 def test_a_class_cannot_inherit_from_a_remote_one() -> None:
     with pytest.raises(miniray.actor.ActorClassInheritanceException, match="Keep the plain class"):
 
@@ -279,6 +323,15 @@ def test_concurrency_groups_have_threads_of_their_own(tmp_path: Path) -> None:
     assert miniray.wait([moved], timeout=0.1) == ([], [moved])
     (tmp_path / "go").touch()
     assert miniray.get([blocked, moved]) == ["io", "plain"]
+
+
+@pytest.mark.parametrize("actor_class", [Counter, Counter.options(max_concurrency=2)])
+def test_a_call_into_a_concurrency_group_of_an_actor_that_has_none_fails(actor_class: Any) -> None:
+    counter = actor_class.remote()
+    misspelt = counter.add.options(concurrency_group="oi").remote()
+    with pytest.raises(ValueError, match=r"'oi'.* concurrency_groups: none"):
+        miniray.get(misspelt, timeout=30)
+    assert miniray.get(counter.add.remote(), timeout=30) == 1
 
 
 def test_max_pending_calls_limits_what_waits(tmp_path: Path) -> None:

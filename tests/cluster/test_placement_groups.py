@@ -249,6 +249,40 @@ def test_a_child_that_names_no_group_leaves_the_one_that_captures_it(make: Make)
     assert found == [None, group]
 
 
+def group_of_child(**options: Any) -> Any:
+    """The group of a child that inherits it; both run in workers that had other tasks before."""
+    child = miniray.remote(**options)(get_current_placement_group)
+    return miniray.get(child.remote())
+
+
+def test_children_of_a_worker_do_not_go_into_the_group_of_an_earlier_task(make: Make) -> None:
+    assert make([{"CPU": 2}]).wait(30)  # on the rest, the same workers run all of it
+    # Leases with custom resources go back at once: the workers outlive the group.
+    options: dict[str, Any] = {"num_cpus": 1, "resources": {"disk": 0.1}, "max_calls": 0}
+    parent = miniray.remote(**options)(group_of_child)
+    for _ in range(4):
+        group = make([{"CPU": 2, "disk": 1}])
+        captured = in_group(group, placement_group_capture_child_tasks=True)
+        task = parent.options(scheduling_strategy=captured)
+        assert miniray.get(task.remote(**options), timeout=30) == group
+        remove_placement_group(group)
+
+
+@pytest.mark.parametrize("needs", [0, 1])  # that has room outside the group, or waits for ever
+def test_a_child_is_captured_though_its_worker_had_tasks_without_a_group(
+    make: Make, needs: int
+) -> None:
+    assert make([{"CPU": 2}]).wait(30)  # on the rest, the same workers run all of it
+    parent = miniray.remote(num_cpus=1)(group_of_child)
+    for _ in range(4):
+        assert miniray.get(parent.remote(num_cpus=needs), timeout=30) is None
+    group = make([{"CPU": 2}])
+    captured = in_group(group, placement_group_capture_child_tasks=True)
+    task = parent.options(scheduling_strategy=captured)
+    for _ in range(4):
+        assert miniray.get(task.remote(num_cpus=needs), timeout=30) == group
+
+
 def test_a_task_that_is_sooner_than_word_of_its_lease_runs_in_its_own_group(make: Make) -> None:
     """The word comes from the worker's daemon, the task straight from its owner."""
 

@@ -264,7 +264,14 @@ def test_a_copy_of_a_handle_is_the_handle(runtime: FakeRuntime) -> None:
 
 
 def test_a_handle_lists_its_methods(runtime: FakeRuntime) -> None:
-    assert {"add", "pair", "inherited", "__ray_ready__"} <= set(dir(Counter.remote()))
+    listed = dir(Counter.remote())
+
+    assert {"add", "pair", "inherited", "__ray_ready__"} <= set(listed)
+    assert not [name for name in listed if name.startswith("__miniray")]
+
+
+def test_a_remote_class_lists_its_methods_and_its_own() -> None:
+    assert {"add", "pair", "inherited", "remote", "options"} <= set(dir(Counter))
 
 
 def test_probing_a_handle_for_protocols_finds_none(runtime: FakeRuntime) -> None:
