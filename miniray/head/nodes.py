@@ -168,7 +168,10 @@ class NodeDirectory:
             node.send(living=living)
 
     def silent(self, now: float, timeout: float, every: float) -> list[Node]:
-        """Living nodes that were not heard of for so long while the head itself ran.
+        """Living nodes that were not heard of for so long while the head itself heard others.
+
+        The head's own node is not judged by what it says: the head ends with that process. If not
+        even that node was heard, over a Unix socket, and no other either, the head is at fault.
 
         Args:
             now: by the loop's clock.
@@ -179,11 +182,22 @@ class NodeDirectory:
         """
         late = now - self._asked - every
         self._asked = now
+        living = self._living.values()
         if late > every:
             logger.warning("the head stood still for %.1f s", late)
-            for node in self._living.values():
+            for node in living:
                 node.heard = min(now, node.heard + late)
-        return [node for node in self._living.values() if now - node.heard > timeout]
+        silent = [node for node in living if now - node.heard > timeout]
+        if len(silent) == len(living) and any(node.is_head_node for node in silent):
+            logger.warning(
+                "the head heard nobody for %g s, not even the node on its own machine: it takes "
+                "that for a fault of its own, and gives no node up",
+                timeout,
+            )
+            for node in living:
+                node.heard = now
+            return []
+        return [node for node in silent if not node.is_head_node]
 
     @staticmethod
     def introduction(node: Node) -> head_pb2.NodeJoined:

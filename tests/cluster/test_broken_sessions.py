@@ -157,22 +157,22 @@ def test_a_result_on_a_node_that_comes_back_goes_with_its_refs(nodes: Cluster, e
     assert miniray.get(kept) == bytes(2 << 20)
 
 
-def test_the_other_nodes_stay_when_the_head_gives_up_the_node_that_started_it(
-    nodes: Cluster,
-) -> None:
+def test_a_head_that_hears_nobody_gives_nobody_up(nodes: Cluster) -> None:
     assert nodes.head_node is not None
     log = Path(nodes.head_node.session_dir) / "logs" / "head.log"
-    lost = f"node {nodes.head_node.node_id} ("
-    before = log.read_text().count(lost)
-    daemon = nodes.head_node.pids["node"]
-    os.kill(daemon, signal.SIGSTOP)
+    actors = [Actor.remote(), Actor.options(resources={"far": 1}).remote()]
+    pids = miniray.get([actor.pid.remote() for actor in actors])
+    lost = log.read_text().count("is lost")
+    daemons = [nodes.head_node.pids["node"], nodes.worker_nodes[0].pids["node"]]
+    for daemon in daemons:
+        os.kill(daemon, signal.SIGSTOP)
     try:
-        wait_until(lambda: log.read_text().count(lost) > before)
+        wait_until(lambda: "heard nobody for 3 s" in log.read_text())
     finally:
-        os.kill(daemon, signal.SIGCONT)
-    wait_until(lambda: log.read_text().count("the head listens") > 1)
-    wait_until(far_is_there)
-    assert nodes.worker_nodes[0].is_alive()
+        for daemon in daemons:
+            os.kill(daemon, signal.SIGCONT)
+    assert miniray.get([actor.pid.remote() for actor in actors], timeout=30) == pids
+    assert log.read_text().count("is lost") == lost
 
 
 OUTSIDE = """

@@ -7,7 +7,7 @@ import marshal
 import platform
 
 import pytest
-from head_harness import FakeCluster, actor_spec, new_id, task_spec
+from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
 from miniray._proto import common_pb2, head_pb2
 from miniray.config import config
@@ -209,6 +209,35 @@ def test_a_head_that_stood_still_does_not_take_that_for_the_silence_of_its_nodes
     cluster.head.check_liveness()  # before it reads what came meanwhile
     assert len(list(cluster.head.nodes)) == 1
     assert seconds_until_lost(cluster, every) == pytest.approx(config().node_timeout, abs=3 * every)
+
+
+def pass_quietly(cluster: FakeCluster, seconds: int, *lively: FakeDaemon) -> None:
+    """Time goes by, and only these nodes are heard."""
+    for _ in range(seconds):
+        cluster.timers.pass_time(1)
+        for daemon in lively:
+            daemon.tell(heartbeat=head_pb2.Heartbeat())
+        cluster.head.check_liveness()
+
+
+def test_a_head_that_heard_nobody_blames_itself_and_gives_no_node_up(
+    cluster: FakeCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, other = cluster.node(is_head_node=True), cluster.node()
+    pass_quietly(cluster, 20)
+    assert not own.closed
+    assert not other.closed
+    assert caplog.text.count("heard nobody for 15 s, not even the node on its own machine") == 1
+    pass_quietly(cluster, 20, own)  # from here on it is the other one that is silent
+    assert not own.closed
+    assert other.closed
+
+
+def test_a_head_does_not_give_up_its_own_node_for_its_silence(cluster: FakeCluster) -> None:
+    own, other = cluster.node(is_head_node=True), cluster.node()
+    pass_quietly(cluster, 60, other)
+    assert not own.closed
+    assert not other.closed
 
 
 def test_the_status_tells_who_waits_and_why(cluster: FakeCluster) -> None:
