@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.train.failures import WorkerFailure
+from miniray.train.group_keys import GroupKeys
 from miniray.train.questions import QuestionBoard
 from miniray.train.ranks import listed
 from miniray.train.rendezvous import NOTE_AFTER, CollectiveOutcome, Rendezvous
@@ -55,6 +56,7 @@ class Attempt:
     Attributes:
         failures: Why ranks failed, by world rank.
         returned: Ranks whose train loop returned.
+        keys: By which its ranks find each other.
         over: Set as soon as every rank has returned, or one has failed, or it is to be ended.
         all_ended: Set when no rank runs any more.
         last_progress: When a rank has last reported or made another call, by time.monotonic().
@@ -80,6 +82,7 @@ class Attempt:
         self.returned: set[int] = set()
         self.return_value = b""
         self._activities: dict[int, str] = {}
+        self.keys = GroupKeys()
         self.over = asyncio.Event()
         self.all_ended = asyncio.Event()
         self._began = False

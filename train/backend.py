@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from miniray.train.config import ScalingConfig
+    from miniray.train.controller_client import ControllerClient
     from miniray.train.local_link import LinkClient, LinkServer
     from miniray.train.ranks import WorkerInfo
 
@@ -28,11 +29,12 @@ class Member:
         ranks: Its place in the group.
         address: Address of its own node.
         master_address: Address of the node of rank 0.
-        master_port: A port on which rank 0 listens already.
-        listener: The listening socket, on rank 0; None on the others.
+        master_port: A port that rank 0 has bound, for frameworks that meet at one.
+        listener: The socket that has bound it, on rank 0; None on the others.
         resources: What each worker holds, by resource name.
         node_devices: Ids of the devices of all workers of its node, by resource name.
         shares_devices: Whether two workers of the group hold parts of the same device.
+        controller: The run's controller, which keeps keys for the group; None in tests.
         environment: Variables that the backend's ``environments`` made for it.
     """
 
@@ -45,6 +47,7 @@ class Member:
     node_devices: Mapping[str, list[str]]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     shares_devices: bool = False
+    controller: ControllerClient | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -178,7 +178,7 @@ class TrainController(RankCalls):
             if self._state is RunState.INITIALIZING:
                 following = await self._initialize()
             elif self._state is RunState.SCHEDULING:
-                following = await self._schedule()
+                following = await self._schedule(carrier)
             elif self._state is RunState.RUNNING:
                 following = await self._supervise(carrier, loop)
             else:
@@ -206,7 +206,7 @@ class TrainController(RankCalls):
         self._recorder.open()
         self._callbacks.start()
 
-    async def _schedule(self) -> RunState:
+    async def _schedule(self, carrier: Carrier) -> RunState:
         spec = self._spec
         decision = self._growth.next_group()
         self._group = group = self._make_group(spec, decision)
@@ -222,7 +222,7 @@ class TrainController(RankCalls):
             self._feed.note,
         )
         try:
-            await start(group, self._blocking)
+            await start(group, carrier, self._attempt.number, self._blocking)
             await check_shared(group, spec.storage, self._blocking)
         except GroupStartError as error:
             for rank, failure in error.failures.items():
@@ -306,6 +306,7 @@ class TrainController(RankCalls):
         if self._state is RunState.RESIZING:
             self._feed.note(f"There is room for more workers than {self._size}.")
         await self._stop_group(graceful=False)
+        self._attempt.keys.close()
         self._unsafe_names |= self._attempt.unfinished_uploads()
         await self._blocking(self._recorder.clear_incomplete, self._attempt.next_number)
         # Whatever ends workers at once at their start is given time to go by.

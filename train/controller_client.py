@@ -104,6 +104,10 @@ class ControllerClient:
         outcome: CollectiveOutcome = self._begin("join", number, call, value)()
         return outcome
 
+    def use_keys(self, operation: str, *arguments: Any) -> Any:
+        """Do something with the keys of the attempt; the operations are those of ``GroupKeys``."""
+        return self._begin("use_keys", operation, *arguments)()
+
     def reported_checkpoints(
         self, count: int, timeout: float | None
     ) -> tuple[list[CheckpointRecord], list[int]]:

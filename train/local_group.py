@@ -197,8 +197,9 @@ class LocalGroup:
     async def place(self) -> None:
         """Nothing has to be reserved."""
 
-    async def start(self) -> None:
+    async def start(self, carrier: Carrier, attempt: int) -> None:
         """The processes run, and are connected."""
+        del carrier, attempt
 
     async def storage_problems(self, storage: RunStorage, token: str) -> dict[int, str]:
         """What keeps ranks from using the storage in which this probe is, by rank."""

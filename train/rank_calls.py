@@ -93,6 +93,14 @@ class RankCalls:
             return CollectiveOutcome(error=CollectiveError("Other workers run in place of these."))
         return await current.join(rank, number, call, value)
 
+    async def use_keys(self, attempt: int, rank: int, operation: str, *arguments: Any) -> Any:
+        """Let a rank read or set keys of its attempt."""
+        del rank  # every call says whose it is
+        current = self._current(attempt)
+        if current is None:
+            raise CollectiveError("Other workers run in place of these.")
+        return await getattr(current.keys, operation)(*arguments)
+
     async def await_question(self, attempt: int, rank: int, heard: int) -> Question | None:
         """Wait for what the ranks are asked after so many questions; None if nothing more."""
         del rank  # every call says whose it is

@@ -44,6 +44,9 @@ _BACKWARD = ("torch", "autograd", "graph.py")
 _CHECKPOINTS = ("torch", "distributed", "checkpoint")
 #: Collective calls may be made through a few small functions of other folders.
 _INNERMOST = 3
+#: PyTorch waits in the group's store for keys of other ranks, below so many frames of miniray.
+_STORE = "/train/torch/group_store.py"
+_WITHIN_STORE = 20
 
 
 class Sample(NamedTuple):
@@ -102,13 +105,26 @@ def waits_for_others(frame: types.FrameType | None) -> bool:
     return False
 
 
+def caller_of_store(frame: types.FrameType | None) -> types.FrameType | None:
+    """The code that waits for a key of another rank in the group's store; None if none does."""
+    outer = frame
+    for _ in range(_WITHIN_STORE):
+        if outer is None:
+            return None
+        if outer.f_code.co_filename.endswith(_STORE):
+            return outer.f_back
+        outer = outer.f_back
+    return None
+
+
 def _within(parts: tuple[str, ...], folder: tuple[str, ...]) -> bool:
     return any(parts[at : at + len(folder)] == folder for at in range(len(parts) - len(folder)))
 
 
 def sample_of(thread: int) -> Sample:
     """Where a thread of this process is."""
-    frame = sys._current_frames().get(thread)
+    innermost = sys._current_frames().get(thread)
+    frame = caller_of_store(innermost) or innermost
     name = open_collective()
     if frame is None or (name is None and not waits_for_others(frame)):
         return Sample(None, 0.0)

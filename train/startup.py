@@ -23,6 +23,7 @@ from miniray.train.storage import NOT_SHARED
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from miniray.train.controller_client import Carrier
     from miniray.train.storage import RunStorage
     from miniray.train.worker_group import WorkerGroup
 
@@ -66,14 +67,20 @@ async def place(
         await asyncio.gather(placed, return_exceptions=True)
 
 
-async def start(group: WorkerGroup, blocking: Blocking) -> None:
+async def start(group: WorkerGroup, carrier: Carrier, attempt: int, blocking: Blocking) -> None:
     """Start the workers of a group that is placed, and connect them.
+
+    Args:
+        group: The group.
+        carrier: The way to the controller, for the ranks.
+        attempt: Number of the attempt in which they run.
+        blocking: Runs what blocks.
 
     Raises:
         GroupStartError: Some could not be started, or their node was lost before they were: they
             would wait until there is room for them again, which may be never.
     """
-    starting = asyncio.ensure_future(group.start())
+    starting = asyncio.ensure_future(group.start(carrier, attempt))
     try:
         while not starting.done():
             await asyncio.wait({starting}, timeout=ROOM_CHECK)

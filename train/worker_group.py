@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import miniray
 from miniray.exceptions import ActorError, MinirayError
 from miniray.train.backend import Member
+from miniray.train.controller_client import ControllerClient
 from miniray.train.failures import GroupStartError, WorkerFailure
 from miniray.train.placement import explain
 from miniray.train.ranks import assign_ranks, shared_devices, shares_devices, unreachable_address
@@ -180,8 +181,12 @@ class WorkerGroup:
 
         return MoreRoom(ask)
 
-    async def start(self) -> None:
+    async def start(self, carrier: Carrier, attempt: int) -> None:
         """Start the workers and connect them.
+
+        Args:
+            carrier: The way to the controller, for the ranks.
+            attempt: Number of the attempt in which they run.
 
         Raises:
             GroupStartError: Some of them failed; the others are left as they are.
@@ -215,7 +220,13 @@ class WorkerGroup:
             dataclasses.replace(info, labels=labels.get(info.node_id, {}))
             for info in await gather_workers(described)
         ]
-        members = self._take_ranks(infos)
+        members = [
+            dataclasses.replace(
+                member,
+                controller=ControllerClient(carrier, attempt, member.ranks.world_rank),
+            )
+            for member in self._take_ranks(infos)
+        ]
         order = [member.ranks.world_rank for member in members]
         self.infos = _in_order(infos, order)
         connected = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -89,15 +90,15 @@ def test_ranks_talk_over_the_interface_of_their_nodes_address(fit: Any) -> None:
 
 
 def test_groups_of_one_machine_do_not_take_each_others_ports(tmp_path: Path) -> None:
-    def loop(config: dict[str, int]) -> list[int]:
+    def loop(config: dict[str, int]) -> int:
         import torch
         import torch.distributed as dist
 
         found = torch.tensor([config["run"]])
         dist.all_reduce(found)
-        return [found.item(), int(os.environ["MASTER_PORT"])]
+        return int(found)
 
-    results: dict[int, list[int]] = {}
+    results: dict[int, int] = {}
 
     def start(run: int) -> None:
         results[run] = (
@@ -116,8 +117,60 @@ def test_groups_of_one_machine_do_not_take_each_others_ports(tmp_path: Path) -> 
         thread.start()
     for thread in threads:
         thread.join()
-    assert [results[1][0], results[10][0]] == [2, 20]
-    assert results[1][1] != results[10][1]
+    assert results == {1: 2, 10: 20}
+
+
+def test_a_rank_listens_for_the_data_of_its_group_only(fit: Any) -> None:
+    def loop() -> list[tuple[int, bool]]:
+        import socket
+
+        import torch.distributed as dist
+
+        listening = [
+            connection
+            for connection in psutil.Process().net_connections("tcp")
+            if connection.status == psutil.CONN_LISTEN
+        ]
+        with socket.socket() as stranger:
+            place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            refused = stranger.connect_ex(place) == errno.ECONNREFUSED
+        found: list[Any] = [None, None]
+        dist.all_gather_object(found, (len(listening), refused))
+        return found
+
+    # gloo has one port per process; nobody answers where PyTorch's own store would be.
+    assert fit(loop).return_value == [(1, True), (1, True)]
+
+
+def test_groups_within_a_group_find_each_other_too(fit: Any) -> None:
+    def loop() -> list[int]:
+        import torch
+        import torch.distributed as dist
+
+        sums = []
+        for _ in range(3):
+            part = dist.new_group([0, 1])
+            value = torch.tensor([dist.get_rank() + 1])
+            dist.all_reduce(value, group=part)
+            sums.append(int(value))
+            dist.destroy_process_group(part)
+        return sums
+
+    assert fit(loop).return_value == [3, 3, 3]
+
+
+def test_a_library_may_open_the_port_that_the_variables_name(fit: Any) -> None:
+    def loop() -> bytes:
+        import torch.distributed as dist
+
+        store, rank, _ = next(dist.rendezvous("env://"))
+        if rank == 0:
+            store.set("key", "value")
+        value = bytes(store.get("key"))
+        dist.barrier()  # the store goes with rank 0
+        return value
+
+    assert fit(loop).return_value == b"value"
 
 
 def test_a_model_is_sharded_and_still_learns_as_one(fit: Any) -> None:

@@ -121,17 +121,9 @@ class TorchBackend(Backend):
 
         ranks = member.ranks
         timeout = datetime.timedelta(seconds=self._config.timeout_s)
-        listen = {} if member.listener is None else {"master_listen_fd": member.listener.detach()}
-        # The port was bound when rank 0 was found, so nobody can take it before the store does.
-        self._store = dist.TCPStore(
-            member.master_address,
-            member.master_port,
-            ranks.world_size,
-            is_master=ranks.world_rank == 0,
-            timeout=timeout,
-            wait_for_workers=False,
-            **listen,
-        )
+        if member.listener is not None:
+            member.listener.close()  # MASTER_PORT is for what libraries of the user open there
+        self._store = _store(member, timeout)
         device = own_devices()[0]
         # Makes Hugging Face Accelerate use this device and not one by its own rules.
         os.environ["ACCELERATE_TORCH_DEVICE"] = str(device)
@@ -162,6 +154,18 @@ class TorchBackend(Backend):
             logger.warning("The process group uses gloo instead of NCCL: %s.", why)
         self._store.set(_BACKEND_KEY, backend)
         return backend
+
+
+def _store(member: Member, timeout: datetime.timedelta) -> Any:
+    """Where the ranks find each other: at the controller; a rank that is alone needs nobody."""
+    if member.ranks.world_size == 1:
+        import torch.distributed as dist
+
+        return dist.HashStore()
+    from miniray.train.torch.group_store import GroupStore
+
+    assert member.controller is not None
+    return GroupStore(member.controller, timeout)
 
 
 def has_nccl() -> bool:

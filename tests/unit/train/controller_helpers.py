@@ -48,7 +48,7 @@ class FakeGroup:
     async def place(self):
         pass
 
-    async def start(self):
+    async def start(self, carrier, attempt):
         if self.start_error is not None:
             raise self.start_error
 

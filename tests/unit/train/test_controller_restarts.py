@@ -309,7 +309,7 @@ def test_a_controller_that_starts_again_counts_on_from_where_the_one_before_was(
 
 def test_a_run_that_was_taken_over_while_it_started_stops(start, tmp_path):
     class Taken(FakeGroup):
-        async def start(self):
+        async def start(self, carrier, attempt):
             RunStorage(tmp_path, "run").write_run_facts({"token": "another"})
 
     groups = []

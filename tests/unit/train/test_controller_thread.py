@@ -31,7 +31,7 @@ class Group:
     async def place(self):
         pass
 
-    async def start(self):
+    async def start(self, carrier, attempt):
         pass
 
     async def storage_problems(self, storage, token):

@@ -1,0 +1,122 @@
+"""PyTorch's store of a worker group, kept by the run's controller.
+
+PyTorch's own ``TCPStore`` listens on the network and lets anybody read and set its keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    import datetime
+    from collections.abc import Sequence
+
+    from miniray.train.controller_client import ControllerClient
+
+
+class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
+    """A store for ``init_process_group``. Thread-safe, as the threads of NCCL use it too.
+
+    Whoever gives it to PyTorch has to keep it: C++ does not keep its Python part alive.
+
+    Args:
+        controller: The run's controller, as this rank sees it.
+        timeout: How long ``get`` and ``wait`` wait for a key.
+    """
+
+    def __init__(self, controller: ControllerClient, timeout: datetime.timedelta) -> None:
+        super().__init__()
+        self._controller = controller
+        self.set_timeout(timeout)
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Give a key its value."""
+        self.multi_set([key], [value])
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Give several keys their values."""
+        encoded = map(_encoded, values)
+        self._controller.use_keys("set", dict(zip(keys, encoded, strict=True)))
+
+    def get(self, key: str) -> bytes:
+        """The value of a key; waits for it.
+
+        Raises:
+            DistStoreError: There was none in time.
+        """
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of several keys; waits for them.
+
+        Raises:
+            DistStoreError: One has none in time.
+        """
+        timeout = self.timeout.total_seconds()
+        values, absent = self._controller.use_keys("get", list(keys), timeout)
+        _check(absent, timeout)
+        return list(values)
+
+    def wait(self, keys: Sequence[str], timeout: datetime.timedelta | None = None) -> None:
+        """Wait until all these keys have a value.
+
+        Raises:
+            DistStoreError: One has none in time.
+        """
+        seconds = (self.timeout if timeout is None else timeout).total_seconds()
+        _check(self._controller.use_keys("wait", list(keys), seconds), seconds)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all these keys have a value now."""
+        return not self._controller.use_keys("absent", list(keys))
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter; its value then."""
+        return int(self._controller.use_keys("add", key, amount))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Add to the end of a value."""
+        self._controller.use_keys("append", key, _encoded(value))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set a key if it has the expected value; its value then."""
+        value: bytes = self._controller.use_keys(
+            "compare_set", key, _encoded(expected), _encoded(desired)
+        )
+        return value
+
+    def delete_key(self, key: str) -> bool:
+        """Take a key away; whether there was one."""
+        return bool(self._controller.use_keys("delete", key))
+
+    # The names by which C++ finds them.
+    deleteKey = delete_key  # noqa: N815
+
+    def num_keys(self) -> int:
+        """The number of keys."""
+        return int(self._controller.use_keys("count"))
+
+    getNumKeys = num_keys  # noqa: N815
+
+    def has_extended_api(self) -> bool:
+        """Whether there are ``append``, ``multi_get`` and ``multi_set``."""
+        return True
+
+    def clone(self) -> GroupStore:
+        """This store: its calls do not wait for each other."""
+        return self
+
+
+def _encoded(value: str | bytes) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _check(absent: list[str], seconds: float) -> None:
+    if absent:
+        error: Any = dist.DistStoreError
+        raise error(
+            f"Waited {seconds:g} s in vain for {absent[0]!r} ({len(absent)} keys in all), which "
+            f"another rank sets: it has not come that far. TorchConfig(timeout_s=...) is the limit."
+        )
