@@ -1,8 +1,8 @@
 r"""Splits what a worker writes into lines, each under the name of what was running.
 
-Pure: bytes in, lines out. A mark ``\0miniray:name=<name>\0``, which the worker's own
-streams write (``worker/stdio.py``), names what follows it. Progress bars redraw a
-line; of many states that arrive together only the latest counts.
+Pure: bytes in, lines out. A mark ``\0miniray:name=<number>:<name>\0``, which the worker
+writes (``worker/stdio.py``), names what follows it; the number says how often the name has
+changed. Progress bars redraw a line; of many states that arrive together only the latest counts.
 """
 
 from __future__ import annotations
@@ -44,20 +44,17 @@ def clean_name(name: str) -> str:
     return name if name.isprintable() else "".join(c if c.isprintable() else " " for c in name)
 
 
-def mark(name: str) -> bytes:
-    """The mark that gives what follows a name."""
-    return MARK_START + clean_name(name).encode(errors="replace") + MARK_END
+def mark(number: int, name: bytes) -> bytes:
+    """The mark that gives what follows a name, which is a clean one."""
+    return b"%b%d:%b%b" % (MARK_START, number, name, MARK_END)
 
 
 class LineSplitter:
-    """Splits one stream of one worker.
+    """Splits one stream of one worker."""
 
-    Args:
-        name: What output before the first mark is attributed to.
-    """
-
-    def __init__(self, name: str = "") -> None:
-        self._name = name
+    def __init__(self) -> None:
+        self._name = ""
+        self._number = 0
         self._unparsed = b""  # what may be the beginning of a mark or of a cursor movement
         # Lines that are not finished. There is more than one only from a progress bar on,
         # since the cursor may move up to it again; it is in self._rows[self._row].
@@ -66,9 +63,20 @@ class LineSplitter:
         self._touched = False  # the row was written to since the cursor came to it
         self._blank = 0  # empty lines: if a bar follows, the way down to where it is drawn
 
-    def feed(self, data: bytes) -> list[LogLine]:
-        """Return the lines that these bytes finish, and the latest states of progress bars."""
+    def feed(self, data: bytes, number: int = 0, name: str = "") -> list[LogLine]:
+        """Return the lines that these bytes finish, and the latest states of progress bars.
+
+        Args:
+            data: What was read.
+            number: Of the name under which it was written, as far as no mark in the stream tells
+                of a later one.
+            name: That name.
+        """
         lines: list[LogLine] = []
+        if number > self._number:
+            rest, self._unparsed = self._unparsed, b""
+            self._write(rest, lines)
+            self._rename(number, name, lines)
         data = self._unparsed + data
         used = self._parse(data, lines)
         self._unparsed = data[used:]
@@ -105,10 +113,10 @@ class LineSplitter:
         written = at = 0
         while (start := data.find(b"\0", at)) >= 0:
             end = data.find(MARK_END, start + 1, start + _MAX_MARK)
-            if end >= 0 and data.startswith(MARK_START, start):
+            number, colon, name = data[start + len(MARK_START) : max(end, 0)].partition(b":")
+            if data.startswith(MARK_START, start) and colon and number.isdigit():
                 self._write(data[written:start], lines)
-                self._finish(lines)
-                self._name = data[start + len(MARK_START) : end].decode(errors="replace")
+                self._rename(int(number), name.decode(errors="replace"), lines)
                 written = at = end + 1
             elif end < 0 and _may_become_mark(data[start : start + _MAX_MARK]):
                 self._write(data[written:start], lines)
@@ -118,6 +126,11 @@ class LineSplitter:
         used = len(data) - _cursor_up_begun(data)
         self._write(data[written:used], lines)
         return used
+
+    def _rename(self, number: int, name: str, lines: list[LogLine]) -> None:
+        """What follows was written under another name."""
+        self._finish(lines)
+        self._number, self._name = number, name
 
     def _write(self, data: bytes, lines: list[LogLine]) -> None:
         """Move the cursor and write as a terminal would, as far as progress bars need it."""

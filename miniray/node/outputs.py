@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from miniray.node.log_lines import LineSplitter, LogLine, bar_row
+from miniray.node.worker_file import has_unread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,11 +23,18 @@ class OutputPipe:
 
     Args:
         path: The log file; opened for each write, so that many workers need no descriptors.
+        running: Returns under which name the worker writes, and the number of that name.
         on_lines: Called with the lines that a read completed.
     """
 
-    def __init__(self, path: Path, on_lines: Callable[[list[LogLine]], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        running: Callable[[], tuple[int, str]],
+        on_lines: Callable[[list[LogLine]], None],
+    ) -> None:
         self.path = path
+        self._running = running
         self._on_lines = on_lines
         self._splitter = LineSplitter()
         self._loop = asyncio.get_running_loop()
@@ -37,17 +45,19 @@ class OutputPipe:
         self._loop.add_reader(self._read, self._on_readable)
 
     def _on_readable(self) -> None:
+        """Read. There must be something: a change of name after that is in the pipe itself."""
+        running = self._running()
         try:
             data = os.read(self._read, _READ_SIZE)
         except BlockingIOError:
             return
         if data:
-            self._take(data)
+            self._take(data, running)
         else:
             self.close()
 
-    def _take(self, data: bytes) -> None:
-        self._pass_on(self._splitter.feed(data))
+    def _take(self, data: bytes, running: tuple[int, str]) -> None:
+        self._pass_on(self._splitter.feed(data, *running))
         if self._splitter.unsettled and self._settling is None:
             self._settling = self._loop.call_later(_SETTLE_AFTER, self._settle)
 
@@ -70,7 +80,8 @@ class OutputPipe:
         """Pass on what was written up to now, an unfinished line as if it were finished."""
         if self._closed:
             return
-        self._on_readable()  # one read takes all that a pipe holds
+        if has_unread(self._read):
+            self._on_readable()  # one read takes all that a pipe holds
         if not self._closed:
             self._pass_on(self._splitter.close())
 
@@ -83,7 +94,7 @@ class OutputPipe:
                 break
             if not data:
                 break
-            self._take(data)
+            self._take(data, self._running())
         self.close()
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from miniray.node import control_socket
+from miniray.node import control_socket, worker_file
 from miniray.node.origins import Unsure, read_apart, worker_of
 from miniray.node.python_command import python_command
 
@@ -151,12 +151,12 @@ class Template:
         return None
 
     def _fork(self, token: int, fds: list[int]) -> Callable[[], NoReturn] | None:
-        """Fork a worker. The descriptors are its stdout, its stderr, and a file with its spec."""
+        """Fork a worker. The descriptors are its stdout, its stderr, and its file."""
         pid = -1
         try:
             if len(fds) != _WORKER_FDS:  # the kernel drops what finds no room here
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            spec: dict[str, Any] = marshal.loads(os.pread(fds[2], os.fstat(fds[2]).st_size, 0))
+            spec = worker_file.read_spec(fds[2])
             pid = os.fork()
         except OSError as error:
             self._send(("refused", token, f"{error.strerror}"))
@@ -238,7 +238,7 @@ class Template:
             python = spec["python"]
             command = python_command("miniray.worker.fresh")
             os.execv(python, [python, "-c", command, str(fds[2])])  # noqa: S606
-        os.close(fds[2])
+        spec["file"] = fds[2]
 
     # --- ends ----------------------------------------------------------------------
     def _reap(self) -> None:

@@ -8,7 +8,6 @@ import functools
 import itertools
 import logging
 import marshal
-import os
 import signal
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -71,21 +70,21 @@ class TemplateClient:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(control.fileno(), self._on_readable)
 
-    async def fork(self, spec: dict[str, Any], stdout: int, stderr: int) -> int:
+    async def fork(self, file: int, stdout: int, stderr: int) -> int:
         """Start a worker; returns its pid. The descriptors are closed here in any case.
+
+        Args:
+            file: that of the worker (``worker_file``).
+            stdout: where the worker writes.
+            stderr: where it writes errors.
 
         Raises:
             TemplateGoneError: the template is gone.
             OSError: the machine has no room for another process.
         """
         if self._gone:
-            close_all((stdout, stderr))
+            close_all((stdout, stderr, file))
             raise TemplateGoneError("the template process is gone")
-        try:
-            file = _spec_file(spec)
-        except OSError:
-            close_all((stdout, stderr))
-            raise
         number = self._numbers()
         future: asyncio.Future[int] = self._loop.create_future()
         self._open[number] = future
@@ -202,12 +201,3 @@ class TemplateClient:
         self._control.close()
         for number in list(self._open):
             self._refuse(number, TemplateGoneError("the template process is gone"))
-
-
-def _spec_file(spec: dict[str, Any]) -> int:
-    """An open file, without a name, that holds what a worker is told: it fits no message."""
-    fd = os.memfd_create("miniray-worker", os.MFD_CLOEXEC)
-    with open(fd, "wb", closefd=False) as file:
-        file.write(marshal.dumps(spec))
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd

@@ -24,6 +24,7 @@ from miniray.exceptions import (
     TaskUnschedulableError,
     WorkerCrashedError,
 )
+from miniray.node import worker_file
 from miniray.node.dying import DyingWatch
 from miniray.node.idle_workers import IdleWorkers, surplus
 from miniray.node.outputs import OutputPipe
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from miniray.node.template_client import TemplateClient
     from miniray.node.worker import NodeLease
     from miniray.node.worker_events import WorkerEvents
+    from miniray.node.worker_file import NamePage
     from miniray.runtime_env.install import EnvironmentManager
 
 logger = logging.getLogger(__name__)
@@ -205,14 +207,16 @@ class WorkerPool:
     async def _fork(self, lease: NodeLease, worker: Worker) -> None:
         """Have a template start a worker's process."""
         require_room(self._descriptors_to_start(), "another worker")
-        stdout = self._pipe(worker, is_stderr=False)
-        stderr = self._pipe(worker, is_stderr=True)
         python = interpreter(lease, worker, self._accelerators)
         spec = process_spec(lease, worker, python, self._base_spec, self._accelerators)
+        file = worker_file.make(spec)
+        names = worker_file.NamePage(file)
+        stdout = self._pipe(worker, names, is_stderr=False)
+        stderr = self._pipe(worker, names, is_stderr=True)
         self.workers[worker.process_id] = worker
         lease.worker = worker
         template = worker.template = self._templates.get(*preload(lease, python))
-        worker.pid = await template.fork(spec, stdout.write_end, stderr.write_end)
+        worker.pid = await template.fork(file, stdout.write_end, stderr.write_end)
 
     def _start_failed(self, lease: NodeLease, worker: Worker, error: Exception, tries: int) -> None:
         self.workers.pop(worker.process_id, None)
@@ -231,10 +235,14 @@ class WorkerPool:
     def _is_over(lease: NodeLease) -> bool:
         return lease.ending
 
-    def _pipe(self, worker: Worker, *, is_stderr: bool) -> OutputPipe:
+    def _pipe(self, worker: Worker, names: NamePage, *, is_stderr: bool) -> OutputPipe:
         name = f"worker-{worker.process_id.hex()}.{'err' if is_stderr else 'out'}"
         path = self._logs / name
-        pipe = OutputPipe(path, lambda lines: self._events.output(worker, is_stderr, path, lines))
+        pipe = OutputPipe(
+            path,
+            lambda: names.read(is_stderr),
+            lambda lines: self._events.output(worker, is_stderr, path, lines),
+        )
         worker.outputs.append(pipe)
         return pipe
 

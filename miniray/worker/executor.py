@@ -283,6 +283,7 @@ class Executor:
 
     def _invoke(self, work: Work) -> Any:
         """Call the user's code; in a frame of its own, so that the arguments end with it."""
+        self.set_name(work.name)  # before its code is loaded, which may print or crash too
         function = self.resolve(work)
         running = context.execution.get()
         if running is not None and isinstance(work.target, bytes):
@@ -295,7 +296,6 @@ class Executor:
             self.interruption.allowed = False  # a method that has begun runs on
             if work.cancelled:
                 raise TaskCancelledError(work.name)
-        self.set_name(work.name)
         return function(*args, **kwargs)
 
     def resolve(self, work: Work) -> Callable[..., Any]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import marshal
-import os
 import sys
 from typing import NoReturn
+
+from miniray.node import worker_file
 
 
 def main() -> NoReturn:
     """Be the worker that the descriptor in the first argument describes."""
-    with os.fdopen(int(sys.argv[1]), "rb") as file:
-        spec = marshal.loads(file.read())
+    fd = int(sys.argv[1])
+    spec = worker_file.read_spec(fd) | {"file": fd}
     from miniray.worker.main import run_worker
 
     run_worker(spec)

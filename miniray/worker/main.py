@@ -349,7 +349,8 @@ def _prepare_process(spec: dict[str, Any]) -> None:
     """Make this process what user code expects of a fresh one."""
     leave_in_place(signal.SIGINT, _ignore_interrupt)
     signal.signal(signal.SIGINT, _ignore_interrupt)
-    stdio.install()
+    stdio.install(spec["file"])
+    os.close(spec["file"])
     faulthandler.enable(2, all_threads=False)  # where the code was if a signal like SIGSEGV ends it
     _show_own_warnings()
     sys.argv = [""]

@@ -1,9 +1,10 @@
-"""The standard streams of a worker, which say under which name each line was written.
+"""The standard streams of a worker, and the name under which each line is written.
 
-Before the first write under a new name, a stream writes the mark that
-``node/log_lines.py`` understands. What C code and child processes write to the same
-descriptors passes through as it is. Reads nothing, and knows nothing of where the
-output goes.
+That is the name of what runs, whoever writes: Python, C code, a child process, or
+faulthandler in a crash. When it changes and a stream's pipe is empty, the new name is
+put into memory that the daemon looks at when it reads (``node/worker_file.py``), which
+costs no wake-up. If something is in the pipe, a mark behind that says so, which
+``node/log_lines.py`` understands. Reads nothing, and knows nothing of where the output goes.
 
 There is no lock in here: a signal handler may print while a print is under way, a
 fork may happen in any thread, and at interpreter exit a thread that holds a lock
@@ -12,6 +13,8 @@ never runs again. A write of one line is one ``write(2)``, which the kernel keep
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import io
 import os
 import select
@@ -19,18 +22,45 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from miniray.core.names import short_name
-from miniray.node.log_lines import mark
+from miniray.node import worker_file
+from miniray.node.log_lines import clean_name, mark
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
+#: _IOLBF of <stdio.h>.
+_LINE_BUFFERED = 1
 _name = ""
-_name_mark = b""
+_names: _Names | None = None
 _fork_hook_registered = False
 
 
+class _Names:
+    """Tells the daemon under which name the streams are written to.
+
+    Args:
+        file: The worker's file (``node/worker_file.py``).
+    """
+
+    def __init__(self, file: int) -> None:
+        self._page = worker_file.NamePage(file)
+        # User code may put other files in the place of descriptors 1 and 2.
+        self._pipes = (os.dup(1), os.dup(2))
+        self._number = 0
+
+    def change(self, name: str) -> None:
+        """What is written from now on is written under this name."""
+        self._number += 1
+        encoded = _encoded(name)
+        for stream, pipe in enumerate(self._pipes):
+            if worker_file.has_unread(pipe):
+                _write_all(pipe, mark(self._number, encoded))
+            else:
+                self._page.write(stream, self._number, encoded)
+
+
 class DescriptorWriter(io.BufferedIOBase):
-    """Writes all of what it is given to a descriptor at once, after the mark of the name.
+    """Writes all of what it is given to a descriptor at once.
 
     Args:
         descriptor: Where to write; closing the writer leaves it open, because C code
@@ -42,7 +72,6 @@ class DescriptorWriter(io.BufferedIOBase):
 
     def __init__(self, descriptor: int, name: str) -> None:
         self._descriptor = descriptor
-        self._written_mark = b""
         self.name = name
 
     def writable(self) -> bool:
@@ -60,41 +89,40 @@ class DescriptorWriter(io.BufferedIOBase):
     def write(self, data: ReadableBuffer) -> int:
         """Write all bytes; returns how many were given."""
         content = bytes(data)
-        if not content:
-            return 0
-        current = _name_mark
-        if current == self._written_mark:
-            _write_all(self._descriptor, content)
-        else:
-            # Another thread or a signal handler may come here at the same moment; a mark
-            # that is written twice does no harm, one that comes too late would.
-            _write_all(self._descriptor, current + content)
-            self._written_mark = current
+        _write_all(self._descriptor, content)
         return len(content)
 
 
 def set_name(name: str) -> None:
     """What is written from now on is written under this name, in both streams."""
-    global _name, _name_mark
+    global _name
     if name == _name:
         return
     flush_all()  # an unfinished line belongs to the name before
-    _name, _name_mark = name, mark(short_name(name))
+    _name = name
+    if _names is not None:
+        _names.change(name)
 
 
-def install() -> None:
+def install(file: int) -> None:
     """Make ``sys.stdout`` and ``sys.stderr`` this worker's streams on descriptors 1 and 2.
 
     Text is UTF-8, and what UTF-8 can't hold is written with backslashes. A line is
-    passed on when it ends, and anything at a flush.
+    passed on when it ends, and anything at a flush; a line of C code's as well.
+
+    Args:
+        file: The worker's file (``node/worker_file.py``).
     """
-    global _fork_hook_registered
+    global _fork_hook_registered, _names
+    _names = _Names(file)
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _LINE_BUFFERED, 0)
     flush_all()  # what the template has left in the old streams
     sys.stdout = sys.__stdout__ = _text_stream(1, "<stdout>")  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _text_stream(2, "<stderr>")  # type: ignore[misc]
     if not _fork_hook_registered:
         # An unfinished line would otherwise be written by the child as well.
-        os.register_at_fork(before=flush_all)
+        os.register_at_fork(before=flush_all, after_in_child=_forget_names)
         _fork_hook_registered = True
 
 
@@ -106,9 +134,19 @@ def flush_all() -> None:
 
 def flush_c() -> None:
     """Write what C code has left in its own buffers; for exits that skip the C library's."""
-    import ctypes
-
     ctypes.CDLL(None).fflush(None)
+
+
+@functools.lru_cache(maxsize=256)
+def _encoded(name: str) -> bytes:
+    """A name as the daemon gets it."""
+    return clean_name(short_name(name)).encode(errors="replace")[: worker_file.MAX_NAME]
+
+
+def _forget_names() -> None:
+    """A child of user code writes under the name that its parent has."""
+    global _names
+    _names = None
 
 
 def _flush(stream: TextIO) -> None:

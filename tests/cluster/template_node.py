@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.node import worker_file
 from miniray.node.control_socket import control_pair
 from miniray.node.origins import WORKER_VARIABLE
 from miniray.node.template_client import TemplateClient
@@ -86,7 +87,7 @@ class Node:
         read, write = os.pipe2(os.O_CLOEXEC)
         self.outputs.append(read)
         pid = await self.client.fork(
-            worker_spec(code, **spec), write, os.open(os.devnull, os.O_WRONLY)
+            worker_file.make(worker_spec(code, **spec)), write, os.open(os.devnull, os.O_WRONLY)
         )
         return pid, read
 

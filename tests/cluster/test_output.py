@@ -480,6 +480,43 @@ def test_lines_of_native_code_have_names_too(nodes: Cluster) -> None:
     assert sorted(line.split(" ")[0] for line in lines) == ["(Native", "(write"]
 
 
+def test_what_is_not_printed_by_python_is_shown_under_the_name_of_what_runs(
+    nodes: Cluster,
+) -> None:
+    shown = drive("""
+        import subprocess
+
+        @miniray.remote
+        def by_python():
+            print("python")
+
+        @miniray.remote
+        def by_child():
+            subprocess.run("echo child; echo child >&2", shell=True, check=True)
+
+        @miniray.remote
+        def silent():
+            pass
+
+        @miniray.remote(max_retries=0)
+        def by_crash():
+            os.kill(os.getpid(), 11)
+
+        for function in [by_python, by_child, silent, by_python, by_child, silent]:
+            miniray.get(function.remote())
+        try:
+            miniray.get(by_crash.remote())
+        except miniray.exceptions.WorkerCrashedError:
+            pass
+        """)
+    names = [re.sub(r"\((\w+) pid=\d+\).*", r"\1", line) for line in shown.lines]
+    assert names == ["by_python", "by_child"] * 2
+    errors = [re.sub(r"\((\w+) pid=\d+\) (.*)", r"\1: \2", line) for line in shown.err.splitlines()]
+    assert errors[:2] == ["by_child: child"] * 2
+    assert errors[2] == "by_crash: Fatal Python error: Segmentation fault"
+    assert {error.partition(":")[0] for error in errors[2:]} == {"by_crash"}
+
+
 def test_where_code_was_that_crashed_its_process_is_shown(nodes: Cluster) -> None:
     shown = drive("""
         @miniray.remote(max_retries=0)

@@ -1,32 +1,61 @@
+import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from miniray.node.log_lines import LineSplitter
+from miniray.node import worker_file
+from miniray.node.outputs import OutputPipe
 
 REPOSITORY = Path(__file__).parents[2]
-PREAMBLE = "import os, sys\nfrom miniray.worker import stdio\nstdio.install()\n"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
 
-def run(code, *options, **kwargs):
-    """Run a program with a worker's streams; returns the lines of both and the process."""
-    process = subprocess.run(
-        [sys.executable, *options, "-c", PREAMBLE + textwrap.dedent(code)],
-        capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        timeout=30,
-        **kwargs,
+class Ran(NamedTuple):
+    out: list[tuple[str, str]]
+    err: list[tuple[str, str]]
+    returncode: int
+
+
+def program(code, file):
+    """A program with a worker's streams."""
+    begin = f"import os, sys\nfrom miniray.worker import stdio\nstdio.install({file})\n"
+    return begin + textwrap.dedent(code)
+
+
+def run(code, *options):
+    """Run a program with a worker's streams, read as a daemon does."""
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(asyncio.wait_for(_run(code, options, Path(folder)), 30))
+
+
+async def _run(code, options, folder):
+    file = worker_file.make({})
+    names = worker_file.NamePage(file)
+    lines = [], []
+    out, err = (
+        OutputPipe(folder / str(stream), partial(names.read, stream), lines[stream].extend)
+        for stream in (0, 1)
     )
-    return lines(process.stdout), lines(process.stderr), process
-
-
-def lines(data):
-    splitter = LineSplitter()
-    return [tuple(line) for line in [*splitter.feed(data), *splitter.close()]]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, *options, "-c", program(code, file)),
+        stdout=out.write_end,
+        stderr=err.write_end,
+        env=ENVIRONMENT,
+        pass_fds=[file],
+    )
+    for fd in (out.write_end, err.write_end, file):
+        os.close(fd)
+    code = await process.wait()
+    out.drain()
+    err.drain()
+    return Ran(*([tuple(line) for line in each] for each in lines), code)
 
 
 def test_lines_carry_the_name_under_which_they_were_written():
@@ -44,16 +73,58 @@ def test_lines_carry_the_name_under_which_they_were_written():
     assert err == [("f", "wrong")]
 
 
-def test_a_mark_is_written_once_and_only_when_there_is_output():
-    _, _, process = run(
+def test_what_others_write_to_the_descriptors_is_written_under_the_name_of_that_moment():
+    out, err, _ = run(
         """
-        for name in "abab": stdio.set_name(name)
-        print("x"); print("y")
-        stdio.set_name("c")
+        import subprocess
+        for number in range(500):
+            stdio.set_name(f"f{number}")
+            if number % 50 == 0:
+                subprocess.run(f"echo {number}; echo {number} >&2", shell=True)
+            elif number % 3 == 0:
+                os.write(1, b"%d\\n" % number)
+            elif number % 5 == 0:
+                print(number, file=sys.stderr)
         """
     )
-    assert process.stdout == b"\0miniray:name=b\0x\ny\n"
-    assert process.stderr == b""
+    assert len(out) == 173
+    assert len(err) == 70
+    assert [(f"f{text}", text) for _, text in out] == out
+    assert [(f"f{text}", text) for _, text in err] == err
+
+
+def test_a_change_of_the_name_is_written_to_no_file_that_user_code_has_put_in_the_way():
+    out, _, _ = run(
+        """
+        import tempfile
+        with tempfile.TemporaryFile() as mine:
+            stdio.set_name("f")
+            print("before")
+            saved = os.dup(1)
+            os.dup2(mine.fileno(), 1)
+            stdio.set_name("g")
+            print("redirected")
+            stdio.set_name("h")
+            os.dup2(saved, 1)
+            mine.seek(0)
+            print(mine.read())
+        """
+    )
+    assert out == [("f", "before"), ("h", repr(b"redirected\n"))]
+
+
+def test_a_line_of_c_code_is_passed_on_when_it_ends():
+    out, _, _ = run(
+        """
+        import ctypes
+        libc = ctypes.CDLL(None)
+        stdio.set_name("f")
+        libc.printf(b"by C\\n")
+        stdio.set_name("g")
+        print("by Python")
+        """
+    )
+    assert out == [("f", "by C"), ("g", "by Python")]
 
 
 def test_an_unfinished_line_belongs_to_the_name_before():
@@ -62,13 +133,15 @@ def test_an_unfinished_line_belongs_to_the_name_before():
 
 
 def test_a_line_is_passed_on_at_once_and_as_one_write():
-    program = PREAMBLE + "print('a', 'b', 3); sys.stdin.read()"
+    file = worker_file.make({})
     with subprocess.Popen(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", program("print('a', 'b', 3); sys.stdin.read()", file)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        env=ENVIRONMENT,
+        pass_fds=[file],
     ) as process:
+        os.close(file)
         assert os.read(process.stdout.fileno(), 100) == b"a b 3\n"
         process.stdin.close()
 
@@ -85,13 +158,12 @@ def test_a_planned_exit_that_skips_the_interpreter_loses_nothing():
 
 
 def test_flushing_is_harmless_when_user_code_has_closed_or_removed_the_streams():
-    _, _, process = run("sys.stdout.close(); sys.stderr = None; stdio.flush_all(); os._exit(7)")
-    assert process.returncode == 7
+    code = "sys.stdout.close(); sys.stderr = None; stdio.flush_all(); os._exit(7)"
+    assert run(code).returncode == 7
 
 
 def test_closing_a_stream_leaves_the_descriptor_to_others():
-    _, _, process = run("sys.stdout.close(); os.write(1, b'still here')")
-    assert process.stdout == b"still here"
+    assert run("sys.stdout.close(); os.write(1, b'still here')").out == [("", "still here")]
 
 
 def test_a_forked_child_does_not_repeat_what_the_parent_had_begun():
@@ -122,7 +194,7 @@ def test_writes_to_the_descriptor_and_of_child_processes_pass_through_in_order()
 
 
 def test_a_signal_handler_may_print_while_a_print_is_under_way():
-    out, err, process = run(
+    out, err, code = run(
         """
         import signal
         count = 0
@@ -138,7 +210,7 @@ def test_a_signal_handler_may_print_while_a_print_is_under_way():
         """
     )
     assert err == []
-    assert process.returncode == 0
+    assert code == 0
     assert sum(text.count("signal") for _, text in out) >= 50
 
 
@@ -173,7 +245,7 @@ def test_objects_that_die_with_the_interpreter_may_print():
 
 
 def test_a_thread_that_still_prints_at_exit_does_not_hold_up_the_interpreter():
-    _, _, process = run(
+    ran = run(
         """
         import threading
         def chatter():
@@ -182,12 +254,12 @@ def test_a_thread_that_still_prints_at_exit_does_not_hold_up_the_interpreter():
         print("end")
         """
     )
-    assert process.returncode == 0
+    assert ran.returncode == 0
 
 
 def test_a_crash_is_told_by_faulthandler():
-    _, err, process = run("import faulthandler; faulthandler.enable(); faulthandler._sigabrt()")
-    assert process.returncode < 0
+    _, err, code = run("import faulthandler; faulthandler.enable(); faulthandler._sigabrt()")
+    assert code < 0
     assert err[0] == ("", "Fatal Python error: Aborted")
 
 

@@ -19,6 +19,7 @@ from open_files import open_files
 from template_node import SLEEP, Node, alive, until, with_node, worker_spec
 
 from miniray.node import template as template_module
+from miniray.node import worker_file
 from miniray.node.control_socket import control_pair
 from miniray.node.template import Template
 from miniray.node.template_client import TemplateClient, TemplateGoneError
@@ -51,7 +52,8 @@ async def test_a_worker_gets_a_session_its_variables_and_a_closed_stdin(node: No
 
 @with_node
 async def test_a_worker_inherits_no_descriptor_of_the_template(node: Node) -> None:
-    code = "import os; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[:-1])"
+    code = "import os; os.close(spec['file'])"  # its own, which no stand-in of a worker closes
+    code += "; print(sorted(int(fd) for fd in os.listdir('/proc/self/fd'))[:-1])"
     _, output = await node.run(code)
     assert output == "[0, 1, 2]\n"
 
@@ -73,8 +75,9 @@ async def test_a_spec_of_any_size_reaches_its_worker(node: Node) -> None:
 async def test_a_worker_may_be_a_new_interpreter(node: Node) -> None:
     script = node.cleanup / "python"
     script.write_text(
-        f"#!{sys.executable}\nimport marshal, os, sys\n"
-        "spec = marshal.loads(os.fdopen(int(sys.argv[3]), 'rb').read())\n"
+        f"#!{sys.executable}\nimport os, sys\n"
+        "from miniray.node import worker_file\n"
+        "spec = worker_file.read_spec(int(sys.argv[3]))\n"
         "print(spec['code'], len(spec['blob']), os.environ['MINE'])\n"
     )
     script.chmod(0o700)
@@ -266,7 +269,9 @@ async def test_a_template_can_have_another_with_more_modules(node: Node) -> None
     read, write = os.pipe2(os.O_CLOEXEC)
     node.outputs.append(read)
     code = "import sys; print('colorsys' in sys.modules)"
-    pid = await other.fork(worker_spec(code), write, os.open(os.devnull, os.O_WRONLY))
+    pid = await other.fork(
+        worker_file.make(worker_spec(code)), write, os.open(os.devnull, os.O_WRONLY)
+    )
     await until(lambda: pid in exits)
     assert os.read(read, 100) == b"True\n"
     assert other.pid not in (0, node.process.pid)
@@ -303,7 +308,9 @@ async def test_workers_of_a_template_that_was_killed_are_ended(node: Node) -> No
     )
     read, write = os.pipe2(os.O_CLOEXEC)
     node.outputs.append(read)
-    pid = await other.fork(worker_spec(SLEEP), write, os.open(os.devnull, os.O_WRONLY))
+    pid = await other.fork(
+        worker_file.make(worker_spec(SLEEP)), write, os.open(os.devnull, os.O_WRONLY)
+    )
     assert await node.line(read) == "sleeping"
     os.kill(other.pid, signal.SIGKILL)
     await until(lambda: gone)

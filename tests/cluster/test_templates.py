@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from template_node import SLEEP, Node, alive, until, with_node, worker_spec
 
+from miniray.node import worker_file
 from miniray.node.templates import Templates
 from miniray.node.worker import Worker
 
@@ -55,7 +56,7 @@ class Pool:
         template = self.templates.get(QUICK, SLOW)
         worker = Worker(os.urandom(8), (), template=template)
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        worker.pid = await template.fork(worker_spec(code), write, nowhere)
+        worker.pid = await template.fork(worker_file.make(worker_spec(code)), write, nowhere)
         self.workers[worker.pid] = worker
         return worker, await self.node.line(read)
 

@@ -3,12 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.core.log_bars import BarKey, BarRegion
-from miniray.node.log_lines import MAX_LINE, LineSplitter, bar_row, mark
+from miniray.node.log_lines import MAX_LINE, LineSplitter, bar_row, clean_name, mark
 
 
-def split(*chunks, name="w"):
+def split(*chunks):
     """What each chunk gives, then what the end gives."""
-    splitter = LineSplitter(name)
+    splitter = LineSplitter()
     return [[tuple(line) for line in splitter.feed(chunk)] for chunk in chunks] + [
         [tuple(line) for line in splitter.close()]
     ]
@@ -31,18 +31,32 @@ def test_empty_lines_and_carriage_returns_of_line_ends_are_kept_apart():
 
 
 def test_a_mark_names_what_follows_it():
-    assert split(b"a\n" + mark("f") + b"b\nc", mark("g") + b"d\n") == [
-        [("w", "a"), ("f", "b")],
+    assert split(b"a\n" + mark(1, b"f") + b"b\nc", mark(2, b"g") + b"d\n") == [
+        [("", "a"), ("f", "b")],
         [("f", "c"), ("g", "d")],
         [],
     ]
 
 
-@pytest.mark.parametrize("cut", range(1, len(mark("f")) + 2))
+@pytest.mark.parametrize("cut", range(1, len(mark(1, b"f")) + 2))
 def test_a_mark_may_arrive_in_two_parts(cut):
-    data = b"a\n" + mark("f") + b"b\n"
+    data = b"a\n" + mark(1, b"f") + b"b\n"
     at = 1 + cut
-    assert flat(split(data[:at], data[at:])) == [("w", "a"), ("f", "b")]
+    assert flat(split(data[:at], data[at:])) == [("", "a"), ("f", "b")]
+
+
+def test_the_latest_name_counts_whether_a_mark_or_the_reader_tells_it():
+    splitter = LineSplitter()
+    lines = splitter.feed(b"a\n" + mark(2, b"g") + b"b\n", 1, "f")
+    lines += splitter.feed(b"c\nunfini", 1, "f")  # the mark came after that
+    lines += splitter.feed(b"d\n", 3, "h")
+    assert [tuple(line) for line in lines] == [
+        ("f", "a"),
+        ("g", "b"),
+        ("g", "c"),
+        ("g", "unfini"),
+        ("h", "d"),
+    ]
 
 
 def test_nul_characters_of_users_are_text():
@@ -58,7 +72,7 @@ def test_a_mark_that_never_ends_becomes_text():
 
 
 def test_a_name_can_not_break_out_of_its_mark():
-    assert split(mark("a\0b\nc\x1b") + b"x\n")[0] == [("a b c ", "x")]
+    assert split(mark(1, clean_name("a\0b\nc\x1b").encode()) + b"x\n")[0] == [("a b c ", "x")]
 
 
 def test_a_progress_bar_gives_its_latest_state_and_then_one_line():
