@@ -217,6 +217,11 @@ class Head:
         for node in self.nodes:
             node.send(stop=head_pb2.Stop(reason=reason))
 
+    def warn_drivers(self, text: str) -> None:
+        """Tell every driver something that its user should know."""
+        for job in self.jobs.all():
+            self.clients.push(job.driver, "warning", text)
+
     # --- messages --------------------------------------------------------------------
     def on_message(self, node: Node, message: head_pb2.FromNode) -> None:
         """A message of a node's daemon; one that cannot be handled ends nothing else."""

@@ -25,6 +25,9 @@ class HeadOptions:
     #: Where other machines connect; None: an embedded cluster, which has no network.
     tcp_host: str | None = None
     tcp_port: int | None = None
+    #: Seconds for which the port is tried again if another process has it: one that follows an
+    #: earlier head has to be where that one was.
+    port_patience: float = 0.0
     #: What other machines are told instead of ``tcp_host``, which may be a wildcard.
     advertised_host: str | None = None
     #: Readable when the process that this head belongs to is gone.

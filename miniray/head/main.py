@@ -12,6 +12,7 @@ from miniray.head.head import Head, Identity
 from miniray.head.server import HeadServicer, watch_liveness
 from miniray.head.storage import NoStorage
 from miniray.security import certificates, channels
+from miniray.security.errors import AddressInUseError
 from miniray.security.token import JoinToken
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 _NO_FINGERPRINT = bytes(32)
 #: Seconds that daemons have to read that the cluster ends.
 _STOP_SECONDS = 0.2
+#: Seconds until a port that another process has is tried again.
+_PORT_AGAIN_AFTER = 0.2
 
 
 def run_head(options: HeadOptions) -> None:
@@ -60,8 +63,10 @@ async def _run(options: HeadOptions) -> None:
     server = channels.server(token.grpc_secret)
     channels.listen_unix(server, options.unix_path)
     identity = _identity(options)
-    address = _listen_tcp(options, server, identity, token)
-    storage = _storage(options)
+    address = await _listen_tcp(options, server, identity, token, stop)
+    if stop.done():
+        return
+    storage = _storage(options, lambda text: head.warn_drivers(text))  # noqa: PLW0108 - made next
     head = _head(options, address, storage)
     head_pb2_grpc.add_HeadServicer_to_server(HeadServicer(head), server)  # type: ignore[no-untyped-call]
     await server.start()
@@ -97,13 +102,13 @@ def _node_ended(loop: asyncio.AbstractEventLoop, fd: int, end: Callable[[str], N
     end("its node is gone")
 
 
-def _storage(options: HeadOptions) -> SqliteStorage | None:
+def _storage(options: HeadOptions, warn: Callable[[str], object]) -> SqliteStorage | None:
     """Where state is kept; None for an embedded cluster, which ends with its head."""
     if options.tcp_host is None:
         return None
     from miniray.head.sqlite_storage import SqliteStorage
 
-    return SqliteStorage(options.session_dir / "head.db")
+    return SqliteStorage(options.session_dir / "head.db", warn)
 
 
 def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> Head:
@@ -129,19 +134,37 @@ def _identity(options: HeadOptions) -> certificates.Identity | None:
         return identity
 
 
-def _listen_tcp(
+async def _listen_tcp(
     options: HeadOptions,
     server: grpc.aio.Server,
     identity: certificates.Identity | None,
     token: JoinToken,
+    stop: asyncio.Future[str],
 ) -> str:
-    """Listen on the network, if there is to be one; what the head is known by."""
+    """Listen on the network, if there is to be one; what the head is known by.
+
+    Raises:
+        AddressInUseError: Another process has the port, and kept it for ``port_patience``.
+    """
     if identity is None or options.tcp_host is None:
         return f"unix:{options.unix_path}"
     members = certificates.members_authority(token.members_key)
-    wanted = options.tcp_port or 0
-    port = channels.listen_tcp(server, options.tcp_host, wanted, identity, members)
-    return channels.join_host_port(options.advertised_host or options.tcp_host, port)
+    host, port = options.tcp_host, options.tcp_port or 0
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + options.port_patience
+    refusal: AddressInUseError | None = None
+    while refusal is None or (clock() < deadline and not stop.done()):
+        if refusal is not None:  # a port tells nobody that it is free
+            await asyncio.wait({stop}, timeout=_PORT_AGAIN_AFTER)
+        try:
+            bound = channels.listen_tcp(server, host, port, identity, members)
+            return channels.join_host_port(options.advertised_host or host, bound)
+        except AddressInUseError as error:
+            if refusal is None and options.port_patience:
+                logger.warning("%s It is tried for %g s.", error, options.port_patience)
+            refusal = error
+    tried = f" It was tried for {options.port_patience:g} s." if options.port_patience else ""
+    raise AddressInUseError(f"{refusal}{tried}")
 
 
 async def _stop(head: Head, server: grpc.aio.Server) -> None:

@@ -7,11 +7,13 @@ one thread in one transaction at a time.
 from __future__ import annotations
 
 import asyncio
+import collections
 import concurrent.futures
+import contextlib
 import logging
 import sqlite3
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.config import config
 from miniray.head import records
@@ -19,6 +21,7 @@ from miniray.head.actor_states import DEAD
 from miniray.head.storage import Saved
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from miniray.head.actor import Actor
@@ -43,18 +46,46 @@ CREATE TABLE IF NOT EXISTS ended (
 CREATE INDEX IF NOT EXISTS ended_at ON ended (at);
 """
 _ACTOR, _GROUP, _JOB = "actor", "placement_group", "job"
+_THING, _VALUE = "thing", "value"
+_REPLACE = {
+    _THING: "REPLACE INTO things VALUES (?, ?, ?)",
+    _VALUE: "REPLACE INTO key_values VALUES (?, ?, ?)",
+}
+_DELETE = {
+    _THING: "DELETE FROM things WHERE kind = ? AND key = ?",
+    _VALUE: "DELETE FROM key_values WHERE namespace = ? AND key = ?",
+}
+#: Seconds until a disk that took nothing is tried again, at first and at most.
+_AGAIN_AFTER = (0.5, 10.0)
+#: What has changed: table, kind or namespace, key.
+_What = tuple[str, str, "bytes | str"]
 #: So many of each kind that have ended are told to the next head.
 _REMEMBERED = 10_000
+
+
+class _Change(NamedTuple):
+    """How something is to be kept from now on."""
+
+    #: None: it is removed.
+    record: bytes | None
+    #: What is to be remembered of one that has ended.
+    ended: bytes | None = None
 
 
 class SqliteStorage:
     """A database file, made if there is none. Implements ``storage.Storage``.
 
+    Args:
+        path: Of the file.
+        warn: Called with what users should know: that nothing can be written.
+
     Raises:
         sqlite3.Error: the file cannot be opened, or is no such database.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, warn: Callable[[str], object] | None = None) -> None:
+        self._path = path
+        self._warn = warn
         # Made here, then used by the writing thread only.
         self._database = sqlite3.connect(path, check_same_thread=False)
         path.chmod(0o600)
@@ -63,10 +94,9 @@ class SqliteStorage:
         )
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="storage")
         #: What changed since the last write, and is not being written.
-        self._things: dict[tuple[str, bytes], bytes | None] = {}
-        #: What of it has ended, and how.
-        self._ended: dict[tuple[str, bytes], bytes] = {}
-        self._values: dict[tuple[str, Key], bytes | None] = {}
+        self._changes: dict[_What, _Change] = {}
+        self._in_trouble = False
+        self._closing = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
 
     def start(self, cluster_id: str) -> Saved:
@@ -131,70 +161,102 @@ class SqliteStorage:
 
     def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
         """A value was set, or removed."""
-        self._values[namespace, key] = value
-        self._write_soon()
+        self._note((_VALUE, namespace, key), _Change(value))
 
     def _change(self, kind: str, key: bytes, record: bytes | None) -> None:
-        self._things[kind, key] = record
-        self._write_soon()
+        self._note((_THING, kind, key), _Change(record))
 
     def _end(self, kind: str, key: bytes, record: bytes) -> None:
-        self._ended[kind, key] = record
-        self._change(kind, key, None)
+        self._note((_THING, kind, key), _Change(None, record))
 
-    # --- writing -----------------------------------------------------------------
-    def _write_soon(self) -> None:
+    def _note(self, what: _What, change: _Change) -> None:
+        self._changes[what] = change
         if self._writing is None or self._writing.done():
             self._writing = asyncio.ensure_future(self._write_all())
 
+    # --- writing -----------------------------------------------------------------
     async def _write_all(self) -> None:
-        loop = asyncio.get_running_loop()
-        while self._things or self._values:
-            things, self._things = self._things, {}
-            values, self._values = self._values, {}
-            ended, self._ended = self._ended, {}
-            try:
-                await loop.run_in_executor(self._writer, self._write, things, values, ended)
-            except sqlite3.Error:
-                # The cluster goes on; only a restart of the head would miss this.
-                logger.exception("%d changes could not be kept", len(things) + len(values))
+        """Write until nothing is left. While nothing can be written, only the latest stays of each.
 
-    def _write(
-        self,
-        things: dict[tuple[str, bytes], bytes | None],
-        values: dict[tuple[str, Key], bytes | None],
-        ended: dict[tuple[str, bytes], bytes],
-    ) -> None:
-        now = time.time()
-        with self._database as database:
-            if ended:
-                database.executemany(
-                    "REPLACE INTO ended VALUES (?, ?, ?, ?)",
-                    [(*key, record, now) for key, record in ended.items()],
+        So what waits takes no more than the head's own state, and a key for all that has ended.
+        """
+        pause = _AGAIN_AFTER[0]
+        while self._changes:
+            changes, self._changes = self._changes, {}
+            trouble = await self._write(changes)
+            if trouble is not None and not isinstance(trouble, sqlite3.OperationalError):
+                trouble = await self._write_each(changes)
+            elif trouble is None:
+                changes = {}
+            self._changes = {**changes, **self._changes}
+            self._tell(trouble)
+            if trouble is not None:
+                if self._closing.is_set():
+                    return
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), pause)
+                pause = min(2 * pause, _AGAIN_AFTER[1])
+
+    async def _write_each(self, changes: dict[_What, _Change]) -> Exception | None:
+        """Write one by one, and drop those that can never be written; what is left stays in."""
+        for what, change in list(changes.items()):
+            trouble = await self._write({what: change})
+            if isinstance(trouble, sqlite3.OperationalError):
+                return trouble
+            if trouble is not None:
+                logger.error(
+                    "the %s %s %.80r cannot be kept, and a restart of the head will miss it: %s",
+                    *what,
+                    trouble,
                 )
+            del changes[what]
+        return None
+
+    async def _write(self, changes: dict[_What, _Change]) -> Exception | None:
+        """Write all or nothing; what went wrong."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._writer, self._transact, changes)
+        except Exception as error:  # noqa: BLE001 - told by those who asked
+            return error
+        return None
+
+    def _tell(self, trouble: Exception | None) -> None:
+        """Tell once that the disk takes nothing, and once that it does again."""
+        if trouble is not None and not self._in_trouble:
+            text = (
+                f"The head cannot write its state to {self._path} ({trouble}). The cluster goes on "
+                f"and the head tries again; what changes meanwhile is lost if the head dies."
+            )
+            logger.error(text)
+            if self._warn is not None:
+                self._warn(text)
+        elif trouble is None and self._in_trouble:
+            logger.warning("all changes are written to %s again", self._path)
+        self._in_trouble = trouble is not None
+
+    def _transact(self, changes: dict[_What, _Change]) -> None:
+        now = time.time()
+        rows: dict[str, list[tuple[Any, ...]]] = collections.defaultdict(list)
+        for (table, kind, key), (record, ended) in changes.items():
+            if record is None:
+                rows[_DELETE[table]].append((kind, key))
+            else:
+                rows[_REPLACE[table]].append((kind, key, record))
+            if ended is not None:
+                rows["REPLACE INTO ended VALUES (?, ?, ?, ?)"].append((kind, key, ended, now))
                 # Daemons that come back later than this have stopped.
-                forgotten = now - 2 * config().head_grace
-                database.execute("DELETE FROM ended WHERE at < ?", (forgotten,))
-            database.executemany(
-                "REPLACE INTO things VALUES (?, ?, ?)",
-                [(*key, record) for key, record in things.items() if record is not None],
-            )
-            database.executemany(
-                "DELETE FROM things WHERE kind = ? AND key = ?",
-                [key for key, record in things.items() if record is None],
-            )
-            database.executemany(
-                "REPLACE INTO key_values VALUES (?, ?, ?)",
-                [(*key, value) for key, value in values.items() if value is not None],
-            )
-            database.executemany(
-                "DELETE FROM key_values WHERE namespace = ? AND key = ?",
-                [key for key, value in values.items() if value is None],
-            )
+                rows["DELETE FROM ended WHERE at < ?"] = [(now - 2 * config().head_grace,)]
+        with self._database as database:
+            for statement, values in rows.items():
+                database.executemany(statement, values)
 
     async def close(self) -> None:
         """Write what is left, then close the file."""
+        self._closing.set()
         if self._writing is not None:
             await self._writing
+        if self._changes:
+            logger.error("%d changes were never written to %s", len(self._changes), self._path)
         await asyncio.get_running_loop().run_in_executor(self._writer, self._database.close)
         self._writer.shutdown()

@@ -115,6 +115,7 @@ class HeadProcess:
         parent = os.pidfd_open(os.getpid())
         request = {
             **self._options,
+            "port_patience": config().head_grace,
             "secret": self._options["secret"].hex(),
             "session_dir": str(self._options["session_dir"]),
         }

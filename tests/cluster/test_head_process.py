@@ -14,10 +14,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cluster_helpers import wait_until
 
 from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.security import channels
@@ -145,6 +147,33 @@ def test_a_port_that_is_taken_is_told(folder: Path) -> None:
         process = HeadProcess(folder, tcp_host="127.0.0.1", tcp_port=port)
         assert str(port) in process.facts["error"]
         process.wait()
+
+
+def test_a_later_head_waits_until_the_port_is_free(folder: Path) -> None:
+    log = folder / "logs" / "head.log"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        free = threading.Thread(
+            target=lambda: (wait_until(lambda: "It is tried for" in text(log)), taken.close())
+        )
+        free.start()
+        process = HeadProcess(folder, tcp_host="127.0.0.1", tcp_port=port, port_patience=60)
+        free.join()
+    assert process.facts["address"] == f"127.0.0.1:{port}"
+    process.stop()
+
+
+def test_a_later_head_tells_for_how_long_it_tried_its_port(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = HeadProcess(folder, tcp_host="127.0.0.1", tcp_port=port, port_patience=0.5)
+        assert str(port) in process.facts["error"]
+        assert "tried for 0.5 s" in process.facts["error"]
+        process.wait()
+
+
+def text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def test_the_network_side_is_pinned_by_the_fingerprint(folder: Path) -> None:

@@ -1,0 +1,99 @@
+"""What the head keeps when writing fails: nothing is lost but what can never be written."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from miniray.head.sqlite_storage import SqliteStorage
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    import pytest
+
+
+@contextlib.asynccontextmanager
+async def storage_at(path: Path, told: list[str]) -> AsyncIterator[SqliteStorage]:
+    storage = SqliteStorage(path, told.append)
+    storage.start("cluster")
+    try:
+        yield storage
+    finally:
+        await storage.close()
+
+
+def kept(path: Path) -> dict[Any, bytes]:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        return dict(database.execute("SELECT key, value FROM key_values").fetchall())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20) if hasattr(asyncio, "timeout") else contextlib.nullcontext():
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_a_record_that_can_never_be_written_harms_no_other(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "head.db"
+    told: list[str] = []
+
+    async def run() -> None:
+        async with storage_at(path, told) as storage:
+            storage.key_value("space", b"first", b"1")
+            storage.key_value("space", ("no", "key"), b"2")  # type: ignore[arg-type]
+            storage.key_value("space", 1 << 80, b"3")  # type: ignore[arg-type]
+            storage.key_value("space", b"last", b"4")
+
+    asyncio.run(run())
+    assert kept(path) == {b"first": b"1", b"last": b"4"}
+    assert "('no', 'key')" in caplog.text
+    assert not told
+
+
+def test_what_a_full_disk_does_not_take_is_written_when_there_is_room(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "head.db"
+    told: list[str] = []
+
+    async def run() -> None:
+        async with storage_at(path, told) as storage:
+            (pages,) = storage._database.execute("PRAGMA page_count").fetchone()
+            storage._database.execute(f"PRAGMA max_page_count = {pages}")
+            for n in range(100):
+                storage.key_value("space", b"%d" % n, bytes(10_000))
+            await until(lambda: told)
+            storage.key_value("space", b"0", b"newer")
+            storage.key_value("space", b"1", None)
+            assert kept(path) == {}
+            storage._database.execute("PRAGMA max_page_count = 100000")
+            await until(lambda: len(kept(path)) == 99)
+
+    asyncio.run(run())
+    assert len(told) == 1
+    assert "full" in told[0]
+    assert "written to" in caplog.text
+    values = kept(path)
+    assert values[b"0"] == b"newer"
+    assert b"1" not in values
+
+
+def test_closing_does_not_wait_for_a_disk_that_stays_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "head.db"
+
+    async def run() -> None:
+        async with storage_at(path, []) as storage:
+            (pages,) = storage._database.execute("PRAGMA page_count").fetchone()
+            storage._database.execute(f"PRAGMA max_page_count = {pages}")
+            storage.key_value("space", b"key", bytes(1 << 20))
+
+    asyncio.run(run())
+    assert "never written" in caplog.text
