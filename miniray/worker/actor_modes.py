@@ -273,6 +273,8 @@ class AsyncExecutor(Executor):
 
     def block(self, wait: Callable[[float | None], bool], timeout: float | None) -> bool:
         """A blocking get() in a coroutine works, and stops all others meanwhile."""
+        if not self._begun:  # the constructor: there are no others
+            return super().block(wait, timeout)
         if not self._warned and context.execution.get() is not None:
             self._warned = True
             import warnings

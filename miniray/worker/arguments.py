@@ -9,15 +9,15 @@ from miniray.core.recovery import is_shared
 from miniray.core.serialization import deserialize
 from miniray.exceptions import ObjectLostError
 from miniray.worker.value_errors import NOT_ERRORS, raise_as_error
-from miniray.worker.work import ArgumentLostError
+from miniray.worker.work import ArgumentLostError, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
+    from miniray.core.call import RefArgument
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.objects import Value
     from miniray.object_ref import ObjectRef
-    from miniray.worker.work import Work
 
 
 def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -44,6 +44,51 @@ def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...]
         raise_as_error(error)
     finally:
         forget_arguments(runtime, work)
+
+
+def load_for_constructor(
+    runtime: ClusterRuntime, name: str, arguments: Value, refs: list[RefArgument]
+) -> tuple[tuple[Any, ...], dict[str, Any], list[ObjectRef[Any]]]:
+    """The arguments of an actor's constructor, and their refs, which are to be held while it runs.
+
+    What is in shared memory is got as by any borrower: where it was when the actor was made is a
+    first guess. If it was lost, as with the node on which the actor was before, its owner knows
+    better, or makes it again.
+
+    Raises:
+        MinirayError: a value is lost for good, or its owner is.
+    """
+    large = [ref for ref in refs if ref[3] is None or is_shared(ref[3])]
+    small = [ref for ref in refs if ref not in large]
+    values = [arguments, *(value for *_, value in refs if value is not None)]
+    # These refs live as long as this process wants, not as long as a call.
+    held = runtime.borrowing.hold([ref for value in values for ref in value[2]])
+    wanted = runtime.borrowing.hold([(id, node) for _, id, node, _ in large])
+    for _, id, _, value in large:
+        if value is not None:
+            runtime.table.set_value(id, value, runtime.borrowing.hold(value[2]))
+    work = Work(None, 0, "", name, (*arguments[:2], ()), small, (), None, None)  # type: ignore[arg-type]
+    args, kwargs = load_arguments(runtime, work)
+    if large:
+        try:
+            found = runtime.get(wanted, None)
+        except NOT_ERRORS as error:
+            raise_as_error(error)
+        args = _put_in(args, kwargs, zip((where for where, *_ in large), found, strict=True))
+    return args, kwargs, [*held, *wanted]
+
+
+def _put_in(
+    args: tuple[Any, ...], kwargs: dict[str, Any], values: Iterable[tuple[int | str, Any]]
+) -> tuple[Any, ...]:
+    """Put the values of refs where these stood; returns the positional arguments."""
+    positional = list(args)
+    for where, value in values:
+        if isinstance(where, int):
+            positional[where] = value
+        else:
+            kwargs[where] = value
+    return tuple(positional)
 
 
 def _values(work: Work) -> Iterator[Value]:
@@ -79,17 +124,15 @@ def forget_arguments(runtime: ClusterRuntime, work: Work) -> None:
 def _load_all(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
     args, kwargs = _load(runtime, work.arguments)
     if work.refs:
-        positional = list(args)
-        for where, id, _node, value in work.refs:
-            if value is None:  # it was lost when the call was sent: the caller makes it again
-                raise ArgumentLostError(id, None)
-            item = _load(runtime, value, id)
-            if isinstance(where, int):
-                positional[where] = item
-            else:
-                kwargs[where] = item
-        args = tuple(positional)
+        args = _put_in(args, kwargs, _ref_values(runtime, work))
     return args, kwargs
+
+
+def _ref_values(runtime: ClusterRuntime, work: Work) -> Iterator[tuple[int | str, Any]]:
+    for where, id, _node, value in work.refs:
+        if value is None:  # it was lost when the call was sent: the caller makes it again
+            raise ArgumentLostError(id, None)
+        yield where, _load(runtime, value, id)
 
 
 def _load(runtime: ClusterRuntime, value: Value, id: bytes | None = None) -> Any:

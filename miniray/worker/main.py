@@ -34,13 +34,12 @@ from miniray.core.runtime import ActorClassInfo, set_runtime
 from miniray.exceptions import TaskError
 from miniray.worker import stdio
 from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, ThreadedExecutor
-from miniray.worker.arguments import load_arguments
+from miniray.worker.arguments import load_for_constructor
 from miniray.worker.built_in import SHUTDOWN
 from miniray.worker.executor import Executor
 from miniray.worker.exits import ActorExit, exit_code
 from miniray.worker.interruption import CANCEL_SIGNAL
 from miniray.worker.value_errors import carried
-from miniray.worker.work import ArgumentLostError, Work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -191,18 +190,13 @@ class Worker:
             cls = self.executor.load_code(actor["class_key"])
             self._attachment.facts.actor_class = cls
             arguments, refs = marshal.loads(actor["arguments"])
-            # These refs live as long as this process wants, not as long as a call.
-            values = [value for *_, value in refs if value is not None]
-            inside = [ref for value in (arguments, *values) for ref in value[2]]
-            held = self.runtime.borrowing.hold(inside)
-            work = Work(None, 0, "", name, (*arguments[:2], ()), refs, (), None, None)  # type: ignore[arg-type]
-            args, kwargs = load_arguments(self.runtime, work)
+            args, kwargs, held = load_for_constructor(self.runtime, name, arguments, refs)
             if inspect.iscoroutinefunction(cls.__init__):
                 self.executor.instance = cls.__new__(cls, *args, **kwargs)
                 await self.executor.instance.__init__(*args, **kwargs)
             else:
                 self.executor.instance = cls(*args, **kwargs)
-            del held, args, kwargs, work
+            del held, args, kwargs
             execution.answered = True
             if execution.exits:  # and the constructor has caught that
                 raise ActorExit
@@ -212,8 +206,6 @@ class Worker:
         except BaseException as error:  # noqa: BLE001 - it reaches the first call
             try:
                 error = carried(error)
-                if isinstance(error, ArgumentLostError) and error.__cause__ is not None:
-                    error = error.__cause__
                 told = _told(
                     TaskError.from_exception(
                         error, name, pid=os.getpid(), actor_id=actor["actor_id"].hex()

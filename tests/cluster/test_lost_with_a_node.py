@@ -1,0 +1,130 @@
+"""Values that are lost with a node: for actors that restart, and several at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cluster_helpers import wait_until
+
+import miniray
+from miniray.cluster_utils import Cluster
+from miniray.exceptions import ActorDiedError, ObjectLostError
+from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from miniray.cluster_utils import Node
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def nodes(session_root: Path) -> Iterator[Cluster]:
+    """A head node on which nothing runs but the driver."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    miniray.init(address=cluster.address)
+    yield cluster
+    miniray.shutdown()
+    cluster.shutdown()
+
+
+pytestmark = pytest.mark.usefixtures("nodes")
+
+
+def add_node(nodes: Cluster) -> Node:
+    """A node with one CPU, on which all work runs until it is lost."""
+    node = nodes.add_node(num_cpus=1)
+    wait_until(lambda: miniray.cluster_resources().get("CPU") == 1)
+    return node
+
+
+@pytest.fixture
+def first(nodes: Cluster) -> Iterator[Node]:
+    """The node on which the work of a test begins."""
+    yield add_node(nodes)
+    for node in list(nodes.worker_nodes):
+        nodes.remove_node(node)
+    wait_until(lambda: "CPU" not in miniray.cluster_resources())
+
+
+def lose(nodes: Cluster, node: Node) -> Node:
+    """The machine loses power, and another one joins."""
+    os.kill(node.pids["node"], signal.SIGKILL)
+    nodes.remove_node(node, allow_graceful=False)
+    wait_until(lambda: "CPU" not in miniray.cluster_resources())
+    return add_node(nodes)
+
+
+def softly_on(node: Node) -> dict[str, Any]:
+    """Options of what runs there as long as that node lives."""
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node.node_id, soft=True)}
+
+
+@miniray.remote(max_retries=3)
+def ones(size: int) -> Any:
+    return np.ones(size, dtype=np.uint8)
+
+
+class Sums:
+    def __init__(self, value: Any, *, more: Any = (), tag: str = "") -> None:
+        self.sum = int(np.sum(value)) + int(np.sum(more))
+        self.tag = tag
+
+    def told(self) -> tuple[int, str]:
+        return self.sum, self.tag
+
+
+class AsyncSums(Sums):
+    async def later(self) -> int:
+        return self.sum
+
+
+@pytest.mark.parametrize("sums", [Sums, AsyncSums])
+@pytest.mark.parametrize("lifetime", [None, "detached"])
+def test_what_a_restarting_actor_was_given_is_made_again_if_it_was_lost(
+    nodes: Cluster, first: Node, sums: Any, lifetime: str | None
+) -> None:
+    made = [ones.remote(MIB) for _ in range(2)]
+    small = miniray.put("small")
+    options: dict[str, Any] = {"max_restarts": -1, "max_task_retries": -1, "lifetime": lifetime}
+    actor = miniray.remote(sums).options(**options).remote(made[0], more=made[1], tag=small)
+    assert miniray.get(actor.told.remote(), timeout=30) == (2 * MIB, "small")
+    del made, small
+    # The only CPU is the actor's while it starts: it gives it to the tasks that it waits for.
+    second = lose(nodes, first)
+    assert miniray.get(actor.told.remote(), timeout=60) == (2 * MIB, "small")
+    lose(nodes, second)
+    assert miniray.get(actor.told.remote(), timeout=60) == (2 * MIB, "small")
+    miniray.kill(actor)
+
+
+def test_an_actor_restarts_with_a_value_that_was_made_again_before(
+    nodes: Cluster, first: Node
+) -> None:
+    value = ones.remote(MIB)
+    actor = (
+        miniray.remote(Sums).options(max_restarts=1, max_task_retries=1, num_cpus=0).remote(value)
+    )
+    assert miniray.get(actor.told.remote(), timeout=30) == (MIB, "")
+    lose(nodes, first)
+    assert miniray.get(value, timeout=60).sum() == MIB
+    assert miniray.get(actor.told.remote(), timeout=60) == (MIB, "")
+
+
+def test_a_restarting_actor_dies_of_a_value_that_nobody_can_make_again(
+    nodes: Cluster, first: Node
+) -> None:
+    value = ones.options(max_retries=0).remote(MIB)
+    actor = miniray.remote(Sums).options(max_restarts=1, max_task_retries=1).remote(value)
+    assert miniray.get(actor.told.remote(), timeout=30) == (MIB, "")
+    lose(nodes, first)
+    with pytest.raises(ActorDiedError, match=rf"ObjectRef\({value.hex()}\)") as info:
+        miniray.get(actor.told.remote(), timeout=60)
+    cause = info.value.creation_error
+    assert isinstance(getattr(cause, "cause", cause), ObjectLostError)
