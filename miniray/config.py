@@ -47,8 +47,16 @@ class Config:
     #: A function, a class, or an argument that is not data, that drags in more than this is named
     #: in a warning.
     large_closure_warning: int = 10 * 1024 * 1024
-    #: And one that drags in more than this is refused: it goes through the head.
-    largest_closure: int = 48 * 1024 * 1024
+    #: And one that drags in more than this is refused: the head keeps it, and workers load it.
+    largest_closure: int = 100_000_000
+    #: What the values of refs among an actor's constructor arguments may take together: they go
+    #: through the head in one message.
+    largest_actor_arguments: int = 48 * 1024 * 1024
+    #: What the head may keep of functions, classes and packages (``working_dir``, ``py_modules``)
+    #: for the jobs that run; more is refused.
+    job_code_limit: int = 2 * 1024 * 1024 * 1024
+    #: What a daemon may keep of functions and classes; it asks the head again for the rest.
+    code_cache: int = 256 * 1024 * 1024
     #: Data that is passed as an argument and takes more than this is named in a warning.
     large_argument_warning: int = 100 * 1024 * 1024
     #: A task that runs (or blocks) longer than this hands back the tasks queued behind it.

@@ -21,6 +21,7 @@ __all__ = [
     "ActorUnavailableError",
     "ActorUnschedulableError",
     "AuthenticationError",
+    "CodeStoreFullError",
     "DeathCause",
     "GetTimeoutError",
     "LocalRayletDiedError",
@@ -322,6 +323,10 @@ class PlacementGroupRemovedError(MinirayError):
 
 class RuntimeEnvSetupError(MinirayError):
     """The ``runtime_env`` of a task or actor could not be made on a node."""
+
+
+class CodeStoreFullError(MinirayError):
+    """The head has no room for more functions, classes and packages of the jobs that run."""
 
 
 # --- errors of values ------------------------------------------------------------------------

@@ -174,20 +174,20 @@ class ActorDirectory:
     def dependencies_ready(self, call: Call) -> None:
         """The constructor's arguments have values: the actor can be placed."""
         resolved, error = self._runtime.calls.resolved_refs(call)
-        if error is None and (size := _size(resolved)) > config().largest_closure:
+        largest = config().largest_actor_arguments
+        if error is None and (size := _size(resolved)) > largest:
             error = error_value(
                 ValueError(
                     f"The values of the refs among the arguments of {call.name} take {size} bytes "
-                    f"together. They go through the head, and may take "
-                    f"{config().largest_closure}. Pass the refs inside a list or dict, and get "
-                    f"the values in the constructor."
+                    f"together. They go through the head, and may take {largest}. Pass the refs "
+                    f"inside a list or dict, and get the values in the constructor."
                 )
             )
-        elif error is not None and len(error[1]) > config().largest_closure:
+        elif error is not None and len(error[1]) > largest:
             error = error_value(
                 ValueError(
                     f"An argument of {call.name} has failed, with an error of {len(error[1])} "
-                    f"bytes. It goes through the head, and may take {config().largest_closure}."
+                    f"bytes. It goes through the head, and may take {largest}."
                 )
             )
         if error is not None:

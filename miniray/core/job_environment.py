@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.code_pieces import split
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from miniray.core.cluster_runtime import ClusterRuntime
-
-#: Packages travel in pieces of this size.
-_PIECE = 8 * 1024 * 1024
 
 
 class JobEnvironment:
@@ -46,12 +45,10 @@ class JobEnvironment:
         return json.dumps(merged, sort_keys=True) if merged else ""
 
     def _has(self, uri: str) -> bool:
-        return bool(self._runtime.link.head_request("kv_exists", "packages", uri))
+        """Whether the cluster has a package; it keeps it for this job too then."""
+        job_id = self._runtime.facts.job_id
+        return bool(self._runtime.link.head_request("use_code", job_id, uri.encode()))
 
     def _put(self, uri: str, content: bytes) -> None:
-        count = -(-len(content) // _PIECE)
-        for number in range(count):
-            piece = content[number * _PIECE : (number + 1) * _PIECE]
-            self._runtime.link.head_request("kv_put", "packages", f"{uri}#{number}", piece, True)
-        # The name itself last: a package exists when all of it is there.
-        self._runtime.link.head_request("kv_put", "packages", uri, str(count).encode(), True)
+        for name, part in split(uri.encode(), content):
+            self._runtime.link.head_request("put_code", self._runtime.facts.job_id, name, part)

@@ -11,6 +11,7 @@ from miniray.core import context
 from miniray.core import protocol as p
 from miniray.core.actor_client import ActorClient
 from miniray.core.call import Call
+from miniray.core.code_pieces import split
 from miniray.core.gates import Gate
 from miniray.core.ids import owner_of
 from miniray.core.interrupts import Interrupts, uncut
@@ -58,7 +59,11 @@ class Submission(RefTracking):
     def publish(self, code: Exported) -> None:
         """Make code available to every worker; once per runtime and key."""
         if code.key not in self._exported:
-            self.link.node_notice("put_code", code.key, code.blob)
+            for name, part in split(code.key, code.blob):
+                if len(part) <= config().inline_limit:
+                    self.link.node_notice("put_code", name, part)
+                else:  # waits, so that what other threads send passes between two pieces
+                    self.link.head_request("put_code", self.facts.job_id, name, part)
             self._exported.add(code.key)  # only now may another thread rely on it
 
     # --- calls -------------------------------------------------------------------

@@ -20,6 +20,7 @@ from miniray.head.departures import Departures
 from miniray.head.drains import Drains
 from miniray.head.ends import ProcessEnds
 from miniray.head.grants import GrantTable
+from miniray.head.job_code import JobCode
 from miniray.head.jobs import JobDirectory
 from miniray.head.kv import KeyValues
 from miniray.head.leases import TaskLeases
@@ -71,6 +72,7 @@ class Head:
         self.ends = ProcessEnds(self.clients, timers)
         self.jobs = JobDirectory(self._job_over, storage.job_forgotten)
         self.kv = KeyValues(storage.key_value)
+        self.code = JobCode(self.kv, self.jobs, tunables.job_code_limit)
         self.grants = GrantTable(
             self.scheduler,
             timers,
@@ -286,6 +288,7 @@ class Head:
 
     def _job_over(self, job_id: bytes) -> None:
         """Nothing of a job runs or will: what was kept for it goes."""
+        self.code.job_over(job_id)
         self._tell_job_ended(job_id)
 
     def _tell_job_ended(self, job_id: bytes) -> None:

@@ -1,7 +1,4 @@
-"""Key-values of the cluster: exported code, packages, and what libraries keep.
-
-Code is kept for the life of the cluster; nothing here is ever interpreted.
-"""
+"""Key-values of the cluster: code and packages of jobs, and what libraries keep."""
 
 from __future__ import annotations
 
@@ -11,8 +8,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Key = str | bytes
-#: Namespace of exported functions and classes.
-CODE = "code"
 
 
 class KeyValues:

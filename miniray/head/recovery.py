@@ -52,6 +52,7 @@ class Recovery:
             head.kv.restore(namespace, key, value)
         for record in saved.jobs:
             self._restore_job(records.read_job(record))
+        head.code.restored()
         for record in saved.dead_actors:
             head.actors.restore_dead(*records.read_dead_actor(record))
         for id in saved.removed_groups:

@@ -11,7 +11,6 @@ import marshal
 from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import MinirayError
-from miniray.head.kv import CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +53,9 @@ class Requests:
             "placement_group_table": lambda _, *args: groups.table(*args),
             "find_placement_group": lambda _, *args: groups.find(*args),
             "pin_placement_group": lambda _, *args: groups.pin(*args),
-            "put_code": lambda _, key, blob: kv.put(CODE, key, blob, False),
-            "get_code": lambda _, key: kv.get(CODE, key),
+            "put_code": lambda _, *args: head.code.put(*args),
+            "use_code": lambda _, *args: head.code.use(*args),
+            "get_code": lambda _, *args: head.code.get(*args),
             "kv_put": lambda _, *args: kv.put(*args),
             "kv_get": lambda _, *args: kv.get(*args),
             "kv_del": lambda _, *args: kv.delete(*args),

@@ -90,7 +90,9 @@ class SqliteStorage:
         self._database = sqlite3.connect(path, check_same_thread=False)
         path.chmod(0o600)
         self._database.executescript(
-            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA
+            # What is deleted, as the code of a job, is given back to the disk.
+            "PRAGMA auto_vacuum = FULL; PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
+            + _SCHEMA
         )
         self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="storage")
         #: What changed since the last write, and is not being written.
@@ -250,6 +252,8 @@ class SqliteStorage:
         with self._database as database:
             for statement, values in rows.items():
                 database.executemany(statement, values)
+        if _DELETE[_VALUE] in rows:  # it may have been the code of a job, which is large
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     async def close(self) -> None:
         """Write what is left, then close the file."""

@@ -1,4 +1,4 @@
-"""How the C library keeps memory that a daemon has freed."""
+"""How the C library keeps memory that a daemon or a head has freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ def keep_freed_buffers() -> None:
     Objects pass through a daemon in such buffers; taking fresh pages for each costs a quarter of
     the speed of a transfer. Where the C library is not glibc nothing happens.
     """
+    _set(_M_MMAP_THRESHOLD, 8 * _MIB)
+    _set(_M_TRIM_THRESHOLD, 32 * _MIB)
+
+
+def return_freed_buffers() -> None:
+    """Give buffers of megabytes back to the kernel when they are freed, as the code of jobs is."""
+    _set(_M_MMAP_THRESHOLD, _MIB)
+
+
+def _set(parameter: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 8 * _MIB)
-        mallopt(_M_TRIM_THRESHOLD, 32 * _MIB)
+        mallopt(parameter, value)

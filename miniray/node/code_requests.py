@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniray.config import config
+from miniray.core import code_pieces
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.node.code_cache import CodeCache
 
@@ -17,21 +19,21 @@ class CodeRequests:
 
     def __init__(self, clients: ClientServer, head: HeadClient) -> None:
         self._head = head
-        self._code = CodeCache(lambda key: head.ask("get_code", key))
+        self.cache = CodeCache(lambda name: head.ask("get_code", name), config().code_cache)
         clients.requests["get_code"] = self._get_code
         clients.quick["get_code"] = self._known_code
         clients.notices["put_code"] = self._put_code
 
-    def _known_code(self, _client: Client, key: bytes) -> tuple[bytes, int] | None:
-        blob = self._code.known(key)
-        return (blob, -1) if blob is not None else None
+    def _known_code(self, client: Client, name: bytes) -> tuple[bytes, int] | None:
+        content = self.cache.known(client.job_id, name)
+        return (content, -1) if content is not None else None
 
-    def _put_code(self, _client: Client, key: bytes, blob: bytes) -> None:
-        if self._code.put(key, blob):
-            self._head.notify("put_code", key, blob)
+    def _put_code(self, client: Client, name: bytes, content: bytes) -> None:
+        if self.cache.put(client.job_id, name, content):
+            self._head.notify("put_code", client.job_id, name, content)
 
-    async def _get_code(self, _client: Client, key: bytes) -> tuple[bytes | None, int]:
-        return await self._code.get(key), -1
+    async def _get_code(self, client: Client, name: bytes) -> tuple[bytes | None, int]:
+        return await self.cache.get(client.job_id, name), -1
 
     async def package(self, uri: str) -> bytes:
         """A package of a runtime environment.
@@ -39,12 +41,13 @@ class CodeRequests:
         Raises:
             RuntimeEnvSetupError: the cluster does not know it.
         """
-        pieces = await self._head.ask("kv_get", "packages", uri)
-        if pieces is None:
-            raise RuntimeEnvSetupError(f"The package {uri} is not known to the cluster.")
-        return b"".join(
-            [
-                await self._head.ask("kv_get", "packages", f"{uri}#{number}")
-                for number in range(int(pieces))
-            ]
-        )
+        name = uri.encode()
+        part = await self._head.ask("get_code", name)
+        if part is None:
+            raise RuntimeEnvSetupError(
+                f"The package {uri} is not known to the cluster: the job that brought it is over."
+            )
+        names = code_pieces.pieces(name, part)
+        if not names:
+            return code_pieces.whole(part)
+        return b"".join([await self._head.ask("get_code", each) for each in names])

@@ -166,7 +166,7 @@ class NodeDaemon:
             usage=self._usage,
             node_died=self._node_died,
             stop=self.stop,
-            keepers=(self._environments,),
+            keepers=(self._environments, self._code.cache),
         )
         self._adopted.await_death = self.membership.await_death
         self._clients.requests["flush_output"] = self._outputs.flush

@@ -51,7 +51,12 @@ class HeadClient:
         usage: Callable[[], head_pb2.Heartbeat],
     ) -> head_pb2.Welcome:
         """Open the session. Errors are those of ``HeadSession.open``."""
-        self.session = HeadSession(channel, hello, on_message, usage)
+
+        def beat() -> head_pb2.Heartbeat:
+            self._requests.drop_older()
+            return usage()
+
+        self.session = HeadSession(channel, hello, on_message, beat)
         self.session.on_ended = self._requests.session_ended
         return await self.session.open(timeout)
 

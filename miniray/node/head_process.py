@@ -164,6 +164,9 @@ def _run(options: dict[str, Any], answer: int, parent: int) -> NoReturn:
     """Be the head."""
     from miniray.head import main as head_main
     from miniray.head.head_options import HeadOptions
+    from miniray.node.allocator import return_freed_buffers
+
+    return_freed_buffers()
 
     def ready(facts: dict[str, Any]) -> None:
         os.write(answer, json.dumps(facts).encode())

@@ -32,6 +32,7 @@ _LASTING = frozenset(
         "remove_placement_group",
         "return_lease",
         "put_code",
+        "use_code",
         "kv_put",
         "kv_del",
     }
@@ -64,17 +65,17 @@ class HeadRequests:
         if request.method in _LASTING:
             now = self._clock()
             self._recent.append((now, message))
-            self._drop_older(now)
+            self.drop_older()
 
     def reported(self, message: head_pb2.FromNode) -> None:
         """The head is told how an actor ends, or has ended."""
         now = self._clock()
         self._reports.append((now, message))
-        self._drop_older(now)
+        self.drop_older()
 
     def reports(self) -> list[head_pb2.FromNode]:
         """What was told of ends and may be lost, as far as one message can take it."""
-        self._drop_older(self._clock())
+        self.drop_older()
         left = _LARGEST
         found: list[head_pb2.FromNode] = []
         for _, message in self._reports:
@@ -87,7 +88,7 @@ class HeadRequests:
     def answered(self, process_id: bytes, number: int) -> None:
         """The head answered a request."""
         self._open.pop((process_id, number), None)
-        self._drop_older(self._clock())
+        self.drop_older()
 
     def process_ended(self, process_id: bytes) -> None:
         """Nobody waits for a process's answers any more."""
@@ -101,7 +102,7 @@ class HeadRequests:
             waiting: what is still to be sent, and so is not repeated.
         """
         now = self._clock()
-        self._drop_older(now)
+        self.drop_older()
         self._ended = None
         # This head may end too before it has kept them.
         self._recent = collections.deque((now, message) for _, message in self._recent)
@@ -112,8 +113,9 @@ class HeadRequests:
             sent.pop(id(message), None)
         return list(sent.values())
 
-    def _drop_older(self, now: float) -> None:
-        until = now if self._ended is None else self._ended
+    def drop_older(self) -> None:
+        """Let go of what the head has certainly kept; called now and then, as it may be large."""
+        until = self._clock() if self._ended is None else self._ended
         for told in (self._recent, self._reports):
             while told and until - told[0][0] > _KEPT_AFTER:
                 told.popleft()

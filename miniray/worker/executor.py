@@ -13,7 +13,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
-from miniray.core import context
+from miniray.core import code_pieces, context
 from miniray.core import protocol as p
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others
@@ -316,16 +316,22 @@ class Executor:
 
     def load_code(self, key: bytes) -> Any:
         """A function or class by its key."""
-        blob, _ = self._runtime.link.node_request("get_code", (key,))
-        if blob is None:
-            raise RuntimeError(
-                f"the code of key {key.hex()} is not known to the cluster any more; "
-                f"was the head restarted?"
-            )
+        part = self._code(key)
+        names = code_pieces.pieces(key, part)
+        blob = b"".join(map(self._code, names)) if names else code_pieces.whole(part)
         try:
             return pickle.loads(blob)
         except NOT_ERRORS as error:  # of a module that it imports
             raise_as_error(error)
+
+    def _code(self, name: bytes) -> bytes:
+        part, _ = self._runtime.link.node_request("get_code", (name,))
+        if part is None:
+            raise RuntimeError(
+                f"the code of key {name[:16].hex()} is not known to the cluster any more: its job "
+                f"is over"
+            )
+        return part  # type: ignore[no-any-return]
 
     def in_forked_child(self) -> None:
         """User code forked: where its child would answer the caller, the child ends instead."""

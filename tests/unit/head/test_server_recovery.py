@@ -9,6 +9,7 @@ from head_harness import FakeCluster, actor_spec, new_id, task_spec
 from restart_harness import ARGUMENTS, GPU, Restarts, Running, attach, make_actor
 
 from miniray.exceptions import PlacementGroupRemovedError
+from miniray.head.recovery import latest_return
 
 
 def test_each_start_has_an_epoch_of_its_own_and_the_clusters_id(restarts: Restarts) -> None:
@@ -19,17 +20,28 @@ def test_each_start_has_an_epoch_of_its_own_and_the_clusters_id(restarts: Restar
     assert seen == [("first", 1), ("first", 2), ("first", 3)]
 
 
-def test_key_values_survive(restarts: Restarts) -> None:
+def test_key_values_and_the_code_of_jobs_survive(restarts: Restarts) -> None:
+    kept: list[bytes] = []
+
     def before(cluster: FakeCluster) -> None:
         daemon = cluster.node()
-        daemon.notice(daemon.node_id, "put_code", b"key", b"code")
+        kept.append(daemon.driver())
+        daemon.notice(daemon.node_id, "put_code", kept[0], b"key", b"\0code")
+        daemon.notice(daemon.node_id, "put_code", ended := daemon.driver(), b"other", b"\0code")
+        daemon.end_process(ended)
         daemon.ask(daemon.node_id, "kv_put", "space", "text", b"1", True)
         daemon.ask(daemon.node_id, "kv_put", "space", "gone", b"1", True)
         daemon.ask(daemon.node_id, "kv_del", "space", "gone")
 
     def after(cluster: FakeCluster) -> None:
         daemon = cluster.node()
-        assert daemon.ask(daemon.node_id, "get_code", b"key") == b"code"
+        assert daemon.ask(daemon.node_id, "get_code", b"key") == b"\0code"
+        assert daemon.ask(daemon.node_id, "get_code", b"other") is None
+        assert cluster.head.code.used == len(b"\0code")
+        attach(daemon, kept[0])
+        daemon.end_process(kept[0])
+        cluster.timers.pass_time(latest_return() + 1)
+        assert daemon.ask(daemon.node_id, "get_code", b"key") is None
         assert daemon.ask(daemon.node_id, "kv_keys", "space", "") == ["text"]
 
     restarts.run(before)

@@ -116,7 +116,7 @@ def test_messages_that_waited_together_arrive_in_order(cluster: FakeCluster) -> 
                     )
                 )
                 for request, method, body in (
-                    (0, "put_code", _args(id, b"code")),
+                    (0, "put_code", _args(driver, id, b"code")),
                     (number, "get_code", _args(id)),
                 )
             ]
@@ -131,7 +131,7 @@ def _args(*args: object) -> bytes:
 
 def test_a_daemon_asks_under_its_nodes_id(cluster: FakeCluster) -> None:
     daemon = cluster.node()
-    daemon.notice(daemon.node_id, "put_code", b"key", b"code")
+    daemon.notice(daemon.node_id, "put_code", daemon.driver(), b"key", b"code")
     assert daemon.ask(daemon.node_id, "get_code", b"key") == b"code"
     assert daemon.ask(daemon.node_id, "get_code", b"other") is None
 
