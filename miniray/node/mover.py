@@ -7,8 +7,8 @@ movers run at a lower priority. Nothing is decided here.
 
 A connection carries one value after another: its ticket and the offset to begin at go one way, its
 bytes or where they are come back, and one byte more says that all of them were read. The two ends
-of it are in ``mover_sends.py`` and ``mover_fetches.py``; here is what the daemon says, and who
-knocks.
+of it are in ``mover_sends.py`` and ``mover_fetches.py``, and who knocks is in ``mover_door.py``;
+here is what the daemon says.
 """
 
 from __future__ import annotations
@@ -21,20 +21,18 @@ import resource
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.node import control_socket
 from miniray.node.filling import CutOffError
+from miniray.node.mover_door import Door
 from miniray.node.mover_fetches import Fetches
 from miniray.node.mover_sends import Sends
-from miniray.node.mover_sockets import same_user, watch_network
 from miniray.security.certificates import Credentials, Identity
 from miniray.security.tls import client_context, server_context
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
@@ -42,10 +40,6 @@ logger = logging.getLogger(__name__)
 #: How much less the kernel prefers movers to other processes: a third of the processor time where
 #: both want it, and whoever wakes for a call runs at once.
 NICE = 5
-#: Seconds in which who connects has to name a value.
-_HELLO_WITHIN = 10.0
-#: Seconds to wait before a connection is accepted again when descriptors or threads have run out.
-_ACCEPT_AGAIN = 0.1
 _STACK = 512 * 1024
 
 
@@ -60,8 +54,7 @@ class Mover:
         self._control = control
         self._sends = Sends(self._tell)
         self._fetches = Fetches(self._tell)
-        self._listeners: list[socket.socket] = []
-        self._over = False
+        self._door = Door(self._serve)
 
     def run(self) -> None:
         """Do what the daemon says until it hangs up."""
@@ -77,9 +70,7 @@ class Mover:
         while True:
             data, fds = control_socket.receive(self._control)
             if not data:
-                self._over = True
-                for listener in self._listeners:
-                    listener.shutdown(socket.SHUT_RDWR)
+                self._door.close()
                 self._control.close()
                 return
             kind, *arguments = marshal.loads(data)
@@ -117,8 +108,7 @@ class Mover:
             plain = socket.socket(socket.AF_UNIX)
             plain.bind(path)
             plain.listen(socket.SOMAXCONN)
-            self._listeners.append(plain)
-            _in_thread(self._accept, plain, None)
+            self._door.listen(plain, None)
             if known is not None:
                 certificate, key, authority = known
                 credentials = Credentials(Identity(certificate, key), authority)
@@ -127,45 +117,19 @@ class Mover:
                 family = socket.AF_INET6 if ":" in host else socket.AF_INET
                 network = socket.create_server((host, 0), family=family)
                 port = network.getsockname()[1]
-                self._listeners.append(network)
-                _in_thread(self._accept, network, server_context(credentials))
+                self._door.listen(network, server_context(credentials))
         except OSError as error:
             self._tell("failed", str(error))
         else:
+            self._door.open()
             self._tell("listening", port)
 
-    def _accept(self, listener: socket.socket, context: ssl.SSLContext | None) -> None:
-        while True:
-            try:
-                sock, _ = listener.accept()
-            except OSError as error:
-                if self._over:
-                    listener.close()
-                    return
-                logger.warning("a connection could not be accepted: %s", error)
-                time.sleep(_ACCEPT_AGAIN)
-                continue
-            try:
-                _in_thread(self._serve, sock, context)
-            except RuntimeError as error:
-                logger.warning("a connection could not be served: %s", error)
-                sock.close()
-                time.sleep(_ACCEPT_AGAIN)
-
-    def _serve(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
+    def _serve(self, sock: socket.socket, hello: bytes) -> None:
         """One connection of another node."""
         try:
-            sock.settimeout(_HELLO_WITHIN)
-            if context is not None:
-                watch_network(sock)
-                sock = context.wrap_socket(sock, server_side=True)
-            elif not same_user(sock):
-                return
-            self._sends.serve(sock)
+            self._sends.serve(sock, hello)
         except (OSError, CutOffError) as error:
             logger.info("a connection of another node ended: %s", error)
-        finally:
-            sock.close()
 
 
 def serve(control: socket.socket) -> None:
@@ -187,7 +151,3 @@ def _give_way() -> None:
     # Where the kernel shares time between sessions first, the session has to give way too.
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text(str(NICE), encoding="ascii")
-
-
-def _in_thread(function: Callable[..., object], *arguments: Any) -> None:
-    threading.Thread(target=function, args=arguments, daemon=True).start()

@@ -107,19 +107,22 @@ class Sends:
         os.close(offer.fd)
         self._tell("released", ticket, clean)
 
-    def serve(self, sock: socket.socket) -> None:
-        """Serve a connection of another node until it has no more to ask."""
-        while self._serve_one(sock):
-            sock.settimeout(IDLE)
+    def serve(self, sock: socket.socket, hello: bytes) -> None:
+        """Serve a connection of another node until it has no more to ask.
 
-    def _serve_one(self, sock: socket.socket) -> bool:
+        Args:
+            sock: The connection.
+            hello: What it said first.
+        """
+        while hello and self._serve_one(sock, hello):
+            sock.settimeout(IDLE)
+            try:
+                hello = exactly(sock, HELLO.size)
+            except TimeoutError:
+                return
+
+    def _serve_one(self, sock: socket.socket, hello: bytes) -> bool:
         """Serve one value; False if there is no more to do."""
-        try:
-            hello = exactly(sock, HELLO.size)
-        except TimeoutError:
-            return False
-        if not hello:
-            return False
         ticket, offset = HELLO.unpack(hello)
         with self._lock:
             offer = self._offers.get(ticket)
