@@ -1,8 +1,9 @@
 """Prints what workers write on the driver's own streams.
 
 Each line gets a prefix that says who wrote it. What is folded is decided by
-``log_dedup``; which progress bars there are is known by ``log_bars``, and how the
-terminal is written to by ``screen``.
+``log_dedup``, and what belongs to a trace, which is kept in one piece, by ``log_traces``.
+Which progress bars there are is known by ``log_bars``, and how the terminal is written
+to by ``screen``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from miniray.config import config
 from miniray.core.log_bars import BarKey, BarRegion
 from miniray.core.log_dedup import Folded, LogDeduplicator
+from miniray.core.log_traces import Traces
 from miniray.core.screen import SCREEN, stream
 from miniray.core.user_streams import is_terminal
 from miniray.node.log_lines import bar_row
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 #: Prefixes alternate between these (magenta, cyan, yellow, blue and their bright forms).
 _COLOURS = (35, 36, 33, 34, 95, 96, 93, 94)
 _COUNT_COLOUR = 32
+#: Seconds, and lines, for which a trace that has begun waits for its end.
+_TRACE_WAIT = 0.2
+_TRACE_LINES = 1000
 _HINT = " (MINIRAY_DEDUP_LOGS=0 prints every line)"
 
 
@@ -46,6 +51,22 @@ class _Source(NamedTuple):
     node: str
     pid: int
     name: str
+
+
+class _Stream(NamedTuple):
+    """One stream of a worker."""
+
+    node: str
+    pid: int
+    is_stderr: bool
+
+
+@dataclasses.dataclass
+class _Begun:
+    """The lines of a trace that has not ended, as they will be printed."""
+
+    until: float
+    lines: list[str] = dataclasses.field(default_factory=list)
 
 
 class LogPrinter:
@@ -77,8 +98,10 @@ class LogPrinter:
         self._deduplicators = {
             is_stderr: LogDeduplicator[_Source](window) for is_stderr in (False, True)
         }
+        self._traces = Traces[_Stream]()
+        self._begun: dict[_Stream, _Begun] = {}
         self._bars = BarRegion()
-        self._timer_set = False
+        self._timer_at: float | None = None
         self._hint_given = False
         self._closed = False
         # Reentrant, since a signal handler may call shutdown while its thread prints.
@@ -98,8 +121,7 @@ class LogPrinter:
                 row = bar_row(line)
                 if row is None:
                     bars_changed |= self._finish_row(batch)
-                    if self._admits(source, batch.is_stderr, line, now):
-                        printed.append((batch.is_stderr, prefix + line))
+                    printed += self._line(batch, source, prefix, line, now)
                 elif is_terminal(stream(batch.is_stderr)):
                     self._update_bar(batch, row, line.rstrip("\r"))
                     bars_changed = True
@@ -119,7 +141,8 @@ class LogPrinter:
             if self._closed:
                 return
             self._closed = True
-            printed = [
+            printed = self._ended_traces(None)
+            printed += [
                 (is_stderr, self._folded_line(folded, is_stderr))
                 for is_stderr, deduplicator in self._deduplicators.items()
                 for folded in deduplicator.drain()
@@ -129,7 +152,7 @@ class LogPrinter:
 
     def _on_timer(self) -> None:
         with self._lock:
-            self._timer_set = False
+            self._timer_at = None
             if self._closed:
                 return
             now = self._clock()
@@ -140,26 +163,51 @@ class LogPrinter:
 
     def _set_timer(self, now: float) -> None:
         times = [deduplicator.next_due() for deduplicator in self._deduplicators.values()]
+        times += [begun.until for begun in self._begun.values()]
         first = min((at for at in times if at is not None), default=None)
-        if first is not None and not self._timer_set:
-            self._timer_set = True
+        if first is not None and (self._timer_at is None or first < self._timer_at):
+            self._timer_at = first
             self._call_later(max(0.0, first - now), self._on_timer)
 
-    def _admits(self, source: _Source, is_stderr: bool, line: str, now: float) -> bool:
-        return not self._dedup or self._deduplicators[is_stderr].admit(source, line, now)
+    def _line(
+        self, batch: LogBatch, source: _Source, prefix: str, line: str, now: float
+    ) -> list[tuple[bool, str]]:
+        """What is to be printed now that a worker has written a line."""
+        stream = _Stream(batch.node, batch.pid, batch.is_stderr)
+        printed: list[tuple[bool, str]] = []
+        if self._traces.is_part(stream, line):
+            begun = self._begun.setdefault(stream, _Begun(now + _TRACE_WAIT))
+            begun.lines.append(prefix + line)
+            if self._traces.is_open(stream) and len(begun.lines) < _TRACE_LINES:
+                return printed
+            return self._end_trace(stream)
+        if stream in self._begun:
+            printed = self._end_trace(stream)
+        if not self._dedup or self._deduplicators[batch.is_stderr].admit(source, line, now):
+            printed.append((batch.is_stderr, prefix + line))
+        return printed
+
+    def _end_trace(self, stream: _Stream) -> list[tuple[bool, str]]:
+        return [(stream.is_stderr, line) for line in self._begun.pop(stream).lines]
+
+    def _ended_traces(self, now: float | None) -> list[tuple[bool, str]]:
+        """The traces of which nothing more is awaited; None: all."""
+        ended = [each for each, begun in self._begun.items() if now is None or begun.until <= now]
+        return [line for stream in ended for line in self._end_trace(stream)]
 
     def _due(self, now: float) -> list[tuple[bool, str]]:
-        return [
+        return self._ended_traces(now) + [
             (is_stderr, self._folded_line(folded, is_stderr))
             for is_stderr, deduplicator in self._deduplicators.items()
             for folded in deduplicator.due(now)
         ]
 
     def _folded_line(self, folded: Folded[_Source], is_stderr: bool) -> str:
-        text = _prefix(folded.source, is_stderr) + folded.text
+        text = _prefix(folded.last, is_stderr) + folded.text
         if folded.count == 1:
             return text
-        note = f"[repeated {folded.count}x across cluster]"
+        across = " across cluster" if len({source.node for source in folded.sources}) > 1 else ""
+        note = f"[repeated {folded.count}x{across}]"
         if not self._hint_given:
             self._hint_given = True
             note += _HINT

@@ -152,12 +152,81 @@ def test_many_threads_may_print(timers, capsys):
 
 def test_a_line_of_many_workers_is_printed_once_and_then_counted(printer, timers, capsys):
     for pid in range(6):
-        printer.print_batch(batch(f"loaded model on rank {pid}", pid=pid))
-    assert capsys.readouterr().out == "(f pid=0) loaded model on rank 0\n"
+        printer.print_batch(batch("loaded the model", pid=pid))
+    assert capsys.readouterr().out == "(f pid=0) loaded the model\n"
     timers.advance(5.0)
     printed = capsys.readouterr().out
-    assert printed.startswith("(f pid=5) loaded model on rank 5 [repeated 5x across cluster]")
+    assert printed.startswith("(f pid=5) loaded the model [repeated 5x] ")
     assert "MINIRAY_DEDUP_LOGS=0" in printed
+
+
+def test_a_line_of_several_nodes_is_repeated_across_the_cluster(printer, timers, capsys):
+    for node in ("", "ab12", "cd34"):
+        printer.print_batch(batch("same", node=node))
+    timers.advance(5.0)
+    assert "same [repeated 2x across cluster] " in capsys.readouterr().out
+
+
+def test_lines_that_differ_in_a_number_are_all_printed_at_once(printer, capsys):
+    lines = [f"epoch {number // 2} val_acc {number / 20} lr 3e-4" for number in range(12)]
+    for number, line in enumerate(lines):
+        printer.print_batch(batch(line, pid=number % 2))
+    assert [line.partition(") ")[2] for line in capsys.readouterr().out.splitlines()] == lines
+
+
+FATAL = [
+    "Fatal Python error: Segmentation fault",
+    "",
+    "Current thread 0x00007f (most recent call first):",
+    '  File "main.py", line 10 in crash',
+    '  File "worker.py", line 182 in run',
+]
+CHAIN = [
+    "Traceback (most recent call last):",
+    '  File "main.py", line 3, in f',
+    "KeyError: 'a'",
+    "",
+    "The above exception was the direct cause of the following exception:",
+    "",
+    "Traceback (most recent call last):",
+    '  File "main.py", line 5, in f',
+    "ValueError: no a",
+]
+
+
+@pytest.mark.parametrize("trace", [FATAL, CHAIN[:3]], ids=["fatal", "traceback"])
+def test_traces_of_several_workers_come_whole_and_one_after_the_other(
+    printer, timers, capsys, trace
+):
+    for line in trace:  # as slowly as they are written
+        for pid in (1, 2, 3):
+            printer.print_batch(batch(line, pid=pid, is_stderr=True))
+    timers.advance(0.2)
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == [f"(f pid={pid}) {line}" for pid in (1, 2, 3) for line in trace]
+
+
+def test_no_line_of_a_chain_of_tracebacks_is_folded(printer, capsys):
+    for pid in (1, 2, 3):
+        printer.print_batch(batch(*CHAIN, pid=pid, is_stderr=True))
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == [f"(f pid={pid}) {line}" for pid in (1, 2, 3) for line in CHAIN]
+
+
+def test_a_trace_that_is_cut_off_is_printed_soon(printer, timers, capsys):
+    printer.print_batch(batch(*FATAL[:2], is_stderr=True))
+    printer.print_batch(batch("another", pid=2, is_stderr=True))
+    timers.advance(0.2)
+    printed = capsys.readouterr().err.splitlines()
+    assert printed == ["(f pid=2) another", *(f"(f pid=1) {line}" for line in FATAL[:2])]
+
+
+def test_what_a_worker_writes_after_a_traceback_is_folded_again(printer, capsys):
+    for pid in (1, 2):
+        printer.print_batch(
+            batch(*CHAIN, *FATAL, "Extension modules: a (total: 1)", "done", pid=pid)
+        )
+    assert capsys.readouterr().out.count("done") == 1
 
 
 def test_how_to_turn_folding_off_is_told_once(printer, timers, capsys):
@@ -196,7 +265,7 @@ def test_a_count_that_is_held_back_is_printed_at_shutdown(printer, capsys):
     for pid in range(4):
         printer.print_batch(batch("same", pid=pid))
     printer.close()
-    assert "[repeated 3x across cluster]" in capsys.readouterr().out
+    assert "[repeated 3x]" in capsys.readouterr().out
     printer.close()
     printer.print_batch(batch("late"))
     assert capsys.readouterr().out == ""

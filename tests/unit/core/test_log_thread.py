@@ -144,7 +144,7 @@ def test_a_count_of_folded_lines_is_printed_when_its_time_has_passed(
         thread = LogThread("/logs")
         for pid in range(4):
             thread.put(batch("same", pid=pid))
-        stdout.wait_for("[repeated 3x across cluster]")
+        stdout.wait_for("[repeated 3x]")
         thread.close()
     finally:
         config.cache_clear()
