@@ -130,6 +130,8 @@ class ActorDiedError(ActorError):
         node_id: Hex id of its node, or empty.
         creation_error: For CREATION_FAILED the error of the constructor.
         detail: What else is known, as a sentence.
+        restarts: How often it had been started again.
+        max_restarts: How often it might have been; -1 is no limit.
     """
 
     def __init__(
@@ -143,6 +145,8 @@ class ActorDiedError(ActorError):
         node_id: str = "",
         creation_error: TaskError | None = None,
         detail: str = "",
+        restarts: int = 0,
+        max_restarts: int = 0,
     ) -> None:
         actor = f"{class_name} ({actor_id})" if class_name and actor_id else class_name or actor_id
         process = f"its process{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''}"
@@ -158,6 +162,9 @@ class ActorDiedError(ActorError):
             DeathCause.OUT_OF_SCOPE: "its last handle went out of scope",
             DeathCause.GROUP_REMOVED: "its placement group was removed",
         }[cause]
+        if restarts:
+            times = f"{restarts} restart{'s' * (restarts > 1)}"
+            reason += f", after {times} (max_restarts={max_restarts})"
         message = f"The actor {actor} died: {reason}.".replace("actor  died", "actor died")
         if detail:
             message += f" {detail}"
@@ -170,6 +177,8 @@ class ActorDiedError(ActorError):
         self.node_id = node_id
         self.creation_error = creation_error
         self.detail = detail
+        self.restarts = restarts
+        self.max_restarts = max_restarts
 
     @property
     def actor_init_failed(self) -> bool:
@@ -255,6 +264,7 @@ class WorkerCrashedError(MinirayError):
         node_id: Hex id of its node, or empty.
         exit_code: Exit code; a negative one is the signal that ended it; None if not known.
         detail: What else is known, as a sentence.
+        tries: How often the task was begun.
     """
 
     def __init__(
@@ -267,6 +277,8 @@ class WorkerCrashedError(MinirayError):
         starting: bool = False,
         with_node: bool = False,
         detail: str = "",
+        tries: int = 1,
+        max_retries: int | None = 0,
     ) -> None:
         task = f"task {function_name}" if function_name else "a task"
         worker = f"The worker{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''}"
@@ -275,13 +287,21 @@ class WorkerCrashedError(MinirayError):
         super().__init__(
             f"{worker} {how} before it was ready, as others before it. Their logs have more."
             if starting
-            else f"{worker} that ran {task} {how}. {more} max_retries lets such a task run again."
+            else f"{worker} that ran {task} {how}. {more} {_tried(tries, max_retries)}"
         )
         self.function_name = function_name
         self.pid = pid
         self.node_id = node_id
         self.exit_code = code
         self.detail = detail
+        self.tries = tries
+
+
+def _tried(tries: int, max_retries: int | None) -> str:
+    if tries == 1 and not max_retries:
+        return "max_retries lets such a task run again."
+    allowed = f" (max_retries={max_retries})" if max_retries is not None else ""
+    return f"It was tried {tries} time{'s' * (tries > 1)}{allowed}."
 
 
 class NodeDiedError(MinirayError):

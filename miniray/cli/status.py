@@ -72,6 +72,7 @@ def sections(state: ClusterStatus) -> list[Section]:
         _resources(state),
         *_quarantines(state),
         _actors(state),
+        *_dead_actors(state),
         _placement_groups(state),
         _waiting(state),
     ]
@@ -153,6 +154,21 @@ def _actors(state: ClusterStatus) -> Section:
     ]
     columns = ("Actor", "Class", "Name", "State", "Node", "Pid", "Restarts", "Holds")
     return Section("Actors", columns, _capped(rows), "No actors.")
+
+
+def _dead_actors(state: ClusterStatus) -> list[Section]:
+    """Actors that died of late, where there are any; the reason is never cut short."""
+    rows = [
+        (
+            short_id(actor["actor_id"]),
+            actor["class_name"],
+            actor["name"] or "-",
+            f"{format_duration(state['time'] - actor['died'])} ago",
+            actor["reason"],
+        )
+        for actor in state["dead_actors"]
+    ]
+    return [Section("Dead actors", ("Actor", "Class", "Name", "Died", "Why"), rows)] if rows else []
 
 
 def _placement_groups(state: ClusterStatus) -> Section:

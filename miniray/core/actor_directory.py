@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.actor_client import ALIVE, DEAD, ActorClient
+from miniray.core.actor_death import Death
 from miniray.core.borrowing import error_value
 from miniray.core.call import Call
 from miniray.core.call_site import call_site, describe
@@ -16,7 +17,6 @@ from miniray.core.interrupts import Interrupts
 from miniray.core.runtime import ActorClassInfo, ActorLocation, ActorOptions, Exported
 from miniray.core.task_shape import capturing_group, effective_placement, placement_data
 from miniray.exceptions import (
-    ActorDiedError,
     ActorUnschedulableError,
     DeathCause,
     MinirayError,
@@ -348,21 +348,12 @@ def _size(resolved: list[RefArgument]) -> int:
 
 def _cause(id: bytes, death: tuple[Any, ...]) -> Callable[[], MinirayError]:
     """Makes the error of a dead actor; a fresh one for each call."""
-    cause, class_name, exit_code, pid, node_id, detail, creation = death
+    known = Death(*death)
 
     def make() -> MinirayError:
-        creation_error = pickle.loads(creation) if creation is not None else None
+        creation_error = pickle.loads(known.creation) if known.creation is not None else None
         if isinstance(creation_error, (ActorUnschedulableError, RuntimeEnvSetupError)):
             return creation_error  # as in Ray: it never lived
-        return ActorDiedError(
-            DeathCause[cause],
-            actor_id=id.hex(),
-            class_name=class_name,
-            exit_code=exit_code,
-            pid=pid,
-            node_id=node_id,
-            creation_error=creation_error,
-            detail=detail,
-        )
+        return known.error(id, creation_error)
 
     return make

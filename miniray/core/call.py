@@ -55,6 +55,7 @@ class Call:
         "siblings",
         "stream",
         "target",
+        "tries",
         "waiting",
     )
 
@@ -86,6 +87,8 @@ class Call:
         self.channel = channel
         #: System failures that may still be survived; -1 is no limit.
         self.retries = retries
+        #: How often it was begun, or will have been.
+        self.tries = 1
         self.retry_exceptions = retry_exceptions
         self.stream = stream
         self.options = options
@@ -100,6 +103,13 @@ class Call:
         self.origin: Origin | None = None
         #: Of a call that a running one has made: those of that which have not ended.
         self.siblings: dict[int, Call] | None = None
+
+    @property
+    def max_retries(self) -> int | None:
+        """The option; None of a task that runs to make a lost value again."""
+        if self.origin is not None:
+            return None
+        return self.retries if self.retries < 0 else self.retries + self.tries - 1
 
     @property
     def cancel_ids(self) -> tuple[bytes, ...]:

@@ -317,6 +317,7 @@ class CallTable:
                 return False
         if call.retries > 0:
             call.retries -= 1
+        call.tries += 1
         call.channel.retry(call)
         return True
 

@@ -84,7 +84,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         )
         self.borrowing.attach(self.peers)
         self.unclaimed = UnclaimedResults(self.table, self.shared_memory, self.peers)
-        self.tasks = TaskClient(self.calls, self.peers, link, loop)
+        self.tasks = TaskClient(self.calls, self.peers, link, loop, tell=self._warn)
         self.recovery = Recovery(
             self.table, self.borrowing, self.calls, self.calls.lineage, self.tasks, link
         )
@@ -113,6 +113,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             "give_up_memory": self.shared_memory.warm.give_up,
             "forget_segments": self.shared_memory.forget,
             "node_stops": link.node_stops,
+            "warning": lambda text: logger.warning("%s", text),  # a driver prints it
             "head_back": self._on_head_back,
             "left_copies": self.recovery.values.on_copies,
             "report_objects": ObjectReports(self).on_asked,
@@ -155,6 +156,10 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             handler(*body)
         else:
             logger.error("a push about %r, which this process does not know", topic)
+
+    def _warn(self, text: str) -> None:
+        """Tell the user something; a worker's log goes to the driver."""
+        self.on_topic["warning"](text)
 
     def _on_head_back(self) -> None:
         """The head, or its successor, knows of this process again, but not what it wants."""

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.lease_groups import Lease, LeaseGroup
+from miniray.core.names import short_name
 from miniray.core.next_tasks import NextTasks
 from miniray.core.node_link import rebuild_error
-from miniray.exceptions import TaskCancelledError, WorkerCrashedError
+from miniray.exceptions import TaskCancelledError, WorkerCrashedError, describe_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a task whose process has ended waits to hear how.
 _TO_HEAR = 5.0
+#: So many functions at most are told of that are tried again.
+_MOST_TOLD = 100
 #: The most leases of one shape that a client asks for at once.
 _MAX_LEASES = 1024
 
@@ -46,6 +49,8 @@ class TaskClient:
         link: NodeLink,
         loop: IOLoop,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        tell: Callable[[str], None],
     ) -> None:
         self._calls = calls
         self._peers = peers
@@ -58,6 +63,9 @@ class TaskClient:
         self._by_peer: dict[bytes, Lease] = {}
         self._next = NextTasks(calls, clock)
         self._sweeping = False
+        self._tell = tell
+        #: Functions of which it was told that they are tried again.
+        self._told: set[str] = set()
 
     def group(self, key: Any, make_spec: Callable[[], dict[str, Any]]) -> LeaseGroup:
         """The group of a shape."""
@@ -413,10 +421,13 @@ class TaskClient:
             # Its process may not be given to anybody else.
             self._link.head_notice("return_lease", lease.id, True)
             self._next.give_up(lease, group)
-            failed = self._sort_lost(list(lease.calls.values()), group)
+            calls = list(lease.calls.values())
+            failed = self._sort_lost(calls, group)
             self._pump(group)
         if failed:
             self._fail_crashed(failed, peer)
+        elif calls:
+            self._tell_retry(calls[0], peer)
 
     def _fail_crashed(self, calls: list[Call], peer: Peer) -> None:
         """Fail what a process has taken with it, as soon as it is known how that ended."""
@@ -433,6 +444,8 @@ class TaskClient:
                     code=code,
                     with_node=with_node,
                     detail=detail,
+                    tries=call.tries,
+                    max_retries=call.max_retries,
                 )
                 self._calls.fail(call, error)
 
@@ -444,6 +457,27 @@ class TaskClient:
         cancel = self._loop.call_later(_TO_HEAR, fail)
         self._link.head_request_async("await_end", (peer.process_id,), answer)
 
+    def _tell_retry(self, call: Call, peer: Peer) -> None:
+        """Tell, once per function, that a task runs again whose worker has ended, and how."""
+        name = short_name(call.name)
+        if name in self._told or len(self._told) == _MOST_TOLD:
+            return
+        self._told.add(name)
+        limit = call.max_retries
+        of = "" if limit is None or limit < 0 else f" of {limit + 1}"
+        attempt = f"attempt {call.tries}{of}"
+
+        def answer(error: Any, how: Any, _fd: int) -> None:
+            code, pid, with_node, detail = how if error is None else (None, 0, False, "")
+            ended = "was lost with its node" if with_node else describe_exit(code, hint=not detail)
+            worker = f"its worker{f' {pid}' if pid else ''} {ended}."
+            self._tell(
+                f"{name} is run again ({attempt}): {' '.join(filter(None, [worker, detail]))} "
+                f"Later retries of {name} are not told."
+            )
+
+        self._link.head_request_async("await_end", (peer.process_id,), answer)
+
     def _sort_lost(self, calls: list[Call], group: LeaseGroup) -> list[Call]:
         """Requeue what may run again; returns what may not. Only the first had begun."""
         failed = []
@@ -453,8 +487,10 @@ class TaskClient:
             if call.cancelled or (index == 0 and call.retries == 0):
                 failed.append(call)
                 continue
-            if index == 0 and call.retries > 0:
-                call.retries -= 1
+            if index == 0:
+                call.tries += 1
+                if call.retries > 0:
+                    call.retries -= 1
             again.append(call)
         self._next.put_back(again, group)
         return failed

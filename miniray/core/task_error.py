@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import logging
+import pickle
 import sys
 from typing import Any
 
@@ -167,6 +169,27 @@ class TaskError(MinirayError):
         facts = dataclasses.replace(self._facts, cause=MinirayError(transport.name_of(self.cause)))
         mixed = type(self) is not TaskError
         return _rebuild_task_error, (facts, blob, mixed, why_not)
+
+
+class _TextOnly(pickle.Unpickler):
+    """Loads an error without what is the user's in it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == (__name__, _rebuild_task_error.__name__):
+            return lambda facts, *_: facts.traceback_str
+        ours = module in (__name__, _PUBLIC_MODULE) and "." not in name
+        if ours or (module, name) == (transport.rebuild.__module__, transport.rebuild.__name__):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} may be the user's")
+
+
+def last_line(pickled: bytes) -> str:
+    """The last line of what a pickled error says; empty if only the user's code can tell."""
+    try:
+        text = str(_TextOnly(io.BytesIO(pickled)).load())
+    except pickle.UnpicklingError:
+        return ""
+    return text.rstrip().rpartition("\n")[2].strip()
 
 
 def _control_flow() -> tuple[type[BaseException], ...]:

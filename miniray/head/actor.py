@@ -9,7 +9,7 @@ from miniray.core.ids import owner_of
 from miniray.head.actor_states import PENDING
 
 if TYPE_CHECKING:
-    from miniray.head.actor_states import Death
+    from miniray.core.actor_death import Death
     from miniray.head.demands import Demand
     from miniray.head.jobs import Job
     from miniray.head.nodes import Node
@@ -42,8 +42,9 @@ class Actor:
     exiting: bool = False
     killed: bool = False
     told: Told = 0
-    #: Once it is dead.
+    #: Once it is dead: why, and since when, in seconds since the epoch.
     death: Death | None = None
+    died: float = 0.0
 
     @property
     def owner(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
+from miniray.core.actor_death import Death
 from miniray.exceptions import DeathCause
 
 if TYPE_CHECKING:
@@ -17,31 +18,23 @@ RESTARTING = "RESTARTING"
 DEAD = "DEAD"
 
 
-class Death(NamedTuple):
-    """Why an actor is dead, as its callers hear it."""
-
-    #: Name of a DeathCause.
-    cause: str
-    class_name: str
-    exit_code: int | None
-    pid: int
-    #: Hex id of its last node, or empty.
-    node_id: str
-    detail: str
-    #: Pickled error of its creation.
-    creation: bytes | None
-
-
 #: Of an actor whose end was asked for before the head had heard of it.
-NEVER_MADE = Death(DeathCause.KILLED.name, "", None, 0, "", "", None)
+NEVER_MADE = Death(DeathCause.KILLED.name, "")
+
+#: Deaths with which programs end their actors: no news.
+ORDINARY = frozenset({DeathCause.EXIT_ACTOR, DeathCause.OUT_OF_SCOPE, DeathCause.OWNER_DIED})
 
 
 class DeadActor(NamedTuple):
     """What is remembered of an actor that is dead."""
 
     death: Death
-    name: str
-    namespace: str
+    name: str = ""
+    namespace: str = ""
+    job_id: bytes = b""
+    detached: bool = False
+    #: When it died, in seconds since the epoch.
+    when: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +60,11 @@ def cause_of_death(exit: ProcessExit, actor: Circumstances) -> DeathCause | None
     meant = exit.planned and exit.code == 0 and not actor.killed
     if actor.restarts_left != 0 and not meant:
         return None
+    return how_it_ended(exit, actor)
+
+
+def how_it_ended(exit: ProcessExit, actor: Circumstances) -> DeathCause:
+    """What has ended the process of an actor that had not asked for it."""
     if exit.with_node:
         return DeathCause.NODE_LOST
     return DeathCause.KILLED if actor.killed else DeathCause.EXITED
@@ -79,11 +77,26 @@ def death_of(actor: Actor, cause: DeathCause, how: ProcessExit, creation: bytes 
     if cause is DeathCause.NODE_LOST and actor.node is not None and actor.node.reason:
         detail = f"{actor.node.reason[0].upper()}{actor.node.reason[1:]}."
     return Death(
-        cause.name, actor.class_name, how.code, how.pid or actor.pid, node_id, detail, creation
+        cause.name,
+        actor.class_name,
+        how.code,
+        how.pid or actor.pid,
+        node_id,
+        detail,
+        creation,
+        actor.restarts,
+        actor.spec["max_restarts"],
     )
 
 
 def remembered(actor: Actor) -> DeadActor:
     """What is remembered of an actor that is dead."""
     assert actor.death is not None
-    return DeadActor(actor.death, actor.spec["name"] or "", actor.spec["namespace"] or "")
+    return DeadActor(
+        actor.death,
+        actor.spec["name"] or "",
+        actor.spec["namespace"] or "",
+        actor.job_id,
+        actor.spec["detached"],
+        actor.died,
+    )

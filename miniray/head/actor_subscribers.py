@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from miniray.core.actor_death import Death
 from miniray.exceptions import DeathCause
-from miniray.head.actor_states import DEAD, Death
+from miniray.head.actor_states import DEAD
 
 if TYPE_CHECKING:
     from miniray.head.actor import Actor
@@ -18,11 +19,7 @@ _EARLY_WAIT = 10.0
 UNKNOWN = Death(
     cause=DeathCause.UNKNOWN.name,
     class_name="",
-    exit_code=None,
-    pid=0,
-    node_id="",
     detail="This cluster does not know the actor: it is one of another cluster, or ended long ago.",
-    creation=None,
 )
 
 

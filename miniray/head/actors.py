@@ -6,8 +6,10 @@ the scheduler's work, and running it a daemon's.
 
 from __future__ import annotations
 
+import logging
 import marshal
 import pickle
+import time
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
@@ -21,11 +23,13 @@ from miniray.head.actor_states import (
     ALIVE,
     DEAD,
     NEVER_MADE,
+    ORDINARY,
     RESTARTING,
     Circumstances,
     DeadActor,
     cause_of_death,
     death_of,
+    how_it_ended,
 )
 from miniray.head.actor_subscribers import UNKNOWN, ActorSubscribers
 from miniray.head.actor_table import ActorTable
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
     from miniray.head.nodes import Node, NodeDirectory
     from miniray.head.reasons import Reason
     from miniray.head.resources import Allocation
+
+logger = logging.getLogger(__name__)
 
 
 class ActorDirectory:
@@ -152,7 +158,7 @@ class ActorDirectory:
         elif self._table.dead(id) is None:
             creation = _unschedulable(id.hex(), why)
             death = NEVER_MADE._replace(cause=DeathCause.CREATION_FAILED.name, creation=creation)
-            self._table.enter_dead(id, DeadActor(death, "", ""))
+            self._table.enter_dead(id, DeadActor(death, when=time.time()))
             self._subscribers.tell_dead(requester, id, death)
 
     def subscribe(self, process_id: bytes, id: bytes) -> None:
@@ -175,7 +181,7 @@ class ActorDirectory:
         actor = self._table.get(id)
         if actor is None:
             if no_restart and self._table.dead(id) is None:  # it is not to be made any more
-                self._table.enter_dead(id, DeadActor(NEVER_MADE, "", ""))
+                self._table.enter_dead(id, DeadActor(NEVER_MADE, when=time.time()))
             return
         if no_restart or actor.restarts_left == 0:
             self._die(actor, DeathCause.KILLED)
@@ -341,12 +347,14 @@ class ActorDirectory:
         if cause is not None:
             self._die(actor, cause, how=how, ended=True)
             return
+        died = death_of(actor, how_it_ended(how, known), how, None)
         self._table.leave_place(actor)
         actor.killed = False
         actor.restarts += 1
         if actor.restarts_left > 0:
             actor.restarts_left -= 1
         actor.state = RESTARTING
+        logger.warning("%s It starts again.", died.error(actor.id))
         self._on_change(actor)
         self._subscribers.tell_all(actor)
         self._submit(actor)
@@ -381,7 +389,9 @@ class ActorDirectory:
         elif not ended:
             self._end(actor, kill=cause is not DeathCause.OUT_OF_SCOPE)
         self._table.leave_place(actor)
-        actor.state, actor.death = DEAD, death
+        actor.state, actor.death, actor.died = DEAD, death, time.time()
+        if cause not in ORDINARY:
+            logger.warning("%s", death.error(actor.id))
         self._table.died(actor)
         if actor.spec["detached"]:
             self._jobs.release(actor.id)

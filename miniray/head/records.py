@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import marshal
 
+from miniray.core.actor_death import Death
 from miniray.head.actor import Actor
-from miniray.head.actor_states import DeadActor, Death, remembered
+from miniray.head.actor_states import DeadActor, remembered
 from miniray.head.allocations import allocation_from_json, allocation_json
 from miniray.head.bundles import PlacementGroupState
 from miniray.head.jobs import Job
@@ -55,14 +56,14 @@ def read_actor(record: bytes) -> tuple[Actor, bytes]:
 
 def dead_actor_record(actor: Actor) -> bytes:
     """An actor that is dead as it is remembered."""
-    death, name, namespace = remembered(actor)
-    return marshal.dumps((actor.id, tuple(death), name, namespace))
+    dead = remembered(actor)
+    return marshal.dumps((actor.id, tuple(dead.death), *dead[1:]))
 
 
 def read_dead_actor(record: bytes) -> tuple[bytes, DeadActor]:
     """Id and fate of an actor that is dead."""
-    id, death, name, namespace = marshal.loads(record)
-    return id, DeadActor(Death(*death), name, namespace)
+    id, death, *others = marshal.loads(record)
+    return id, DeadActor(Death(*death), *others)
 
 
 def group_record(group: PlacementGroup) -> bytes:

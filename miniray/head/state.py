@@ -5,15 +5,19 @@ Only reads; every number comes from the part that owns it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.core.ids import owner_of
+from miniray.exceptions import DeathCause
+from miniray.head.actor_states import ORDINARY
 from miniray.head.allocations import lease_id
 from miniray.head.amounts import from_units
 from miniray.util.state_types import (
     ActorStatus,
     ClusterStatus,
+    DeadActorStatus,
     NodeStatus,
     PendingDemand,
     PlacementGroupStatus,
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
 _MAX_SHAPES = 200
 #: Names that are listed per shape.
 _MAX_NAMES = 10
+#: Dead actors that the status tells of.
+_MAX_DEAD = 10
 
 
 class ClusterState:
@@ -98,13 +104,31 @@ class ClusterState:
                 "state": "DEAD",
                 "node_id": dead.death.node_id,
                 "pid": dead.death.pid,
-                "restarts": 0,
+                "restarts": dead.death.restarts,
                 "resources": {},
-                "death_cause": dead.death.cause,
+                "job_id": dead.job_id.hex(),
+                "is_detached": dead.detached,
+                "death_cause": str(dead.death.error(id)),
+                "death_kind": dead.death.cause,
             }
             for id, dead in self._head.actors.dead()
         ]
         return [*living, *dead]
+
+    def _lately_dead(self) -> list[DeadActorStatus]:
+        """Actors that died otherwise than programs end theirs, the latest first."""
+        dead = reversed(self._head.actors.dead())
+        unusual = ((id, each) for id, each in dead if DeathCause[each.death.cause] not in ORDINARY)
+        return [
+            DeadActorStatus(
+                actor_id=id.hex(),
+                class_name=each.death.class_name,
+                name=each.name,
+                died=each.when,
+                reason=str(each.death.error(id)),
+            )
+            for id, each in itertools.islice(unusual, _MAX_DEAD)
+        ]
 
     def _list_placement_groups(self) -> list[dict[str, Any]]:
         known = {group.id.hex(): group for group in self._head.placement_groups.all()}
@@ -182,6 +206,7 @@ class ClusterState:
             total=_positive(total),
             used=_positive(used),
             actors=[self._actor(actor) for actor in self._head.actors.all()],
+            dead_actors=self._lately_dead(),
             pending=self._pending(),
             placement_groups=[
                 PlacementGroupStatus(

@@ -214,7 +214,7 @@ class NodeDaemon:
             return
         worker = self._pool.workers.get(client.process_id)
         if worker is not None and worker.exiting is None:
-            worker.hung_up = not worker.asked_to_end
+            worker.ended_unasked = not worker.asked_to_end
             # It usually is ending; if only its socket broke, it is of no use any more.
             worker.why_killed = refused
             self._pool.kill(worker)

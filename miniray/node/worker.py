@@ -96,8 +96,8 @@ class Worker:
     #: When it is killed, if it does not end by rule; and given up, if it is not gone then.
     kill_timer: asyncio.TimerHandle | None = None
     give_up_timer: asyncio.TimerHandle | None = None
-    #: It hung up and nobody had asked it to end.
-    hung_up: bool = False
+    #: It had ended, or was about to, before anybody asked for it.
+    ended_unasked: bool = False
     #: It has ended: what it had started that was killed and is not gone.
     left: tuple[int, ...] = ()
     #: It, or some of that, could not be killed: it is over for everybody, and keeps its devices.
@@ -111,7 +111,7 @@ class Worker:
     def asked_to_end(self) -> bool:
         """Whether a rule, the head or user code ends it."""
         ends = self.exiting is not None or (self.lease is not None and self.lease.ending)
-        return ends and not self.hung_up
+        return ends and not self.ended_unasked
 
     @property
     def job_id(self) -> bytes:

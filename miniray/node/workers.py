@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.core.descriptors import require_room
 from miniray.core.ids import new_id
+from miniray.core.process_state import is_dying
 from miniray.exceptions import (
     ActorUnschedulableError,
     RuntimeEnvSetupError,
@@ -137,8 +138,12 @@ class WorkerPool:
         lease = self.leases.get(number)
         if lease is None:
             return
-        lease.ending = True
         worker = lease.worker
+        if kill and worker is not None and worker.pid and not worker.asked_to_end:
+            # Its caller may have seen it end sooner than this daemon.
+            gone = not os.path.exists(f"/proc/{worker.pid}")
+            worker.ended_unasked = gone or is_dying(worker.pid)
+        lease.ending = True
         if worker is None:
             return  # its start sees that it is over
         if kill:

@@ -45,7 +45,6 @@ class ActorState(State):
     class_name: str
     #: DEPENDENCIES_UNREADY, PENDING_CREATION, ALIVE, RESTARTING or DEAD.
     state: str
-    #: Empty for a dead actor.
     job_id: str
     #: None without a name.
     name: str | None
@@ -55,8 +54,10 @@ class ActorState(State):
     pid: int
     ray_namespace: str
     required_resources: dict[str, float]
-    #: None while it is not dead.
+    #: Why it is dead, as a sentence; None while it is not.
     death_cause: str | None
+    #: The same as the name of a ``miniray.exceptions.DeathCause``.
+    death_kind: str | None
     is_detached: bool
     placement_group_id: str | None
     num_restarts: int
@@ -78,6 +79,7 @@ class ActorState(State):
             ray_namespace=data["namespace"],
             required_resources=data.get("required_resources", {}),
             death_cause=data.get("death_cause"),
+            death_kind=data.get("death_kind"),
             is_detached=data.get("is_detached", False),
             placement_group_id=data.get("placement_group_id"),
             num_restarts=data["restarts"],

@@ -65,6 +65,18 @@ class ActorStatus(TypedDict):
     resources: dict[str, float]
 
 
+class DeadActorStatus(TypedDict):
+    """One actor that died otherwise than by exit_actor, with its last handle or with its owner."""
+
+    actor_id: str
+    class_name: str
+    #: "" for an actor without a name.
+    name: str
+    died: float
+    #: A sentence.
+    reason: str
+
+
 class Why(TypedDict):
     """Why a demand waits."""
 
@@ -123,5 +135,7 @@ class ClusterStatus(TypedDict):
     total: dict[str, float]
     used: dict[str, float]
     actors: list[ActorStatus]
+    #: The latest first, so many as are told.
+    dead_actors: list[DeadActorStatus]
     pending: list[PendingDemand]
     placement_groups: list[PlacementGroupStatus]

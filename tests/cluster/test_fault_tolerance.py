@@ -74,6 +74,32 @@ def test_a_crash_does_not_harm_other_tasks() -> None:
     assert miniray.get(refs, timeout=50) == [*range(50), *range(50)]
 
 
+def test_a_task_that_crashes_each_time_says_how_often_it_was_tried_and_is_told_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(WorkerCrashedError) as crashed:
+        miniray.get(die.options(max_retries=2).remote(), timeout=50)
+    assert "It was tried 3 times (max_retries=2)." in str(crashed.value)
+    assert "max_retries lets" not in str(crashed.value)
+    assert crashed.value.tries == 3
+    printed = ""
+
+    def told() -> bool:
+        nonlocal printed
+        printed += capfd.readouterr().err
+        return "run again" in printed
+
+    wait_until(told)
+    with pytest.raises(WorkerCrashedError):
+        miniray.get(die.options(max_retries=1).remote(), timeout=50)
+    told()
+    [line] = [line for line in printed.splitlines() if "run again" in line]
+    assert line.startswith("miniray: die is run again (attempt 2 of 3): its worker ")
+    assert "signal 9 (SIGKILL" in line
+    with pytest.raises(WorkerCrashedError, match="max_retries lets such a task run again"):
+        miniray.get(die.remote(), timeout=50)
+
+
 def test_many_crashes_one_after_another_use_nothing_up() -> None:
     for _ in range(8):
         with pytest.raises(WorkerCrashedError):

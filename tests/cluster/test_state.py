@@ -13,6 +13,7 @@ from cluster_helpers import wait_until
 
 import miniray
 from miniray.cluster_utils import Cluster
+from miniray.core.runtime import current_runtime
 from miniray.util import state
 from miniray.util.placement_group import placement_group, remove_placement_group
 
@@ -67,15 +68,48 @@ def test_actors_that_died_are_listed_with_the_cause() -> None:
     killed = Keeper.options(name="the one that was killed").remote()
     miniray.get(killed.place.remote())
     miniray.kill(killed)
-    died = [("state", "=", "DEAD"), ("death_cause", "!=", "OUT_OF_SCOPE")]
+    died = [("state", "=", "DEAD"), ("death_kind", "!=", "OUT_OF_SCOPE")]
     wait_until(lambda: len(state.list_actors(filters=died)) == 2)
     listed = state.list_actors(filters=died)
-    causes = {found.class_name: (found.death_cause, found.name) for found in listed}
+    causes = {found.class_name: (found.death_kind, found.name) for found in listed}
     assert causes == {
         "Broken": ("CREATION_FAILED", None),
         "Keeper": ("KILLED", "the one that was killed"),
     }
+    sentences = {found.class_name: str(found.death_cause) for found in listed}
+    assert sentences["Keeper"].endswith("died: it was killed by miniray.kill().")
+    assert "it could not be created. ValueError: " in sentences["Broken"]
     del broken
+
+
+@miniray.remote(max_restarts=2)
+class Mortal:
+    def leave(self, code: int) -> None:
+        os._exit(code)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+
+def test_an_actor_that_died_keeps_what_it_was() -> None:
+    mortal = Mortal.options(name="mortal").remote()
+    for restart in range(3):
+        pid = miniray.get(mortal.pid.options(max_task_retries=-1).remote())
+        [found] = state.list_actors(filters=[("name", "=", "mortal")])
+        assert (found.num_restarts, found.state) == (restart, "ALIVE")
+        with pytest.raises(miniray.exceptions.ActorError):
+            miniray.get(mortal.leave.remote(7))
+    with pytest.raises(miniray.exceptions.ActorDiedError) as died:
+        miniray.get(mortal.pid.remote())
+    assert "exited with code 7, after 2 restarts (max_restarts=2)." in str(died.value)
+    assert (died.value.restarts, died.value.max_restarts) == (2, 2)
+    [dead] = state.list_actors(filters=[("actor_id", "=", found.actor_id)])
+    assert (dead.state, dead.death_kind, dead.death_cause) == ("DEAD", "EXITED", str(died.value))
+    for field in ("num_restarts", "job_id", "name", "ray_namespace", "class_name", "node_id"):
+        assert dead[field] == found[field], field
+    assert dead.pid == pid
+    told = current_runtime().head_call("status")
+    assert told["dead_actors"][0]["reason"] == str(died.value)
 
 
 def test_actors_are_counted_by_class_and_state() -> None:

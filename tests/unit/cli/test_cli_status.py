@@ -89,6 +89,7 @@ def state(**changes: Any) -> ClusterStatus:
         ],
         "total": {"memory": 2.0**34, "CPU": 8.0, "GPU": 2.0, "node:10.0.0.1": 1.0},
         "used": {"CPU": 2.0, "GPU": 0.5},
+        "dead_actors": [],
         "actors": [actor()],
         "pending": [],
         "placement_groups": [],
@@ -197,6 +198,15 @@ def test_placed_groups_name_the_node_of_each_bundle() -> None:
     }
     text = rendered(state(placement_groups=[group]))
     assert "1 CPU on 11111111; 1 GPU on no node yet" in text
+
+
+def test_an_actor_that_died_is_shown_with_the_whole_reason_however_narrow_the_output() -> None:
+    why = "The actor Counter (aa07) died: its process 800 exited with code 1, after 2 restarts."
+    dead = {"actor_id": "aa" * 15 + "07", "class_name": "Counter", "name": "", "died": 880.0}
+    text = rendered(state(actors=[], dead_actors=[{**dead, "reason": why}]), width=40)
+    assert why in text
+    assert "2 min ago" in text
+    assert "Dead actors" not in rendered(state())
 
 
 def test_an_idle_cluster_says_that_nothing_waits() -> None:

@@ -22,12 +22,14 @@ class TaskWorld:
     def __init__(self) -> None:
         self.me = Caller()
         self.link = self.me.link
+        self.told: list[str] = []
         self.client = TaskClient(
             self.me.calls,
             self.me.peers,  # type: ignore[arg-type]
             self.link,  # type: ignore[arg-type]
             self.me.loop,  # type: ignore[arg-type]
             clock=lambda: self.now,
+            tell=self.told.append,
         )
         self.now = 100.0
         self.leases = 0

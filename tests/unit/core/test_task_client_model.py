@@ -152,12 +152,14 @@ class World:
         self.me.calls.recover = lambda _entry, _value: "gone"
         self.head = FakeHead(self.time, self.choice)
         monkeypatch.setattr(self.me.link, "head_notice", self.head.notice)
+        self.told: list[str] = []
         self.client = TaskClient(
             self.me.calls,
             self.me.peers,  # type: ignore[arg-type]
             self.me.link,  # type: ignore[arg-type]
             self.time,  # type: ignore[arg-type]
             clock=self.time.monotonic,
+            tell=self.told.append,
         )
         self.groups = [self._group(name) for name in SHAPES]
         self.calls: list[Call] = []

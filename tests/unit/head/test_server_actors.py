@@ -175,7 +175,7 @@ def test_a_process_that_ends_takes_the_actor_with_it(daemon: FakeDaemon) -> None
     daemon.end_process(process_id, -9, pid=200)
     (body,) = daemon.pushes(owner, "actor")
     node = daemon.node_id.hex()
-    assert body[5] == ("EXITED", "Thing", -9, 200, node, "", None)
+    assert body[5] == ("EXITED", "Thing", -9, 200, node, "", None, 0, 0)
 
 
 def test_an_actor_with_restarts_left_starts_again(daemon: FakeDaemon) -> None:
