@@ -214,17 +214,17 @@ class Cluster:
     def _living(self) -> Iterator[Callable[[], set[str]]]:
         """What asks the head for the ids of the living nodes."""
         from miniray.api import nodes
-        from miniray.core.bootstrap import connect_for_cli
+        from miniray.core.command_connection import connect_for_cli
         from miniray.core.runtime import runtime_or_none
-        from miniray.session import latest_cluster
 
         if runtime_or_none() is not None:
             yield lambda: {node["NodeID"] for node in nodes() if node["Alive"]}
             return
-        record = latest_cluster(self.address)
-        if record is None:
-            raise RuntimeError(f"The head at {self.address} has ended.")
-        with contextlib.closing(connect_for_cli(record)) as connection:
+        try:
+            connection = connect_for_cli(self.address, "address=", None)
+        except ConnectionError:
+            raise RuntimeError(f"The head at {self.address} has ended.") from None
+        with contextlib.closing(connection):
             yield lambda: {
                 node["node_id"] for node in connection.status()["nodes"] if node["state"] != "DEAD"
             }

@@ -207,24 +207,6 @@ def find_clusters() -> list[ClusterRecord]:
     return sorted(living, key=lambda record: record.started, reverse=True)
 
 
-def latest_cluster(address: str | None = None) -> ClusterRecord | None:
-    """The running cluster that a program attaches to; None if there is none.
-
-    Of several, the one whose head was started last on this machine, else the one that
-    this machine joined last. Embedded ones belong to their drivers and are left out.
-
-    Args:
-        address: Consider only the cluster with this ``HOST:PORT``.
-    """
-    candidates = [
-        record
-        for record in find_clusters()
-        if record.ready and not record.embedded and address in (None, record.address)
-    ]
-    heads = [record for record in candidates if record.is_head]
-    return next(iter(heads or candidates), None)
-
-
 def remove_session(session: Session, *, keep_logs: bool = True) -> None:
     """Remove what a session left: its record, sockets and files, and the logs if asked."""
     record = user_root() / "clusters" / f"{session.id}.json"

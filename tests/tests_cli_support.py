@@ -65,7 +65,7 @@ def runner(boot: Boot) -> Callable[..., Result]:
     """Runs a command in this process."""
 
     def run(*args: str, connect: Any = None, **options: Any) -> Result:
-        services = Services(start_node=boot.start_node, connect=connect)
+        services = Services(start_node=boot.start_node, connect=connect or Services.connect)
         return CliRunner().invoke(main, args, obj=services, **options)
 
     return run

@@ -98,7 +98,6 @@ def require_lasting_cluster() -> None:
         ValueError: There is none.
     """
     import miniray
-    from miniray.core.init_options import is_network_address
 
     instead = (
         "RunConfig(detached=True) needs a cluster that outlives this program. Start one with "
@@ -110,7 +109,7 @@ def require_lasting_cluster() -> None:
             miniray.init(address=os.environ.get("MINIRAY_ADDRESS") or "auto")
         except ConnectionError as error:
             raise ValueError(f"{instead} ({error})") from error
-    if not is_network_address(miniray.get_runtime_context().gcs_address):
+    if miniray.get_runtime_context().gcs_address.startswith("unix:"):
         raise ValueError(f"{instead} This program has an embedded one, which ends with it.")
 
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.parsing import address_option
-from miniray.cli.services import running_cluster
+from miniray.cli.parsing import cluster_options
 from miniray.cli.tables import ID_LENGTH
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("node")
-@address_option
+@cluster_options
 @click.option("--undo", is_flag=True, help="Use the node again.")
 @click.option("--wait", is_flag=True, help="Return when nothing runs there any more.")
 @click.option(
@@ -29,6 +28,7 @@ def drain(
     services: Services,
     node: str,
     address: str | None,
+    token_file: str | None,
     *,
     undo: bool,
     wait: bool,
@@ -43,7 +43,7 @@ def drain(
         raise click.UsageError("--undo has nothing to wait for; leave --wait out.")
     if timeout is not None and not wait:
         raise click.UsageError("--timeout is for --wait; give both.")
-    connection = services.connect(running_cluster(address))
+    connection = services.connect(address, token_file)
     try:
         node_id = connection.drain(node, undo=undo)
         short = node_id[:ID_LENGTH]

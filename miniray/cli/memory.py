@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from miniray.cli.parsing import address_option
-from miniray.cli.services import running_cluster
+from miniray.cli.parsing import cluster_options
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.core.ids import short_id
 from miniray.core.sizes import UNITS, format_bytes
@@ -46,7 +45,7 @@ _MORE = "not shown; --limit shows more"
 
 
 @click.command()
-@address_option
+@cluster_options
 @click.option(
     "--sort-by",
     type=click.Choice(list(_SORTS), case_sensitive=False),
@@ -86,6 +85,7 @@ _MORE = "not shown; --limit shows more"
 def memory(
     services: Services,
     address: str | None,
+    token_file: str | None,
     sort_by: str,
     group_by: str | None,
     units: str,
@@ -95,8 +95,7 @@ def memory(
     as_json: bool,
 ) -> None:
     """Show what is in the object store, whose it is, and why it is still held."""
-    record = running_cluster(address)
-    connection = services.connect(record)
+    connection = services.connect(address, token_file)
     try:
         reports = connection.memory_report(limit, detail, timeout)
         nodes = connection.listing("node_states")
@@ -107,7 +106,7 @@ def memory(
         click.echo(json.dumps(state.asdict(), indent=2))
         return
     show = MemoryView(state, sort_by.lower(), group_by and group_by.lower(), units.lower())
-    draw(show.headline(record.address), show.sections())
+    draw(show.headline(connection.address), show.sections())
 
 
 class MemoryView:

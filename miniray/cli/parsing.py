@@ -7,28 +7,39 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from miniray.security.token import TOKEN_VARIABLE, parse_token, read_token_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     _ParamType = click.ParamType[Any]
 else:
     _ParamType = click.ParamType  # not generic at run time in older versions of click
 
-#: Of the commands that look at a cluster.
-address_option = click.option(
-    "--address",
-    help="Which cluster, as its status or init() tells its address.  [default: MINIRAY_ADDRESS, "
-    "else the one started last, else that of a running program]",
-)
+_Command = TypeVar("_Command", bound="Callable[..., Any]")
 
 _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]i?B?|B)?\Z", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+def cluster_options(command: _Command) -> _Command:
+    """Give a command the options that say which cluster it looks at: address, token_file."""
+    command = click.option(
+        "--token-file",
+        metavar="FILE",
+        help="Read the token of a cluster elsewhere from a file; - is stdin.  [default: "
+        f"{TOKEN_VARIABLE}]",
+    )(command)
+    return click.option(
+        "--address",
+        help="Which cluster, as its status or init() tells its address; one that has no node of "
+        "yours on this machine needs its token.  [default: MINIRAY_ADDRESS, else the one started "
+        "last, else that of a running program]",
+    )(command)
 
 
 class JsonObject(_ParamType):

@@ -8,17 +8,23 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
+import click
+
+from miniray.cli.parsing import join_token
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.node.boot_options import BootOptions, BootResult
-    from miniray.session import ClusterRecord
     from miniray.util.memory_types import NodeMemory
     from miniray.util.state_types import ClusterStatus
 
 
 class Connection(Protocol):
     """A short attachment to a running cluster."""
+
+    #: ``HOST:PORT`` of its head.
+    address: str
 
     def status(self) -> ClusterStatus:
         """Ask the head for its state."""
@@ -48,10 +54,14 @@ def _start_node(options: BootOptions) -> BootResult:
     return start_node(options)
 
 
-def _connect(record: ClusterRecord) -> Connection:
-    from miniray.core.bootstrap import connect_for_cli
+def _connect(address: str | None, token_file: str | None) -> Connection:
+    from miniray.core.command_connection import connect_for_cli
 
-    return connect_for_cli(record)
+    try:
+        token = join_token(None, token_file) if token_file is not None else None
+        return connect_for_cli(address, "--address", token)
+    except ValueError as error:  # the address or the token
+        raise click.UsageError(str(error)) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,11 +69,5 @@ class Services:
     """The doors of the command line to nodes and clusters."""
 
     start_node: Callable[[BootOptions], BootResult] = _start_node
-    connect: Callable[[ClusterRecord], Connection] = _connect
-
-
-def running_cluster(address: str | None) -> ClusterRecord:
-    """The cluster at an address, or the one to look at; ConnectionError if there is no such one."""
-    from miniray.core.cluster_choice import cluster_to_look_at
-
-    return cluster_to_look_at(address, "--address")
+    #: Takes the options of ``cluster_options``.
+    connect: Callable[[str | None, str | None], Connection] = _connect

@@ -11,12 +11,8 @@ import click
 from miniray.cli import ending
 from miniray.cli.amounts import describe_amounts
 from miniray.cli.parsing import JsonObject, Labels, Size, join_token
-from miniray.node.boot_options import (
-    DEFAULT_PORT,
-    BootError,
-    BootOptions,
-    parse_address,
-)
+from miniray.host_port import DEFAULT_PORT, parse_address
+from miniray.node.boot_options import BootError, BootOptions
 from miniray.security.token import TOKEN_VARIABLE
 from miniray.session import ProcessId, find_clusters
 
@@ -29,7 +25,11 @@ _DEVICES = '{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}'
 
 @click.command()
 @click.option("--head", is_flag=True, help="Start a new cluster with its head here.")
-@click.option("--address", metavar="HOST:PORT", help="Join the cluster whose head is there.")
+@click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help=f"Join the cluster whose head is there.  [default port: {DEFAULT_PORT}]",
+)
 @click.option(
     "--token",
     help="The cluster's join token. Other users of this machine can see a command line; "

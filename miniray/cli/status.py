@@ -15,8 +15,7 @@ from miniray.cli.amounts import (
     format_amount,
     visible_resources,
 )
-from miniray.cli.parsing import address_option
-from miniray.cli.services import running_cluster
+from miniray.cli.parsing import cluster_options
 from miniray.cli.tables import ID_LENGTH, Section, draw
 from miniray.core.ids import short_id
 
@@ -35,11 +34,11 @@ _STORE = "object_store_memory"
 
 
 @click.command()
-@address_option
+@cluster_options
 @click.pass_obj
-def status(services: Services, address: str | None) -> None:
+def status(services: Services, address: str | None, token_file: str | None) -> None:
     """Show the nodes, resources, actors and waiting work of a running cluster."""
-    connection = services.connect(running_cluster(address))
+    connection = services.connect(address, token_file)
     try:
         state = connection.status()
     finally:

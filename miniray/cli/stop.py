@@ -7,31 +7,49 @@ from typing import TYPE_CHECKING
 import click
 
 from miniray.cli.ending import end_nodes
+from miniray.core.cluster_choice import at_address, program_of, running_here
+from miniray.host_port import full_address
 from miniray.session import find_clusters
 
 if TYPE_CHECKING:
     from miniray.cli.ending import Ended
     from miniray.session import ClusterRecord
 
+_INCLUDE = "--include-programs"
+
 
 @click.command()
+@click.option("--address", help="End only the nodes of the cluster whose head is there.")
+@click.option(
+    _INCLUDE,
+    is_flag=True,
+    help="End clusters and attachments that init() of running programs has started, too.",
+)
 @click.option("--force", is_flag=True, help="Kill at once, without asking the processes first.")
 @click.option(
     "--grace-period",
     type=click.FloatRange(min=0),
     help="Seconds that processes may take before they are killed.",
 )
-def stop(force: bool, grace_period: float | None) -> None:
-    """End all nodes that this user has on this machine, with all their processes.
+def stop(
+    address: str | None, include_programs: bool, force: bool, grace_period: float | None
+) -> None:
+    """End the nodes that this user has started on this machine, with all their processes.
 
-    Clusters that init() has started in running programs are among them. The programs themselves
-    go on, and their next call says that the cluster is gone.
+    What a running program has started with init() is left alone, unless --address is that
+    of its cluster or --include-programs is given: the program goes on then, and its next call
+    says that the cluster is gone.
     """
-    records = find_clusters()
+    records = _meant(address)
+    ending = [record for record in records if include_programs or not _of_program(record, address)]
+    for record in records:
+        if record not in ending:
+            click.echo(f"Left alone ({_INCLUDE} ends it too): {_describe(record)}")
     if not records:
         click.echo("No node of yours is running on this machine.")
-        return
-    results = end_nodes(records, force=force, grace=grace_period)
+    for record in ending:
+        click.echo(f"Ending: {_describe(record)}")
+    results = end_nodes(ending, force=force, grace=grace_period)
     for result in results:
         click.echo(_report(result, force=force))
     left = [str(pid) for result in results for pid in result.left]
@@ -40,6 +58,29 @@ def stop(force: bool, grace_period: float | None) -> None:
             f"The kernel did not end {_count(len(left), 'process')} even when killed: "
             f"{', '.join(left)}. They wait for a device or a file system; try again later."
         )
+
+
+def _meant(address: str | None) -> list[ClusterRecord]:
+    """All nodes, or those of one cluster; nodes that are about to start are of none."""
+    records = find_clusters()
+    if address is None:
+        return records
+    try:
+        wanted = address if address.startswith("unix:") else full_address(address)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    found = at_address(records, wanted)
+    if not found:
+        raise click.ClickException(
+            f"No node of a cluster at {wanted} of yours runs on this machine. {running_here()}"
+        )
+    return found
+
+
+def _of_program(record: ClusterRecord, address: str | None) -> bool:
+    """Whether a node belongs to a program that runs, and its cluster was not asked for."""
+    living = record.driver is not None and record.driver.alive()
+    return record.embedded and living and not (address is not None and record.is_head)
 
 
 def _report(result: Ended, *, force: bool) -> str:
@@ -51,8 +92,8 @@ def _report(result: Ended, *, force: bool) -> str:
 
 
 def _describe(record: ClusterRecord) -> str:
-    """Which node that was."""
-    whose = f" of the program with pid {record.driver.pid}" if record.driver else ""
+    """Which node that is."""
+    whose = f" of the program with {program_of(record)}" if record.driver else ""
     if record.embedded and record.is_head:
         return f"the embedded cluster{whose}"
     cluster = f"the cluster at {record.address}" if record.address else "a cluster"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import itertools
 import logging
 import operator
@@ -19,35 +17,19 @@ from miniray.core.descriptors import ENOUGH, raise_limit
 from miniray.core.handover import leave_to_actors
 from miniray.core.ids import new_id
 from miniray.core.names import short_name
+from miniray.core.places import Place, place_of, start_node
 from miniray.exceptions import NodeDiedError
+from miniray.security.token import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     import subprocess
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from miniray.core.cluster_runtime import ClusterRuntime
     from miniray.core.init_options import InitOptions
-    from miniray.core.node_link import NodeLink
     from miniray.core.runtime import Runtime
-    from miniray.session import ClusterRecord
-    from miniray.util.memory_types import NodeMemory
 
 logger = logging.getLogger(__name__)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    """Where to attach."""
-
-    node_socket: str
-    key: bytes
-    address: str
-    session_dir: str
-    node_id: str
-    #: The embedded cluster that this process started, if it did.
-    process: subprocess.Popen[bytes] | None = None
-    #: What is wrong with what was started, though it runs; empty if nothing is.
-    warning: str = ""
 
 
 def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
@@ -81,9 +63,7 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
             on_shutdown=lambda attachment: _shut_down(attachment, place.process),
         )
     except BaseException:
-        if place.process is not None:
-            place.process.terminate()
-            place.process.wait()
+        place.end()
         raise
     runtime = attachment.runtime
     runtime.facts.namespace = namespace
@@ -122,11 +102,10 @@ def _worker_paths(cwd: str) -> list[str]:
 # --- finding and starting ------------------------------------------------------------
 
 
-def _find(options: InitOptions) -> _Place | None:
+def _find(options: InitOptions) -> Place | None:
     """The node here to attach to; None if one is to be started for this driver."""
+    from miniray.core.cluster_choice import latest_cluster, running_here
     from miniray.core.init_options import refuse_node_arguments
-    from miniray.security.token import TOKEN_VARIABLE
-    from miniray.session import latest_cluster
 
     if options.address == "local":
         return None
@@ -135,7 +114,7 @@ def _find(options: InitOptions) -> _Place | None:
     if record is not None:
         if wanted is None:
             refuse_node_arguments(options, record.address)
-        return _place_of(record)
+        return place_of(record)
     if options.address is None:
         return None
     if options.address == "auto":
@@ -147,40 +126,18 @@ def _find(options: InitOptions) -> _Place | None:
         refuse_node_arguments(options, options.address)
         return None
     raise ConnectionError(
-        f"No node of a cluster at {options.address} runs on this machine. Set {TOKEN_VARIABLE} to "
-        f"its token, which `miniray start --head` printed, to attach from outside; or join it with "
-        f"`miniray start --address {options.address} --token TOKEN`."
+        f"No node of a cluster at {options.address} runs on this machine. {running_here()} Set "
+        f"{TOKEN_VARIABLE} to its token, which `miniray start --head` printed, to attach from "
+        f"outside; or join it with `miniray start --address {options.address}`."
     )
 
 
-def _place_of(record: ClusterRecord) -> _Place:
-    from miniray.exceptions import VersionMismatchError
-    from miniray.security.token import read_token_file
-    from miniray.version import VERSION
-
-    if record.miniray != VERSION:
-        raise VersionMismatchError("miniray", VERSION, record.miniray)
-    ours = platform.python_version()
-    if record.python.split(".")[:2] != ours.split(".")[:2]:
-        raise VersionMismatchError("Python", ours, record.python)
-    token = read_token_file(record.session.token_file)
-    return _Place(
-        record.socket_path,
-        token.socket_key,
-        record.address,
-        str(record.session.folder),
-        record.node_id,
-    )
-
-
-def _start_node(options: InitOptions) -> _Place:
+def _start_node(options: InitOptions) -> Place:
     """Start a cluster for this driver, or a node that attaches it to one elsewhere."""
-    from miniray.node.boot import launch
     from miniray.node.boot_options import BootOptions
-    from miniray.security.token import TOKEN_VARIABLE, parse_token
 
     elsewhere = options.address not in (None, "local", "auto")
-    started = launch(
+    return start_node(
         BootOptions(
             head=not elsewhere,
             address=options.address if elsewhere else None,
@@ -196,16 +153,6 @@ def _start_node(options: InitOptions) -> _Place:
             embedded=True,
             parent_pid=os.getpid(),
         )
-    )
-    result = started.result
-    return _Place(
-        result.socket_path,
-        parse_token(result.token).socket_key,
-        result.address,
-        result.session_dir,
-        result.node_id,
-        started.process,
-        result.warning,
     )
 
 
@@ -292,76 +239,3 @@ def _shut_down(attachment: Attachment, process: subprocess.Popen[bytes] | None) 
             logger.warning("the embedded cluster did not end in time and is killed")
             process.kill()
             process.wait()
-
-
-# --- for commands ----------------------------------------------------------------------
-
-
-class CommandConnection:
-    """What `miniray status` and `miniray memory` need of a cluster."""
-
-    def __init__(self, record: ClusterRecord) -> None:
-        self._place = _place_of(record)
-
-    def status(self) -> Any:
-        """The cluster's status (util/state_types.ClusterStatus)."""
-        return self._ask("status")
-
-    def listing(self, what: str) -> list[dict[str, Any]]:
-        """One of the head's listings: "actors", "nodes", ..."""
-        listing: list[dict[str, Any]] = self._ask("state", what)
-        return listing
-
-    def drain(self, prefix: str, *, undo: bool) -> str:
-        """Place nothing new on a node, or again; returns its id.
-
-        Raises:
-            ValueError: not exactly one living node has an id that begins so.
-        """
-        node_id: str = self._ask("undo_drain" if undo else "drain_node", prefix)
-        return node_id
-
-    def wait_drained(self, node_id: str, seconds: float | None) -> bool:
-        """Wait until nothing runs on a drained node; False if it is not drained any more.
-
-        Raises:
-            TimeoutError: something still runs there after so many seconds.
-        """
-        with self._attached() as link:
-            return bool(link.head_request("await_drained", node_id, timeout=seconds))
-
-    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
-        """What every node and process holds; each process has so many seconds to answer."""
-        with self._attached() as link:
-            return link.memory_report(limit, detail, seconds)
-
-    def _ask(self, method: str, *args: Any) -> Any:
-        with self._attached() as link:
-            return link.head_request(method, *args, timeout=30.0)
-
-    @contextlib.contextmanager
-    def _attached(self) -> Iterator[NodeLink]:
-        process_id = new_id()
-        attachment = Attachment(
-            self._place.node_socket,
-            self._place.key,
-            process_id,
-            "command",
-            process_id,
-            {},
-            timeout=config().start_timeout,
-            on_shutdown=lambda attachment: attachment.close(),
-        )
-        try:
-            attachment.open()
-            yield attachment.link
-        finally:
-            attachment.runtime.shutdown()
-
-    def close(self) -> None:
-        """Nothing is held between calls."""
-
-
-def connect_for_cli(record: ClusterRecord) -> CommandConnection:
-    """A connection for a command of this user on this machine."""
-    return CommandConnection(record)

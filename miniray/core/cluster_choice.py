@@ -1,7 +1,7 @@
-"""Which running cluster the commands and ``miniray.util.state`` look at.
+"""Which running clusters of this machine are meant: by programs that attach, and by commands.
 
-They look at one that ``init()`` of a running program has started too, where there is no other.
-What programs attach to is ``bootstrap.py``'s business.
+Commands and ``miniray.util.state`` look at a cluster that ``init()`` of a running program has
+started too, where there is no other; programs never attach to one.
 """
 
 from __future__ import annotations
@@ -11,61 +11,96 @@ from typing import TYPE_CHECKING
 
 from miniray.core.init_options import ADDRESS_VARIABLE
 from miniray.core.process_state import command_of
-from miniray.session import find_clusters, latest_cluster
+from miniray.host_port import full_address, same_address
+from miniray.session import find_clusters
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from miniray.session import ClusterRecord
 
 #: So much of a program's command line is shown.
 _LONGEST_COMMAND = 60
 
 
-def cluster_to_look_at(address: str | None, argument: str) -> ClusterRecord:
+def at_address(records: Iterable[ClusterRecord], address: str | None) -> list[ClusterRecord]:
+    """Those of a cluster at an address: the same text, or else another way to say it.
+
+    Args:
+        records: Of running nodes.
+        address: As ``full_address`` makes it, or ``unix:...``; None: all that are ready.
+    """
+    ready = [record for record in records if record.ready]
+    if address is None:
+        return ready
+    exact = [record for record in ready if record.address == address]
+    return exact or [record for record in ready if same_address(address, record.address)]
+
+
+def latest_cluster(address: str | None = None) -> ClusterRecord | None:
+    """The running cluster that a program attaches to; None if there is none.
+
+    Of several, the one whose head was started last on this machine, else the one that
+    this machine joined last. Embedded ones belong to their drivers and are left out.
+
+    Args:
+        address: Consider only the cluster with this address.
+    """
+    started = [record for record in find_clusters() if not record.embedded]
+    candidates = at_address(started, address)
+    heads = [record for record in candidates if record.is_head]
+    return next(iter(heads or candidates), None)
+
+
+def wanted_address(address: str | None) -> str | None:
+    """The address that a command is given, by its option or by ``MINIRAY_ADDRESS``; None: any.
+
+    Raises:
+        ValueError: It is no address.
+    """
+    if address in (None, "auto"):
+        address = os.environ.get(ADDRESS_VARIABLE)
+    if address in (None, "", "auto", "local"):  # the last two: what programs attach to, or start
+        return None
+    return address if address.startswith("unix:") else full_address(address)
+
+
+def cluster_to_look_at(address: str | None, argument: str) -> ClusterRecord | None:
     """The cluster at an address; without one the latest that was started, else a program's own.
 
     Args:
-        address: As the cluster tells it: ``HOST:PORT``, or ``unix:...`` of one that belongs to a
-            program. None or "auto": that of ``MINIRAY_ADDRESS``, else any.
+        address: What ``wanted_address`` gives.
         argument: How the user gives an address, to be told of it.
 
+    Returns:
+        None if there is no such cluster on this machine.
+
     Raises:
-        ConnectionError: There is none; or there are several, each of a program.
+        ConnectionError: There are several, each of a program.
     """
-    where = f" at {address}"
-    if address in (None, "auto"):
-        address = os.environ.get(ADDRESS_VARIABLE)
-        where = f" at {address} (given by {ADDRESS_VARIABLE})"
-    if address in (None, "", "auto", "local"):  # the last two: what programs attach to, or start
-        address, where = None, ""
     record = latest_cluster(address)
     if record is not None:
         return record
-    found = _of_programs(address)
-    if not found:
-        raise ConnectionError(
-            f"No cluster{where} of yours is running on this machine. Start one with "
-            "`miniray start --head`, or join one with `miniray start --address`."
-        )
+    found: dict[str, ClusterRecord] = {}
+    for each in at_address(find_clusters(), address):
+        found.setdefault(each.address, each)  # several drivers may be of one elsewhere
     if len(found) > 1:
-        several = "; ".join(f"{each.address} ({_program(each)})" for each in found)
+        several = "; ".join(f"{each.address} ({program_of(each)})" for each in found.values())
         raise ConnectionError(
             f"{len(found)} programs of yours have a cluster of their own here, and none was "
             f"started with `miniray start --head`. Choose one with {argument}: {several}."
         )
-    return found[0]
+    return next(iter(found.values()), None)
 
 
-def _of_programs(address: str | None) -> list[ClusterRecord]:
-    """The clusters to which programs of this user are attached by nodes of their own."""
-    found: dict[str, ClusterRecord] = {}
-    for record in find_clusters():
-        if record.ready and record.embedded and address in (None, record.address):
-            found.setdefault(record.address, record)  # several drivers may be of one elsewhere
-    return list(found.values())
+def running_here() -> str:
+    """A sentence on which clusters of this user run on this machine."""
+    addresses = dict.fromkeys(record.address for record in find_clusters() if record.ready)
+    return f"Running here: {', '.join(addresses) or 'none'}."
 
 
-def _program(record: ClusterRecord) -> str:
-    """The program of a cluster, for a person."""
+def program_of(record: ClusterRecord) -> str:
+    """The program that a node belongs to, for a person."""
     if record.driver is None:
         return f"node {record.node_id[:8]}"
     program, *arguments = command_of(record.driver.pid) or [""]

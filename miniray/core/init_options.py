@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import option_checks as check
+from miniray.host_port import full_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: Environment variable that says which cluster to attach to, where ``address`` does not.
 ADDRESS_VARIABLE = "MINIRAY_ADDRESS"
-
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.%]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
 #: Arguments of Ray that miniray accepts without an effect: what they tune is not there.
 _NO_EFFECT = frozenset(
@@ -141,11 +139,6 @@ def _check_others(others: Mapping[str, Any], known: set[str]) -> None:
         )
 
 
-def is_network_address(address: str) -> bool:
-    """Whether this is the address of a cluster that others can join, and no embedded one's."""
-    return _ADDRESS.fullmatch(address) is not None
-
-
 def _check_address(name: str, given: Any) -> str:
     if not isinstance(given, str):
         raise check.wrong_type(name, given, '"local", "auto" or "host:port"')
@@ -162,13 +155,10 @@ def _check_address(name: str, given: Any) -> str:
             f"{name}={value!r} is the address of a cluster that an init() has started: it ends "
             f"with its driver and no other can attach. Start one with `miniray start --head`."
         )
-    match = _ADDRESS.fullmatch(value)
-    if match is None or not 0 < int(match[2]) < 65536:
-        raise ValueError(
-            f'{name} must be "local", "auto" or "host:port" as `miniray start` prints it, '
-            f"not {value!r}."
-        )
-    return value
+    try:
+        return full_address(value)
+    except ValueError as error:
+        raise ValueError(f'{name} must be "local", "auto" or an address. {error}') from None
 
 
 def refuse_node_arguments(options: InitOptions, address: str | None) -> None:

@@ -11,6 +11,7 @@ from miniray._proto import head_pb2_grpc
 from miniray.head.head import Head, Identity
 from miniray.head.server import HeadServicer, watch_liveness
 from miniray.head.storage import NoStorage
+from miniray.host_port import join_host_port
 from miniray.security import certificates, channels
 from miniray.security.errors import AddressInUseError
 from miniray.security.token import JoinToken
@@ -158,7 +159,7 @@ async def _listen_tcp(
             await asyncio.wait({stop}, timeout=_PORT_AGAIN_AFTER)
         try:
             bound = channels.listen_tcp(server, host, port, identity, members)
-            return channels.join_host_port(options.advertised_host or host, bound)
+            return join_host_port(options.advertised_host or host, bound)
         except AddressInUseError as error:
             if refusal is None and options.port_patience:
                 logger.warning("%s It is tried for %g s.", error, options.port_patience)

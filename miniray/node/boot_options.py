@@ -17,13 +17,12 @@ from typing import Any
 
 from miniray.accelerators.custom import parse_declaration
 from miniray.accelerators.registry import DEVICE_RESOURCES, GPU_FAMILIES, family_named
+from miniray.host_port import full_address, parse_address
 from miniray.node.head_address import check_told
 from miniray.node.machine import memory_limit
 from miniray.security.token import parse_token
 
 DEFAULT_HOST = "127.0.0.1"
-#: The port of a head started by the command line, as Ray's.
-DEFAULT_PORT = 6379
 
 #: Resources with options of their own, and how to say them.
 _OWN_OPTIONS = {
@@ -61,7 +60,7 @@ class BootOptions:
 
     #: Start a cluster with its head here; else join the one at ``address``.
     head: bool = True
-    #: ``HOST:PORT`` of the head to join.
+    #: ``HOST:PORT`` of the head to join; the port may be left out.
     address: str | None = None
     #: The join token of the cluster to join.
     token: str | None = dataclasses.field(default=None, repr=False)
@@ -137,7 +136,7 @@ class BootOptions:
             return
         if self.address is None:
             raise ValueError("To join a cluster, give the address of its head as HOST:PORT.")
-        parse_address(self.address)
+        object.__setattr__(self, "address", full_address(self.address))
         if not self.token:
             raise ValueError(
                 "To join a cluster, give its token; `miniray start --head` printed it."
@@ -181,24 +180,6 @@ class BootResult:
     def from_json(cls, text: str) -> BootResult:
         """The inverse of `to_json`."""
         return cls(**json.loads(text))
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Split ``HOST:PORT`` (``[::1]:PORT`` for IPv6) into its parts.
-
-    Raises:
-        ValueError: It has another form; the text shows the right one.
-    """
-    host, colon, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    bare = host[1:-1] if bracketed else host
-    valid_port = port.isascii() and port.isdigit() and 0 < int(port) <= _MAX_PORT
-    if not colon or not bare or not valid_port or (":" in bare and not bracketed):
-        raise ValueError(
-            f"An address has the form HOST:PORT, such as 10.0.0.1:{DEFAULT_PORT} or "
-            f"[::1]:{DEFAULT_PORT}, not {address!r}."
-        )
-    return bare, int(port)
 
 
 def bind_host(options: BootOptions) -> str:

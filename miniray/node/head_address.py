@@ -7,8 +7,8 @@ addresses: only a connection tells. It can't where the head listens on loopback 
 from __future__ import annotations
 
 import ipaddress
-import socket
 
+from miniray.host_port import is_own
 from miniray.node.machine import own_addresses
 
 
@@ -29,7 +29,7 @@ def check_told(listening: str, told: str) -> None:
 def not_found(listening: str, told: str) -> str:
     """Why a head is not found at the address that others are told, and what to do."""
     reason = f"it listens on {listening}"
-    if not _is_own(told):
+    if not is_own(told):
         reason = f"this machine has no such address; it has {', '.join(own_addresses())}"
     return (
         f"The head can't be reached at node_ip_address {told}: {reason}. Give an address of this "
@@ -43,14 +43,3 @@ def _loopback(host: str) -> bool | None:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return True if host == "localhost" else None
-
-
-def _is_own(host: str) -> bool:
-    """Whether the kernel would listen there: of loopback, it does on more than interfaces have."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.bind(address)
-    except OSError:
-        return False
-    return True

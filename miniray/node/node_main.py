@@ -19,6 +19,7 @@ from miniray.config import config
 from miniray.core.ids import new_id
 from miniray.core.pace import Pace
 from miniray.exceptions import AuthenticationError, MinirayError
+from miniray.host_port import join_host_port, parse_address
 from miniray.node.addresses import DaemonAddress
 from miniray.node.boot_options import (
     BootError,
@@ -26,7 +27,6 @@ from miniray.node.boot_options import (
     BootResult,
     advertised_host,
     bind_host,
-    parse_address,
 )
 from miniray.node.daemon import NodeDaemon
 from miniray.node.head_address import not_found
@@ -201,7 +201,7 @@ class NodeStart:
         wanted = 0 if self.options.head else self.options.port
         identity, members = self._credentials.identity, self._credentials.authority
         port = channels.listen_tcp(server, host, wanted, identity, members)
-        reached = channels.join_host_port(advertised_host(self.options), port)
+        reached = join_host_port(advertised_host(self.options), port)
         return server, DaemonAddress(_machine(), self._node_path, reached)
 
     def _node_config(

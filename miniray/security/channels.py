@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from miniray.config import config
+from miniray.host_port import join_host_port
 from miniray.security.certificates import HEAD_NAME, NODE_NAME
 from miniray.security.errors import AddressInUseError
 from miniray.security.interceptor import SecretInterceptor, authorization
@@ -155,11 +156,6 @@ def channel(
     tls = grpc.ssl_channel_credentials(trusted, identity.key, identity.certificate)
     options = [*_CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)]
     return _ProvenChannel(grpc.aio.secure_channel(address, tls, options=options), secret)
-
-
-def join_host_port(host: str, port: int) -> str:
-    """``HOST:PORT``, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _try_bind(host: str, port: int) -> None:

@@ -8,11 +8,13 @@ every process. Works without ``init()`` where a cluster runs on this machine, as
 from __future__ import annotations
 
 import collections
+import contextlib
 import operator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from miniray.core.absent import absent, tell_imports
 from miniray.core.runtime import runtime_or_none
+from miniray.host_port import same_address
 from miniray.util.memory_records import cluster_memory
 from miniray.util.memory_types import MAX_OBJECTS
 from miniray.util.state_filters import StateT, check_all, chosen
@@ -30,7 +32,7 @@ from miniray.util.state_records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from miniray.core.runtime import Runtime
     from miniray.util.memory_types import NodeMemory
@@ -309,9 +311,10 @@ def get_cluster_memory(
         ConnectionError: there is no such cluster.
     """
     check_all(ObjectState, None, limit)
-    source = _source(address)
-    reports = source.memory_report(operator.index(limit), bool(detail), float(timeout))
-    return cluster_memory(reports, source.listing("node_states"), limit, detail=detail)
+    with _source(address) as source:
+        reports = source.memory_report(operator.index(limit), bool(detail), float(timeout))
+        nodes = source.listing("node_states")
+    return cluster_memory(reports, nodes, limit, detail=detail)
 
 
 def summarize_objects(
@@ -393,18 +396,22 @@ class _Attached:
 
 
 def _ask(address: str | None, what: str) -> list[dict[str, Any]]:
-    return _source(address).listing(what)
+    with _source(address) as source:
+        return source.listing(what)
 
 
-def _source(address: str | None) -> _Source:
-    """This process's cluster, or one on this machine."""
+@contextlib.contextmanager
+def _source(address: str | None) -> Iterator[_Source]:
+    """This process's cluster, one on this machine, or one that is asked for the time."""
     runtime = runtime_or_none()
-    if runtime is not None and address in (None, "auto", runtime.context().address):
-        return _Attached(runtime)
-    from miniray.core.bootstrap import connect_for_cli
-    from miniray.core.cluster_choice import cluster_to_look_at
+    own = runtime.context().address if runtime is not None else ""
+    if runtime is not None and (address in (None, "auto") or same_address(address, own)):
+        yield _Attached(runtime)
+        return
+    from miniray.core.command_connection import connect_for_cli
 
-    return connect_for_cli(cluster_to_look_at(address, "address="))
+    with contextlib.closing(connect_for_cli(address, "address=", None)) as connection:
+        yield connection
 
 
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there

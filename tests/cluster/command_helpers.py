@@ -232,7 +232,7 @@ def command_line() -> Iterator[CommandLine]:
     root = Path(tempfile.mkdtemp(prefix="mr-cl-", dir="/tmp"))
     command = CommandLine(root)
     yield command
-    command.run("stop", "--force")
+    command.run("stop", "--force", "--include-programs")
     command.leaves_nothing()
     shutil.rmtree(root)
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from cluster_helpers import processes_with, wait_until
-from command_helpers import CROSSING, CommandLine, assert_crosses, command_line, daemons
+from command_helpers import (
+    CROSSING,
+    CommandLine,
+    assert_crosses,
+    command_line,
+    daemons,
+    one_line,
+)
 
 from miniray.security.token import JoinToken, parse_token
 
@@ -141,6 +148,61 @@ def test_a_driver_outside_of_the_cluster_attaches_with_address_and_token(
         )
         == 1
     )
+
+
+#: What the functions of util.state tell outside of a cluster, without init().
+LOOK_OUTSIDE = """
+import json, sys
+from miniray.util import state
+print(json.dumps([node.node_id for node in state.list_nodes(sys.argv[1])]))
+"""
+
+
+def test_commands_look_at_a_cluster_elsewhere_with_its_token(
+    command: CommandLine, tmp_path: Path
+) -> None:
+    head = command.start_head("--num-cpus", "2")
+    [record] = command.records()
+    node = record["node_id"]
+    home = command.root / "outside"
+    home.mkdir()
+    outside = {"MINIRAY_TMPDIR": str(home), "MINIRAY_MACHINE_ID": "outside"}
+    known = {**outside, "MINIRAY_TOKEN": head.token}
+    where = ("--address", head.address.replace("127.0.0.1", "localhost"))
+
+    shown = command.run("status", *where, **known)
+    assert shown.returncode == 0, shown.stderr
+    assert f"Cluster at {head.address}: 1 node, " in shown.stdout
+    shown = command.run("memory", *where, **known)
+    assert "on 1 node\n" in shown.stdout  # not that of the command
+    assert node[:8] in shown.stdout
+    file = tmp_path / "token"
+    file.write_text(head.token)
+    shown = command.run("drain", *where, "--token-file", str(file), "--wait", node[:4], **outside)
+    assert shown.returncode == 0, shown.stderr
+    assert "Nothing runs there any more." in shown.stdout
+    assert command.python(LOOK_OUTSIDE, where[1], **known) == [node]
+
+    line = one_line(command.run("status", *where, **outside))
+    assert "MINIRAY_TOKEN" in line
+    wrong = str(JoinToken(parse_token(head.token).fingerprint, bytes(32)))
+    line = one_line(command.run("status", *where, **outside, MINIRAY_TOKEN=wrong))
+    assert "token" in line
+    assert wrong not in line
+    assert not processes_with("MINIRAY_TMPDIR", str(home))
+    assert not [path for path in home.rglob("*") if path.is_file()]  # nor a log
+    shutil.rmtree(home)
+
+
+def test_a_cluster_is_found_by_any_name_of_its_machine(command: CommandLine) -> None:
+    head = command.start_head("--num-cpus", "1")
+    source = "import miniray, json, sys; print(json.dumps(miniray.init(sys.argv[1])['address']))"
+    for host in ("localhost", "[::1]"):
+        address = f"{host}:{head.port}"
+        assert f"Cluster at {head.address}" in command.run("status", "--address", address).stdout
+        assert command.python(source, address) == head.address
+    error = command.failing_python("import miniray; miniray.init('localhost:1')")
+    assert f"Running here: {head.address}." in error
 
 
 def test_workers_run_in_the_folder_of_their_driver(command: CommandLine, tmp_path: Path) -> None:

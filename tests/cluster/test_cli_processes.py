@@ -187,7 +187,7 @@ def test_a_reused_pid_is_left_alone(
         stranger.kill()
 
 
-def test_an_embedded_cluster_is_ended_too_and_named(
+def test_what_a_running_program_has_started_is_left_alone_unless_it_is_asked_for(
     miniray: Callable[..., Result],
     record: Callable[..., ClusterRecord],
     start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
@@ -195,11 +195,30 @@ def test_an_embedded_cluster_is_ended_too_and_named(
     boot, _ = start(OBEDIENT)
     driver = ProcessId.of(os.getpid())
     record(processes={"boot": ProcessId.of(boot.pid)}, embedded=True, driver=driver)
-    shown = miniray("stop").stdout
-    assert f"Ended the embedded cluster of the program with pid {driver.pid}: 3 proc" in shown
+    result = miniray("stop")
+    assert result.exit_code == 0
+    whose = f"the embedded cluster of the program with pid {driver.pid}"
+    assert result.stdout.startswith(f"Left alone (--include-programs ends it too): {whose}")
+    assert boot.poll() is None
+    shown = miniray("stop", "--include-programs").stdout
+    assert f"Ending: {whose}" in shown
+    assert f"Ended {whose}" in shown
+    assert boot.wait() == 0
 
 
-def test_the_node_of_a_driver_outside_its_cluster_is_ended_too_and_named(
+def test_a_cluster_whose_program_has_ended_is_nobodys_and_is_ended(
+    miniray: Callable[..., Result],
+    record: Callable[..., ClusterRecord],
+    start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
+) -> None:
+    boot, _ = start(OBEDIENT)
+    gone = ProcessId(os.getpid(), ProcessId.of(os.getpid()).start - 1)
+    record(processes={"boot": ProcessId.of(boot.pid)}, embedded=True, driver=gone)
+    assert "Ended the embedded cluster" in miniray("stop").stdout
+    assert boot.wait() == 0
+
+
+def test_the_attachment_of_a_driver_outside_its_cluster_is_ended_only_with_all(
     miniray: Callable[..., Result],
     record: Callable[..., ClusterRecord],
     start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
@@ -207,8 +226,26 @@ def test_the_node_of_a_driver_outside_its_cluster_is_ended_too_and_named(
     boot, _ = start(OBEDIENT)
     driver = ProcessId.of(os.getpid())
     record(processes={"boot": ProcessId.of(boot.pid)}, embedded=True, is_head=False, driver=driver)
-    shown = miniray("stop").stdout
-    assert f"Ended the attachment of the program with pid {driver.pid} to the cluster at " in shown
+    for arguments in ((), ("--address", "127.0.0.1:6379")):
+        assert "Left alone" in miniray("stop", *arguments).stdout
+    shown = miniray("stop", "--include-programs").stdout
+    assert f"Ended the attachment of the program with pid {driver.pid}" in shown
+
+
+def test_one_of_several_clusters_is_ended_by_its_address(
+    miniray: Callable[..., Result],
+    record: Callable[..., ClusterRecord],
+    start: Callable[[str], tuple[subprocess.Popen[str], list[int]]],
+) -> None:
+    boot, _ = start(OBEDIENT)
+    record(processes={"boot": ProcessId.of(boot.pid)}, address="127.0.0.1:7203")
+    result = miniray("stop", "--address", "127.0.0.1:7204")
+    assert result.exit_code == 1
+    assert "Running here: 127.0.0.1:7203." in one_line(result)
+    assert miniray("stop", "--address", "h:x").exit_code == 2
+    assert boot.poll() is None
+    shown = miniray("stop", "--address", "localhost:7203").stdout
+    assert "Ended the head of the cluster at 127.0.0.1:7203: 3 processes." in shown
 
 
 def test_a_negative_grace_is_refused(miniray: Callable[..., Result]) -> None:

@@ -10,13 +10,13 @@ import pytest
 from session_folders import session_base
 
 from miniray import session as sessions
+from miniray.core.cluster_choice import latest_cluster
 from miniray.session import (
     ClusterRecord,
     ProcessId,
     Session,
     create_session,
     find_clusters,
-    latest_cluster,
     processes_by,
     remove_session,
     user_root,

@@ -283,7 +283,7 @@ def _tell_of_context() -> None:
 
 def _attach(address: str | None, processes: int | None) -> None:
     """Attach to a cluster; one that is started for a pool is as large as that, as in Ray."""
-    from miniray.session import latest_cluster
+    from miniray.core.cluster_choice import latest_cluster
 
     wanted = address or os.environ.get(ADDRESS_VARIABLE)
     starts_one = latest_cluster(None) is None if wanted is None else wanted == "local"

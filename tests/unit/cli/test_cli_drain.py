@@ -38,7 +38,7 @@ def drain(miniray: Callable[..., Result], record: Callable[..., Any]) -> Callabl
     record()
 
     def run(connection: Connection, *args: str) -> Result:
-        return miniray("drain", *args, connect=lambda _record: connection)
+        return miniray("drain", *args, connect=lambda *_: connection)
 
     return run
 

@@ -200,6 +200,7 @@ def test_bytes_are_shown_in_the_largest_unit_that_fits(amount: int, text: str) -
 class Connection:
     def __init__(self) -> None:
         self.asked: list[tuple[int, bool, float]] = []
+        self.address = "10.0.0.1:6379"
         self.closed = False
 
     def memory_report(self, limit: int, detail: bool, seconds: float) -> list[Any]:
@@ -220,11 +221,11 @@ def test_the_command_asks_the_cluster_and_leaves_it(
     record()
     connection = Connection()
     arguments = ("memory", "--limit", "7", "--all", "--timeout", "0.5", "--sort-by", "PID")
-    done = miniray(*arguments, connect=lambda _record: connection)
+    done = miniray(*arguments, connect=lambda *_: connection)
     assert done.exit_code == 0, done.output
     assert "0 B of 0 B in use on 0 nodes" in done.output
     assert (connection.asked, connection.closed) == ([(7, True, 0.5)], True)
-    done = miniray("memory", "--json", connect=lambda _record: connection)
+    done = miniray("memory", "--json", connect=lambda *_: connection)
     assert json.loads(done.output) == {"nodes": [], "objects": []}
 
 

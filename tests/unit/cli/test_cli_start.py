@@ -134,7 +134,7 @@ def test_a_head_ignores_the_token_of_the_environment(
         (["--head", "--port", "70000"], "not 70000"),
         (["--head", "--wrong"], "No such option"),
         (["--address", "h:1"], "give its token"),
-        (["--address", "h", "--token", TOKEN], "HOST:PORT"),
+        (["--address", "h:", "--token", TOKEN], "HOST:PORT"),
         (["--address", "h:1", "--token", TOKEN[:-9]], "third part of the join token is cut"),
         (["--address", "h:1", "--token", TOKEN, "--token-file", "f"], "not both"),
         (["--address", "h:1", "--token-file", "/nowhere"], "/nowhere cannot be read"),

@@ -273,24 +273,21 @@ class Connected:
         self.closed = True
 
 
-def test_status_asks_the_latest_cluster_and_leaves_it(
-    miniray: Callable[..., Result], record: Callable[..., ClusterRecord]
+def test_status_asks_the_cluster_that_is_meant_and_leaves_it(
+    miniray: Callable[..., Result],
 ) -> None:
-    written = record()
     connection, asked = Connected(state()), []
-    result = miniray("status", connect=lambda r: (asked.append(r), connection)[1])
+    arguments = ("status", "--address", "h:1", "--token-file", "-")
+    result = miniray(*arguments, connect=lambda *given: (asked.append(given), connection)[1])
     assert result.exit_code == 0, result.output
     assert "Cluster at 10.0.0.1:6379" in result.stdout
-    assert asked == [written]
+    assert asked == [("h:1", "-")]
     assert connection.closed
 
 
-def test_a_head_that_does_not_answer_is_one_line(
-    miniray: Callable[..., Result], record: Callable[..., ClusterRecord]
-) -> None:
-    record()
+def test_a_head_that_does_not_answer_is_one_line(miniray: Callable[..., Result]) -> None:
     connection = Connected(TimeoutError("The head at 127.0.0.1:6379 did not answer within 10 s."))
-    line = one_line(miniray("status", connect=lambda _: connection))
+    line = one_line(miniray("status", connect=lambda *_: connection))
     assert "did not answer within 10 s" in line
     assert connection.closed
 

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from miniray import session as sessions
-from miniray.core.cluster_choice import cluster_to_look_at
+from miniray.core.cluster_choice import (
+    at_address,
+    cluster_to_look_at,
+    latest_cluster,
+    running_here,
+    wanted_address,
+)
 from miniray.session import ClusterRecord, ProcessId, Session, find_clusters, write_record
 
 if TYPE_CHECKING:
@@ -49,7 +55,7 @@ def program(base: Path) -> Any:
 def test_the_only_cluster_of_a_program_is_looked_at(program: Any) -> None:
     written = program("unix:/tmp/mr-0-1/head.sock")
     assert cluster_to_look_at(None, "--address") == written
-    assert cluster_to_look_at("auto", "--address") == written
+    assert cluster_to_look_at(wanted_address("auto"), "--address") == written
     assert cluster_to_look_at(written.address, "--address") == written
 
 
@@ -79,21 +85,35 @@ def test_drivers_that_are_attached_to_one_cluster_elsewhere_are_no_choice(progra
 
 def test_one_that_is_not_ready_is_left_out(program: Any) -> None:
     program("")
-    with pytest.raises(ConnectionError, match=r"^No cluster of yours is running"):
-        cluster_to_look_at(None, "--address")
+    assert cluster_to_look_at(None, "--address") is None
+    assert running_here() == "Running here: none."
 
 
-def test_the_variable_that_programs_heed_is_heeded(
-    program: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = program("h:1", embedded=False, started=1.0)
-    second = program("h:2", embedded=False, started=2.0)
-    for address, expected in [("h:1", first), ("auto", second), ("local", second), ("", second)]:
+def test_the_variable_that_programs_heed_is_heeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"h:1": "h:1", "h": "h:6379", "auto": None, "local": None, "": None}
+    for address, wanted in said.items():
         monkeypatch.setenv("MINIRAY_ADDRESS", address)
-        assert cluster_to_look_at(None, "--address") == expected
-    monkeypatch.setenv("MINIRAY_ADDRESS", "h:3")
-    assert cluster_to_look_at("h:2", "--address") == second
-    with pytest.raises(ConnectionError, match=r"^No cluster at h:3 \(given by MINIRAY_ADDRESS\)"):
-        cluster_to_look_at(None, "--address")
-    with pytest.raises(ConnectionError, match=r"^No cluster at h:4 of yours"):
-        cluster_to_look_at("h:4", "--address")
+        assert wanted_address(None) == wanted
+        assert wanted_address("h:2") == "h:2"
+    monkeypatch.delenv("MINIRAY_ADDRESS")
+    assert wanted_address(None) is None
+    assert wanted_address("unix:/tmp/mr-0-1/head.sock") == "unix:/tmp/mr-0-1/head.sock"
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        wanted_address("h:x")
+
+
+def test_a_cluster_is_found_by_any_way_to_say_its_address(program: Any) -> None:
+    here = program("127.0.0.1:7203", embedded=False, driver=None)
+    program("10.77.1.1:7203", embedded=False, driver=None, is_head=False)
+    for address in ("localhost:7203", "127.0.0.1:7203", "[::1]:7203"):
+        assert latest_cluster(address) == here
+        assert at_address(find_clusters(), address) == [here]
+    assert latest_cluster("localhost:7204") is None
+    assert running_here() == "Running here: 10.77.1.1:7203, 127.0.0.1:7203."
+
+
+def test_of_two_on_one_machine_the_one_whose_address_is_given_is_meant(program: Any) -> None:
+    first = program("127.0.0.1:7203", embedded=False, driver=None)
+    second = program("127.0.0.2:7203", embedded=False, driver=None)
+    assert latest_cluster("127.0.0.1:7203") == first
+    assert latest_cluster("127.0.0.2:7203") == second

@@ -12,7 +12,6 @@ from miniray.node.boot_options import (
     BootResult,
     advertised_host,
     bind_host,
-    parse_address,
 )
 from miniray.node.head_address import not_found
 from miniray.security.token import JoinToken
@@ -68,7 +67,7 @@ def joining(**changes: Any) -> BootOptions:
         ({"head": False}, "address of its head as HOST:PORT"),
         ({"head": False, "address": "h:1"}, "give its token"),
         ({"head": False, "address": "h:1", "token": "mr1.x"}, "join token has 3 parts"),
-        ({"head": False, "address": "h", "token": TOKEN}, "form HOST:PORT"),
+        ({"head": False, "address": "h:x", "token": TOKEN}, "form HOST:PORT"),
     ],
 )
 def test_what_is_impossible_is_refused_with_the_reason(
@@ -105,20 +104,8 @@ def test_no_representation_shows_the_token() -> None:
     assert BootResult.from_json(result.to_json()) == result
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [("10.0.0.1:6379", ("10.0.0.1", 6379)), ("[::1]:1", ("::1", 1)), ("a.b:65535", ("a.b", 65535))],
-)
-def test_an_address_has_host_and_port(text: str, parts: tuple[str, int]) -> None:
-    assert parse_address(text) == parts
-
-
-@pytest.mark.parametrize(
-    "text", ["", "host", ":1", "host:", "host:0", "host:65536", "host:x", "::1:6379", "h:²", "[]:1"]
-)
-def test_another_text_is_no_address(text: str) -> None:
-    with pytest.raises(ValueError, match="HOST:PORT"):
-        parse_address(text)
+def test_an_address_without_a_port_has_the_default_one() -> None:
+    assert joining(address="10.0.0.1").address == "10.0.0.1:6379"
 
 
 def test_a_head_listens_on_loopback_unless_told_otherwise() -> None:
