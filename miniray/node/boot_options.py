@@ -19,7 +19,7 @@ from miniray.accelerators.custom import parse_declaration
 from miniray.accelerators.registry import DEVICE_RESOURCES, GPU_FAMILIES, family_named
 from miniray.host_port import full_address, parse_address
 from miniray.node.head_address import check_told
-from miniray.node.machine import memory_limit
+from miniray.node.machine import address_for_others, memory_limit
 from miniray.security.token import parse_token
 
 DEFAULT_HOST = "127.0.0.1"
@@ -40,9 +40,8 @@ _LABEL_PREFIX = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z")
 _RESERVED_LABEL_PREFIXES = ("ray.io", "miniray.io")
 _MIN_OBJECT_STORE = 1024 * 1024
 _MAX_PORT = 65535
-#: Wildcards, and an address far outside (of a documentation network) to find the way out.
-_OUTSIDE = {"0.0.0.0": "192.0.2.1", "::": "2001:db8::1"}  # noqa: S104 - compared, not bound
-_WILDCARDS = frozenset(_OUTSIDE)
+#: All addresses of this machine, by the version of IP.
+_WILDCARDS = {"0.0.0.0": 4, "::": 6}  # noqa: S104 - compared, not bound
 
 
 class BootError(RuntimeError):
@@ -202,7 +201,7 @@ def advertised_host(options: BootOptions) -> str:
     """The address that other machines are told to connect to.
 
     Raises:
-        OSError: The node listens on all addresses, and no route says which one to tell.
+        OSError: The node listens on all addresses, and it can't be known which one to tell.
     """
     if options.node_ip_address is not None:
         return options.node_ip_address
@@ -211,7 +210,7 @@ def advertised_host(options: BootOptions) -> str:
         return host
     if options.address is not None:
         return _own_address_towards(*parse_address(options.address))
-    return _own_address_towards(_OUTSIDE[host], 9)
+    return address_for_others(_WILDCARDS[host])
 
 
 def _own_address_towards(host: str, port: int) -> str:
@@ -226,7 +225,7 @@ def _own_address_towards(host: str, port: int) -> str:
     except OSError as error:
         raise OSError(
             f"This machine's address on the way to {host} is not known ({error.strerror}). "
-            "Check the address, or give host and node_ip_address."
+            "Check the address, or give --host and --node-ip-address."
         ) from None
 
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-#: Routing addresses of no host (RFC 5737, RFC 3849): they lead to the default route.
-_ELSEWHERE = ("192.0.2.1", "2001:db8::1")
+#: Routing addresses of no host (RFC 5737, RFC 3849) by version: they lead to the default route.
+_ELSEWHERE = {4: "192.0.2.1", 6: "2001:db8::1"}
 _CGROUPS = "sys/fs/cgroup"
 
 
@@ -99,17 +99,57 @@ def node_ip(
         127.0.0.1 where the head is on loopback or there is no network.
     """
     find = route or _local_address
-    towards = (head,) if head is not None else _ELSEWHERE
+    towards = (head,) if head is not None else _ELSEWHERE.values()
     for address in filter(None, (find(target) for target in towards)):
         if not ipaddress.ip_address(address).is_loopback:
             return address
         if head is not None:
             return "127.0.0.1"
-    for address in (interfaces or own_addresses)():
-        ip = ipaddress.ip_address(address)
+    return next(iter(_reachable((interfaces or own_addresses)())), "127.0.0.1")
+
+
+def address_for_others(
+    version: int,
+    route: Callable[[str], str | None] | None = None,
+    interfaces: Callable[[], list[str]] | None = None,
+) -> str:
+    """The address that other machines are told by a head that listens on all of its addresses.
+
+    Args:
+        version: Of IP, 4 or 6.
+        route: As of ``node_ip``.
+        interfaces: As of ``node_ip``.
+
+    Raises:
+        OSError: No route leads outside, and of other addresses there are none, or several.
+    """
+    outwards = (route or _local_address)(_ELSEWHERE[version])
+    if outwards is not None:
+        return outwards
+    found = [
+        address
+        for address in _reachable((interfaces or own_addresses)())
+        if ipaddress.ip_address(address).version == version
+    ]
+    if not found:
+        raise OSError(
+            f"This machine has no IPv{version} address at which others could reach it. Leave "
+            "--host out, for a head on this machine alone, or give --node-ip-address."
+        )
+    if len(found) > 1:
+        raise OSError(
+            "This machine has no default route, so it is not known which of its addresses others "
+            f"can reach: {', '.join(found)}. Give one of them as --node-ip-address."
+        )
+    return found[0]
+
+
+def _reachable(addresses: list[str]) -> Iterator[str]:
+    """Those that other machines may reach."""
+    for address in addresses:
+        ip = ipaddress.ip_address(address.partition("%")[0])
         if not ip.is_loopback and not ip.is_link_local:
-            return address
-    return "127.0.0.1"
+            yield address
 
 
 def _local_address(target: str) -> str | None:
@@ -126,16 +166,17 @@ def _local_address(target: str) -> str | None:
 
 
 def own_addresses() -> list[str]:
-    """The IPv4 addresses of the interfaces that are up."""
+    """The addresses of the interfaces that are up, those of IPv4 first."""
     import psutil
 
     states = psutil.net_if_stats()
     return [
         address.address
+        for family in (socket.AF_INET, socket.AF_INET6)
         for name, addresses in sorted(psutil.net_if_addrs().items())
         if name in states and states[name].isup
         for address in addresses
-        if address.family == socket.AF_INET
+        if address.family == family
     ]
 
 

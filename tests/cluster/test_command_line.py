@@ -15,6 +15,7 @@ import pytest
 from cluster_helpers import wait_until
 from command_helpers import (
     CROSSING,
+    PATIENCE,
     CommandLine,
     Started,
     assert_crosses,
@@ -80,6 +81,30 @@ def test_a_head_for_other_machines_tells_an_address_that_they_can_reach(
     command.join(head, "--num-cpus", "1")
     named = command.start_head("--host", "0.0.0.0", "--node-ip-address", "127.0.0.2")
     assert named.address.startswith("127.0.0.2:")
+
+
+#: Runs the rest of the command on a machine with these addresses ($0) and no default route.
+LAB = 'ip link set lo up && for ip in $0; do ip addr add $ip/24 dev lo || exit; done && exec "$@"'
+
+
+@pytest.mark.parametrize("addresses", ["10.77.1.1", "10.77.1.1 10.78.1.1"])
+def test_a_head_for_other_machines_needs_no_default_route(
+    command: CommandLine, addresses: str
+) -> None:
+    alone = ["unshare", "--net"] if os.geteuid() == 0 else ["unshare", "-Urn"]
+    lab = [*alone, "sh", "-c", LAB, addresses]
+    if subprocess.run([*lab, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("network namespaces are not available to this user")
+    start = command.popen(*lab, "miniray", "start", "--head", "--port", "0", "--host", "0.0.0.0")
+    output, _ = start.communicate(timeout=PATIENCE)
+    if " " in addresses:
+        assert start.returncode == 1
+        assert "10.77.1.1, 10.78.1.1. Give one of them as --node-ip-address." in output
+        assert "192.0.2.1" not in output
+        return
+    assert start.returncode == 0, output
+    assert "running at 10.77.1.1:" in output
+    assert "To join from another machine:" in output
 
 
 def test_a_head_that_is_not_found_where_others_look_for_it_says_so(command: CommandLine) -> None:

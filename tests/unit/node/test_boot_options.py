@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from miniray.node import boot_options
+from miniray.node import machine
 from miniray.node.boot_options import (
     BootOptions,
     BootResult,
@@ -142,7 +142,7 @@ def test_a_head_on_all_addresses_never_tells_others_the_wildcard(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Stands for the outside, so that the test needs no route to it.
-    monkeypatch.setitem(boot_options._OUTSIDE, "0.0.0.0", "127.0.0.9")
+    monkeypatch.setitem(machine._ELSEWHERE, 4, "127.0.0.9")
     assert advertised_host(BootOptions(host="0.0.0.0")) == "127.0.0.1"
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from miniray.node.machine import (
+    address_for_others,
     available_memory,
     cpu_count,
     inspect_machine,
@@ -197,3 +198,18 @@ def test_a_machine_without_a_network_uses_loopback() -> None:
 
 def test_a_machine_with_only_ipv6_has_its_address() -> None:
     assert node_ip(None, {"2001:db8::1": "fd00::7"}.get) == "fd00::7"
+
+
+def test_without_a_route_outside_others_are_told_the_only_address() -> None:
+    found = ["127.0.0.1", "10.77.1.1", "169.254.3.4", "::1", "fe80::1%eth0", "fd00::7"]
+    assert address_for_others(4, no_route, lambda: found) == "10.77.1.1"
+    assert address_for_others(6, no_route, lambda: found) == "fd00::7"
+    assert address_for_others(4, {"192.0.2.1": "10.0.0.7"}.get, lambda: found) == "10.0.0.7"
+
+
+def test_of_several_addresses_without_a_route_outside_the_user_says_which() -> None:
+    with pytest.raises(OSError, match=r"10\.77\.1\.1, 10\.78\.1\.1.*--node-ip-address") as raised:
+        address_for_others(4, no_route, lambda: ["10.77.1.1", "10.78.1.1", "127.0.0.1"])
+    assert "192.0.2.1" not in str(raised.value)
+    with pytest.raises(OSError, match=r"no IPv4 address.*--host"):
+        address_for_others(4, no_route, lambda: ["127.0.0.1"])
