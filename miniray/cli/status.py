@@ -61,7 +61,13 @@ def headline(state: ClusterStatus) -> str:
     alive = sum(node["state"] != "DEAD" for node in state["nodes"])
     nodes = f"{alive} node{'' if alive == 1 else 's'}"
     age = format_duration(state["time"] - state["started"])
-    return f"Cluster at {state['address']}: {nodes}, up {age}, miniray {state['version']}"
+    line = f"Cluster at {state['address']}: {nodes}, up {age}, miniray {state['version']}"
+    if state["head_started"] > state["started"] + 1:
+        ago = format_duration(state["time"] - state["head_started"])
+        line += f". Its head was lost, and started again {ago} ago"
+        if waits := len(state["awaited"]):
+            line += f"; it waits for {waits} node{'' if waits == 1 else 's'} to come back"
+    return line
 
 
 def sections(state: ClusterStatus) -> list[Section]:
@@ -95,12 +101,22 @@ def _nodes(state: ClusterStatus) -> Section:
             node["node_id"][:ID_LENGTH] + (" (head)" if node["is_head"] else ""),
             node["address"],
             node["hostname"],
-            f"{node['state']}: {node['reason']}" if node["reason"] else node["state"],
+            _state(node),
             describe_usage(_used(node), node["total"]),
         )
         for node in state["nodes"]
     ]
+    rows += [
+        (node["node_id"][:ID_LENGTH], node["address"], node["hostname"], "AWAITED", "-")
+        for node in state["awaited"]
+    ]
     return Section("Nodes", ("Node", "Address", "Host", "State", "Used/total"), _capped(rows))
+
+
+def _state(node: NodeStatus) -> str:
+    if node["silent"]:
+        return f"{node['state']}, silent for {format_duration(node['silent'])}"
+    return f"{node['state']}: {node['reason']}" if node["reason"] else node["state"]
 
 
 def _used(node: NodeStatus) -> dict[str, float]:

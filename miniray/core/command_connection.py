@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from miniray.core.node_link import NodeLink
     from miniray.util.memory_types import NodeMemory
 
+#: Seconds for an answer of the head: what it is asked is in its memory.
+_PATIENCE = 5.0
+#: Seconds in which a head that was killed is usually back.
+_RESTART = 3.0
+
 
 class CommandConnection:
     """A cluster to ask."""
@@ -68,11 +73,21 @@ class CommandConnection:
         return [report for report in reports if report["node"] != own]
 
     def _ask(self, method: str, *args: Any) -> Any:
-        with self._attached() as link:
-            return link.head_request(method, *args, timeout=30.0)
+        with self._attached() as link, contextlib.suppress(TimeoutError):
+            return link.head_request(method, *args, timeout=_PATIENCE)
+        with self._attached():  # raises if the head is known to be lost by now
+            raise ConnectionError(
+                f"The head at {self.address} did not answer within {_PATIENCE:g} s: it stands "
+                "still, or is out of reach of this machine."
+            )
 
     @contextlib.contextmanager
     def _attached(self) -> Iterator[NodeLink]:
+        """Attach to the node for one question.
+
+        Raises:
+            ConnectionError: The node has lost the head for longer than one takes to start again.
+        """
         process_id = new_id()
         attachment = Attachment(
             self._place.node_socket,
@@ -86,6 +101,13 @@ class CommandConnection:
         )
         try:
             attachment.open()
+            lost = attachment.welcome["head_lost"]
+            if lost is not None and lost > _RESTART:
+                raise ConnectionError(
+                    f"The head at {self.address} has been out of reach of this machine's node for "
+                    f"{lost:.0f} s. The node tries to reach it for {config().head_grace:g} s, and "
+                    "ends then."
+                )
             yield attachment.link
         finally:
             attachment.runtime.shutdown()

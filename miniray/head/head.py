@@ -61,7 +61,8 @@ class Head:
     def __init__(self, identity: Identity, timers: Timers, storage: Storage) -> None:
         self.identity = identity
         self.address = identity.address
-        self.started = time.time()
+        #: When the cluster was started, and this head of it.
+        self.cluster_started = self.started = time.time()
         self._timers = timers
         self._stopping = False
         tunables = config()
@@ -143,6 +144,7 @@ class Head:
     def restore(self, saved: Saved) -> None:
         """Go on from what earlier heads of this cluster kept; before any node joins."""
         self.recovery.restore(saved)
+        self.cluster_started = saved.started
 
     # --- sessions --------------------------------------------------------------------
     def join(self, hello: head_pb2.NodeHello, outbox: Outbox) -> Node | None:
@@ -204,7 +206,12 @@ class Head:
         self.actors.node_never_came(node.id)  # what it was to report, if that was refused
         self.clients.node_lost(node)
         self.drains.left()
+        self.recovery.lost(node)
         node.outbox.close()
+
+    def silence_of(self, node: Node) -> float:
+        """How many seconds ago a node was last heard of."""
+        return self._timers.time() - node.heard
 
     def check_liveness(self) -> None:
         """Give up the nodes that have been silent for too long; once per heartbeat interval."""

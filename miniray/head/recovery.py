@@ -6,6 +6,7 @@ there; one that does not come back within the node timeout is lost.
 
 from __future__ import annotations
 
+import json
 import logging
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+#: The nodes of the cluster, for the next head.
+_NODES = "_nodes"
+
+
 def latest_return() -> float:
     """Seconds after which nothing comes back of a node whose session broke: its daemon gave up."""
     return config().node_timeout + config().head_grace
@@ -42,6 +47,8 @@ class Recovery:
         self._expected: set[str] = set()
         #: Names of nodes that have reported to this head.
         self._reported: set[str] = set()
+        #: Nodes of before that have not come back, as (address, host name) by name.
+        self.awaited: dict[str, tuple[str, str]] = {}
         #: Whether all nodes of before that still live are here.
         self.over = True
 
@@ -63,6 +70,9 @@ class Recovery:
             self.over = False
             head.scheduler.await_nodes()
             self._timers.call_later(config().node_timeout, self._end_of_wait)
+            for name in head.kv.keys(_NODES, ""):
+                address, hostname = json.loads(head.kv.get(_NODES, name) or b"")
+                self.awaited[str(name)] = (address, hostname)
         for record in saved.groups:
             group = records.read_group(record)
             head.placement_groups.restore(group)
@@ -100,6 +110,8 @@ class Recovery:
             for report in reports
         }
         self._expected.discard(node.name)
+        self.awaited.pop(node.name, None)
+        head.kv.put(_NODES, node.name, json.dumps((node.host, node.hostname)).encode())
         awaited = head.scheduler.awaited_on(node.name)
         bundles, homeless = sort_out(
             node.pool, awaited, {number: held for number, (_, held) in running.items()}
@@ -124,6 +136,10 @@ class Recovery:
             else:
                 self._adopt(report, node)
         self._reported.add(node.name)
+
+    def lost(self, node: Node) -> None:
+        """A node is gone: the next head does not wait for it."""
+        self._head.kv.delete(_NODES, node.name)
 
     def _is_of_before(self, report: head_pb2.RunningLease, node: Node) -> bool:
         """Whether a lease is of an earlier head, and this one has not ended it already.
@@ -150,6 +166,9 @@ class Recovery:
             head.actors.node_never_came(bytes.fromhex(name))
             head.grants.remove_node(name)
         self._expected.clear()
+        for name in self.awaited:
+            head.kv.delete(_NODES, name)
+        self.awaited.clear()
         head.grants.await_no_more()
         for job in head.jobs.all():
             if job.ended is None and head.clients.get(job.driver) is None:

@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS cluster (id TEXT NOT NULL, epoch INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS cluster (
+    id TEXT NOT NULL, epoch INTEGER NOT NULL, started REAL NOT NULL
+);
 CREATE TABLE IF NOT EXISTS things (
     kind TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL, PRIMARY KEY (kind, key)
 ) WITHOUT ROWID;
@@ -108,10 +110,10 @@ class SqliteStorage:
             cluster_id: of a new cluster; an older one keeps its own.
         """
         database = self._database
-        row = database.execute("SELECT id, epoch FROM cluster").fetchone()
+        row = database.execute("SELECT id, epoch, started FROM cluster").fetchone()
         if row is None:
-            row = (cluster_id, 0)
-            database.execute("INSERT INTO cluster VALUES (?, ?)", row)
+            row = (cluster_id, 0, time.time())
+            database.execute("INSERT INTO cluster VALUES (?, ?, ?)", row)
         epoch = row[1] + 1
         database.execute("UPDATE cluster SET epoch = ?", (epoch,))
         database.commit()
@@ -128,6 +130,7 @@ class SqliteStorage:
             values,
             [record for _, record in self._read_ended(_ACTOR)],
             [key for key, _ in self._read_ended(_GROUP)],
+            row[2],
         )
 
     def _read_ended(self, kind: str) -> list[tuple[bytes, bytes]]:

@@ -9,6 +9,7 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.config import config
 from miniray.core.ids import owner_of
 from miniray.exceptions import DeathCause
 from miniray.head.actor_states import ORDINARY
@@ -16,6 +17,7 @@ from miniray.head.allocations import lease_id
 from miniray.head.amounts import from_units
 from miniray.util.state_types import (
     ActorStatus,
+    AwaitedNode,
     ClusterStatus,
     DeadActorStatus,
     NodeStatus,
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Shapes that the status explains; explaining looks at every node.
 _MAX_SHAPES = 200
+#: A node that has missed so many heartbeats is told to be silent.
+_MISSED = 3
 #: Names that are listed per shape.
 _MAX_NAMES = 10
 #: Dead actors that the status tells of.
@@ -200,9 +204,14 @@ class ClusterState:
         return ClusterStatus(
             address=self._head.address,
             version=VERSION,
-            started=self._head.started,
+            started=self._head.cluster_started,
+            head_started=self._head.started,
             time=time.time(),
             nodes=nodes,
+            awaited=[
+                AwaitedNode(node_id=name, address=address, hostname=hostname)
+                for name, (address, hostname) in self._head.recovery.awaited.items()
+            ],
             total=_positive(total),
             used=_positive(used),
             actors=[self._actor(actor) for actor in self._head.actors.all()],
@@ -228,6 +237,7 @@ class ClusterState:
 
     def _node(self, node: Node) -> NodeStatus:
         pool = self._head.scheduler.nodes.get(node.name) if node.alive else None
+        silence, notable = self._head.silence_of(node), _MISSED * config().heartbeat_interval
         return NodeStatus(
             node_id=node.name,
             address=node.host,
@@ -250,6 +260,7 @@ class ClusterState:
                 )
                 for each in (node.quarantines if node.alive else ())
             ],
+            silent=silence if node.alive and silence > notable else 0.0,
             reason=node.reason,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -65,3 +66,5 @@ class Saved:
     #: Actors that died lately, and groups that were removed: daemons may ask for them again.
     dead_actors: list[bytes] = dataclasses.field(default_factory=list)
     removed_groups: list[bytes] = dataclasses.field(default_factory=list)
+    #: When the first head started, in seconds since the epoch.
+    started: float = dataclasses.field(default_factory=time.time)

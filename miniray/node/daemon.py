@@ -199,6 +199,7 @@ class NodeDaemon:
             "node_id": self.node_id,
             "address": self._config.cluster_address,
             "session_dir": str(self._config.session_dir),
+            "head_lost": self._head.session.lost_for(),
         }
 
     def gone(self, client: Client, refused: str) -> None:

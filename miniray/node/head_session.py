@@ -57,6 +57,8 @@ class HeadSession:
         self._tasks: list[asyncio.Task[None]] = []
         #: Set when the stream has ended.
         self.ended = asyncio.Event()
+        #: When that was, by the loop's clock, until there is a stream again.
+        self._lost_at: float | None = None
         #: Called then.
         self.on_ended: Callable[[], None] = _ignore
 
@@ -156,6 +158,7 @@ class HeadSession:
 
     def _begin(self, call: _Call) -> None:
         loop = asyncio.get_running_loop()
+        self._lost_at = None
         self._tasks = [
             loop.create_task(self._write(call)),
             loop.create_task(self._read(call)),
@@ -206,7 +209,14 @@ class HeadSession:
             logger.info("the session with the head ended: %s", one_line(error))
         self._end()
 
+    def lost_for(self) -> float | None:
+        """For how many seconds there has been no session; None while there is one."""
+        now = asyncio.get_running_loop().time()
+        return None if self._lost_at is None else now - self._lost_at
+
     def _end(self) -> None:
+        if self._lost_at is None:
+            self._lost_at = asyncio.get_running_loop().time()
         self.ended.set()
         self.on_ended()
 

@@ -44,8 +44,18 @@ class NodeStatus(TypedDict):
     object_store_spilled: int
     #: Workers that could not be killed.
     quarantined: list[QuarantineStatus]
+    #: Seconds for which a living node was not heard of, if several heartbeats are missing; else 0.
+    silent: float
     #: Why it is not ALIVE, or "".
     reason: str
+
+
+class AwaitedNode(TypedDict):
+    """A node that was there before the head started again, and has not come back yet."""
+
+    node_id: str
+    address: str
+    hostname: str
 
 
 class ActorStatus(TypedDict):
@@ -126,11 +136,14 @@ class ClusterStatus(TypedDict):
     #: ``HOST:PORT`` of the head.
     address: str
     version: str
-    #: When the head was started.
+    #: When the cluster was started, and its head: later, if it was lost and started again.
     started: float
+    head_started: float
     #: When this was taken.
     time: float
     nodes: list[NodeStatus]
+    #: Nodes that a head which started again waits for.
+    awaited: list[AwaitedNode]
     #: Sums over the living nodes.
     total: dict[str, float]
     used: dict[str, float]

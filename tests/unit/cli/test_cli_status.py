@@ -54,6 +54,8 @@ def state(**changes: Any) -> ClusterStatus:
         "address": "10.0.0.1:6379",
         "version": "0.1.0",
         "started": 0.0,
+        "head_started": 0.0,
+        "awaited": [],
         "time": 1000.0,
         "nodes": [
             {
@@ -69,6 +71,7 @@ def state(**changes: Any) -> ClusterStatus:
                 "object_store_capacity": 2**30,
                 "object_store_spilled": 0,
                 "quarantined": [],
+                "silent": 0.0,
                 "reason": "",
             },
             {
@@ -84,6 +87,7 @@ def state(**changes: Any) -> ClusterStatus:
                 "object_store_capacity": 2**30,
                 "object_store_spilled": 0,
                 "quarantined": [],
+                "silent": 0.0,
                 "reason": "no heartbeat for 15 s",
             },
         ],
@@ -231,6 +235,23 @@ def test_names_that_look_like_markup_are_shown_as_they_are(terminal: bool) -> No
 def test_only_a_terminal_gets_drawn_tables() -> None:
     assert "│" in rendered(state(), terminal=True, width=120)
     assert rendered(state()).isascii()
+
+
+def test_a_node_that_is_silent_is_told_at_once() -> None:
+    made = state()
+    made["nodes"][0]["silent"] = 9.3
+    assert "ALIVE, silent for 9 s" in rendered(made)
+
+
+def test_a_head_that_has_started_again_says_whom_it_waits_for() -> None:
+    awaited = {"node_id": "3" * 28, "address": "10.0.0.3", "hostname": "gamma"}
+    text = rendered(state(head_started=998.0, awaited=[awaited]))
+    first = text.splitlines()[0]
+    assert "1 node, up 16 min" in first
+    assert "Its head was lost, and started again 2 s ago; it waits for 1 node to come back" in first
+    [line] = [line for line in text.splitlines() if "gamma" in line]
+    assert line.split() == ["33333333", "10.0.0.3", "gamma", "AWAITED", "-"]
+    assert "started again" not in rendered(state())
 
 
 @pytest.mark.parametrize(

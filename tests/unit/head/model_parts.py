@@ -64,7 +64,7 @@ class Disk:
         self._change({("job", job_id): None})
 
     def key_value(self, namespace: str, key: Any, value: bytes | None) -> None:
-        raise NotImplementedError
+        """Only the names of nodes, for the status."""
 
     def _change(self, changes: dict[tuple[str, bytes], bytes | None]) -> None:
         self._unwritten.append(changes)
