@@ -64,8 +64,12 @@ class VersionMismatchError(MinirayError):
         self.theirs = theirs
 
 
-class AuthenticationError(MinirayError):
-    """A peer could not prove that it belongs to the cluster, or we could not."""
+class AuthenticationError(MinirayError, ConnectionError):
+    """A peer could not prove that it belongs to the cluster, or this process could not.
+
+    A ``ConnectionError``, so that code which treats a peer as gone on any socket error
+    does the same here. Its text never contains a secret.
+    """
 
 
 # --- errors of actors -------------------------------------------------------------------

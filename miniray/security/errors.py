@@ -1,14 +1,10 @@
-"""The errors of this package that callers tell apart. It imports nothing."""
+"""The errors of this package that callers tell apart."""
 
 from __future__ import annotations
 
+from miniray.exceptions import AuthenticationError
 
-class AuthenticationError(ConnectionError):
-    """A peer could not prove that it belongs to the cluster, or refused this process.
-
-    A ``ConnectionError``, so that code which treats a peer as gone on any socket error
-    does the same here. Its text never contains a secret.
-    """
+__all__ = ["AddressInUseError", "AuthenticationError"]
 
 
 class AddressInUseError(OSError):
