@@ -93,6 +93,9 @@ class FakeRuntime(Runtime):
         future.set_result(self.values[ref.binary()])
         return future
 
+    def when_done(self, ref: ObjectRef[Any], callback: Callable[[], None]) -> None:
+        callback()
+
     async def value_of(self, ref: ObjectRef[Any]) -> Any:
         return self.values[ref.binary()]
 

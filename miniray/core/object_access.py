@@ -338,6 +338,17 @@ class ObjectAccess(RefTracking):
             load()
         return result
 
+    def when_done(self, ref: ObjectRef[Any], callback: Callable[[], None]) -> None:
+        entry = self._entry(ref)
+
+        def ready(_entry: Entry) -> None:
+            callback()
+
+        if self.table.when_ready(entry, ready):
+            callback()
+        else:
+            self.borrowing.want([entry])
+
     def _load_soon(self, load: Callable[[], None], result: concurrent.futures.Future[Any]) -> bool:
         """Have a future's value read in a thread; False if there are none any more, at the end.
 

@@ -201,6 +201,14 @@ class Runtime(abc.ABC):
         """A future that gets the value or the error of a ref."""
 
     @abc.abstractmethod
+    def when_done(self, ref: ObjectRef[Any], callback: Callable[[], None]) -> None:
+        """Call back once a ref has its value or error.
+
+        That may be in the thread that handles messages: the callback must not wait, nor run user
+        code.
+        """
+
+    @abc.abstractmethod
     def value_of(self, ref: ObjectRef[Any]) -> Coroutine[Any, Any, Any]:
         """A coroutine that gets the value or raises the error of a ref."""
 

@@ -7,12 +7,14 @@ import logging
 import multiprocessing
 import os
 import queue
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 
+from miniray.exceptions import ActorDiedError, TaskCancelledError
 from miniray.util.multiprocessing import Pool
 from miniray.util.multiprocessing import TimeoutError as PoolTimeoutError
 
@@ -159,7 +161,7 @@ def test_imap_reads_an_endless_iterable_only_as_far_as_needed(pool: Pool, chunks
 
     results = pool.imap(square, endless(), chunksize=chunksize)
     assert [next(results) for _ in range(10)] == [n * n for n in range(10)]
-    assert len(read) < 40
+    assert len(read) < 40 * chunksize
 
 
 def test_imap_of_a_list_in_chunks_gives_every_element(pool: Pool) -> None:
@@ -177,8 +179,14 @@ def test_imap_raises_an_error_in_its_place_and_goes_on(pool: Pool) -> None:
         next(results)
 
 
-def test_the_work_is_shared_by_all_processes(pool: Pool) -> None:
-    pids = set(pool.map(pid, range(8), chunksize=1))
+def test_the_work_is_shared_by_all_processes(tmp_path: Path) -> None:
+    def meet(folder: Path) -> int:
+        (folder / str(os.getpid())).touch()
+        wait_until(lambda: len(list(folder.iterdir())) == 2)
+        return os.getpid()
+
+    with Pool(2) as both:
+        pids = set(both.map(meet, [tmp_path] * 2, chunksize=1))
     assert len(pids) == 2
     assert os.getpid() not in pids
 
@@ -242,3 +250,119 @@ def test_threads_share_a_pool(pool: Pool) -> None:
     for thread in threads:
         thread.join()
     assert found == {n: [i * i for i in range(n)] for n in range(4)}
+
+
+def crash(path: Path) -> None:
+    (path / str(os.getpid())).touch()
+    os._exit(3)
+
+
+def refuse(n: int) -> Any:
+    """A number, or what cannot be pickled."""
+    return n if n % 10 else threading.Lock()
+
+
+class Secretive:
+    """Cannot be pickled if it is told so."""
+
+    def __init__(self, pickles: bool) -> None:
+        self.pickles = pickles
+
+    def __reduce__(self) -> tuple[type, tuple[bool]]:
+        if not self.pickles:
+            raise ValueError("it is secret")
+        return Secretive, (True,)
+
+
+def test_a_long_call_does_not_hold_up_the_others(pool: Pool, tmp_path: Path) -> None:
+    long = pool.apply_async(wait_and_return, (tmp_path / "go",))
+    assert pool.map(square, range(20), chunksize=1) == [n * n for n in range(20)]
+    assert [r.get(30) for r in [pool.apply_async(square, (n,)) for n in range(20)]] == [
+        n * n for n in range(20)
+    ]
+    assert not long.ready()
+    (tmp_path / "go").touch()
+    assert long.get(timeout=30) == "go"
+
+
+def test_calls_that_wait_go_together_once_they_are_known_to_be_short(tmp_path: Path) -> None:
+    def batch(_: int) -> int:
+        frame: Any = sys._getframe()
+        while frame.f_code.co_name != "run":
+            frame = frame.f_back
+        return len(frame.f_locals["units"])
+
+    with Pool(1) as single:
+        assert single.apply(batch, (0,)) == 1
+        first = single.apply_async(wait_and_return, (tmp_path / "go",))
+        others = [single.apply_async(square, (n,)) for n in range(100)]
+        sizes = [single.apply_async(batch, (n,)) for n in range(2)]
+        (tmp_path / "go").touch()
+        assert first.get(30) == "go"
+        assert [r.get(30) for r in others] == [n * n for n in range(100)]
+        assert [r.get(30) for r in sizes] == [2, 2]
+
+
+def test_what_cannot_be_pickled_fails_its_own_call_only(pool: Pool, tmp_path: Path) -> None:
+    pool.map(refuse, [1, 2])  # from here on they are known to be short
+    blocked = [pool.apply_async(wait_and_return, (tmp_path / "go",)) for _ in range(2)]
+    results = [pool.apply_async(refuse, (n,)) for n in range(20)]
+    arguments = [pool.apply_async(type, (Secretive(n != 3),)) for n in range(6)]
+    (tmp_path / "go").touch()
+    for result in blocked:
+        assert result.get(30) == "go"
+    for n, result in enumerate(results):
+        if n % 10:
+            assert result.get(30) == n
+        else:
+            with pytest.raises(TypeError, match="pickle"):
+                result.get(30)
+    for n, result in enumerate(arguments):
+        if n != 3:
+            assert result.get(30).__name__ == "Secretive"
+        else:
+            with pytest.raises(TypeError, match="secret"):
+                result.get(30)
+
+
+def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
+    with Pool(1) as fragile:
+        for _ in range(2):
+            with pytest.raises(ActorDiedError):
+                fragile.apply(crash, (tmp_path,))
+            assert fragile.apply(square, (3,)) == 9
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_waits_for_a_process_of_a_terminated_pool_fails(tmp_path: Path) -> None:
+    stopped = Pool(1)
+    running = stopped.apply_async(wait_and_return, (tmp_path / "never",))
+    waiting = stopped.apply_async(square, (2,))
+    iterator = stopped.imap(square, range(9))
+    stopped.terminate()
+    with pytest.raises(TaskCancelledError):
+        list(iterator)
+    with pytest.raises(TaskCancelledError):
+        waiting.get(timeout=30)
+    with pytest.raises(ActorDiedError):
+        running.get(timeout=30)
+    stopped.join()
+
+
+def test_an_iterator_gives_all_results_of_a_pool_that_was_closed() -> None:
+    closing = Pool(1)
+    ordered = closing.imap(square, range(20))
+    unordered = closing.imap_unordered(square, range(20), chunksize=3)
+    closing.close()
+    closing.join()
+    assert list(ordered) == sorted(unordered) == [n * n for n in range(20)]
+
+
+def test_join_waits_for_callbacks() -> None:
+    closing = Pool(1)
+    told: list[int] = []
+    for n in range(5):
+        closing.apply_async(square, (n,), callback=told.append)
+    closing.close()
+    closing.join()
+    assert sorted(told) == [n * n for n in range(5)]

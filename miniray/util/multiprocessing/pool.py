@@ -1,6 +1,6 @@
 """``Pool``: the standard library's process pool, with actors for processes.
 
-It shares batches of calls out among its actors; ``results.py`` brings them back.
+It makes units of calls; ``dispatcher.py`` shares them out among its actors.
 """
 
 from __future__ import annotations
@@ -9,27 +9,26 @@ import functools
 import itertools
 import logging
 import os
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import miniray
 from miniray.core.init_options import ADDRESS_VARIABLE
 from miniray.core.option_checks import whole
-from miniray.util.multiprocessing.results import AsyncResult, Collector, IMapIterator
-from miniray.util.multiprocessing.worker import PoolActor
+from miniray.util.multiprocessing.dispatcher import Dispatcher, Unit
+from miniray.util.multiprocessing.results import AsyncResult, IMapIterator
+from miniray.util.multiprocessing.worker import How, PoolActor
 
 if TYPE_CHECKING:
-    import concurrent.futures
-    from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
-
-    from miniray.util.multiprocessing.worker import Arguments
-
-    Deliver = Callable[[concurrent.futures.Future[Any]], None]
 
 logger = logging.getLogger(__name__)
 
-#: Batches per process that ``map`` makes, so that uneven calls even out.
-BATCHES_PER_PROCESS = 4
+#: Chunks per process that ``map`` makes, so that uneven calls even out.
+CHUNKS_PER_PROCESS = 4
+#: Seconds of work that ``imap`` reads ahead at most, and chunks, for each process.
+AHEAD, MOST_AHEAD = 0.02, 100
 
 
 class Pool:
@@ -40,7 +39,7 @@ class Pool:
             for the pool, because none runs, has as many CPUs.
         initializer: Called in each process when it starts.
         initargs: Arguments of ``initializer``.
-        maxtasksperchild: A process is replaced after this many batches; None never.
+        maxtasksperchild: A process is replaced after this many chunks or single calls; None never.
         context: Accepted for compatibility and ignored.
         ray_address: The cluster to use if this process is in none: what ``init`` takes.
         ray_remote_args: Options of the actors, for example ``{"num_gpus": 0.5}``.
@@ -68,18 +67,15 @@ class Pool:
             whole(1)("processes", processes)
         if not miniray.is_initialized():
             _attach(ray_address, processes)
-        self._closed = False
-        self._initializer = initializer
-        self._initargs = tuple(initargs or ())
-        self._batch_limit = maxtasksperchild
+        self._processes = _fitting(processes)
         actor_class: Any = miniray.remote(PoolActor)
-        self._actor_class = actor_class.options(**{"num_cpus": 0, **(ray_remote_args or {})})
-        self._collector = Collector()
-        self._ending: list[Any] = []
-        self._actors = [self._start() for _ in range(_fitting(processes))]
-        self._batches_of = [0] * len(self._actors)
-        self._turns = itertools.cycle(range(len(self._actors)))
-        miniray.get([actor.ping.remote() for actor in self._actors])
+        actor_class = actor_class.options(**{"num_cpus": 0, **(ray_remote_args or {})})
+        arguments = (initializer, tuple(initargs or ()))
+        #: Those that may have more to send.
+        self._iterators: weakref.WeakSet[IMapIterator] = weakref.WeakSet()
+        self._dispatcher = Dispatcher(
+            lambda: actor_class.remote(*arguments), self._processes, maxtasksperchild
+        )
 
     def apply(
         self,
@@ -100,6 +96,10 @@ class Pool:
     ) -> AsyncResult:
         """``apply`` without waiting.
 
+        A call that finds a process idle is sent at once. Of those that wait, several go to a
+        process together if such calls have taken little time so far, so none of them may wait for
+        another.
+
         Args:
             func: What to call.
             args: Its positional arguments.
@@ -107,8 +107,8 @@ class Pool:
             callback: Called with the result.
             error_callback: Called with what ``func`` raised, in place of ``callback``.
         """
-        batch = [(args or (), kwargs or {})]
-        return self._send(func, [batch], True, callback, error_callback)
+        chunks = [[(args or (), kwargs or {})]]
+        return self._put(func, How.APPLY, chunks, False, callback, error_callback)
 
     def map(
         self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None
@@ -118,8 +118,8 @@ class Pool:
         Args:
             func: Takes one element.
             iterable: The elements; read at once.
-            chunksize: Elements sent to a process at a time; None makes four batches
-                for each process.
+            chunksize: Elements sent to a process at a time; None makes four chunks for each
+                process, or fewer if such calls have taken very little time so far.
         """
         results: list[Any] = self.map_async(func, iterable, chunksize).get()
         return results
@@ -133,9 +133,8 @@ class Pool:
         error_callback: Callable[[BaseException], Any] | None = None,
     ) -> AsyncResult:
         """``map`` without waiting; the callbacks get the list, or the first error."""
-        calls: list[Arguments] = [((element,), {}) for element in iterable]
-        batches = self._batched(calls, chunksize)
-        return self._send(func, batches, False, callback, error_callback)
+        chunks = self._chunked(iterable, chunksize)
+        return self._put(func, How.MAP, chunks, chunksize is None, callback, error_callback)
 
     def starmap(
         self,
@@ -156,13 +155,13 @@ class Pool:
         chunksize: int | None = None,
     ) -> AsyncResult:
         """``starmap`` without waiting."""
-        batches = self._batched([(tuple(element), {}) for element in iterable], chunksize)
-        return self._send(func, batches, False, callback, error_callback)
+        chunks = self._chunked(map(tuple, iterable), chunksize)
+        return self._put(func, How.STARMAP, chunks, chunksize is None, callback, error_callback)
 
     def imap(
         self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = 1
     ) -> IMapIterator:
-        """``map`` that reads the iterable as results are taken; one batch per process at a time.
+        """``map`` that reads the iterable as results are taken.
 
         Args:
             func: Takes one element.
@@ -178,18 +177,17 @@ class Pool:
         return self._imap(func, iterable, chunksize, ordered=False)
 
     def close(self) -> None:
-        """Take no more calls; the processes end when those sent have finished."""
-        if self._closed:
-            return
-        self._closed = True
-        for actor in self._actors:
-            self._end(actor)
+        """Take no more calls; the processes end when those made have finished.
+
+        What ``imap`` has not read of its iterable is read now.
+        """
+        for iterator in list(self._iterators):
+            iterator.send_rest()
+        self._dispatcher.close()
 
     def terminate(self) -> None:
-        """Take no more calls and end the processes at once."""
-        self.close()
-        for actor in self._actors:
-            miniray.kill(actor)
+        """Take no more calls and end the processes at once; calls that have not ended fail."""
+        self._dispatcher.terminate()
 
     def join(self) -> None:
         """Wait until the processes of a closed pool have ended.
@@ -197,13 +195,12 @@ class Pool:
         Raises:
             ValueError: the pool is neither closed nor terminated.
         """
-        if not self._closed:
+        if not self._dispatcher.closed:
             raise ValueError("Pool is still running: call close() or terminate() first")
-        if self._ending:
-            miniray.wait(self._ending, num_returns=len(self._ending))
+        self._dispatcher.join()
 
     def __enter__(self) -> Pool:
-        self._check_running()
+        self._dispatcher.check_open()
         return self
 
     def __exit__(
@@ -214,48 +211,30 @@ class Pool:
     ) -> None:
         self.terminate()
 
-    def _check_running(self) -> None:
-        if self._closed:
-            raise ValueError("Pool not running")
-
-    def _start(self) -> Any:
-        return self._actor_class.remote(self._initializer, self._initargs)
-
-    def _end(self, actor: Any) -> None:
-        # Comes after the calls sent so far, since calls run in order.
-        self._ending.append(actor.__ray_terminate__.remote())
-
-    def _run(self, func: Callable[..., Any], batch: Sequence[Arguments], deliver: Deliver) -> None:
-        """Send a batch to the process whose turn it is."""
-        index = next(self._turns)
-        actor = self._actors[index]
-        self._collector.watch(actor.run_batch.remote(func, batch), deliver)
-        self._batches_of[index] += 1
-        if self._batches_of[index] == self._batch_limit:
-            self._end(actor)
-            self._actors[index] = self._start()
-            self._batches_of[index] = 0
-
-    def _send(
+    def _put(
         self,
         func: Callable[..., Any],
-        batches: Sequence[Sequence[Arguments]],
-        single: bool,
+        how: How,
+        chunks: Sequence[Sequence[Any]],
+        joins: bool,
         callback: Callable[[Any], Any] | None,
         error_callback: Callable[[BaseException], Any] | None,
     ) -> AsyncResult:
-        self._check_running()
-        result = AsyncResult([len(batch) for batch in batches], single, callback, error_callback)
-        for index, batch in enumerate(batches):
-            self._run(func, batch, lambda future, index=index: result.deliver(index, future))  # type: ignore[misc]
+        self._dispatcher.check_open()
+        result = AsyncResult(len(chunks), how == How.APPLY, callback, error_callback)
+        self._dispatcher.put(
+            Unit(func, how, chunk, functools.partial(result.deliver, index), joins)
+            for index, chunk in enumerate(chunks)
+        )
         return result
 
-    def _batched(self, calls: Sequence[Arguments], size: int | None) -> list[Sequence[Arguments]]:
-        step = self._default_size(calls) if size is None else whole(1)("chunksize", size)
-        return [calls[start : start + step] for start in range(0, len(calls), step)]
-
-    def _default_size(self, elements: Sized) -> int:
-        return max(1, -(-len(elements) // (len(self._actors) * BATCHES_PER_PROCESS)))
+    def _chunked(self, elements: Iterable[Any], size: int | None) -> list[Sequence[Any]]:
+        found = list(elements)
+        if size is None:
+            size = max(1, -(-len(found) // (self._processes * CHUNKS_PER_PROCESS)))
+        else:
+            size = whole(1)("chunksize", size)
+        return [found[start : start + size] for start in range(0, len(found), size)]
 
     def _imap(
         self,
@@ -264,15 +243,25 @@ class Pool:
         size: int | None,
         ordered: bool,
     ) -> IMapIterator:
-        self._check_running()
+        dispatcher = self._dispatcher
+        dispatcher.check_open()
         step = 1 if size is None else whole(1)("chunksize", size)
         elements = iter(iterable)
-        batches = iter(lambda: list(itertools.islice(elements, step)), [])
 
-        def submit(batch: list[Any], deliver: Deliver) -> None:
-            self._run(func, [((element,), {}) for element in batch], deliver)
+        def ahead() -> int:
+            chunks = dispatcher.calls_within(func, AHEAD) // step
+            return self._processes * min(chunks, MOST_AHEAD)
 
-        return IMapIterator(batches, submit, len(self._actors), ordered)
+        made = IMapIterator(
+            iter(lambda: list(itertools.islice(elements, step)), []),
+            functools.partial(Unit, func, How.MAP, joins=True),
+            dispatcher.put,
+            ahead,
+            self._processes,
+            ordered,
+        )
+        self._iterators.add(made)
+        return made
 
 
 @functools.cache

@@ -1,11 +1,14 @@
 """What a ``Pool`` hands out: ``AsyncResult`` and the iterators of ``imap``.
 
-They wait for batches and unfold them; which process runs what is the pool's.
+They wait for units and unfold them; which process runs what is the dispatcher's.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
+import itertools
 import logging
 import queue
 import threading
@@ -16,53 +19,15 @@ from typing import TYPE_CHECKING, Any
 from miniray.util.multiprocessing.worker import Failed
 
 if TYPE_CHECKING:
-    import concurrent.futures
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
-    from miniray.object_ref import ObjectRef
+    from miniray.util.multiprocessing.dispatcher import Unit
+    from miniray.util.multiprocessing.worker import Outcome
 
 logger = logging.getLogger(__name__)
 
-
-def outcomes(future: concurrent.futures.Future[Any], size: int) -> list[Any]:
-    """The results of a finished batch of ``size`` calls; all failed if its process died."""
-    try:
-        results: list[Any] = future.result()
-    except BaseException as error:  # noqa: BLE001 - raised again where the result is taken
-        return [Failed(error)] * size
-    return results
-
-
-class Collector:
-    """Takes in finished batches, one after another, in a thread of its own.
-
-    User callbacks run there: the thread that completes a future serves all of the
-    process's connections and must not wait. The thread lives while batches are
-    under way.
-    """
-
-    def __init__(self) -> None:
-        self._finished: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._under_way = 0
-
-    def watch(
-        self, ref: ObjectRef[Any], deliver: Callable[[concurrent.futures.Future[Any]], None]
-    ) -> None:
-        """Call ``deliver`` with the ref's future when it is done."""
-        with self._lock:
-            self._under_way += 1
-            if self._under_way == 1:
-                threading.Thread(target=self._run, daemon=True, name="pool-results").start()
-        ref.future().add_done_callback(lambda future: self._finished.put(lambda: deliver(future)))
-
-    def _run(self) -> None:
-        under_way = True
-        while under_way:
-            self._finished.get()()
-            with self._lock:
-                self._under_way -= 1
-                under_way = self._under_way > 0
+#: Chunks for each process whose results are waited for at most, before any have been taken.
+_KEPT = 4
 
 
 class AsyncResult:
@@ -73,25 +38,31 @@ class AsyncResult:
 
     def __init__(
         self,
-        sizes: Sequence[int],
+        units: int,
         single: bool,
         callback: Callable[[Any], Any] | None,
         error_callback: Callable[[BaseException], Any] | None,
     ) -> None:
-        self._sizes = sizes
-        self._batches: list[list[Any]] = [[] for _ in sizes]
-        self._missing = len(sizes)
+        self._outcomes: list[Outcome | None] = [None] * units
+        self._missing = units
         self._single = single
         self._callback = callback
         self._error_callback = error_callback
         self._error: BaseException | None = None
-        self._done = threading.Event()
-        if not sizes:
+        self._done = False
+        #: Held until it is: an Event takes longer to make than all the rest of a call.
+        self._latch = threading.Lock()
+        self._latch.acquire()
+        self._value: Any = None
+        if not units:
             self._finish()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until all calls have finished, or for ``timeout`` seconds."""
-        self._done.wait(timeout)
+        if not self._done and self._latch.acquire(
+            timeout=-1 if timeout is None else max(timeout, 0)
+        ):
+            self._latch.release()  # for the next that waits
 
     def get(self, timeout: float | None = None) -> Any:
         """The result, or the list of results.
@@ -103,15 +74,16 @@ class AsyncResult:
             multiprocessing.TimeoutError: it is not there in time.
             Exception: what the first failed call raised.
         """
-        if not self._done.wait(timeout):
+        self.wait(timeout)
+        if not self._done:
             raise PoolTimeoutError(f"no result within {timeout} s")
         if self._error is not None:
             raise self._error
-        return self._value()
+        return self._value
 
     def ready(self) -> bool:
         """Whether all calls have finished."""
-        return self._done.is_set()
+        return self._done
 
     def successful(self) -> bool:
         """Whether no call failed.
@@ -123,56 +95,75 @@ class AsyncResult:
             raise ValueError(f"{self!r} not ready")
         return self._error is None
 
-    def deliver(self, index: int, future: concurrent.futures.Future[Any]) -> None:
-        """Take in a finished batch (called by the collector)."""
-        self._batches[index] = outcomes(future, self._sizes[index])
+    def deliver(self, index: int, outcome: Outcome) -> None:
+        """Take in what came of a unit (called by the dispatcher)."""
+        self._outcomes[index] = outcome
         self._missing -= 1
         if self._missing == 0:
             self._finish()
 
-    def _value(self) -> Any:
-        results = [result for batch in self._batches for result in batch]
-        return results[0] if self._single else results
-
     def _finish(self) -> None:
-        failures = (r for batch in self._batches for r in batch if isinstance(r, Failed))
+        outcomes = [outcome for outcome in self._outcomes if outcome is not None]
+        self._outcomes.clear()
+        failures = (r for o in outcomes if o.failed for r in o.results if isinstance(r, Failed))
         first = next(failures, None)
-        self._error = None if first is None else first.error
+        if first is not None:
+            self._error = first.error
+        elif self._single:
+            self._value = outcomes[0].results[0]
+        else:
+            self._value = list(itertools.chain(*[outcome.results for outcome in outcomes]))
         try:
             if self._error is not None and self._error_callback is not None:
                 self._error_callback(self._error)
             elif self._error is None and self._callback is not None:
-                self._callback(self._value())
+                self._callback(self._value)
         except Exception:
             logger.exception("a callback of a pool's result failed")
         finally:
-            self._done.set()
+            self._done = True
+            self._latch.release()
 
 
 class IMapIterator:
     """The results of ``imap`` or ``imap_unordered``, as they come. Made by the pool.
 
-    Each process has one batch at a time; the next is sent when a batch comes back,
-    so that a large or endless iterable is read as its results are.
+    At first each process has a chunk; how far the iterable is read ahead grows with what has been
+    taken, so that a large or endless one is read as its results are.
+
+    Args:
+        chunks: The iterable in chunks.
+        make: Makes the unit of a chunk, given what to call with its outcome.
+        put: Runs units.
+        ahead: Tells how many chunks are to wait for processes at most.
+        processes: Of the pool.
+        ordered: Whether results come in the order of the iterable.
     """
 
     def __init__(
         self,
-        batches: Iterator[list[Any]],
-        submit: Callable[[list[Any], Callable[[concurrent.futures.Future[Any]], None]], None],
-        in_flight: int,
+        chunks: Iterator[list[Any]],
+        make: Callable[[list[Any], Callable[[Outcome], None]], Unit],
+        put: Callable[[Iterable[Unit]], None],
+        ahead: Callable[[], int],
+        processes: int,
         ordered: bool,
     ) -> None:
-        self._batches = batches
-        self._submit = submit
+        self._chunks = chunks
+        self._make = make
+        self._put = put
+        self._ahead = ahead
+        self._processes = processes
         self._ordered = ordered
         self._arrived: queue.SimpleQueue[tuple[int, list[Any]]] = queue.SimpleQueue()
+        #: Results of chunks that came before their turn.
         self._early: dict[int, list[Any]] = {}
         self._results: collections.deque[Any] = collections.deque()
         self._sent = 0
         self._received = 0
-        for _ in range(in_flight):
-            self._send_next()
+        #: Chunks whose turn has come.
+        self._next = 0
+        self._send()
 
     def __iter__(self) -> IMapIterator:
         return self
@@ -201,27 +192,50 @@ class IMapIterator:
             raise result.error
         return result
 
+    def send_rest(self) -> None:
+        """The pool is closed: read the rest of the iterable now."""
+        self._send(all_of_it=True)
+
     def _receive(self, deadline: float | None) -> None:
-        if self._ordered and self._received in self._early:
-            self._results.extend(self._early.pop(self._received))
-            self._received += 1
-            return
+        """Wait for an outcome, and take all that there are."""
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        arrived = self._arrived
         try:
-            index, batch = self._arrived.get(timeout=left)
+            found = [arrived.get(timeout=left)]
         except queue.Empty:
             raise PoolTimeoutError("the next result is not there in time") from None
-        self._send_next()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(arrived.get_nowait())
+        self._received += len(found)
         if self._ordered:
-            self._early[index] = batch
+            self._early.update(found)
         else:
-            self._results.extend(batch)
-            self._received += 1
+            self._early.update(enumerate((results for _, results in found), self._next))
+        while self._next in self._early:
+            self._results.extend(self._early.pop(self._next))
+            self._next += 1
+        self._send()
 
-    def _send_next(self) -> None:
-        batch = next(self._batches, None)
-        if batch is None:
+    def _send(self, *, all_of_it: bool = False) -> None:
+        """Let every process have a chunk, and others wait for them: half of these are put anew."""
+        extra = min(self._next, self._ahead())
+        under_way = self._sent - self._received
+        if under_way - self._processes > extra // 2 and not all_of_it:
             return
-        index, size = self._sent, len(batch)
-        self._sent += 1
-        self._submit(batch, lambda future: self._arrived.put((index, outcomes(future, size))))
+        kept = self._sent - self._next  # more than these if one holds up the results of others
+        wanted = min(
+            self._processes + extra - under_way, _KEPT * self._processes + 2 * extra - kept
+        )
+        units = [
+            self._make(chunk, functools.partial(self._deliver, self._sent + number))
+            for number, chunk in enumerate(
+                itertools.islice(self._chunks, None if all_of_it else max(wanted, 0))
+            )
+        ]
+        self._sent += len(units)
+        if units:
+            self._put(units)
+
+    def _deliver(self, index: int, outcome: Outcome) -> None:
+        self._arrived.put((index, outcome.results))
