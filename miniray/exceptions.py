@@ -11,6 +11,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from miniray.core.absent import absent, tell_imports
+from miniray.core.names import without_passwords
 from miniray.core.task_error import MinirayError, TaskError
 
 __all__ = [
@@ -346,7 +347,13 @@ class PlacementGroupRemovedError(MinirayError):
 
 
 class RuntimeEnvSetupError(MinirayError):
-    """The ``runtime_env`` of a task or actor could not be made on a node."""
+    """The ``runtime_env`` of a task or actor could not be made on a node.
+
+    Passwords in addresses are left out of the message.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(without_passwords(message))
 
 
 class CodeStoreFullError(MinirayError):

@@ -31,6 +31,7 @@ TMPDIR_VARIABLE = "MINIRAY_TMPDIR"
 #: Every process of a session has the session's id in this variable of its environment.
 SESSION_VARIABLE = "MINIRAY_SESSION"
 _DEFAULT_BASE = Path("/tmp")  # noqa: S108 - what is made in it is checked to be the user's own
+_RUNTIME_DIRS = Path("/run/user")
 #: A socket's path may have 107 bytes; this much of it may be its folder.
 _MAX_SOCKET_DIR = 60
 _SOCKET_PREFIX = "mr-"
@@ -128,8 +129,20 @@ class ClusterRecord:
 
 
 def base_dir() -> Path:
-    """``/tmp``, or what ``MINIRAY_TMPDIR`` names."""
-    return Path(os.environ.get(TMPDIR_VARIABLE) or _DEFAULT_BASE)
+    """``/tmp``, or what ``MINIRAY_TMPDIR`` names.
+
+    If another user has made this user's folder in ``/tmp``, it is the folder that systemd gives to
+    each user who has logged in, and to nobody else.
+    """
+    named = os.environ.get(TMPDIR_VARIABLE)
+    if named:
+        return Path(named)
+    runtime = _RUNTIME_DIRS / f"{os.geteuid()}"
+    if _owner(_DEFAULT_BASE / f"miniray-{os.geteuid()}") not in (None, os.geteuid()) and (
+        _owner(runtime) == os.geteuid()
+    ):
+        return runtime
+    return _DEFAULT_BASE
 
 
 def user_root(temp_dir: str | None = None) -> Path:
@@ -274,6 +287,13 @@ def _process_stat(pid: int) -> tuple[str, int] | None:
     # The name in parentheses may contain anything; state follows it, start is 19 later.
     fields = text.rpartition(")")[2].split()
     return fields[0], int(fields[19])
+
+
+def _owner(path: Path) -> int | None:
+    try:
+        return path.lstat().st_uid
+    except FileNotFoundError:
+        return None
 
 
 def _require_own_folder(path: Path) -> None:

@@ -1,12 +1,22 @@
-"""Names of functions and classes as they are shown to people."""
+"""Names of functions and classes, and addresses, as they are shown to people."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+#: What stands before the host in an address: a user and a password, or a token alone.
+_CREDENTIALS = re.compile(r"(?<=://)([^\s/@:]*)(:[^\s/]*)?@")
+
+
+def without_passwords(text: str) -> str:
+    """A text with the passwords and tokens in its addresses left out: ``https://me:***@host``."""
+    return _CREDENTIALS.sub(lambda found: f"{found[1]}:***@" if found[2] else "***@", text)
 
 
 def short_name(name: str) -> str:

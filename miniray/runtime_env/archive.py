@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import RuntimeEnvSetupError
-from miniray.runtime_env.scan import MAX_PACKAGE_BYTES
+from miniray.runtime_env.scan import MAX_PACKAGE_BYTES, MAX_PACKAGE_ENTRIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -64,8 +64,8 @@ def check(content: bytes, what: str, limit: int = MAX_PACKAGE_BYTES) -> None:
         limit: Bytes it may hold when unpacked.
 
     Raises:
-        RuntimeEnvSetupError: It is no zip archive, too large, or holds a link or a path
-            that leads out of it.
+        RuntimeEnvSetupError: It is no zip archive, too large, of too many entries, or holds a
+            link or a path that leads out of it.
     """
     with _opened(content, what) as archive:
         _checked_members(archive, what, limit)
@@ -116,6 +116,11 @@ def _opened(content: bytes, what: str) -> zipfile.ZipFile:
 
 def _checked_members(archive: zipfile.ZipFile, what: str, limit: int) -> list[zipfile.ZipInfo]:
     members = archive.infolist()
+    if len(members) > MAX_PACKAGE_ENTRIES:
+        raise RuntimeEnvSetupError(
+            f"{what} has {len(members)} entries; a package may hold {MAX_PACKAGE_ENTRIES}. Read "
+            "data from shared storage instead."
+        )
     total = sum(member.file_size for member in members)
     if total > limit:
         raise RuntimeEnvSetupError(

@@ -99,7 +99,7 @@ async def build_venv(
     install = (python, "-m", "pip", "install")
     if "pip_version" in pip:
         await run(*install, f"pip{pip['pip_version']}")
-    requirements = folder / "requirements.txt"
+    requirements = temporary / "requirements.txt"  # there may be passwords in it
     requirements.write_text("".join(f"{line}\n" for line in pip["packages"]), encoding="utf-8")
     await run(*install, "-r", str(requirements), *pip.get("pip_install_options", ()))
     if pip["pip_check"]:

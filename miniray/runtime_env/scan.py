@@ -6,6 +6,7 @@ before all of it was looked at, and before anything is read.
 
 from __future__ import annotations
 
+import collections
 import heapq
 import os
 import stat
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: A package may hold this many bytes, before compression.
 MAX_PACKAGE_BYTES = 250 * 1024 * 1024
+#: And this many files and folders: each takes a place on the disk of every node, for each job.
+MAX_PACKAGE_ENTRIES = 50_000
 #: Never part of a package: the first is history, the second is made again on the node.
 _NEVER = frozenset({".git", "__pycache__"})
 #: Files with patterns of what to leave out, honoured in every folder as Ray does.
@@ -52,7 +55,7 @@ def scan(
         limit: Bytes the files may have together.
 
     Raises:
-        RuntimeEnvSetupError: The files are too large, or one can't be read.
+        RuntimeEnvSetupError: The files are too large or too many, or one can't be read.
     """
     members: list[Member] = []
     total = 0
@@ -62,6 +65,8 @@ def scan(
             total += member.size
             if total > limit:
                 raise RuntimeEnvSetupError(_too_large(folder, members, limit))
+            if len(members) > MAX_PACKAGE_ENTRIES:
+                raise RuntimeEnvSetupError(_too_many(folder, members))
     except OSError as error:
         raise RuntimeEnvSetupError(
             f"The folder {folder} of the runtime_env can't be packed: {error}. Make it readable, "
@@ -138,4 +143,15 @@ def _too_large(folder: Path, members: Sequence[Member], limit: int) -> str:
         "that a package may hold. Leave out what the code does not need with "
         "runtime_env['excludes'] or a .gitignore file, and read data from shared storage. "
         f"The largest files found so far:\n{listed}"
+    )
+
+
+def _too_many(folder: Path, members: Sequence[Member]) -> str:
+    most = collections.Counter(member.name.partition("/")[0] for member in members).most_common(3)
+    listed = ", ".join(f"{name} ({count})" for name, count in most)
+    return (
+        f"The folder {folder} of the runtime_env has more than {MAX_PACKAGE_ENTRIES} files and "
+        "folders, the most that a package may hold. Leave out what the code does not need with "
+        "runtime_env['excludes'] or a .gitignore file, and read data from shared storage. "
+        f"Most of those found so far are in: {listed}."
     )

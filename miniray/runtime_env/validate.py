@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from miniray.core.names import without_passwords
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -160,7 +162,8 @@ def _local_path(key: str, value: Any) -> str:
         return text
     if "://" in text:
         raise ValueError(
-            f"runtime_env['{key}'] takes local paths only, not the address {text!r}. "
+            f"runtime_env['{key}'] takes local paths only, not the address "
+            f"{without_passwords(text)!r}. "
             "Download it first and give its path."
         )
     path = Path(text).expanduser().absolute()
@@ -175,7 +178,7 @@ def _validate_pip(value: Any) -> dict[str, Any]:
     fields = value if isinstance(value, Mapping) else {"packages": value}
     _refuse_other_fields("pip", fields, _PIP_FIELDS)
     if "packages" not in fields:
-        raise ValueError(f"runtime_env['pip'] must have the field 'packages': {dict(fields)!r}.")
+        raise ValueError(f"runtime_env['pip'] must have the field 'packages': {_shown(fields)}.")
     packages = _requirements(fields["packages"])
     if not packages:
         return {}
@@ -203,10 +206,10 @@ def _requirements(packages: Any) -> list[str]:
     if isinstance(packages, (str, os.PathLike)):
         path = Path(packages).expanduser().absolute()
         if not path.is_file():
+            shown = without_passwords(repr(os.fspath(packages)))
             raise ValueError(
-                f"runtime_env['pip'] names the requirements file {os.fspath(packages)!r}, but "
-                f"{path} is not a file. Give a list if you mean requirements: "
-                f"[{os.fspath(packages)!r}]."
+                f"runtime_env['pip'] names the requirements file {shown}, which is not a file. "
+                f"Give a list if you mean requirements: [{shown}]."
             )
         lines = read_requirements(path)
     else:
@@ -244,7 +247,7 @@ def _unknown_key(key: object) -> str:
 
 
 def _shown(value: object) -> str:
-    return f"{value!r:.200} ({type(value).__name__})"
+    return f"{without_passwords(repr(value)):.200} ({type(value).__name__})"
 
 
 _VALIDATORS: dict[str, Callable[[Any], Any]] = {

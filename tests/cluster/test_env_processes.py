@@ -139,6 +139,26 @@ def test_a_failed_install_shows_the_end_of_the_output_of_pip(tmp_path):
     assert not [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
 
 
+def test_passwords_in_requirements_are_in_no_message_and_no_file(tmp_path):
+    where = "127.0.0.1:9/simple"
+    spec = pip_entry(
+        f"tiny @ https://me:hunter2@{where}/tiny.whl",
+        pip_install_options=["--retries=0", f"--index-url=https://token:s3cret@{where}"],
+    )
+
+    async def main():
+        manager = EnvironmentManager(tmp_path / "cache", tmp_path / "jobs")
+        with pytest.raises(RuntimeEnvSetupError) as failed:
+            await manager.prepare(spec, JOB, nothing_to_fetch)
+        await manager.close()
+        return str(failed.value)
+
+    told = asyncio.run(main())
+    assert "https://me:***@127.0.0.1" in told
+    assert "hunter2" not in told
+    assert "s3cret" not in told
+
+
 def test_pip_check_finds_a_requirement_that_is_missing(tmp_path):
     wheel = tiny_wheel(tmp_path, requires="Requires-Dist: no-such-package-here\n")
     spec = pip_entry(wheel, pip_check=True, pip_install_options=["--no-index", "--no-deps"])

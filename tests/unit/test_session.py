@@ -3,12 +3,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from session_folders import session_base
 
+from miniray import session as session_module
 from miniray import session as sessions
 from miniray.core.cluster_choice import latest_cluster
 from miniray.session import (
@@ -127,6 +129,25 @@ def test_a_root_of_another_user_is_refused(base: Path) -> None:
         create_session()
     with pytest.raises(PermissionError, match="MINIRAY_TMPDIR"):
         find_clusters()
+
+
+@needs_root
+def test_a_user_whose_folder_somebody_else_made_has_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MINIRAY_TMPDIR")
+    with tempfile.TemporaryDirectory(dir="/tmp") as place:  # sockets need a short path
+        shared, runtime = Path(place) / "tmp", Path(place) / "run"
+        taken = shared / f"miniray-{os.getuid()}"
+        taken.mkdir(parents=True)
+        os.chown(taken, OTHER_UID, OTHER_UID)
+        (runtime / f"{os.getuid()}").mkdir(parents=True)
+        monkeypatch.setattr(session_module, "_DEFAULT_BASE", shared)
+        monkeypatch.setattr(session_module, "_RUNTIME_DIRS", runtime)
+        session = create_session()
+        assert session.folder.is_relative_to(runtime)
+        write_record(record(session))
+        assert [found.session for found in find_clusters()] == [session]
 
 
 # --- records ---------------------------------------------------------------------------

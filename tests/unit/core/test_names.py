@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from miniray.core.context import Execution
-from miniray.core.names import module_of
+from miniray.core.names import module_of, without_passwords
 
 PROGRAM = """
 import functools
@@ -61,3 +61,20 @@ def test_the_functions_around_what_runs_are_left_out() -> None:
     assert running.function_name(Execution) == "miniray.core.context.Actor.run"
     running.function = inner
     assert running.function_name(None) == f"{__name__}.inner"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("x @ https://me:hunter2@host/x", "x @ https://me:***@host/x"),
+        (
+            "git+https://TOKEN@host/x and https://me:a@b@host",
+            "git+https://***@host/x and https://me:***@host",
+        ),
+        ("https://:hunter2@host", "https://:***@host"),
+        ("https://host/a@b:c me:you@host", "https://host/a@b:c me:you@host"),
+    ],
+)
+def test_passwords_of_addresses_are_left_out(text: str, shown: str) -> None:
+    assert without_passwords(text) == shown
+    assert without_passwords(shown) == shown

@@ -7,6 +7,7 @@ import pytest
 
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.runtime_env import archive, packages
+from miniray.runtime_env import scan as scan_module
 from miniray.runtime_env.ignore import IgnoreRules
 from miniray.runtime_env.scan import scan
 
@@ -117,6 +118,18 @@ def test_links_are_followed_but_not_in_circles_nor_into_nothing(tmp_path):
 def test_pipes_and_sockets_are_left_out(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert scan(tmp_path) == []
+
+
+def test_what_has_too_many_files_is_refused_where_it_is_packed_and_unpacked(tmp_path, monkeypatch):
+    for number in range(5):
+        (tmp_path / "many").mkdir(exist_ok=True)
+        (tmp_path / "many" / f"{number}").touch()
+    monkeypatch.setattr(scan_module, "MAX_PACKAGE_ENTRIES", 5)
+    with pytest.raises(RuntimeEnvSetupError, match=r"more than 5 files .* many \(6\)"):
+        scan(tmp_path)
+    monkeypatch.setattr(archive, "MAX_PACKAGE_ENTRIES", 1)
+    with pytest.raises(RuntimeEnvSetupError, match="has 2 entries; a package may hold 1"):
+        archive.unpack(zip_of(a="", b=""), tmp_path, "The package")
 
 
 def test_a_folder_that_is_too_large_is_refused_with_its_largest_files(tmp_path):
