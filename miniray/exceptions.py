@@ -287,12 +287,12 @@ class WorkerCrashedError(MinirayError):
     ) -> None:
         task = f"task {function_name}" if function_name else "a task"
         worker = f"The worker{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''}"
-        how = "was lost with its node" if with_node else describe_exit(code, hint=not detail)
-        more = detail or "Its log has more."
+        how = "was lost with its node" if with_node else describe_exit(code)
+        more = f" {detail}" if detail else ""
         super().__init__(
-            f"{worker} {how} before it was ready, as others before it. Their logs have more."
+            f"{worker} {how} before it was ready, as others before it.{more}"
             if starting
-            else f"{worker} that ran {task} {how}. {more} {_tried(tries, max_retries)}"
+            else f"{worker} that ran {task} {how}.{more} {_tried(tries, max_retries)}"
         )
         self.function_name = function_name
         self.pid = pid

@@ -59,4 +59,6 @@ class InitContext(Mapping[str, Any]):
         self.disconnect()
 
     def __repr__(self) -> str:
-        return f"InitContext(address={self.address_info.get('address')!r})"
+        folder = self.address_info.get("session_dir")
+        logs = f", logs='{folder}/logs'" if folder else ""
+        return f"InitContext(address={self.address_info.get('address')!r}{logs})"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +32,12 @@ TIMEOUT, ABORT_TIMEOUT = 20.0, 3.0
 
 
 def output_of_this_process() -> str:
-    """Path of the files with this worker's output, without ``.out`` and ``.err``."""
+    """Pattern of the files with this worker's output, without ``.out`` and ``.err``."""
     import miniray
 
     context = miniray.get_runtime_context()
     folder = Path(context.get_temp_dir(), context.get_session_name(), "logs")
-    return str(folder / f"worker-{context.get_worker_id()}")
+    return str(folder / f"worker-*-{context.get_worker_id()}")
 
 
 class RankLogs:
@@ -89,7 +88,10 @@ def copy_output(storage: RunStorage, folder: str, outputs: dict[int, str]) -> No
     """
     for rank, path in outputs.items():
         for kind in ("out", "err"):
-            text = _read(Path(f"{path}.{kind}"))
+            files = Path(path).parent.glob(
+                f"{Path(path).name}.{kind}*"
+            )  # older ones end in a number
+            text = _read(sorted(files, reverse=True))
             if text:
                 storage.files.write(f"{folder}/rank_{rank}.{kind}", text)
 
@@ -155,13 +157,14 @@ async def _flush() -> None:
         await runtime.link.node_request_later("flush_output", (), lambda _: None)
 
 
-def _read(path: Path) -> str:
-    """The end of a file, at most ``MAX_BYTES``; empty if there is none."""
-    try:
+def _read(paths: Sequence[Path]) -> str:
+    """The end of what is in files, at most ``MAX_BYTES``; empty if there is nothing."""
+    before = sum(path.stat().st_size for path in paths) - MAX_BYTES
+    skip, parts = before, []
+    for path in paths:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - MAX_BYTES))
-            text = file.read().decode(errors="replace")
-    except FileNotFoundError:
-        return ""
-    return text if size <= MAX_BYTES else f"[{size - MAX_BYTES} bytes before this]\n{text}"
+            file.seek(max(0, min(skip, path.stat().st_size)))
+            parts.append(file.read())
+        skip -= path.stat().st_size
+    text = b"".join(parts).decode(errors="replace")
+    return text if before <= 0 else f"[{before} bytes before this]\n{text}"

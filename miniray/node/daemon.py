@@ -51,7 +51,6 @@ from miniray.runtime_env.install import EnvironmentManager
 
 if TYPE_CHECKING:
     import socket
-    from pathlib import Path
 
     import grpc
 
@@ -333,16 +332,23 @@ class NodeDaemon:
             planned=worker.exiting is not None,
             lease=worker.lease.number if worker.lease is not None else 0,
             gone=worker.quarantine is None,
-            detail=f"The reason: {worker.why_killed}." if worker.why_killed else "",
+            detail=self._about(worker, exit_code),
         )
+
+    def _about(self, worker: Worker, exit_code: int | None) -> str:
+        """What else is known of a worker's end, as sentences."""
+        why = self._memory_kills.explain(exit_code)
+        if worker.why_killed:
+            why = f"The reason: {worker.why_killed}."
+        return f"{why} {worker.where_log_is()}".strip()
 
     def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
         """Tell a connected process something."""
         self._clients.push(process_id, topic, body)
 
-    def output(self, worker: Worker, is_stderr: bool, path: Path, lines: list[Any]) -> None:
+    def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
         """A worker printed lines: they go to the driver of its job."""
-        self._outputs.send(worker, is_stderr, path, lines)
+        self._outputs.send(worker, is_stderr, lines)
 
     def _worker_exited(self, pid: int, status: int) -> None:
         self._pool.on_exited(pid, status)

@@ -17,8 +17,6 @@ from miniray.config import config
 from miniray.node.relayed import Relayed
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from miniray.node.clients import Client, ClientServer
     from miniray.node.log_lines import LogLine
     from miniray.node.relay import RelayHub
@@ -60,12 +58,12 @@ class OutputRouter:
         #: Flushes under way: the nodes that have not answered, and what is set when all have.
         self._flushes: dict[int, tuple[set[bytes], asyncio.Event]] = {}
 
-    def send(self, worker: Worker, is_stderr: bool, path: Path, lines: list[LogLine]) -> None:
+    def send(self, worker: Worker, is_stderr: bool, lines: list[LogLine]) -> None:
         """A worker printed lines: they go to the driver of its job, if that is still there."""
         # What native code writes before anything was printed from Python is under no name.
         name = "" if worker.lease is None else worker.lease.name
         named = [(line.name or name, line.text) for line in lines]
-        body = (worker.pid, self._node_id.hex()[:8], is_stderr, str(path), named)
+        body = (worker.pid, self._node_id.hex()[:8], is_stderr, worker.log_path(is_stderr), named)
         self._pass_on(worker.job_id, worker.driver_node, "log", body)
 
     def _pass_on(

@@ -6,6 +6,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+from miniray.node.log_file import LogFile
 from miniray.node.log_lines import LineSplitter, LogLine, bar_row
 from miniray.node.worker_file import has_unread
 
@@ -22,18 +23,17 @@ class OutputPipe:
     """One stream of one worker.
 
     Args:
-        path: The log file; opened for each write, so that many workers need no descriptors.
         running: Returns under which name the worker writes, and the number of that name.
         on_lines: Called with the lines that a read completed.
     """
 
     def __init__(
         self,
-        path: Path,
         running: Callable[[], tuple[int, str]],
         on_lines: Callable[[list[LogLine]], None],
     ) -> None:
-        self.path = path
+        #: Where its lines are kept, from ``begin`` on.
+        self.log: LogFile | None = None
         self._running = running
         self._on_lines = on_lines
         self._splitter = LineSplitter()
@@ -42,6 +42,10 @@ class OutputPipe:
         os.set_blocking(self._read, False)
         self._closed = False
         self._settling: asyncio.TimerHandle | None = None
+
+    def begin(self, path: Path) -> None:
+        """Read what its worker writes, and keep it in this log file."""
+        self.log = LogFile(path)
         self._loop.add_reader(self._read, self._on_readable)
 
     def _on_readable(self) -> None:
@@ -68,12 +72,11 @@ class OutputPipe:
             self._pass_on(self._splitter.settle())
 
     def _pass_on(self, lines: list[LogLine]) -> None:
-        if not lines:
+        if not lines or self.log is None:
             return
         finished = "".join(f"{line.text}\n" for line in lines if bar_row(line.text) is None)
         if finished:
-            with self.path.open("a", encoding="utf-8", errors="replace") as file:
-                file.write(finished)
+            self.log.write(finished)
         self._on_lines(lines)
 
     def flush(self) -> None:

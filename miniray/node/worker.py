@@ -113,6 +113,17 @@ class Worker:
         ends = self.exiting is not None or (self.lease is not None and self.lease.ending)
         return ends and not self.ended_unasked
 
+    def log_path(self, is_stderr: bool) -> str:
+        """Where what it writes to a stream is kept."""
+        log = self.outputs[is_stderr].log
+        return "" if log is None else str(log.path)
+
+    def where_log_is(self) -> str:
+        """A sentence that says where its log is; empty if it wrote nothing."""
+        logs = [output.log for output in reversed(self.outputs) if output.log is not None]
+        written = [log.path for log in logs if log.has_lines()]
+        return f"Its log is {' and '.join(map(str, written))}." if written else ""
+
     @property
     def job_id(self) -> bytes:
         """The job that it works for."""

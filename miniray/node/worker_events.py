@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
-    from pathlib import Path
 
     from miniray.node.worker import NodeLease, Worker
 
@@ -41,8 +40,8 @@ class WorkerEvents(Protocol):
     def waits_for(self, process_id: bytes, other: bytes) -> Awaitable[bool]:
         """Whether a process that ends waits for what another one does."""
 
-    def output(self, worker: Worker, is_stderr: bool, path: Path, lines: list[Any]) -> None:
-        """A worker printed lines, which are in this log file."""
+    def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
+        """A worker printed lines."""
 
     def fetch_blob(self, uri: str) -> Awaitable[bytes]:
         """A package that a runtime environment names."""

@@ -28,6 +28,7 @@ from miniray.exceptions import (
 from miniray.node import worker_file
 from miniray.node.dying import DyingWatch
 from miniray.node.idle_workers import IdleWorkers, surplus
+from miniray.node.log_file import log_name
 from miniray.node.outputs import OutputPipe
 from miniray.node.quarantine import Quarantine, names_of
 from miniray.node.template_client import TemplateGoneError
@@ -222,6 +223,10 @@ class WorkerPool:
         lease.worker = worker
         template = worker.template = self._templates.get(*preload(lease, python))
         worker.pid = await template.fork(file, stdout.write_end, stderr.write_end)
+        work = "task" if lease.actor_id is None else lease.name
+        for output, stream in ((stdout, "out"), (stderr, "err")):
+            name = log_name(work, worker.pid, worker.process_id.hex(), stream)
+            output.begin(self._logs / name)
 
     def _start_failed(self, lease: NodeLease, worker: Worker, error: Exception, tries: int) -> None:
         self.workers.pop(worker.process_id, None)
@@ -241,12 +246,9 @@ class WorkerPool:
         return lease.ending
 
     def _pipe(self, worker: Worker, names: NamePage, *, is_stderr: bool) -> OutputPipe:
-        name = f"worker-{worker.process_id.hex()}.{'err' if is_stderr else 'out'}"
-        path = self._logs / name
         pipe = OutputPipe(
-            path,
             lambda: names.read(is_stderr),
-            lambda lines: self._events.output(worker, is_stderr, path, lines),
+            lambda lines: self._events.output(worker, is_stderr, lines),
         )
         worker.outputs.append(pipe)
         return pipe
@@ -379,7 +381,9 @@ class WorkerPool:
         if lease is not None and lease.actor_id is None and not worker.ready and not lease.ending:
             self.leases.pop(lease.number, None)
             killed = code is None or code < 0
-            error = WorkerCrashedError(pid=worker.pid, code=code, starting=True)
+            error = WorkerCrashedError(
+                pid=worker.pid, code=code, starting=True, detail=worker.where_log_is()
+            )
             tries = _TRIES_KILLED if killed else _TRIES_EXITED
             self._events.lease_failed(lease, error, tries)
         self._events.worker_ended(worker, code)

@@ -536,6 +536,60 @@ def test_where_code_was_that_crashed_its_process_is_shown(nodes: Cluster) -> Non
 
 
 @pytest.mark.parametrize(
+    ("resource", "call"),
+    [
+        ("CPU", "crash.remote()"),
+        ("far", "crash.remote()"),
+        ("CPU", "Crasher.remote().crash.remote()"),
+        ("far", "Crasher.remote().crash.remote()"),
+    ],
+)
+def test_the_error_of_a_process_that_died_names_its_log_file(
+    nodes: Cluster, resource: str, call: str
+) -> None:
+    lines = drive(f"""
+        @miniray.remote
+        class Crasher:
+            def crash(self):
+                print("last words", file=sys.stderr)
+                sys.stderr.flush()
+                os._exit(7)
+
+        @miniray.remote(max_retries=0)
+        def crash():
+            print("last words", file=sys.stderr)
+            os._exit(7)
+
+        if {resource!r} == "far":
+            crash, Crasher = (each.options(resources={{"far": 1}}) for each in (crash, Crasher))
+        try:
+            miniray.get({call})
+        except miniray.exceptions.MinirayError as error:
+            print(error)
+        """).lines
+    [(path, name)] = re.findall(
+        r"Its log is (\S+/worker-(\w+)-\d+-[0-9a-f]{16}\.err)\.", "".join(lines)
+    )
+    assert name == ("task" if call.startswith("crash") else "Crasher")
+    assert Path(path).read_text() == "last words\n"
+
+
+def test_the_error_of_a_process_that_died_in_silence_names_no_log_file(nodes: Cluster) -> None:
+    lines = drive("""
+        @miniray.remote(max_retries=0)
+        def crash():
+            os._exit(7)
+
+        try:
+            miniray.get(crash.options(name="other").remote())
+        except miniray.exceptions.WorkerCrashedError as error:
+            print(error)
+        """).lines
+    assert "exited with code 7" in lines[0]
+    assert "log" not in lines[0]
+
+
+@pytest.mark.parametrize(
     "call",
     [
         "leave.remote()",

@@ -39,10 +39,9 @@ async def _run(code, options, folder):
     file = worker_file.make({})
     names = worker_file.NamePage(file)
     lines = [], []
-    out, err = (
-        OutputPipe(folder / str(stream), partial(names.read, stream), lines[stream].extend)
-        for stream in (0, 1)
-    )
+    out, err = (OutputPipe(partial(names.read, stream), lines[stream].extend) for stream in (0, 1))
+    out.begin(folder / "out")
+    err.begin(folder / "err")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *options, "-c", program(code, file)),
         stdout=out.write_end,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +50,12 @@ def _relay() -> Relay:
 def _prints(relay: Relay) -> Any:
     clients: Any = Clients()
     router = OutputRouter(NODE, clients, relay, pipes=None)  # type: ignore[arg-type]
-    worker: Any = SimpleNamespace(pid=7, lease=None, job_id=JOB, driver_node=FAR)
+    worker: Any = SimpleNamespace(
+        pid=7, lease=None, job_id=JOB, driver_node=FAR, log_path=lambda _: "/logs/f"
+    )
 
     def prints(*texts: str) -> None:
-        router.send(worker, False, Path("/logs/f"), [LogLine("f", text) for text in texts])
+        router.send(worker, False, [LogLine("f", text) for text in texts])
 
     return prints
 

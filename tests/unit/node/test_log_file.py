@@ -1,0 +1,62 @@
+"""Log files of workers: their names and their limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from miniray.config import config
+from miniray.node.log_file import LogFile, log_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(name="limit")
+def _limit(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], None]]:
+    def limit(size: int, files: int) -> None:
+        monkeypatch.setenv("MINIRAY_LOG_FILE_BYTES", str(size))
+        monkeypatch.setenv("MINIRAY_LOG_FILES", str(files))
+        config.cache_clear()
+
+    yield limit
+    config.cache_clear()
+
+
+@pytest.mark.parametrize("files", [1, 2, 4])
+def test_the_latest_lines_are_kept_whole_in_so_many_files(
+    tmp_path: Path, limit: Callable[[int, int], None], files: int
+) -> None:
+    limit(100, files)
+    log = LogFile(tmp_path / "w.out")
+    lines = [f"line {number:03}\n" for number in range(200)]
+    for line in lines:
+        log.write(line)
+    found = sorted(tmp_path.iterdir(), reverse=True)  # the oldest first
+    assert len(found) == files
+    kept = "".join(path.read_text() for path in found)
+    assert "".join(lines).endswith(kept)
+    assert 100 * (files - 1) < len(kept) < 100 * files + 10 * files
+
+
+def test_a_write_that_is_larger_than_the_limit_is_not_cut(
+    tmp_path: Path, limit: Callable[[int, int], None]
+) -> None:
+    limit(100, 2)
+    log = LogFile(tmp_path / "w.out")
+    log.write("a" * 500 + "\n")
+    log.write("b\n")
+    assert (tmp_path / "w.out.1").read_text() == "a" * 500 + "\n"
+    assert (tmp_path / "w.out").read_text() == "b\n"
+
+
+def test_a_class_of_any_name_gives_a_file_name() -> None:
+    assert log_name("Outer.Inner", 7, "ab", "err") == "worker-Outer.Inner-7-ab.err"
+    name = log_name("../\x1b[2J\0é" + "x" * 500, 7, "ab", "out")
+    assert name.startswith("worker-.._")
+    assert name.isascii()
+    assert name.isprintable()
+    assert "/" not in name
+    assert len(name) < 100
