@@ -141,7 +141,7 @@ def main() -> None:
         head = stack.enter_context(
             node(names[0], variables[0], "--head", "--host", "10.77.0.1", "--port", str(PORT))
         )
-        token = next(word for word in head.split() if word.startswith("mr1."))
+        token = next(word for word in head.replace("=", " ").split() if word.startswith("mr1."))
         for number in range(1, count):
             resources = f'{{"node{number}": 1}}'
             join = ("--address", f"10.77.0.1:{PORT}", "--token", token, "--resources", resources)

@@ -18,6 +18,7 @@ from miniray.cli.start import start
 from miniray.cli.status import status
 from miniray.cli.stop import stop
 from miniray.config import config
+from miniray.core.names import printable
 from miniray.version import VERSION
 
 
@@ -26,7 +27,7 @@ def describe(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror + (f": {error.filename}" if error.filename else "")
-    return " ".join(text.split()) or type(error).__name__
+    return printable(" ".join(text.split())) or type(error).__name__
 
 
 class _UsageFailure(click.ClickException):

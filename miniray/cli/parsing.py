@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from miniray.core.process_state import hide_argument
 from miniray.security.token import TOKEN_VARIABLE, parse_token, read_token_file
 
 if TYPE_CHECKING:
@@ -116,5 +117,7 @@ def join_token(option: str | None, file: str | None) -> str | None:
     if file is not None:
         token = parse_token(sys.stdin.read()) if file == "-" else read_token_file(Path(file))
         return str(token)
+    if option is not None:
+        hide_argument(option)
     text = option if option is not None else os.environ.get(TOKEN_VARIABLE)
     return None if text is None else str(parse_token(text))

@@ -32,8 +32,8 @@ _DEVICES = '{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}'
 )
 @click.option(
     "--token",
-    help="The cluster's join token. Other users of this machine can see a command line; "
-    f"{TOKEN_VARIABLE} or --token-file keep it to yourself.",
+    help="The cluster's join token. Other users of this machine can see a command line, at least "
+    f"for a moment; {TOKEN_VARIABLE} or --token-file keep it to yourself.",
 )
 @click.option("--token-file", metavar="FILE", help="Read the join token from a file; - is stdin.")
 @click.option(
@@ -86,7 +86,7 @@ def start(
 
     \b
     miniray start --head
-    miniray start --address HOST:PORT --token TOKEN
+    MINIRAY_TOKEN=TOKEN miniray start --address HOST:PORT
     """  # noqa: D301 - click leaves lines as they are after this character, not after its escape
     head = given["head"]
     if head == (given["address"] is not None):
@@ -148,7 +148,7 @@ def _head_message(result: BootResult) -> str:
         f"The cluster's head is running at {result.address} ({_summary(result)}).",
         "",
         "To join from another machine:" if not _loopback(host) else "To add another node here:",
-        f"  miniray start --address {result.address} --token {result.token}",
+        f"  {TOKEN_VARIABLE}={result.token} miniray start --address {result.address}",
     ]
     if _loopback(host):
         lines += [

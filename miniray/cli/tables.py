@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from miniray.core.names import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -37,10 +39,11 @@ def draw(headline: str, sections: Iterable[Section], console: Console | None = N
 
         console = Console()
     draw_one = _draw_rich if console.is_terminal else _draw_plain
-    console.print(headline, markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(headline), markup=False, highlight=False, soft_wrap=True)
     for section in sections:
         if section.rows or section.empty:
-            draw_one(section, console)
+            rows = [tuple(map(printable, row)) for row in section.rows]
+            draw_one(dataclasses.replace(section, rows=rows), console)
 
 
 def _draw_plain(section: Section, console: Console) -> None:

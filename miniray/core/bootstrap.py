@@ -16,10 +16,10 @@ from miniray.core.attach import Attachment
 from miniray.core.descriptors import ENOUGH, raise_limit
 from miniray.core.handover import leave_to_actors
 from miniray.core.ids import new_id
-from miniray.core.names import short_name
+from miniray.core.names import printable, short_name
 from miniray.core.places import Place, place_of, start_node
 from miniray.exceptions import NodeDiedError
-from miniray.security.token import TOKEN_VARIABLE
+from miniray.security.token import TOKEN_VARIABLE, take_token
 
 if TYPE_CHECKING:
     import subprocess
@@ -122,7 +122,7 @@ def _find(options: InitOptions) -> Place | None:
             "There is no running cluster of this user on this machine. Start one with "
             "`miniray start --head`, or leave address out to start an embedded one."
         )
-    if os.environ.get(TOKEN_VARIABLE):
+    if take_token():
         refuse_node_arguments(options, options.address)
         return None
     raise ConnectionError(
@@ -141,7 +141,7 @@ def _start_node(options: InitOptions) -> Place:
         BootOptions(
             head=not elsewhere,
             address=options.address if elsewhere else None,
-            token=os.environ[TOKEN_VARIABLE] if elsewhere else None,
+            token=take_token() if elsewhere else None,
             num_cpus=options.num_cpus,
             num_gpus=options.num_gpus,
             gpu_family=options.gpu_family,
@@ -191,10 +191,11 @@ def _print_logs(attachment: Attachment, *, wanted: bool) -> None:
 
     def on_pending(name: str, reason: str, infeasible: bool) -> None:
         hint = " No node of the cluster can ever serve it; one that can may still join."
-        thread.put_note(f"miniray: {short_name(name)} waits: {reason}.{hint * infeasible}")
+        note = f"miniray: {short_name(name)} waits: {reason}.{hint * infeasible}"
+        thread.put_note(printable(note))
 
     def on_warning(text: str) -> None:
-        thread.put_note(f"miniray: {text}")
+        thread.put_note("miniray: " + "\n".join(map(printable, text.split("\n"))))
 
     runtime.on_topic["log"] = on_log if wanted else _ignore
     runtime.on_topic["output_left_out"] = on_left_out if wanted else _ignore

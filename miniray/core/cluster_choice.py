@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from miniray.core.init_options import ADDRESS_VARIABLE
+from miniray.core.names import printable
 from miniray.core.process_state import command_of
 from miniray.host_port import full_address, same_address
 from miniray.session import find_clusters
@@ -107,4 +108,4 @@ def program_of(record: ClusterRecord) -> str:
     command = " ".join(" ".join([os.path.basename(program), *arguments]).split())
     if len(command) > _LONGEST_COMMAND:
         command = f"{command[:_LONGEST_COMMAND]}..."
-    return f"pid {record.driver.pid}{f', {command}' if command else ''}"
+    return f"pid {record.driver.pid}{f', {printable(command)}' if command else ''}"

@@ -16,7 +16,7 @@ from miniray.core.attach import Attachment
 from miniray.core.cluster_choice import cluster_to_look_at, running_here, wanted_address
 from miniray.core.ids import new_id
 from miniray.core.places import Place, place_of, start_node
-from miniray.security.token import TOKEN_VARIABLE
+from miniray.security.token import TOKEN_VARIABLE, take_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -142,7 +142,7 @@ def connect_for_cli(address: str | None, argument: str, token: str | None) -> Co
             f"--head`; to look at one elsewhere, give {argument}, and its token in "
             f"{TOKEN_VARIABLE}."
         )
-    token = token or os.environ.get(TOKEN_VARIABLE)
+    token = token or take_token()
     if not token or wanted.startswith("unix:"):
         raise ConnectionError(
             f"No cluster at {wanted} of yours is running on this machine. {running_here()} To look "

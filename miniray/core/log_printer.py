@@ -18,6 +18,7 @@ from miniray.config import config
 from miniray.core.log_bars import BarKey, BarRegion
 from miniray.core.log_dedup import Folded, LogDeduplicator
 from miniray.core.log_traces import Traces
+from miniray.core.names import printable
 from miniray.core.screen import SCREEN, stream
 from miniray.core.user_streams import is_terminal
 from miniray.node.log_lines import bar_row
@@ -231,7 +232,7 @@ class LogPrinter:
 
 
 def _plain_prefix(source: _Source) -> str:
-    name = f"{source.name} " if source.name else ""
+    name = f"{printable(source.name)} " if source.name else ""
     node = f", node={source.node}" if source.node else ""
     return f"({name}pid={source.pid}{node}) "
 

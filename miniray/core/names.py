@@ -24,6 +24,18 @@ def short_name(name: str) -> str:
     return name.rpartition(".<locals>.")[2]
 
 
+def printable(text: str) -> str:
+    """The text with what could steer a terminal, or forge a line, written as an escape.
+
+    Names of actors, resources and groups come from any program of the cluster.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
 def module_of(code: Callable[..., object]) -> str:
     """The module of a function or class; of a program's own, the program's name, as in Ray."""
     module = getattr(code, "__module__", None) or ""

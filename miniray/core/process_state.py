@@ -16,8 +16,9 @@ _PROC = "/proc"
 _EXITING, _OF_KERNEL = 0x4, 0x200000
 _KILLED = 1 << (signal.SIGKILL - 1)
 #: Places in stat after the name, from proc(5): state, flags, signals pending for the thread, and
-#: the address at which its environment ends.
-_STATE, _FLAGS, _PENDING, _ENVIRONMENT_END = 0, 6, 28, 48
+#: the addresses between which its command line is, and at which its environment ends.
+_STATE, _FLAGS, _PENDING = 0, 6, 28
+_ARGUMENTS, _ARGUMENTS_END, _ENVIRONMENT_END = 45, 46, 48
 
 
 def is_dying(pid: int) -> bool:
@@ -69,6 +70,18 @@ def command_of(pid: int) -> list[str]:
     except OSError:
         return []
     return text.removesuffix("\0").split("\0") if text else []
+
+
+def hide_argument(text: str) -> None:
+    """Blot a text out of this process's command line, which all users of the machine can read."""
+    import ctypes
+
+    fields = _stat("/proc/self/stat")
+    assert fields is not None
+    begin, end = int(fields[_ARGUMENTS]), int(fields[_ARGUMENTS_END])
+    place = ctypes.string_at(begin, end - begin).find(os.fsencode(text))
+    if text and place >= 0:
+        ctypes.memset(begin + place, ord("*"), len(os.fsencode(text)))
 
 
 def _environment(pid: int) -> bytes:

@@ -129,7 +129,7 @@ def _spawn(
                 stderr=output,
                 pass_fds=(write,),
                 start_new_session=True,
-                env={**os.environ, **env_vars, SESSION_VARIABLE: session.id},
+                env=_environment({**env_vars, SESSION_VARIABLE: session.id}),
             )
     finally:
         os.close(write)
@@ -137,6 +137,15 @@ def _spawn(
     with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(request.encode())
     return process, read
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """That of this process with others; the node gets its token by a pipe, and its workers none."""
+    from miniray.security.token import TOKEN_VARIABLE
+
+    environment = {**os.environ, **variables}
+    environment.pop(TOKEN_VARIABLE, None)
+    return environment
 
 
 def _pipe() -> tuple[int, int]:

@@ -28,6 +28,10 @@ _GRPC = b"miniray grpc metadata 1"
 _MEMBERS = b"miniray members' authority 1"
 
 
+#: The token that this process was given in its environment, once it was needed.
+_given: str | None = None
+
+
 class TokenError(ValueError):
     """A text is no join token. The message says what is wrong with it and never shows it."""
 
@@ -58,6 +62,16 @@ class JoinToken:
     def members_key(self) -> bytes:
         """What the key of the members' authority is made of (see ``certificates.py``)."""
         return derive_key(self.secret, _MEMBERS)
+
+
+def take_token() -> str | None:
+    """Return the token of the environment, and take it out of there: children would inherit it.
+
+    Later calls return it again, so that a program can attach anew.
+    """
+    global _given
+    _given = os.environ.pop(TOKEN_VARIABLE, None) or _given
+    return _given
 
 
 def make_secret() -> bytes:

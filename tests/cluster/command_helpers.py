@@ -149,7 +149,7 @@ class CommandLine:
         """``miniray start --head`` at a free port."""
         done = self.run("start", "--head", "--port", "0", *arguments, **variables)
         assert done.returncode == 0, done.stderr
-        token = re.search(r"--token (\S+)", done.stdout)
+        token = re.search(r"MINIRAY_TOKEN=(\S+)", done.stdout)
         assert token is not None, done.stdout
         return Started(done.stdout, _address_in(done.stdout), token[1])
 

@@ -150,6 +150,57 @@ def test_a_driver_outside_of_the_cluster_attaches_with_address_and_token(
     )
 
 
+#: A driver outside, which attaches twice; its child and its tasks say whether they know the token.
+TOKENS = """
+import json, os, subprocess, sys
+import miniray
+
+LOOK = "import os, sys; print('MINIRAY_TOKEN' in os.environ)"
+
+@miniray.remote
+def look():
+    return "MINIRAY_TOKEN" in os.environ
+
+told = []
+for _ in range(2):
+    miniray.init(sys.argv[1])
+    told += [miniray.get(look.remote()), "MINIRAY_TOKEN" in os.environ]
+    miniray.shutdown()
+child = subprocess.run([sys.executable, "-c", LOOK], capture_output=True, text=True)
+print(json.dumps([*told, child.stdout]))
+"""
+
+
+def test_the_token_is_in_no_environment_but_the_one_it_was_given_in(command: CommandLine) -> None:
+    head = command.start_head("--num-cpus", "0")
+    joined = command.run("start", "--address", head.address, "--num-cpus", "1",
+                         MINIRAY_TOKEN=head.token)  # fmt: skip
+    assert joined.returncode == 0, joined.stderr
+    home = command.root / "outside"
+    home.mkdir()
+    outside = {"MINIRAY_TMPDIR": str(home), "MINIRAY_MACHINE_ID": "outside"}
+    told = command.python(TOKENS, head.address, MINIRAY_TOKEN=head.token, **outside)
+    assert told == [False] * 4 + ["False\n"]
+    shutil.rmtree(home)
+
+
+def test_the_token_is_not_on_the_command_line_of_a_start_that_stays(command: CommandLine) -> None:
+    head = command.start_head("--num-cpus", "1")
+    join = ("start", "--address", head.address, f"--token={head.token}", "--num-cpus", "1")
+    start = command.popen("miniray", *join, "--block")
+    try:
+        assert start.stdout is not None
+        while "Its logs are in" not in start.stdout.readline():
+            assert start.poll() is None
+        shown = psutil.Process(start.pid).cmdline()
+        assert head.token not in " ".join(shown)
+        assert f"--token={'*' * len(head.token)}" in shown
+        assert head.address in shown
+    finally:
+        start.terminate()
+        start.communicate(timeout=30)
+
+
 #: What the functions of util.state tell outside of a cluster, without init().
 LOOK_OUTSIDE = """
 import json, sys

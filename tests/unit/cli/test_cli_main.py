@@ -27,7 +27,7 @@ def test_without_a_command_the_help_names_them(miniray: Callable[..., Result]) -
 def test_the_help_of_start_shows_both_ways_to_use_it(miniray: Callable[..., Result]) -> None:
     lines = [line.strip() for line in miniray("start", "--help").stdout.splitlines()]
     assert "miniray start --head" in lines
-    assert "miniray start --address HOST:PORT --token TOKEN" in lines
+    assert "MINIRAY_TOKEN=TOKEN miniray start --address HOST:PORT" in lines
 
 
 def test_unknown_commands_and_options_are_one_line(miniray: Callable[..., Result]) -> None:

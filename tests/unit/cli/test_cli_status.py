@@ -237,6 +237,21 @@ def test_only_a_terminal_gets_drawn_tables() -> None:
     assert rendered(state()).isascii()
 
 
+def test_names_cannot_steer_the_terminal_or_forge_lines() -> None:
+    evil = "x\x1b]0;owned\x1b[2J\nNodes: fake"
+    made = state(
+        actors=[actor(name=evil, class_name=evil)],
+        pending=[demand(names=[evil], reason=evil, shape=[{evil: 1.0}])],
+        used={evil: 1.0},
+        total={evil: 1.0},
+    )
+    for terminal in (False, True):
+        text = rendered(made, terminal=terminal)
+        assert "\x1b]" not in text
+        assert "\x1b[2J" not in text
+        assert not any(line.startswith("Nodes: fake") for line in text.splitlines())
+
+
 def test_a_node_that_is_silent_is_told_at_once() -> None:
     made = state()
     made["nodes"][0]["silent"] = 9.3

@@ -84,6 +84,11 @@ def test_a_line_says_who_wrote_it_and_where(printer, capsys):
     ]
 
 
+def test_a_name_cannot_steer_the_terminal(printer, capsys):
+    printer.print_batch(batch("one", name="f\x1b[2J"))
+    assert capsys.readouterr().out == "(f\\x1b[2J pid=1) one\n"
+
+
 def test_each_stream_goes_to_the_same_stream_of_the_driver(printer, capsys):
     printer.print_batch(batch("out"))
     printer.print_batch(batch("err", is_stderr=True))

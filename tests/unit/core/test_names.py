@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from miniray.core.context import Execution
-from miniray.core.names import module_of, without_passwords
+from miniray.core.names import module_of, printable, without_passwords
 
 PROGRAM = """
 import functools
@@ -78,3 +78,11 @@ def test_the_functions_around_what_runs_are_left_out() -> None:
 def test_passwords_of_addresses_are_left_out(text: str, shown: str) -> None:
     assert without_passwords(text) == shown
     assert without_passwords(shown) == shown
+
+
+def test_what_could_steer_a_terminal_or_forge_a_line_is_escaped() -> None:
+    assert printable("evil\x1b]0;owned\x1b[2J\nNodes: fake") == (
+        r"evil\x1b]0;owned\x1b[2J\nNodes: fake"
+    )
+    assert printable("\x9b2J\u202e\r") == r"\x9b2J\u202e\r"
+    assert printable("Zähler 数 · 1") == "Zähler 数 · 1"
