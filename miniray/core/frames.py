@@ -1,16 +1,16 @@
 """Frames: a length (4 bytes, little-endian) and a marshalled tuple of plain data.
 
 The tuple's first item is a kind of ``core/protocol.py``. marshal is the fastest codec
-at hand and safe here: both ends run the same Python (checked when a node joins) and have
+at hand (``plain.py``): both ends run the same Python (checked when a node joins) and have
 proved that they know the cluster's secret before the first frame is read.
 """
 
 from __future__ import annotations
 
-import marshal
 import struct
 from typing import Any
 
+from miniray.core import plain
 from miniray.core.sizes import format_bytes
 
 LENGTH = struct.Struct("<I")
@@ -26,7 +26,7 @@ def encode(message: tuple[Any, ...]) -> bytes:
     Raises:
         ValueError: The message is too large.
     """
-    body = marshal.dumps(message)
+    body = plain.dumps(message)
     if len(body) > MAX_FRAME:
         raise too_large(len(body), MAX_FRAME)
     return LENGTH.pack(len(body)) + body

@@ -8,10 +8,10 @@ that are still to come and that others hold, are waited for.
 
 from __future__ import annotations
 
-import marshal
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
+from miniray.core import plain
 from miniray.core import protocol as p
 from miniray.core.gates import Gate
 from miniray.core.ids import owner_of
@@ -94,7 +94,7 @@ class _Departure:
 
     def _refer(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """The daemon answers in this process's place."""
-        body = marshal.dumps(message)
+        body = plain.dumps(message)
         self._runtime.link.node_notice("for_adopted", peer.node_id, peer.process_id, body)
 
     def _keep_contained(self, legacy: list[Legacy]) -> None:

@@ -13,6 +13,7 @@ import pickle
 import threading
 from typing import TYPE_CHECKING, Any
 
+from miniray.core import plain
 from miniray.core import protocol as p
 from miniray.core.frames import too_large
 from miniray.core.gates import Gate
@@ -38,7 +39,7 @@ class NodeLostError(ConnectionError):
 
 def _head_body(method: str, args: tuple[Any, ...]) -> bytes:
     """What travels of a request to the head; one that is too large is the caller's error."""
-    body = marshal.dumps(args)
+    body = plain.dumps(args)
     if len(body) > p.MAX_HEAD_REQUEST:
         raise too_large(len(body), p.MAX_HEAD_REQUEST, f"The request {method!r} to the head")
     return body

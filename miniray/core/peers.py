@@ -14,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
+from miniray.core import plain
 from miniray.core import protocol as p
 from miniray.core.descriptors import OUT_OF_DESCRIPTORS, limit
 from miniray.core.frames import MAX_MESSAGE, too_large
@@ -78,7 +79,7 @@ class Peer:
         if self._conn is not None:
             return self._conn.send(message)
         if self._relay is not None:
-            body = marshal.dumps(message)
+            body = plain.dumps(message)
             if len(body) > MAX_MESSAGE:
                 raise too_large(len(body), MAX_MESSAGE)
             self._relay.send(body)
@@ -105,7 +106,7 @@ class Peer:
         """So many bytes came through the relay: tell the sender now and then."""
         self.taken += size
         if self._relay is not None and self.taken >= config().relay_window // 8:
-            self._relay.send(marshal.dumps((p.PEER_CREDIT, self.taken)), counted=False)
+            self._relay.send(plain.dumps((p.PEER_CREDIT, self.taken)), counted=False)
             self.taken = 0
 
     def credit(self, taken: int) -> None:

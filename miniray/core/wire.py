@@ -61,6 +61,7 @@ class Connection:
         "_expected",
         "_fds",
         "_limit",
+        "_loads",
         "_lock",
         "_on_overflow",
         "_out",
@@ -89,6 +90,7 @@ class Connection:
         takes_fds: bool = False,
         limit: int = sys.maxsize,
         on_overflow: Callable[[Connection], None] | None = None,
+        loads: Callable[[memoryview], Any] = marshal.loads,
     ) -> None:
         """Begin the challenge.
 
@@ -103,6 +105,7 @@ class Connection:
             takes_fds: Whether descriptors may come along.
             limit: Bytes that may wait because the other end does not read.
             on_overflow: Called once, in the loop, when more wait.
+            loads: Reads a frame: ``plain.loads`` in a process that others rely on too.
         """
         sock.setblocking(False)
         # Room for a few large frames, so that their writer need not wait for the reader's turns.
@@ -120,6 +123,7 @@ class Connection:
         self._out = SendQueue()
         self._limit = limit
         self._on_overflow = on_overflow
+        self._loads = loads
         self._drained: Callable[[], None] | None = None
         self._takes_fds = takes_fds
         #: The beginning of a frame whose rest has not come, and how long that frame is.
@@ -337,6 +341,7 @@ class Connection:
         position = 0
         on_message = self.on_message
         unpack = LENGTH.unpack_from
+        loads = self._loads
         self._expected = 0
         while total - position >= 4 and not self._closed:
             (length,) = unpack(view, position)
@@ -348,7 +353,7 @@ class Connection:
                 self._expected = end - position
                 break
             try:
-                message = marshal.loads(view[position + 4 : end])
+                message = loads(view[position + 4 : end])
                 kind = message[0]
             except (ValueError, EOFError, TypeError, LookupError, MemoryError):
                 logger.exception(

@@ -7,9 +7,9 @@ that owns what it is about.
 from __future__ import annotations
 
 import logging
-import marshal
 from typing import TYPE_CHECKING, Any
 
+from miniray.core import plain
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Requests:
         who, number, method = request.process_id, request.request, request.method
         arguments: tuple[Any, ...] = ()
         try:
-            arguments = tuple(marshal.loads(request.body))
+            arguments = tuple(plain.loads(request.body))
             later = self._later.get(method)
             if later is not None:
                 later((who, number), *arguments)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import marshal
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
+from miniray.core import plain
 from miniray.core import protocol as p
 from miniray.core.ids import owner_of
 from miniray.node.adopted import AdoptedObjects
@@ -164,7 +164,7 @@ class AdoptedService:
     def _handle(self, node: bytes, sender: bytes, owner: bytes, body: bytes) -> None:
         """One message; one that cannot be handled harms no other that came with it."""
         try:
-            self._handle_message(node, sender, owner, marshal.loads(body))
+            self._handle_message(node, sender, owner, plain.loads(body))
         except Exception:
             logger.exception(
                 "a message of process %s to the ended process %s was not handled",
@@ -208,7 +208,7 @@ class AdoptedService:
 
     def _send_as(self, sender: bytes, node: bytes, to: bytes, message: tuple[Any, ...]) -> None:
         """A message to any process, in the name of one of this node."""
-        body = marshal.dumps(message)
+        body = plain.dumps(message)
         if node == self._node_id:
             client = self._clients.clients.get(to)
             if client is not None:

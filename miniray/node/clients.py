@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.config import config
+from miniray.core import plain
 from miniray.core import protocol as p
 from miniray.core.answers import encode_error
 from miniray.core.listener import Listener
@@ -106,6 +107,7 @@ class ClientServer:
                 auth_timeout=config().auth_timeout,
                 limit=config().unread_limit,
                 on_overflow=self._refuse,
+                loads=plain.loads,
             )
         )
 

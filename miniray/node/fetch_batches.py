@@ -6,8 +6,9 @@ call for each object would cost several times what moving a small one does.
 
 from __future__ import annotations
 
-import marshal
 from typing import Any
+
+from miniray.core import plain
 
 #: Kinds of answers: a piece of what was asked for, its end, or why no more of it comes:
 #: it is not there, or something broke and it may be asked for again.
@@ -21,10 +22,10 @@ Answer = tuple[int, int, bytes | str]
 
 def pack(batch: list[Any]) -> bytes:
     """A message of asks or answers."""
-    return marshal.dumps(batch)
+    return plain.dumps(batch)
 
 
 def unpack(data: bytes) -> list[Any]:
     """The asks or answers of a message."""
-    batch: list[Any] = marshal.loads(data)
+    batch: list[Any] = plain.loads(data)
     return batch

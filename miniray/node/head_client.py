@@ -9,6 +9,7 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2
+from miniray.core import plain
 from miniray.core import protocol as p
 from miniray.core.frames import too_large
 from miniray.node.head_requests import HeadRequests
@@ -108,7 +109,7 @@ class HeadClient:
 
     def notify(self, method: str, *args: Any) -> None:
         """A notice of the daemon itself."""
-        self.request(self._node_id, 0, method, marshal.dumps(args))
+        self.request(self._node_id, 0, method, plain.dumps(args))
 
     async def ask(self, method: str, *args: Any) -> Any:
         """A request of the daemon itself; raises what the head answers."""
@@ -116,7 +117,7 @@ class HeadClient:
         number = self._numbers
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._answers[number] = future
-        self.request(self._node_id, number, method, marshal.dumps(args))
+        self.request(self._node_id, number, method, plain.dumps(args))
         return marshal.loads(await future)
 
     def answered(self, reply: common_pb2.ClientReply) -> None:

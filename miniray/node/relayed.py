@@ -7,8 +7,9 @@ message for each costs several times as much as all the rest of the relay.
 from __future__ import annotations
 
 import logging
-import marshal
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from miniray.core import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -98,7 +99,7 @@ def refusal(message: Relayed, why: str) -> Relayed | None:
 def size_of(message: Relayed) -> int:
     """About the bytes that a message takes on its way."""
     items = message.items
-    return sum(map(len, message.bodies)) + (len(marshal.dumps(items)) if items else 0) + 32
+    return sum(map(len, message.bodies)) + (len(plain.dumps(items)) if items else 0) + 32
 
 
 def split(message: Relayed, size: int) -> list[Relayed]:
@@ -118,14 +119,14 @@ def split(message: Relayed, size: int) -> list[Relayed]:
 
 def pack(messages: Iterable[Relayed]) -> bytes:
     """Messages as they travel."""
-    return marshal.dumps([tuple(message) for message in messages])
+    return plain.dumps([tuple(message) for message in messages])
 
 
 def unpack(data: bytes) -> list[Relayed]:
     """The inverse of ``pack``; in place of what cannot be read stands that a message was lost."""
     try:
-        messages = list(marshal.loads(data))
-    except (ValueError, EOFError, TypeError):
+        messages = list(plain.loads(data))
+    except (ValueError, TypeError):
         logger.exception("%d bytes of messages from another node cannot be read", len(data))
         return [Relayed()]
     return [_message(each) for each in messages]

@@ -12,6 +12,7 @@ from raw_process import RawProcess, record_of
 
 import miniray
 from miniray.cluster_utils import Cluster
+from miniray.core import plain
 from miniray.core import protocol as p
 
 if TYPE_CHECKING:
@@ -72,9 +73,9 @@ def test_bad_messages_of_one_driver_to_another_node_lose_no_call_of_another(
         (p.NODE_REQUEST, 7, ["no name"], ()),
         (p.NODE_REQUEST, 7, "map", 5),
         (p.NODE_REQUEST, 7, "map"),
-        (p.HEAD_REQUEST, 7, "no such request", marshal.dumps(())),
+        (p.HEAD_REQUEST, 7, "no such request", plain.dumps(())),
         (p.HEAD_REQUEST, 7, "kv_get", b""),
-        (p.HEAD_REQUEST, 7, "kv_get", marshal.dumps(5)),
+        (p.HEAD_REQUEST, 7, "kv_get", plain.dumps(5)),
         (p.HEAD_REQUEST, 7, "kv_get", "no bytes"),
         (p.HEAD_REQUEST, 7, 5, b""),
     ],

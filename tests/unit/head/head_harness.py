@@ -11,6 +11,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2
+from miniray.core import plain
 from miniray.head.head import Head, Identity
 from miniray.head.storage import NoStorage
 from miniray.version import VERSION
@@ -183,7 +184,7 @@ class FakeDaemon:
     def _ask(self, process_id: bytes, number: int, method: str, args: tuple[Any, ...]) -> None:
         self.tell(
             request=common_pb2.ClientRequest(
-                process_id=process_id, request=number, method=method, body=marshal.dumps(args)
+                process_id=process_id, request=number, method=method, body=plain.dumps(args)
             )
         )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from head_harness import FakeTimers
 
 from miniray._proto import common_pb2, head_pb2
+from miniray.core import plain
 from miniray.head import records
 from miniray.head.actor_states import DEAD
 from miniray.head.storage import Saved
@@ -270,7 +271,7 @@ class Daemon:
     def ask(self, process_id: bytes, number: int, method: str, args: tuple[Any, ...]) -> None:
         message = head_pb2.FromNode(
             request=common_pb2.ClientRequest(
-                process_id=process_id, request=number, method=method, body=marshal.dumps(args)
+                process_id=process_id, request=number, method=method, body=plain.dumps(args)
             )
         )
         self.requests.sent(message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import marshal
 import platform
 
 import pytest
@@ -11,6 +10,7 @@ from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
 from miniray._proto import common_pb2, head_pb2
 from miniray.config import config
+from miniray.core import plain
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_messages_that_waited_together_arrive_in_order(cluster: FakeCluster) -> 
 
 
 def _args(*args: object) -> bytes:
-    return marshal.dumps(args)
+    return plain.dumps(args)
 
 
 def test_a_daemon_asks_under_its_nodes_id(cluster: FakeCluster) -> None:

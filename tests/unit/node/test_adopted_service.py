@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from miniray.config import config
+from miniray.core import plain
 from miniray.core import protocol as p
 from miniray.node import adopted
 from miniray.node.adopted_service import AdoptedService
@@ -73,7 +74,7 @@ def test_what_is_left_is_watched_and_answered_for(
     service, relay, objects = parts
     assert objects.left == [(NODE, 7)]
     assert relay.sent == [(FAR, Relayed(to=BORROWER, sender=NODE, notice=WATCH))]
-    service.answer(FAR, BORROWER, OWNER, [marshal.dumps((p.PEER_WANT, [ID]))])
+    service.answer(FAR, BORROWER, OWNER, [plain.dumps((p.PEER_WANT, [ID]))])
     [(_, values)] = relay.messages(p.PEER_VALUE)
     assert values[0][0] == ID
 
@@ -108,7 +109,7 @@ def test_a_sender_of_much_is_told_what_was_taken(
     parts: tuple[AdoptedService, Relay, Objects],
 ) -> None:
     service, relay, _objects = parts
-    body = marshal.dumps((p.PEER_WANT, [ID] * 1000))
+    body = plain.dumps((p.PEER_WANT, [ID] * 1000))
     count = config().relay_window // len(body)
     for _ in range(count):
         service.answer(FAR, BORROWER, OWNER, [body])
@@ -120,11 +121,11 @@ def test_a_sender_of_much_is_told_what_was_taken(
 def borrow(service: AdoptedService, number: int, process: bytes, node: bytes) -> None:
     """A borrower, already counted, reports another one."""
     message = (p.PEER_BORROW, number, [(ID, process, node)])
-    service.answer(FAR, BORROWER, OWNER, [marshal.dumps(message)])
+    service.answer(FAR, BORROWER, OWNER, [plain.dumps(message)])
 
 
 def release(service: AdoptedService, process: bytes, node: bytes) -> None:
-    service.answer(node, process, OWNER, [marshal.dumps((p.PEER_UNBORROW, [ID]))])
+    service.answer(node, process, OWNER, [plain.dumps((p.PEER_UNBORROW, [ID]))])
 
 
 def test_another_daemon_holds_objects_until_it_lets_go_or_its_node_dies(
@@ -191,7 +192,7 @@ def test_what_is_remembered_of_borrows_is_bounded_and_a_repeated_one_counts_once
     monkeypatch.setattr(adopted, "_REMEMBERED", 10)
 
     def tell(*message: Any) -> None:
-        service.answer(FAR, BORROWER, OWNER, [marshal.dumps(message)])
+        service.answer(FAR, BORROWER, OWNER, [plain.dumps(message)])
 
     for number in range(1, 100):
         tell(p.PEER_BORROW, number, [(ID, BORROWER, FAR)])
@@ -207,7 +208,7 @@ def test_nothing_is_remembered_of_senders_when_the_last_object_of_an_owner_is_go
     parts: tuple[AdoptedService, Relay, Objects],
 ) -> None:
     service, _, objects = parts
-    want = marshal.dumps((p.PEER_WANT, [ID]))
+    want = plain.dumps((p.PEER_WANT, [ID]))
     service.answer(FAR, b"passer-by", OWNER, [want])
     assert service._taken
     service.process_died(BORROWER)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import marshal
 import random
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from node_ends import dial, message, numbers, two_ends, until
 from miniray._proto import node_pb2
 from miniray._proto.node_pb2_grpc import add_NodeServicer_to_server
 from miniray.config import config
+from miniray.core import plain
 from miniray.node import relay as relay_module
 from miniray.node import relay_box
 from miniray.node.relay import RelayHub
@@ -433,8 +433,8 @@ def test_a_question_that_cannot_be_handled_is_answered_all_the_same(tmp_path: Pa
 
 def test_in_place_of_messages_that_cannot_be_read_stands_that_they_were_lost() -> None:
     inbox = Inbox()
-    good = marshal.dumps([tuple(message(1)), (1, 2), tuple(message(2))])
-    for first, data in ((1, b"(" + b"\xff" * 4), (2, good), (5, marshal.dumps(5))):
+    good = plain.dumps([tuple(message(1)), (1, 2), tuple(message(2))])
+    for first, data in ((1, b"(" + b"\xff" * 4), (2, good), (5, plain.dumps(5))):
         accepted = inbox.accept(node_pb2.RelayBatch(messages=data, first=first, outbox=1))
         assert numbers([each for each in accepted if each != Relayed()]) == (
             [1, 2] if data is good else []
