@@ -254,9 +254,9 @@ def _run(
     set_subreaper()
     raise_limit()
     from miniray.node.allocator import keep_freed_buffers
-    from miniray.node.grpc_core import wait_in_one_thread
+    from miniray.node.grpc_core import set_up_core
 
-    wait_in_one_thread()
+    set_up_core()
     from miniray.node.node_main import NodeStart
 
     start = NodeStart(options, session, control, template_pid)

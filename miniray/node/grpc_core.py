@@ -1,4 +1,7 @@
-"""How the core of gRPC waits in the head and the daemons. Called before gRPC is imported."""
+"""How the core of gRPC waits in the head and the daemons, and what it logs.
+
+Called before gRPC is imported.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ _OFF = (
 )
 
 
-def wait_in_one_thread() -> None:
-    """Let gRPC's core use the threads that wait for it, and no others.
+def set_up_core() -> None:
+    """Let gRPC's core use the threads that wait for it and no others, and log errors only.
 
     What the user has chosen stays; a core that does not know these names logs that.
     """
+    # A line for each handshake that fails, without an address or an end, would fill the disk.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     os.environ.setdefault("GRPC_EXPERIMENTS", ",".join(f"-{name}" for name in _OFF))

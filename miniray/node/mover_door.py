@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.node.mover_sends import HELLO
 from miniray.node.mover_sockets import same_user, watch_network
-from miniray.security.refusals import Refusals
+from miniray.security.peer_log import PeerLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ class Door:
         self._listeners: list[socket.socket] = []
         #: The earliest deadline first.
         self._visitors: dict[_Visitor, None] = {}
-        self._refusals = Refusals(logger, "the port for large values")
+        self._refusals = PeerLog(logger.warning)
         self._over = False
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ class Door:
             sock.setblocking(False)
             if context is None:
                 if not same_user(sock):
-                    self._refusals.add("a process of another user", "it is none of this cluster")
+                    self._refusals.add("a process of another user", "was refused")
                     sock.close()
                     return
                 visitor = _Visitor(sock, "this machine", time.monotonic() + HELLO_WITHIN, True)
@@ -169,7 +169,7 @@ class Door:
         self._forget(visitor)
         visitor.sock.close()
         if not visitor.proven:
-            self._refusals.add(visitor.host, why)
+            self._refusals.add(visitor.host, f"was refused at the port for large values: {why}")
 
     def _forget(self, visitor: _Visitor) -> None:
         del self._visitors[visitor]

@@ -6,6 +6,7 @@ Only the head and the node daemons load this. What the RPCs mean is their busine
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +18,15 @@ from miniray.host_port import join_host_port
 from miniray.security.certificates import HEAD_NAME, NODE_NAME
 from miniray.security.errors import AddressInUseError
 from miniray.security.interceptor import SecretInterceptor, authorization
+from miniray.security.peer_log import Arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from miniray.security.certificates import Credentials, Identity
+
+logger = logging.getLogger(__name__)
 
 MAX_MESSAGE_SIZE = 64 * 1024 * 1024
 
@@ -116,14 +120,21 @@ def listen_tcp(
     """
     # gRPC reports any failure as the same text; the kernel says which one it is.
     _try_bind(host, port)
-    credentials = grpc.ssl_server_credentials(
-        [(identity.key, identity.certificate)], members, require_client_auth=True
+    shown = grpc.ssl_server_certificate_configuration(
+        [(identity.key, identity.certificate)], members
+    )
+    arrivals = Arrivals(logger.info)
+    credentials = grpc.dynamic_ssl_server_credentials(
+        shown,
+        arrivals,  # type: ignore[arg-type]  # the stubs lack its None: show the same as before
+        require_client_authentication=True,
     )
     try:
-        return int(server.add_secure_port(join_host_port(host, port), credentials))
+        arrivals.port = int(server.add_secure_port(join_host_port(host, port), credentials))
     except RuntimeError:
         # The port was taken between the trial and now.
         raise _in_use(host, port) from None
+    return arrivals.port
 
 
 def channel(

@@ -281,6 +281,40 @@ def test_one_without_a_members_certificate_reaches_no_http(head: Identity) -> No
     run(test)
 
 
+def test_who_connects_is_logged_with_the_address(
+    head: Identity, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    async def test() -> None:
+        async with serving(head) as (_, address):
+            host, _, port = address.rpartition(":")
+            for _ in range(2):  # gRPC does not tell of the first one
+                await asyncio.to_thread(_answer_to_a_stranger, host, int(port))
+            assert [line for line in caplog.messages if line.startswith("127.0.0.1")] == [
+                f"127.0.0.1 connected to port {port}"
+            ]
+
+    run(test)
+
+
+def test_a_wrong_secret_is_logged_with_the_address(
+    head: Identity, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with (
+            serving(head) as (_, address),
+            channel(address, "b2" * 32, MEMBER, head.certificate) as to,
+        ):
+            for _ in range(3):
+                await refusal(to)
+
+    run(test)
+    assert (
+        caplog.messages.count("127.0.0.1 was refused: it does not have the cluster's secret") == 1
+    )
+
+
 def _showing(shown: Credentials | None, head: Identity, address: str) -> grpc.aio.Channel:
     """A channel with the secret, and with another certificate or none."""
     if shown is not None:

@@ -1,0 +1,113 @@
+"""Tells who connects to a port, and who is refused there: once per minute and address."""
+
+from __future__ import annotations
+
+import collections
+import ipaddress
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Seconds for which an address that was told of is only counted.
+_EVERY = 60.0
+#: So many addresses are told apart; those of more in the same time are only counted.
+_ADDRESSES = 32
+#: What these are called; an entry of the table like any other.
+_OTHERS = "one of many further addresses"
+#: Seconds between two looks at who is connected.
+_SAMPLE = 0.5
+#: The state of a listening socket.
+_LISTEN = "0A"
+
+
+class PeerLog:
+    """What addresses did, of which each is told of once per minute; for one thread.
+
+    Args:
+        tell: Takes a line for people, as a logger's methods do.
+    """
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+        #: When each was told of, the earliest first, and how many came since.
+        self._told: collections.OrderedDict[str, tuple[float, int]] = collections.OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._told)
+
+    def add(self, host: str, what: str) -> None:
+        """Count a connection, and tell what it did if this address was not told of lately."""
+        now = time.monotonic()
+        if host not in self._told:
+            while len(self._told) >= _ADDRESSES and now - self._earliest() >= _EVERY:
+                self._told.popitem(last=False)
+            if len(self._told) >= _ADDRESSES:
+                host = _OTHERS
+        told, since = self._told.get(host, (-_EVERY, 0))
+        if now - told < _EVERY:
+            self._told[host] = (told, since + 1)
+            return
+        more = f" ({since} more connections since this was last told)" if since else ""
+        self._tell(f"{host} {what}{more}")
+        self._told[host] = (now, 0)
+        self._told.move_to_end(host)
+
+    def _earliest(self) -> float:
+        return next(iter(self._told.values()))[0]
+
+
+class Arrivals:
+    """Who connects to a port that gRPC serves: it does not tell whose handshakes fail.
+
+    Called when a handshake begins, by whichever thread of gRPC's has it.
+
+    Args:
+        tell: Takes a line for people.
+    """
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._log = PeerLog(tell)
+        #: Set once it is known, before anybody can connect.
+        self.port = 0
+        self._known: set[tuple[str, int]] = set()
+        self._looked = -_SAMPLE
+
+    def __call__(self) -> None:
+        """A handshake begins."""
+        now = time.monotonic()
+        if now - self._looked < _SAMPLE:
+            return  # of a flood, samples will do
+        self._looked = now
+        there = connected_to(self.port)
+        for host, _ in there - self._known:
+            self._log.add(host, f"connected to port {self.port}")
+        self._known = there
+
+
+def connected_to(port: int) -> set[tuple[str, int]]:
+    """Addresses and ports of the other ends of a local port's connections."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = Path(f"/proc/self/net/{name}").read_text(encoding="ascii").splitlines()[1:]
+        except FileNotFoundError:  # a kernel without IPv6
+            continue
+        for line in lines:  # see proc_net_tcp in the kernel's documentation
+            _, local, remote, state, *_ = line.split()
+            if int(local.rpartition(":")[2], 16) == port and state != _LISTEN:
+                host, _, other = remote.partition(":")
+                found.add((_address(host), int(other, 16)))
+    return found
+
+
+def _address(text: str) -> str:
+    """An address that the kernel writes as words of four bytes in the machine's order."""
+    words = (bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8))
+    data = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    address = ipaddress.ip_address(data)
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)
