@@ -67,7 +67,7 @@ __all__ = [
     "wait",
 ]
 
-_MODULES = frozenset({"cloudpickle", "runtime_env", "train", "util"})
+_MODULES = frozenset({"cloudpickle", "job_config", "runtime_env", "train", "util"})
 
 _IDS = ("ActorID", "JobID", "NodeID", "ObjectID", "PlacementGroupID", "TaskID", "WorkerID")
 _MODES = ("LOCAL_MODE", "SCRIPT_MODE", "WORKER_MODE")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from miniray.actor import ActorProxy
     from miniray.core.init_options import InitOptions
+    from miniray.job_config import JobConfig
     from miniray.object_ref_generator import ObjectRefGenerator
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ def init(
     runtime_env: Mapping[str, Any] | None = None,
     log_to_driver: bool | None = None,
     ignore_reinit_error: bool = False,
+    job_config: JobConfig | None = None,
     object_store_memory: int | None = None,
     _memory: int | None = None,
     _temp_dir: str | None = None,
@@ -83,6 +85,7 @@ def init(
         runtime_env: Environment of the job's tasks and actors.
         log_to_driver: Whether what workers print is printed here too. Default: True.
         ignore_reinit_error: Return the context of the first call if there was one.
+        job_config: More about the job: the lifetime that its actors have by default, and metadata.
         object_store_memory: Size of a new cluster's object store, in bytes.
         _memory: Bytes of the resource ``memory`` of a new cluster. Default: those of the machine
             that are not the object store's.
@@ -115,6 +118,7 @@ def init(
             "temp_dir": _temp_dir,
         },
         kwargs,
+        job_config,
     )
     with _lock:
         if runtime_or_none() is not None:

@@ -264,7 +264,7 @@ def actor_options(options: Mapping[str, Any]) -> ActorOptions:
         name=options.get("name"),
         namespace=options.get("namespace"),
         get_if_exists=options.get("get_if_exists", False),
-        lifetime="detached" if options.get("lifetime") == "detached" else None,
+        lifetime=options.get("lifetime"),
         max_restarts=options.get("max_restarts", 0),
         max_task_retries=options.get("max_task_retries", 0),
         max_concurrency=options.get("max_concurrency"),

@@ -146,7 +146,8 @@ class ActorDirectory:
             "placement_resources": dict(options.placement_resources),
             "name": options.name,
             "namespace": options.namespace or runtime.facts.namespace,
-            "detached": options.lifetime == "detached",
+            "detached": (options.lifetime or self._runtime.facts.default_actor_lifetime)
+            == "detached",
             "max_restarts": options.max_restarts,
             "max_concurrency": options.max_concurrency,
             "concurrency_groups": dict(options.concurrency_groups),

@@ -58,6 +58,8 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
                 "sys_path": _worker_paths(cwd),
                 "cwd": cwd,
                 "entrypoint": " ".join(sys.argv)[:1000],
+                "default_actor_lifetime": options.default_actor_lifetime,
+                "metadata": dict(options.metadata),
             },
             timeout=config().start_timeout,
             on_shutdown=lambda attachment: _shut_down(attachment, place.process),
@@ -67,6 +69,7 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         raise
     runtime = attachment.runtime
     runtime.facts.namespace = namespace
+    runtime.facts.default_actor_lifetime = options.default_actor_lifetime
     _prepare_job(runtime, options.runtime_env)
     _print_logs(attachment, wanted=options.log_to_driver)
     if place.warning:

@@ -64,6 +64,8 @@ class ProcessFacts:
     def __init__(self) -> None:
         self.job_id = b""
         self.namespace = ""
+        #: Of actors made here that do not say theirs.
+        self.default_actor_lifetime = "non_detached"
         self.address = ""
         self.session_dir = ""
         self.actor_id: bytes | None = None

@@ -14,6 +14,8 @@ from miniray.host_port import full_address
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.job_config import JobConfig
+
 #: Environment variable that says which cluster to attach to, where ``address`` does not.
 ADDRESS_VARIABLE = "MINIRAY_ADDRESS"
 
@@ -24,7 +26,6 @@ _NO_EFFECT = frozenset(
         "dashboard_host",
         "dashboard_port",
         "include_dashboard",
-        "job_config",
         "logging_config",
         "logging_format",
         "logging_level",
@@ -67,20 +68,25 @@ class InitOptions:
     object_store_memory: int | None = None  # bytes
     memory: int | None = None  # bytes
     temp_dir: str | None = None
+    default_actor_lifetime: str = "non_detached"
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def check_init(given: Mapping[str, Any], others: Mapping[str, Any]) -> InitOptions:
+def check_init(
+    given: Mapping[str, Any], others: Mapping[str, Any], job_config: JobConfig | None = None
+) -> InitOptions:
     """Check the arguments of ``init()``.
 
     Args:
         given: The arguments that ``init`` names.
         others: What else was given by name.
+        job_config: Says what the other arguments do not.
 
     Raises:
         TypeError: There is no such argument, or a value is of a wrong type.
         ValueError: A value is not allowed, or the arguments don't go together.
     """
-    _check_others(others, {*given, *_NO_EFFECT})
+    _check_others(others, {*given, "job_config", *_NO_EFFECT})
     checks: dict[str, Callable[[str, Any], Any]] = {
         "address": _check_address,
         "num_cpus": check.whole(0),
@@ -99,10 +105,26 @@ def check_init(given: Mapping[str, Any], others: Mapping[str, Any]) -> InitOptio
     from_variable = os.environ.get(ADDRESS_VARIABLE)
     if "address" not in values and from_variable:
         values["address"] = _check_address(ADDRESS_VARIABLE, from_variable)
-    options = InitOptions(**values)
+    options = InitOptions(**(_configured(job_config) | values))
     if options.address not in (None, "local"):
         refuse_node_arguments(options, options.address)
     return options
+
+
+def _configured(job_config: JobConfig | None) -> dict[str, Any]:
+    """What a ``JobConfig`` says, as options."""
+    if job_config is None:
+        return {}
+    from miniray.job_config import JobConfig
+
+    if not isinstance(job_config, JobConfig):
+        raise check.wrong_type("job_config", job_config, "a miniray.job_config.JobConfig")
+    return {
+        "namespace": job_config.ray_namespace,
+        "runtime_env": job_config.runtime_env,
+        "default_actor_lifetime": job_config.default_actor_lifetime,
+        "metadata": dict(job_config.metadata),
+    }
 
 
 def _gpu_family(name: str, value: Any) -> str:

@@ -85,7 +85,7 @@ class ActorOptions:
     name: str | None = None
     namespace: str | None = None
     get_if_exists: bool = False
-    lifetime: str | None = None  # None (counted) or "detached"
+    lifetime: str | None = None  # "detached", "non_detached" (counted), or None: the job's default
     max_restarts: int = 0  # -1: without end
     max_task_retries: int = 0  # -1: without end
     max_concurrency: int | None = None  # None: 1, or 1000 for an asyncio actor

@@ -25,8 +25,10 @@ class Job:
     pid: int
     namespace: str
     entrypoint: str
-    #: What its workers are told: machine, sys_path, cwd, driver_node.
+    #: What its workers are told: machine, sys_path, cwd, driver_node, default_actor_lifetime.
     environment: dict[str, Any]
+    #: Strings of the user's.
+    metadata: dict[str, str]
     #: Seconds since the epoch.
     started: float
     ended: float | None = None
@@ -79,7 +81,9 @@ class JobDirectory:
                 "sys_path": told.get("sys_path", []),
                 "cwd": told.get("cwd", ""),
                 "driver_node": node_id.hex(),
+                "default_actor_lifetime": told.get("default_actor_lifetime", "non_detached"),
             },
+            metadata=told.get("metadata", {}),
             started=time.time(),
         )
         self._jobs[job_id] = self._by_driver[driver] = job

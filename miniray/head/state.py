@@ -170,6 +170,7 @@ class ClusterState:
                 "job_id": job.id.hex(),
                 "entrypoint": job.entrypoint,
                 "namespace": job.namespace,
+                "metadata": job.metadata,
                 "driver_node_id": job.driver_node.hex(),
                 "driver_pid": job.pid,
                 "state": "RUNNING" if job.ended is None else "ENDED",

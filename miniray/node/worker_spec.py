@@ -108,6 +108,7 @@ def process_spec(
         "python": python,
         "sys_path": paths,
         "cwd": cwd,
+        "default_actor_lifetime": job.get("default_actor_lifetime", "non_detached"),
         "assignment": assignment(lease),
     }
 

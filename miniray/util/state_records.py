@@ -197,6 +197,8 @@ class JobState(State):
     start_time: int
     #: None while it runs.
     end_time: int | None
+    #: Of its ``JobConfig``.
+    metadata: dict[str, str]
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> JobState:
@@ -212,6 +214,7 @@ class JobState(State):
             driver_info={"pid": data["driver_pid"], "node_id": data["driver_node_id"]},
             start_time=round(1000 * data["start_time"]),
             end_time=None if ended is None else round(1000 * ended),
+            metadata=data["metadata"],
         )
 
 

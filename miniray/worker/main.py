@@ -73,6 +73,7 @@ class Worker:
         self.runtime.prepare_runtime_env = JobEnvironment(self.runtime).prepare
         self.runtime.on_topic["lease"] = self._on_lease
         self.runtime.on_topic["exit"] = self._on_exit
+        self._attachment.facts.default_actor_lifetime = spec["default_actor_lifetime"]
         self._apply(spec["assignment"])
         set_runtime(self.runtime)
         sys.breakpointhook = self._on_breakpoint
