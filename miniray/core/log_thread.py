@@ -84,7 +84,11 @@ class LogThread:
 
     def put_note(self, text: str) -> None:
         """Print a line of miniray itself on stderr, soon; never waits."""
-        self._put += len(text) + _LINE_COST
+        cost = len(text) + _LINE_COST
+        if self._put - self._printed + cost > self._limit:
+            self._left_out += 1
+            return
+        self._put += cost
         self._queue.put(text)
 
     def close(self) -> None:
@@ -126,8 +130,8 @@ class LogThread:
         if count:
             self._left_out_told += count
             self._printer.print_note(
-                f"miniray: {count} lines of workers are left out here, because they came faster "
-                f"than they could be printed. All output is in {self._logs}."
+                f"miniray: {count} lines are left out here, because they came faster than they "
+                f"could be printed. What workers have printed is in {self._logs}."
             )
 
     def _call_later(self, delay: float, callback: Callable[[], None]) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from miniray.head.grants import GrantTable, Timers
     from miniray.head.jobs import JobDirectory
     from miniray.head.nodes import Node, NodeDirectory
+    from miniray.head.pending_notices import PendingNotices
     from miniray.head.reasons import Reason
     from miniray.head.resources import Allocation
 
@@ -62,6 +63,7 @@ class ActorDirectory:
         clients: ClientDirectory,
         jobs: JobDirectory,
         timers: Timers,
+        notices: PendingNotices,
         *,
         epoch: int,
         on_change: Callable[[Actor], None],
@@ -74,6 +76,7 @@ class ActorDirectory:
             clients: who subscribes and owns.
             jobs: whose actors they are.
             timers: the event loop.
+            notices: tells drivers why actors wait.
             epoch: the head's start counter.
             on_change: called when what must survive a restart has changed.
         """
@@ -81,6 +84,7 @@ class ActorDirectory:
         self._nodes = nodes
         self._clients = clients
         self._jobs = jobs
+        self._notices = notices
         self._epoch = epoch
         self._on_change = on_change
         self._table = ActorTable()
@@ -266,13 +270,7 @@ class ActorDirectory:
         """Tell the driver why it waits."""
         if token.job is not None and severity(reason) > token.told:
             token.told = severity(reason)
-            self._clients.push(
-                token.job.driver,
-                "pending",
-                token.class_name,
-                reason.sentence(),
-                reason.infeasible,
-            )
+            self._notices.tell(token.job.driver, token.class_name, reason)
 
     def describe(self, token: Actor) -> Asker:
         """Who waits."""

@@ -25,6 +25,7 @@ from miniray.head.jobs import JobDirectory
 from miniray.head.kv import KeyValues
 from miniray.head.leases import TaskLeases
 from miniray.head.nodes import Node, NodeDirectory
+from miniray.head.pending_notices import PendingNotices
 from miniray.head.placement_groups import PlacementGroups
 from miniray.head.quarantines import Quarantines
 from miniray.head.recovery import Recovery, latest_return
@@ -80,8 +81,9 @@ class Head:
             epoch=epoch,
             pending_warning=tunables.pending_warning,
         )
+        notices = PendingNotices(self.clients, timers)
         self.leases = TaskLeases(
-            self.grants, self.nodes, self.clients, self.jobs, timers, epoch=epoch
+            self.grants, self.nodes, self.clients, self.jobs, timers, notices, epoch=epoch
         )
         self.leases.on_kill = self.ends.explain
         self.actors = ActorDirectory(
@@ -90,11 +92,12 @@ class Head:
             self.clients,
             self.jobs,
             timers,
+            notices,
             epoch=epoch,
             on_change=storage.actor,
         )
         self.placement_groups = PlacementGroups(
-            self.grants, self.clients, self.jobs, timers, storage.placement_group
+            self.grants, self.clients, self.jobs, timers, notices, storage.placement_group
         )
         self._storage = storage
         self.clients.on_ended.append(self._client_ended)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from miniray.head.grants import GrantTable, Timers
     from miniray.head.jobs import JobDirectory
     from miniray.head.nodes import NodeDirectory
+    from miniray.head.pending_notices import PendingNotices
     from miniray.head.reasons import Reason
     from miniray.head.resources import Allocation
 
@@ -53,6 +54,7 @@ class TaskLeases:
         clients: ClientDirectory,
         jobs: JobDirectory,
         timers: Timers,
+        notices: PendingNotices,
         *,
         epoch: int,
     ) -> None:
@@ -61,6 +63,7 @@ class TaskLeases:
         self._clients = clients
         self._jobs = jobs
         self._timers = timers
+        self._notices = notices
         self._epoch = epoch
         self._groups: dict[bytes, dict[int, LeaseGroup]] = {}
         self.leases: dict[int, TaskLease] = {}
@@ -269,9 +272,7 @@ class TaskLeases:
         job = self._jobs.get(token.job_id)
         if job is not None and severity(reason) > token.told:
             token.told = severity(reason)
-            self._clients.push(
-                job.driver, "pending", token.name, reason.sentence(), reason.infeasible
-            )
+            self._notices.tell(job.driver, token.name, reason)
 
     def describe(self, token: LeaseGroup) -> Asker:
         """Who waits."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from miniray.head.clients import ClientDirectory, ProcessExit
     from miniray.head.grants import GrantTable, Timers
     from miniray.head.jobs import JobDirectory
+    from miniray.head.pending_notices import PendingNotices
     from miniray.head.reasons import Reason
 
 #: So many removed groups are remembered.
@@ -111,12 +112,14 @@ class PlacementGroups:
         clients: ClientDirectory,
         jobs: JobDirectory,
         timers: Timers,
+        notices: PendingNotices,
         on_change: Callable[[PlacementGroup], None],
     ) -> None:
         self._grants = grants
         self._clients = clients
         self._jobs = jobs
         self._timers = timers
+        self._notices = notices
         self._on_change = on_change
         self._groups: dict[bytes, PlacementGroup] = {}
         self._removed: collections.OrderedDict[bytes, PlacementGroup] = collections.OrderedDict()
@@ -319,7 +322,7 @@ class PlacementGroups:
         if group is None or job is None:
             return
         name = f"placement group {group.name or short_id(id.hex())}"
-        self._clients.push(job.driver, "pending", name, reason.sentence(), reason.infeasible)
+        self._notices.tell(job.driver, name, reason, "placement group")
 
     def _settle(self, group: PlacementGroup) -> None:
         """Answer those who wait, if there is an answer."""

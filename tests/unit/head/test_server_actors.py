@@ -374,17 +374,57 @@ def test_a_driver_hears_once_why_its_actor_waits(cluster: FakeCluster, daemon: F
     cluster.timers.pass_time(4.9)
     assert daemon.pushes(owner, "pending") == []
     cluster.timers.pass_time(30)
-    told = daemon.pushes(owner, "pending")
-    assert len(told) == 2
-    name, sentence, infeasible = told[0]
-    assert (name, infeasible) == ("Thing", False)
+    [(name, sentence, infeasible)] = daemon.pushes(owner, "pending")
+    assert (name, infeasible) == ("2 x Thing", False)
     assert "CPU" in sentence
 
 
-def test_a_driver_hears_at_once_what_no_node_could_ever_serve(daemon: FakeDaemon) -> None:
+def test_actors_that_wait_for_the_same_are_one_line_and_those_that_follow_another(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    owner = daemon.driver()
+
+    def make(count: int) -> None:
+        for _ in range(count):
+            id = create(daemon, owner, resources={"GPU": 1}, placement_resources={"GPU": 1})
+            daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+
+    make(1000)
+    cluster.timers.pass_time(1)
+    for _ in range(3):
+        make(100)
+        cluster.timers.pass_time(1)
+    cluster.timers.pass_time(30)
+    assert [name for name, *_ in daemon.pushes(owner, "pending")] == [
+        "1,000 x Thing",
+        "300 more x Thing",
+    ]
+    make(1)
+    cluster.timers.pass_time(30)
+    assert [name for name, *_ in daemon.pushes(owner, "pending")] == ["Thing"]
+
+
+def test_a_driver_hears_of_so_many_different_reasons_and_how_many_there_are_more(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    owner = daemon.driver()
+    for number in range(100):
+        needs = {f"r{number}": 1}
+        id = create(daemon, owner, resources=needs, placement_resources=needs)
+        daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+    cluster.timers.pass_time(30)
+    assert len(daemon.pushes(owner, "pending")) == 20
+    [(warning,)] = daemon.pushes(owner, "warning")
+    assert warning.startswith("80 more wait for other reasons")
+
+
+def test_a_driver_hears_soon_what_no_node_could_ever_serve(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
     owner = daemon.driver()
     id = create(daemon, owner, resources={"GPU": 1}, placement_resources={"GPU": 1})
     daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+    cluster.timers.pass_time(1)
     assert [body[2] for body in daemon.pushes(owner, "pending")] == [True]
 
 

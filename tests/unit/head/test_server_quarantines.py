@@ -58,14 +58,17 @@ def test_a_quarantined_device_is_granted_only_when_it_is_back(daemon: FakeDaemon
     assert granted(daemon) == [["0"]]
 
 
-def test_who_waits_for_it_hears_which_process_keeps_it(daemon: FakeDaemon) -> None:
+def test_who_waits_for_it_hears_which_process_keeps_it(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
     driver = daemon.driver()
     name = daemon.node_id.hex()[:8]
     tell(daemon, quarantine("1"))
     daemon.notice(driver, "want_leases", 1, task_spec(resources={"GPU": 2}), 1)
     why = f"GPU 1 of node {name} is quarantined: pid 123 (train.py) could not be killed"
     assert reasons(daemon, driver) == [f"needs GPU 2; {why}"]
-    # Word comes at once, and without saying that no node could ever serve it.
+    # Word comes soon, and without saying that no node could ever serve it.
+    cluster.timers.pass_time(1)
     assert daemon.pushes(driver, "pending") == [("work", f"needs GPU 2; {why}", False)]
     daemon.notice(driver, "want_leases", 2, task_spec(resources={"GPU": 1}), 2)
     assert granted(daemon) == [["0"]]
