@@ -87,7 +87,7 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
             """
             if kwargs or not self._least <= len(args) <= self._most:
                 self._signature.check(f"{self._info.name}.{self._name}", args, kwargs)
-            runtime = _runtime._current or _runtime.current_runtime()
+            runtime = _runtime._current or _runtime.runtime_of("actor handle")
             return runtime.submit_actor_call(
                 self._ref, self._info, self._name, args, kwargs, self._options
             )

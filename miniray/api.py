@@ -24,7 +24,7 @@ from miniray.core.ref_checks import (
     timeout_of,
     unique_refs,
 )
-from miniray.core.runtime import current_runtime, runtime_or_none, set_runtime
+from miniray.core.runtime import current_runtime, runtime_of, runtime_or_none, set_runtime
 from miniray.exceptions import MinirayError
 from miniray.init_context import InitContext
 from miniray.object_ref import ObjectRef
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from miniray.actor import ActorProxy
     from miniray.core.init_options import InitOptions
+    from miniray.core.runtime import Runtime
     from miniray.job_config import JobConfig
     from miniray.object_ref_generator import ObjectRefGenerator
 
@@ -205,7 +206,7 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
         ValueError: ``object_refs`` is neither a ref nor a list.
         TypeError: The list holds something else than refs, or ``timeout`` is not a number.
     """
-    runtime = _runtime._current or current_runtime()
+    runtime = _runtime._current or _runtime_for(object_refs)
     if timeout is not None:
         # -1 is Ray's other way to say: without end.
         timeout = None if timeout == -1 else timeout_of("get", timeout)
@@ -288,7 +289,7 @@ def wait(
         raise TypeError(f"wait takes a list of refs, not {shown(given)} ({type(given).__name__}).")
     if timeout is not None:
         timeout = timeout_of("wait", timeout)
-    runtime = _runtime._current or current_runtime()
+    runtime = _runtime._current or _runtime_for(refs)
     if not refs:
         return [], []
     if num_returns.__class__ is not int:
@@ -306,6 +307,14 @@ def wait(
         raise interrupt.with_traceback(None)  # noqa: B904 - as in get
     _rest = _identity(found[1])
     return found
+
+
+def _runtime_for(given: Any) -> Runtime:
+    """The runtime of these refs, where there is none yet, or none any more."""
+    refs = given if isinstance(given, list | tuple) else [given]
+    if any(isinstance(ref, ObjectRef) for ref in refs):
+        return runtime_of("ref")
+    return current_runtime()
 
 
 def _identity(refs: Sequence[Any]) -> tuple[int, ...] | None:
@@ -332,7 +341,7 @@ def kill(actor: ActorProxy[Any], *, no_restart: bool = True) -> None:
             f"kill takes the handle of an actor, not {shown(actor)} ({type(actor).__name__}). "
             f"For tasks, use miniray.cancel(ref)."
         )
-    current_runtime().kill_actor(actor._ref, bool(no_restart))
+    runtime_of("actor handle").kill_actor(actor._ref, bool(no_restart))
 
 
 def cancel(
@@ -364,7 +373,7 @@ def cancel(
             f"cancel takes an ObjectRef, not {shown(given)} ({type(given).__name__}). "
             f"For actors, use miniray.kill(handle)."
         )
-    current_runtime().cancel(given, bool(force), bool(recursive))
+    runtime_of("ref").cancel(given, bool(force), bool(recursive))
 
 
 def get_actor(name: str, namespace: str | None = None) -> ActorHandle[Any]:

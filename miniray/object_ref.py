@@ -127,22 +127,22 @@ class ObjectRef(Generic[T_co]):
 
     def future(self) -> concurrent.futures.Future[T_co]:
         """A ``concurrent.futures.Future`` that gets this ref's value or its error."""
-        from miniray.core.runtime import current_runtime
+        from miniray.core.runtime import runtime_of
 
-        return current_runtime().future(self)
+        return runtime_of("ref").future(self)
 
     def as_future(self) -> asyncio.Future[T_co]:
         """An ``asyncio.Future`` of the running event loop that gets this ref's value."""
         import asyncio
 
-        from miniray.core.runtime import current_runtime
+        from miniray.core.runtime import runtime_of
 
-        return asyncio.ensure_future(current_runtime().value_of(self))
+        return asyncio.ensure_future(runtime_of("ref").value_of(self))
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        from miniray.core.runtime import current_runtime
+        from miniray.core.runtime import runtime_of
 
-        return current_runtime().value_of(self).__await__()
+        return runtime_of("ref").value_of(self).__await__()
 
 
 def rebuild_ref(id: bytes, owner_node: bytes) -> ObjectRef[Any]:

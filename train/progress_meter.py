@@ -62,7 +62,13 @@ class ProgressStatus:
             return min(1.0, self.step / self.total_steps)
         if self.total_epochs is None or self.epoch is None:
             return None
-        return min(1.0, (self.epoch + 1) / self.total_epochs)
+        return self.epochs_done / self.total_epochs
+
+    @property
+    def epochs_done(self) -> float:
+        """Epochs that are over: they are reported at their end, and counted from 0."""
+        done = 0.0 if self.epoch is None else self.epoch + 1
+        return done if self.total_epochs is None else min(done, self.total_epochs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +138,7 @@ def format_status(status: ProgressStatus) -> str:
     parts = []
     if status.epoch is not None:
         total = f"/{status.total_epochs}" if status.total_epochs is not None else ""
-        parts.append(f"epoch {status.epoch:g}{total}")
+        parts.append(f"epoch {status.epochs_done:g}{total}" if total else f"epoch {status.epoch:g}")
     total = f"/{status.total_steps}" if status.total_steps is not None else ""
     parts.append(f"step {status.step}{total}")
     if status.rate is not None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -364,6 +366,26 @@ def runtime_or_none() -> Runtime | None:
     return _current
 
 
+def runtime_of(what: str) -> Runtime:
+    """The runtime that a ref or a handle of this process belongs to.
+
+    Args:
+        what: "ref" or "actor handle", for the error.
+
+    Raises:
+        NotInitializedError: There is none, and a new one would not know it.
+    """
+    if _current is None and not _refusal:
+        from miniray.exceptions import NotInitializedError
+
+        raise NotInitializedError(
+            f"This {what} is of a cluster that this process is not attached to any more, as "
+            "miniray.shutdown() was called. Values and actors of before cannot be reached; get the "
+            "values before shutdown(), or make them again."
+        )
+    return current_runtime()
+
+
 def current_runtime() -> Runtime:
     """The runtime of this process; starts an embedded cluster if nobody called init().
 
@@ -381,4 +403,18 @@ def current_runtime() -> Runtime:
     init(ignore_reinit_error=True)  # another thread may do the same at this moment
     runtime = runtime_or_none()
     assert runtime is not None
+    _tell_own_cluster(runtime)
     return runtime
+
+
+def _tell_own_cluster(runtime: Runtime) -> None:
+    """Warn in a child of multiprocessing, which may be meant to use its parent's cluster."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    child = multiprocessing is not None and multiprocessing.parent_process() is not None
+    if child and runtime.context().address.startswith("unix:"):
+        warnings.warn(
+            "This process was started by multiprocessing and has started a cluster of its own: "
+            "that of its parent belongs to the parent alone. Use tasks and actors in place of "
+            "processes; or start a cluster with `miniray start --head`, and both attach to it.",
+            stacklevel=4,
+        )

@@ -17,7 +17,12 @@ from cluster_helpers import is_alive, wait_until
 import miniray
 from miniray.cluster_utils import Cluster
 from miniray.core.runtime import current_runtime
-from miniray.exceptions import ActorDiedError, NodeDiedError, ObjectLostError
+from miniray.exceptions import (
+    ActorDiedError,
+    NodeDiedError,
+    NotInitializedError,
+    ObjectLostError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +71,64 @@ def test_init_can_say_whose_the_gpus_are(monkeypatch: pytest.MonkeyPatch) -> Non
         return os.environ.get("ROCR_VISIBLE_DEVICES"), os.environ.get("CUDA_VISIBLE_DEVICES")
 
     assert miniray.get(seen.remote(), timeout=30) == ("0", None)
+
+
+@miniray.remote(num_cpus=0)
+class Left:
+    def value(self) -> int:
+        return 1
+
+
+def test_what_is_of_a_cluster_that_was_left_starts_no_new_one() -> None:
+    miniray.init(num_cpus=1)
+    ref, actor = miniray.put(1), Left.remote()
+    assert miniray.get(actor.value.remote()) == 1
+    miniray.shutdown()
+    uses = {
+        "ref": [
+            lambda: miniray.get(ref),
+            lambda: miniray.get([ref]),
+            lambda: miniray.wait([ref]),
+            lambda: miniray.cancel(ref),
+            ref.future,
+        ],
+        "actor handle": [actor.value.remote, lambda: miniray.kill(actor)],
+    }
+    for what, calls in uses.items():
+        for call in calls:
+            with pytest.raises(NotInitializedError, match=f"^This {what} is of a cluster that"):
+                call()
+    assert not miniray.is_initialized()
+
+
+SPAWNING = """
+import multiprocessing
+import miniray
+
+@miniray.remote
+def one():
+    return 1
+
+def child():
+    assert miniray.get(one.remote()) == 1
+
+if __name__ == "__main__":
+    miniray.init(num_cpus=1)
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+    raise SystemExit(process.exitcode)
+"""
+
+
+def test_a_spawned_child_says_that_its_cluster_is_not_its_parents(tmp_path: Path) -> None:
+    program = tmp_path / "spawning.py"
+    program.write_text(SPAWNING)
+    done = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("has started a cluster of its own") == 1
 
 
 def test_shutdown_without_init_does_nothing() -> None:

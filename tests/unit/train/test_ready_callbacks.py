@@ -212,11 +212,20 @@ def test_the_meter_tells_steps_per_second_and_the_time_left():
     assert format_status(status) == "step 21/100, 2 steps/s, 0:40 left"
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_run_ends_at_its_last_epoch_whether_they_are_counted_from_0_or_1(first):
+    meter = ProgressMeter(ProgressGoals(total_epochs=12))
+    for number in range(12):
+        status = meter.update(row(number, epoch=number + first), float(number))
+    assert format_status(status).startswith("epoch 12/12, step 12, ")
+    assert status.done == 1.0
+
+
 def test_the_meter_counts_the_epochs_and_steps_that_are_reported():
     meter = ProgressMeter(ProgressGoals(total_epochs=10))
     meter.update(row(0, epoch=0, step=50), 0.0)
     status = meter.update(row(1, epoch=1, step=100), 25.0)
-    assert format_status(status) == "epoch 1/10, step 100, 2 steps/s, 3:20 left"
+    assert format_status(status) == "epoch 2/10, step 100, 2 steps/s, 3:20 left"
 
 
 def test_a_slow_start_is_forgotten():
