@@ -156,12 +156,18 @@ def user_root(temp_dir: str | None = None) -> Path:
         OSError: It cannot be made.
     """
     base = Path(temp_dir).absolute() if temp_dir else base_dir().absolute()
-    base.mkdir(parents=True, exist_ok=True)
     root = base / f"miniray-{os.geteuid()}"
     try:
+        base.mkdir(parents=True, exist_ok=True)
         root.mkdir(mode=0o700)
-    except FileExistsError:
-        _require_own_folder(root)
+    except OSError as error:
+        if isinstance(error, FileExistsError) and base.is_dir():
+            _require_own_folder(root)
+            return root
+        by = "--temp-dir or _temp_dir" if temp_dir else TMPDIR_VARIABLE
+        raise OSError(
+            f"No folder can be made in {base} ({error.strerror}). Give another one by {by}."
+        ) from None
     return root
 
 

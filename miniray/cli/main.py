@@ -6,6 +6,7 @@ modules of their own.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
@@ -30,6 +31,16 @@ def describe(error: BaseException) -> str:
     return printable(" ".join(text.split())) or type(error).__name__
 
 
+#: What click suggests, which it puts into brackets.
+_SUGGESTION = re.compile(r"\((Did you mean .*\?)\)$")
+#: Commands that Ray has, and what to do instead.
+_ABSENT = dict.fromkeys(
+    ("get", "list", "summary"),
+    "`miniray status` shows nodes, actors and what waits, `miniray memory` the objects; "
+    "miniray.util.state lists and counts them in Python",
+)
+
+
 class _UsageFailure(click.ClickException):
     exit_code = 2
 
@@ -42,6 +53,22 @@ class _OneLineGroup(click.Group):
             return super().make_context(*args, **kwargs)
         except click.UsageError as error:
             raise _UsageFailure(describe_usage(error)) from None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] in _ABSENT and args[0] not in self.commands:
+            ctx.fail(f"There is no command {args[0]!r}: {_ABSENT[args[0]]}.")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click does, but with whole sentences."""
+        del ctx
+        rows = [
+            (name, self.commands[name].get_short_help_str(1000)) for name in sorted(self.commands)
+        ]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
         from miniray.exceptions import MinirayError
@@ -60,8 +87,10 @@ class _OneLineGroup(click.Group):
 def describe_usage(error: click.UsageError) -> str:
     """A usage error as one line, with where to find help."""
     path = error.ctx.command_path if error.ctx else "miniray"
-    text = error.format_message().rstrip().removesuffix(".")
-    return " ".join(f"{text}. See '{path} --help'.".split())
+    text = error.format_message().rstrip()
+    text = _SUGGESTION.sub(r"\1", text)
+    stop = "" if text.endswith((".", "?")) else "."
+    return printable(" ".join(f"{text}{stop} See '{path} --help'.".split()))
 
 
 @click.group(

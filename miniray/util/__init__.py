@@ -69,6 +69,10 @@ _ABSENT = {
 tell_imports(__name__, _ABSENT)
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES})
+
+
 if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
 
     def __getattr__(name):

@@ -151,3 +151,11 @@ def test_every_name_of_the_train_layer_is_listed() -> None:
     for module in TRAIN:
         public |= {f"{module}.{name}" for name in exported_by(f"train.{module}") - own}
     assert names_of("train.") == public
+
+
+def test_completion_shows_public_names_only() -> None:
+    for module in (miniray, miniray.util):
+        shown = set(dir(module))
+        assert set(module.__all__) <= shown
+        assert not shown & {"TYPE_CHECKING", "absent", "annotations", "importlib", "tell_imports"}
+        assert all(getattr(module, name) is not None for name in shown)

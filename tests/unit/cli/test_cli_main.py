@@ -6,6 +6,7 @@ import pytest
 from tests_cli_support import one_line
 
 from miniray.cli.parsing import JsonObject, Labels, Size
+from miniray.session import create_session
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
@@ -28,6 +29,32 @@ def test_the_help_of_start_shows_both_ways_to_use_it(miniray: Callable[..., Resu
     lines = [line.strip() for line in miniray("start", "--help").stdout.splitlines()]
     assert "miniray start --head" in lines
     assert "MINIRAY_TOKEN=TOKEN miniray start --address HOST:PORT" in lines
+
+
+def test_the_help_has_whole_sentences_of_all_commands(miniray: Callable[..., Result]) -> None:
+    shown = " ".join(miniray("--help").stdout.partition("Commands:")[2].split())
+    assert "..." not in shown
+    assert "start Start a node on this machine: a new cluster (--head), or one more node" in shown
+
+
+def test_what_was_probably_meant_is_told_in_a_sentence(miniray: Callable[..., Result]) -> None:
+    line = one_line(miniray("stat"))
+    assert "No such command 'stat'. Did you mean one of: 'start', 'status'? See '" in line
+    assert "'--force'? See '" in one_line(miniray("stop", "--frob"))
+    for command in ("list", "summary"):
+        line = one_line(miniray(command, "actors"))
+        assert "`miniray status`" in line
+        assert "miniray.util.state" in line
+
+
+def test_a_folder_that_cannot_be_made_is_told_with_its_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(OSError, match=r"No folder can be made in /proc/x .*--temp-dir"):
+        create_session("/proc/x")
+    monkeypatch.setenv("MINIRAY_TMPDIR", "/proc/y")
+    with pytest.raises(OSError, match=r"No folder can be made in /proc/y .*MINIRAY_TMPDIR"):
+        create_session()
 
 
 def test_unknown_commands_and_options_are_one_line(miniray: Callable[..., Result]) -> None:
