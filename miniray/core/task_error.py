@@ -9,8 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import io
+import linecache
 import logging
 import pickle
+import re
 import sys
 from typing import Any
 
@@ -19,6 +21,7 @@ from miniray.core import exception_transport as transport
 logger = logging.getLogger(__name__)
 
 _PUBLIC_MODULE = "miniray.exceptions"
+_FRAME = re.compile(r'(?P<indent> *)File "(?P<file>[^"]+)", line (?P<line>\d+), in ')
 
 
 class MinirayError(Exception):
@@ -155,7 +158,7 @@ class TaskError(MinirayError):
         place += [f"actor_id={self.actor_id}"] if self.actor_id else []
         place += [f"repr={self.actor_repr}"] if self.actor_repr else []
         where = f" ({', '.join(place)})" if place else ""
-        return f"{self.function_name}() failed{where}\n{self.traceback_str.rstrip()}"
+        return f"{self.function_name}() failed{where}\n{_with_sources(self.traceback_str).rstrip()}"
 
     def __repr__(self) -> str:
         try:
@@ -169,6 +172,23 @@ class TaskError(MinirayError):
         facts = dataclasses.replace(self._facts, cause=MinirayError(transport.name_of(self.cause)))
         mixed = type(self) is not TaskError
         return _rebuild_task_error, (facts, blob, mixed, why_not)
+
+
+def _with_sources(text: str) -> str:
+    """A traceback, with the lines of code that only this process knows, as those of a notebook."""
+    lines = text.splitlines(keepends=True)
+    for number in range(len(lines) - 1, -1, -1):
+        frame = _FRAME.match(lines[number])
+        entry = frame and linecache.cache.get(frame["file"])
+        if not frame or not entry or len(entry) != 4 or entry[1] is not None:  # it is a real file
+            continue
+        indent = frame["indent"] + "  "
+        if lines[number + 1 : number + 2] and lines[number + 1].startswith(indent):
+            continue  # the line is there
+        code = "".join(entry[2][int(frame["line"]) - 1 :][:1]).strip()
+        if code:
+            lines.insert(number + 1, f"{indent}{code}\n")
+    return "".join(lines)
 
 
 class _TextOnly(pickle.Unpickler):

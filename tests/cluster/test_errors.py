@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import linecache
 import os
 import pickle
 import sys
@@ -169,6 +170,22 @@ def test_the_text_shows_the_remote_traceback() -> None:
     assert "return a / b" in text
     assert "divide" in text
     assert "ZeroDivisionError" in text
+
+
+def test_the_text_shows_lines_of_code_that_only_the_driver_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name, code = "/tmp/ipykernel_1/2.py", "def cell(divisor):\n    return 1 / divisor\n"
+    monkeypatch.setitem(
+        linecache.cache, name, (len(code), None, code.splitlines(keepends=True), name)
+    )
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(code, name, "exec"), namespace)
+    with pytest.raises(ZeroDivisionError) as caught:
+        miniray.get(miniray.remote(namespace["cell"]).remote(0))
+    frame = f'  File "{name}", line 2, in cell\n    return 1 / divisor\n'
+    assert str(caught.value).count(frame) == 1
+    assert str(caught.value).count("return 1 / divisor") == 1
 
 
 def test_the_cause_is_the_users_exception_with_its_attributes() -> None:
