@@ -63,6 +63,10 @@ class Config:
     recall_after: float = 0.010
     #: A task or method that waits in ``get`` longer than this gives its CPU back.
     block_after: float = 0.010
+    #: Time between two runs of a call that raises an exception which is to be retried, or of a task
+    #: whose process crashes, as what it needs may be out of reach for seconds. The second run comes
+    #: after half of it, or at once after a crash, the third one of such a task after half.
+    retry_delay: float = 1.0
     #: How long an owner keeps an idle lease before it returns it.
     lease_idle: float = 0.5
     #: At most this many tasks wait at one leased worker.

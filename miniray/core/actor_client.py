@@ -179,8 +179,11 @@ class ActorClient:
                 self._pump()  # it may have been the one that the others waited behind
                 withdrawn = True
             else:
-                withdrawn = False
-                if call.peer is not None:
+                waits = call.tries > 1 and call.peer is None and call not in self._lost
+                withdrawn = waits and call.number in self._calls.open
+                if withdrawn:  # it is to run once more, and its time has not come
+                    self._failed.append((call, error_value(TaskCancelledError(call.name))))
+                elif call.peer is not None:
                     call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
         self._answer_failed()
         return withdrawn

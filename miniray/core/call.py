@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from miniray.config import config
+
 if TYPE_CHECKING:
     from miniray.core.lineage import Origin
     from miniray.core.objects import Value
@@ -103,6 +105,14 @@ class Call:
         self.origin: Origin | None = None
         #: Of a call that a running one has made: those of that which have not ended.
         self.siblings: dict[int, Call] | None = None
+
+    def try_again(self, *, crashed: bool = False) -> float:
+        """Count one more run; returns how many seconds after the last it is to be."""
+        steps = self.tries - crashed
+        self.tries += 1
+        if self.retries > 0:
+            self.retries -= 1
+        return config().retry_delay * (0.0, 0.5, 1.0)[min(steps, 2)]
 
     @property
     def max_retries(self) -> int | None:

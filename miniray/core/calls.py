@@ -44,9 +44,14 @@ class CallTable:
     """The calls in flight of this process. Thread-safe."""
 
     def __init__(
-        self, table: ObjectTable, borrowing: Borrowing, shared_memory: SharedMemory
+        self,
+        table: ObjectTable,
+        borrowing: Borrowing,
+        shared_memory: SharedMemory,
+        call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         self._table = table
+        self._call_later = call_later
         self._borrowing = borrowing
         self._shared_memory = shared_memory
         self.next_number = itertools.count(1).__next__
@@ -307,7 +312,7 @@ class CallTable:
             call.channel.dependencies_ready(call)
 
     def _retry_exception(self, call: Call, value: Value) -> bool:
-        """Send a call again whose user code raised, if its options say so."""
+        """Have a call run again whose user code raised, if its options say so."""
         if not call.retry_exceptions or call.retries == 0 or call.cancelled:
             return False
         if isinstance(call.retry_exceptions, tuple):
@@ -315,11 +320,19 @@ class CallTable:
             cause = getattr(error, "cause", error)
             if not isinstance(cause, call.retry_exceptions):
                 return False
-        if call.retries > 0:
-            call.retries -= 1
-        call.tries += 1
-        call.channel.retry(call)
+        self.run_later(call, call.try_again())
         return True
+
+    def run_later(self, call: Call, seconds: float) -> None:
+        """Send a call once more after a while, in which it holds no lease."""
+        call.channel.finished(call)
+        call.peer = None
+
+        def over() -> None:
+            if call.number in self.open:
+                call.channel.retry(call)
+
+        self._call_later(seconds, over)
 
     def fail(self, call: Call, error: BaseException) -> None:
         """End a call with an error of the runtime."""

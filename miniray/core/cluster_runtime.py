@@ -70,7 +70,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self.table = ObjectTable(process_id, node_id, self)
         self.shared_memory = SharedMemory(link, node_id, self.make_room)
         self.borrowing = Borrowing(self.table)
-        self.calls = CallTable(self.table, self.borrowing, self.shared_memory)
+        self.calls = CallTable(self.table, self.borrowing, self.shared_memory, loop.call_later)
         self.peers = PeerTable(
             socket_folder,
             node_id,

@@ -99,8 +99,6 @@ class TaskClient:
     def retry(self, call: Call) -> None:
         """Run a task once more."""
         with self._lock:
-            self._take_from_lease(call)
-            call.peer = None
             self._next.enter(call, call.options)
             self._pump(call.options)
 
@@ -487,10 +485,10 @@ class TaskClient:
             if call.cancelled or (index == 0 and call.retries == 0):
                 failed.append(call)
                 continue
-            if index == 0:
-                call.tries += 1
-                if call.retries > 0:
-                    call.retries -= 1
-            again.append(call)
+            pause = call.try_again(crashed=True) if index == 0 else 0.0
+            if pause:
+                self._calls.run_later(call, pause)
+            else:
+                again.append(call)
         self._next.put_back(again, group)
         return failed

@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -315,6 +316,16 @@ def test_retry_exceptions_runs_a_failed_task_again(tmp_path: Path) -> None:
         return runs
 
     assert miniray.get(fails_twice.remote(tmp_path / "runs")) == 3
+
+
+def test_the_retries_of_a_task_bridge_an_outage_of_seconds() -> None:
+    @miniray.remote(max_retries=3, retry_exceptions=[ConnectionError])
+    def connect(back: float) -> str:
+        if time.time() < back:
+            raise ConnectionError("out of reach")
+        return "connected"
+
+    assert miniray.get(connect.remote(time.time() + 2), timeout=60) == "connected"
 
 
 def test_retry_exceptions_may_name_the_classes(tmp_path: Path) -> None:

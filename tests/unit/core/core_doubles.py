@@ -198,7 +198,7 @@ class Outside:
 class Caller:
     """The caller's side of one process without sockets: table, borrowing and calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: Any = None) -> None:
         hooks.dropped.clear()
         # An id of its own: refs of earlier tests may still be on their way out.
         self.process_id = process_id = new_id()
@@ -209,9 +209,9 @@ class Caller:
         self.peers = FakePeers()
         self.borrowing.attach(self.peers)  # type: ignore[arg-type]
         self.link = FakeLink()
-        self.loop = FakeLoop()
+        self.loop = loop or FakeLoop()
         self.shared_memory = SharedMemory(self.link, NODE)  # type: ignore[arg-type]
-        self.calls = CallTable(self.table, self.borrowing, self.shared_memory)
+        self.calls = CallTable(self.table, self.borrowing, self.shared_memory, self.loop.call_later)
 
     def call(self, channel: Any, *args: Any, options: Any = None, **how: Any) -> Call:
         """A call with one result; submitting it is the test's."""

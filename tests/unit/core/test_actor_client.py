@@ -99,6 +99,8 @@ def test_a_call_that_runs_again_goes_before_one_that_waits_for_its_result(world:
     first = world.call(retries=1, retry_exceptions=True)
     second = world.call(ObjectRef(first.return_ids[0], NODE))
     world.me.fails(peer, first, ValueError("not now"))
+    assert peer.calls == [first.number]
+    world.me.loop.fire()
     assert peer.calls == [first.number, first.number]
     world.me.reply(peer, first, 1)
     assert peer.calls == [first.number, first.number, second.number]
@@ -226,6 +228,7 @@ def test_a_method_that_is_to_be_tried_again_fails_if_its_actor_is_dead(
         world.lose(peer)
     else:
         world.me.fails(peer, call, ValueError("not now"))
+        world.me.loop.fire()
     assert isinstance(world.error_of(call), ActorDiedError)
     assert world.client.idle
 
@@ -325,6 +328,7 @@ def test_a_method_that_raised_is_sent_again_behind_the_others(world: Fixture) ->
     first, second = world.call(retries=1, retry_exceptions=True), world.call()
     failure = (p.PEER_REPLY, first.number, p.STATUS_ERROR, (error_value(ValueError()),), None)
     world.me.calls.on_reply(peer, failure)  # type: ignore[arg-type]
+    world.me.loop.fire()
     assert peer.calls == [first.number, second.number, first.number]
     world.me.calls.on_reply(peer, failure)  # type: ignore[arg-type]
     assert isinstance(world.error_of(first), ValueError)
@@ -338,8 +342,21 @@ def test_a_retry_while_the_actor_is_away_waits_for_it(world: Fixture) -> None:
     world.client._lost.clear()  # the reply is the last that was read from the connection
     world.me.calls.on_reply(peer, failure)  # type: ignore[arg-type]
     world.restarting()
+    world.me.loop.fire()
     again = world.alive(epoch=1, process=b"process2")
     assert again.calls == [call.number]
+
+
+def test_a_cancelled_method_that_is_to_be_tried_again_is_not(world: Fixture) -> None:
+    peer = world.alive()
+    call = world.call(retries=-1, retry_exceptions=True)
+    world.me.fails(peer, call, ValueError("not now"))
+    call.cancelled = True
+    assert world.client.cancel(call, force=False, recursive=True)
+    assert isinstance(world.error_of(call), TaskCancelledError)
+    world.me.loop.fire()
+    assert peer.calls == [call.number]
+    assert world.client.idle
 
 
 def test_too_many_pending_calls_are_refused_and_leave_nothing_behind() -> None:

@@ -302,23 +302,39 @@ def test_errors_are_tried_again_as_the_options_say(
     me.calls.open_call(call)
     call.peer = FakePeer(b"executor")  # type: ignore[assignment]
     reply_error(me, call, raised)
-    assert channel.told == [("retry" if again else "finished", call)]
+    assert channel.told == [("finished", call)]  # its place is free meanwhile
+    me.loop.fire()
     if again:
+        assert channel.told[1:] == [("retry", call)]
         assert call.retries == 0
         reply_error(me, call, raised)
         assert channel.told[-1] == ("finished", call)
     assert me.result_of(call)[0] == p.VALUE_ERROR
 
 
-def test_a_channel_that_retries_still_knows_where_the_call_was(
+def test_the_runs_of_a_call_that_raises_are_half_a_second_and_then_a_second_apart(
     me: Caller, channel: Channel
 ) -> None:
     call = me.call(channel, retries=-1, retry_exceptions=True)
     me.calls.open_call(call)
-    call.peer = peer = FakePeer(b"executor")  # type: ignore[assignment]
-    reply_error(me, call, ValueError())
-    assert call.peer is peer
+    pauses = []
+    for _ in range(4):
+        call.peer = FakePeer(b"executor")  # type: ignore[assignment]
+        reply_error(me, call, ValueError())
+        assert call.peer is None
+        pauses += [delay for delay, _ in me.loop.timers]
+        me.loop.fire()
+    assert pauses == [0.5, 1.0, 1.0, 1.0]
     assert call.retries == -1
+
+
+def test_a_call_that_ended_before_its_next_run_does_not_run(me: Caller, channel: Channel) -> None:
+    call = me.call(channel, retries=-1, retry_exceptions=True)
+    me.calls.open_call(call)
+    reply_error(me, call, ValueError())
+    me.calls.fail(call, TaskCancelledError("it"))
+    me.loop.fire()
+    assert ("retry", call) not in channel.told
 
 
 def test_a_cancelled_call_ends_as_cancelled_whatever_its_error(

@@ -155,10 +155,38 @@ def test_a_task_that_raised_leaves_its_lease_before_it_runs_again(world: TaskWor
     call = world.call(retries=1, retry_exceptions=True)
     peer = world.grant()
     world.fail(peer, call, ValueError())
-    assert peer.calls == [call.number, call.number]
-    world.reply(peer, call)
     (lease,) = world.group().leases.values()
     assert not lease.calls
+    world.client.retry(call)  # after a while
+    assert peer.calls == [call.number, call.number]
+    world.reply(peer, call)
+    assert not lease.calls
+
+
+def test_a_task_whose_process_crashes_runs_again_at_once_and_then_after_a_while(
+    world: TaskWorld,
+) -> None:
+    call, other = world.call(retries=2), world.call()
+    world.lose(world.grant())
+    again = world.grant()
+    assert again.calls == [call.number]
+    world.lose(again)
+    third = world.grant()
+    assert third.calls == [other.number]
+    world.reply(third, other)
+    world.client.retry(call)
+    assert third.calls == [other.number, call.number]
+
+
+def test_a_cancelled_task_that_is_to_run_again_does_not(world: TaskWorld) -> None:
+    call = world.call(retries=-1, retry_exceptions=True)
+    peer = world.grant()
+    world.fail(peer, call, ValueError())
+    call.cancelled = True
+    assert world.client.cancel(call, force=False, recursive=True)
+    assert isinstance(world.error_of(call), TaskCancelledError)
+    world.me.loop.fire()
+    assert peer.calls == [call.number]
 
 
 def test_a_retry_elsewhere_does_not_keep_the_first_lease_busy(world: TaskWorld) -> None:
@@ -169,6 +197,7 @@ def test_a_retry_elsewhere_does_not_keep_the_first_lease_busy(world: TaskWorld) 
     assert world.returned == [1]
     other = world.grant()
     assert other.calls == [second.number]
+    world.client.retry(first)  # after a while
     world.reply(other, second)
     assert other.calls == [second.number, first.number]
 
