@@ -1,7 +1,8 @@
 """Values of this process whose node is gone: where copies of them are, once that is known.
 
 The daemons of other nodes tell of the copies that they have (``node/left_copies.py``); one that
-nobody has is given up.
+nobody has is given up. With the first of a node that is read, all of its values are looked at: what
+was lost together is made again together, so that what several were made from is made once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.core.protocol import VALUE_SHARED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.core.node_link import NodeLink
     from miniray.core.objects import Entry, ObjectTable, Value
@@ -31,7 +32,8 @@ class LostValues:
     Args:
         table: The objects of this process.
         link: The daemon.
-        give_up: Called with an object id and its value when there is no copy.
+        give_up: Called with an object id and its value when there is no copy. The object is pending
+            if it was read.
     """
 
     def __init__(
@@ -98,6 +100,9 @@ class LostValues:
             else:
                 self._note_try(id, value)
                 self._table.set_value(id, value, entry.contained)
+        if is_gone:
+            for id, value in self._values_on(node):  # but those that are made again by now
+                self._give_up(id, value)
 
     def _note_try(self, id: bytes, value: Value) -> None:
         with self._lock:
@@ -133,11 +138,15 @@ class LostValues:
         if node != gone:
             with self._lock:
                 ids = {value[1][1]: id for id, value in self._missing.get(gone, {}).items()}
-            for entry in self._table.snapshot():
-                value = entry.value
-                if value is None or value[0] != VALUE_SHARED or value[1][0] != gone:
-                    continue
-                if self._table.is_owned(entry.id):
-                    ids[value[1][1]] = entry.id
+            ids.update((value[1][1], id) for id, value in self._values_on(gone))
             self._were_there = (gone, ids)
         return ids
+
+    def _values_on(self, node: bytes) -> Iterator[tuple[bytes, Value]]:
+        """The objects of this process whose values are on a node, as far as is known."""
+        for entry in self._table.snapshot():
+            value = entry.value
+            if value is None or value[0] != VALUE_SHARED or value[1][0] != node:
+                continue
+            if self._table.is_owned(entry.id):
+                yield entry.id, value

@@ -100,7 +100,9 @@ class Recovery:
             return reason
 
     def _without_copy(self, id: bytes, value: Value) -> None:
-        """An object was made pending because its node is gone, and nobody has a copy."""
+        """The node of an object is gone, and nobody has a copy; it is pending if it was read."""
+        if self._calls.find(id) is not None:
+            return  # with another result of the same task
         reason = self._make(id, value)
         if reason is not None:
             why = f"node {value[1][0].hex()} is gone, and no other has a copy; {reason}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from cluster_helpers import wait_until
+from cluster_helpers import count_up, wait_until
 
 import miniray
 from miniray.cluster_utils import Cluster
@@ -128,3 +128,25 @@ def test_a_restarting_actor_dies_of_a_value_that_nobody_can_make_again(
         miniray.get(actor.told.remote(), timeout=60)
     cause = info.value.creation_error
     assert isinstance(getattr(cause, "cause", cause), ObjectLostError)
+
+
+def test_what_several_lost_values_were_made_from_is_made_again_once(
+    nodes: Cluster, first: Node, tmp_path: Path
+) -> None:
+    @miniray.remote(max_retries=1)
+    def source() -> Any:
+        count_up(tmp_path / "source")
+        return np.ones(MIB, dtype=np.uint8)
+
+    @miniray.remote(max_retries=1)
+    def times(array: Any, number: int) -> Any:
+        return array * np.uint8(number)
+
+    made_from = source.remote()
+    made = [times.remote(made_from, number) for number in range(6)]
+    miniray.wait(made, num_returns=6, fetch_local=False)
+    del made_from
+    lose(nodes, first)
+    for number, ref in enumerate(made):
+        assert miniray.get(ref, timeout=60)[0] == number
+    assert (tmp_path / "source").stat().st_size == 2

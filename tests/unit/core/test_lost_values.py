@@ -132,7 +132,18 @@ def test_a_lost_value_of_a_node_that_lives_says_nothing_of_others_there() -> Non
     process.values.on_copies(GONE, OTHER, [(8, 1)])
     process.link.asked.pop()[1](None, True, -1)
     assert process.payload(other) == (OTHER, 1, 100)
-    assert not process.given_up
+    assert process.given_up == [entry.id]  # which nobody has read since
+
+
+def test_all_values_that_were_lost_with_a_node_are_given_up_when_the_first_is_read() -> None:
+    process = Process()
+    ref, entry = process.stored(7)
+    unread, _ = process.stored(8)
+    _elsewhere = process.stored(9, OTHER)
+    assert entry.value is not None
+    assert process.values.wait(entry, entry.value)
+    process.link.asked.pop()[1](None, True, -1)
+    assert process.given_up == [ref.binary(), unread.binary()]
 
 
 def test_nothing_is_remembered_of_values_that_were_freed() -> None:
