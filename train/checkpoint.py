@@ -73,7 +73,7 @@ class Checkpoint:
             FileNotFoundError: The checkpoint does not exist, or not any more.
         """
         self._check_exists()
-        target = Path(path).expanduser() if path is not None else _temporary_folder()
+        target = Path(path).expanduser() if path is not None else temporary_folder()
         try:
             if is_local(self.fsspec_filesystem):
                 shutil.copytree(self.path, target, dirs_exist_ok=True)
@@ -155,7 +155,7 @@ class Checkpoint:
     def __repr__(self) -> str:
         protocol = self.fsspec_filesystem.protocol
         kind = protocol if isinstance(protocol, str) else protocol[-1]
-        return f"Checkpoint(filesystem={kind}, path={self.path})"
+        return f"{type(self).__name__}(filesystem={kind}, path={self.path})"
 
     def __fspath__(self) -> str:
         raise TypeError(
@@ -164,5 +164,6 @@ class Checkpoint:
         )
 
 
-def _temporary_folder() -> Path:
+def temporary_folder() -> Path:
+    """A new folder, which nobody but the caller deletes."""
     return Path(tempfile.mkdtemp(prefix="miniray_checkpoint_"))

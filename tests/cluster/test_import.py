@@ -104,7 +104,6 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(
         ("from miniray.train.base_trainer import TrainingFailedError", "from miniray.train itself"),
         ("from miniray.train.v2.api.context import TrainContext", "from miniray.train itself"),
         ("from miniray.train.constants import TRAIN_DATASET_KEY", "from miniray.train itself"),
-        ("from miniray.train.torch import TorchCheckpoint", "state_dict"),
         ("from miniray.train.torch.xla import TorchXLAConfig", "miniray has no 'xla'"),
     ],
 )

@@ -15,12 +15,14 @@ from miniray.train.torch.trainer import TorchTrainer
 
 if TYPE_CHECKING:
     from miniray.train.torch.amp import accelerate, backward, prepare_optimizer
+    from miniray.train.torch.checkpoint import TorchCheckpoint
     from miniray.train.torch.data_loader import prepare_data_loader
     from miniray.train.torch.devices import get_device, get_devices
     from miniray.train.torch.models import prepare_model
     from miniray.train.torch.reproducibility import enable_reproducibility
 
 _HOMES = {
+    "TorchCheckpoint": "checkpoint",
     "accelerate": "amp",
     "backward": "amp",
     "enable_reproducibility": "reproducibility",
@@ -33,13 +35,12 @@ _HOMES = {
 
 #: Names of Ray Train that are not here, and what to do instead.
 _ABSENT = {
-    "TorchCheckpoint": "save model.state_dict() with torch.save() into a folder, and report "
-    "Checkpoint.from_directory(folder)",
     "xla": "PyTorch runs on CPUs and GPUs here; on TPUs train with miniray.train.jax.JaxTrainer",
 }
 tell_imports(__name__, _ABSENT)
 
 __all__ = [
+    "TorchCheckpoint",
     "TorchConfig",
     "TorchTrainer",
     "accelerate",

@@ -51,7 +51,7 @@ def test_an_unknown_name_of_the_train_layer_is_an_attribute_error():
         ("miniray.train", "SyncConfig", "is in the storage when report"),
         ("miniray.train", "NCCLHangError", "hang_timeout_s"),
         ("miniray.train", "get_preemption_info", "max_failures"),
-        ("miniray.train.torch", "TorchCheckpoint", "state_dict"),
+        ("miniray.train.torch", "xla", "JaxTrainer"),
     ],
 )
 def test_a_name_that_only_ray_has_says_what_to_do_instead(module, name, instead):
