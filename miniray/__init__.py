@@ -67,7 +67,7 @@ __all__ = [
     "wait",
 ]
 
-_MODULES = frozenset({"cloudpickle", "job_config", "runtime_env", "train", "util"})
+_MODULES = frozenset({"cloudpickle", "experimental", "job_config", "runtime_env", "train", "util"})
 
 _IDS = ("ActorID", "JobID", "NodeID", "ObjectID", "PlacementGroupID", "TaskID", "WorkerID")
 _MODES = ("LOCAL_MODE", "SCRIPT_MODE", "WORKER_MODE")
@@ -86,7 +86,6 @@ _ABSENT = {
     "dag": "call tasks and methods with the refs of others",
     "dashboard": "`miniray status` and miniray.util.state tell what there is",
     "data": "give datasets= to a trainer, or read with PyArrow in tasks",
-    "experimental": "bars of tqdm in workers are shown as they are, without tqdm_ray",
     "job_submission": "start the program on a machine of the cluster; RunConfig(detached=True) of "
     "miniray.train outlives it",
     "rllib": "train in actors, or with miniray.train",

@@ -94,7 +94,7 @@ def test_a_name_that_only_ray_has_says_what_to_do_instead(
             "from miniray.job_submission import JobSubmissionClient",
             "start the program on a machine",
         ),
-        ("from miniray.experimental import tqdm_ray", "bars of tqdm in workers are shown"),
+        ("from miniray.experimental import internal_kv", "keep values in a named actor"),
         ("from miniray.util import metrics", "miniray has no 'metrics': return figures"),
         ("from miniray import ActorID", "miniray has no 'ActorID': ids are hex strings"),
         ("from miniray.exceptions import OutOfMemoryError", "raises WorkerCrashedError"),

@@ -384,6 +384,64 @@ def test_a_progress_bar_leaves_its_last_state_where_there_is_no_terminal(nodes: 
     assert b"\r" not in logged(nodes, "err")
 
 
+def test_bars_of_tqdm_ray_are_below_each_other_on_the_drivers_terminal(nodes: Cluster) -> None:
+    pytest.importorskip("tqdm")
+    written = drive_on_terminal(
+        """
+        from miniray.experimental import tqdm_ray
+
+        @miniray.remote
+        class Worker:
+            def __init__(self, name):
+                self.bars = [
+                    tqdm_ray.tqdm(total=4, desc=f"{name} {row}", position=row, flush_interval_s=0)
+                    for row in range(2)
+                ]
+
+            def step(self):
+                for bar in self.bars:
+                    bar.update()
+                tqdm_ray.safe_print("between the bars")
+
+            def end(self):
+                for bar in self.bars[::-1]:
+                    bar.set_description(f"{bar.n} of {bar.total}")
+                    bar.close()
+
+        workers = [Worker.remote(name) for name in "ab"]
+        for _ in range(4):
+            miniray.get([worker.step.remote() for worker in workers])
+        miniray.get([worker.end.remote() for worker in workers])
+        """
+    )
+    assert "b 1:" in written
+    bars = [line for line in screen(written) if "4 of 4" in line]
+    assert len(bars) == 4
+    assert all("100%" in bar and " 4/4 " in bar for bar in bars)
+    assert "between the bars" in written
+
+
+def test_a_loop_over_tqdm_ray_is_a_bar_in_a_task_and_in_the_driver(nodes: Cluster) -> None:
+    pytest.importorskip("tqdm")
+    err = drive(
+        """
+        from miniray.experimental.tqdm_ray import tqdm
+
+        @miniray.remote
+        def train():
+            return sum(tqdm(range(5), desc="there"))
+
+        assert miniray.get(train.remote()) == sum(tqdm([0, 1, 2, 3, 4], desc="here")) == 10
+        try:
+            list(tqdm(total=2))
+        except ValueError as error:
+            assert "iterable" in str(error)
+        """
+    ).err
+    assert re.search(r"\(train pid=\d+\) there: 100%.* 5/5 ", err)
+    assert re.search(r"(?m)^here: 100%.* 5/5 |\rhere: 100%.* 5/5 ", err)
+
+
 # --- nothing is lost --------------------------------------------------------------------------
 
 

@@ -1,0 +1,27 @@
+"""What Ray has under ``ray.experimental`` and miniray has too: ``tqdm_ray``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from miniray.core.absent import absent, tell_imports
+
+__all__ = ["tqdm_ray"]
+
+#: Names of Ray that are not here, and what to do instead.
+_ABSENT = {
+    "channel": "return values, or put them with miniray.put()",
+    "collective": "miniray.train.collective has collectives of training runs",
+    "internal_kv": "keep values in a named actor",
+    "shuffle": "pass the refs of one stage's tasks to the next one's",
+}
+tell_imports(__name__, _ABSENT)
+
+
+if not TYPE_CHECKING:  # else a type checker takes any name for one that is there
+
+    def __getattr__(name):
+        if name == "tqdm_ray":
+            return importlib.import_module("miniray.experimental.tqdm_ray")
+        raise absent(__name__, name, _ABSENT)
