@@ -48,7 +48,7 @@ class ActorClient:
         max_pending_calls: int,
     ) -> None:
         self.actor_id = actor_id
-        self._name = name
+        self.name = name
         self._calls = calls
         self._peers = peers
         self._max_pending = max_pending_calls
@@ -80,7 +80,7 @@ class ActorClient:
             if limit >= 0 and len(self._queue) + len(self._sent) >= limit:
                 self._calls.free_value(call.arguments)
                 raise PendingCallsLimitExceededError(
-                    limit=limit, actor_id=self.actor_id.hex(), class_name=self._name
+                    limit=limit, actor_id=self.actor_id.hex(), class_name=self.name
                 )
             ready = self._calls.open_call(call)
             if self.state == DEAD:
@@ -289,7 +289,7 @@ class ActorClient:
                 error = ActorUnavailableError(
                     why.format(call.name),
                     actor_id=self.actor_id.hex(),
-                    class_name=self._name,
+                    class_name=self.name,
                 )
                 self._failed.append((call, error_value(error)))
         self._lost = []

@@ -16,7 +16,7 @@ from miniray.core.attach import Attachment
 from miniray.core.descriptors import ENOUGH, raise_limit
 from miniray.core.handover import leave_to_actors
 from miniray.core.ids import new_id
-from miniray.core.names import printable, short_name
+from miniray.core.names import printable
 from miniray.core.places import Place, place_of, start_node
 from miniray.exceptions import NodeDiedError
 from miniray.security.token import TOKEN_VARIABLE, take_token
@@ -176,6 +176,7 @@ def _print_logs(attachment: Attachment, *, wanted: bool) -> None:
     """Print the warnings of the head, and what workers print if that is wanted."""
     from miniray.core.log_printer import LogBatch
     from miniray.core.log_thread import LogThread, left_out_note
+    from miniray.core.waiting_news import WaitingNews
 
     runtime = attachment.runtime
     thread = LogThread(os.path.join(attachment.facts.session_dir, "logs"))
@@ -192,17 +193,13 @@ def _print_logs(attachment: Attachment, *, wanted: bool) -> None:
     def on_left_out(counts: Sequence[tuple[str, str, int]]) -> None:
         thread.put_note(left_out_note(counts, own_node))
 
-    def on_pending(name: str, reason: str, infeasible: bool) -> None:
-        hint = " No node of the cluster can ever serve it; one that can may still join."
-        note = f"miniray: {short_name(name)} waits: {reason}.{hint * infeasible}"
-        thread.put_note(printable(note))
-
     def on_warning(text: str) -> None:
         thread.put_note("miniray: " + "\n".join(map(printable, text.split("\n"))))
 
     runtime.on_topic["log"] = on_log if wanted else _ignore
     runtime.on_topic["output_left_out"] = on_left_out if wanted else _ignore
-    runtime.on_topic["pending"] = on_pending
+    news = WaitingNews(runtime.loop, attachment.link, on_warning)
+    runtime.on_topic["pending"] = news.on_pending
     runtime.on_topic["warning"] = on_warning
     attachment.log_thread = thread
 

@@ -96,6 +96,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         self._futures: concurrent.futures.ThreadPoolExecutor | None = None
         self.unseen_errors = UnseenErrors(lambda tell: self._future_pool().submit(tell))
         self.own_groups = set()
+        self.awaited_groups = {}
         self._lock = threading.RLock()  # a collection in here may make a future
         self._closed = False
         self._quiet = False

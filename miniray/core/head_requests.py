@@ -82,8 +82,10 @@ class HeadRequests(RuntimeParts):
                 found: Value = (serialized.form, serialized.payload(), ())
             else:
                 found = error_value(rebuild_error(error))
+            self.awaited_groups.pop(object_id, None)
             self.table.set_value(object_id, found)
 
+        self.awaited_groups[object_id] = id
         self.link.head_request_async("await_placement_group", (id,), answer)
         return ref
 

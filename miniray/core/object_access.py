@@ -17,6 +17,7 @@ from miniray.core.interrupts import uncut
 from miniray.core.recovery import is_shared
 from miniray.core.ref_tracking import RefTracking
 from miniray.core.serialization import deserialize, serialize
+from miniray.core.waiting_news import TO_HEAR_WHY, why_missing
 from miniray.exceptions import (
     GetTimeoutError,
     MinirayError,
@@ -128,9 +129,10 @@ class ObjectAccess(RefTracking):
             first = (missing or pending)[0].id
             call = self.calls.find(first)
             maker = f", the result of {call.name}" if call is not None else ""
+            why = why_missing(self, first) if timeout is not None and timeout >= TO_HEAR_WHY else ""
             raise GetTimeoutError(
                 f"{len(missing)} of {len(entries)} values were not there within {timeout:g} s; "
-                f"the first is ObjectRef({first.hex()}){maker}."
+                f"the first is ObjectRef({first.hex()}){maker}.{why}"
             )
         if failed:
             self._load(failed[0], deadline)

@@ -50,6 +50,8 @@ class RuntimeParts(Runtime):
     unseen_errors: UnseenErrors
     #: Placement groups without a name that are removed when this process ends, at the latest.
     own_groups: set[bytes]
+    #: By refs that become ready with them.
+    awaited_groups: dict[bytes, bytes]
     #: Merges an environment with the job's and uploads what it names.
     prepare_runtime_env: Callable[[Mapping[str, Any] | None], str]
     #: Runs around a wait that blocks the task (in a worker it gives the CPU back).

@@ -272,6 +272,11 @@ class ActorDirectory:
             token.told = severity(reason)
             self._notices.tell(token.job.driver, token.class_name, reason)
 
+    def waiting(self, id: bytes) -> int:
+        """The number of an actor's request that waits; 0 if none does."""
+        actor = self._table.get(id)
+        return actor.lease if actor is not None and actor.node is None else 0
+
     def describe(self, token: Actor) -> Asker:
         """Who waits."""
         return Asker("actor", token.class_name, token.job_id, token.owner)

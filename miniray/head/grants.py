@@ -262,8 +262,12 @@ class GrantTable:
         self.waiting_groups[state.group_id] = now
         self.apply(self.scheduler.create_group(state, now))
         if state.group_id in self.waiting_groups:
-            self._groups_to_warn.append((now + self._warn_after, state.group_id))
-            self._arm_warning()
+            reason = self.scheduler.explain_group(state.group_id)
+            if reason is not None and reason.infeasible:
+                self.on_group_waits(state.group_id, reason)
+            else:
+                self._groups_to_warn.append((now + self._warn_after, state.group_id))
+                self._arm_warning()
             self._tell_contention()
 
     def remove_group(self, group_id: bytes) -> None:

@@ -274,6 +274,11 @@ class TaskLeases:
             token.told = severity(reason)
             self._notices.tell(job.driver, token.name, reason)
 
+    def first_waiting(self, client_id: bytes, group_id: int) -> int:
+        """The number of a request of a client's shape that waits; 0 if none does."""
+        group = self._groups.get(client_id, {}).get(group_id)
+        return next(iter(group.waiting), 0) if group is not None else 0
+
     def describe(self, token: LeaseGroup) -> Asker:
         """Who waits."""
         waiting = max(0, token.total - len(token.leases))

@@ -68,6 +68,8 @@ class Requests:
             "available_resources": lambda _: state.available_resources(),
             "state": lambda _, what: state.listing(what),
             "status": lambda _: state.status(),
+            "waiting_of_job": state.waiting_of_job,
+            "why_waits": state.why_waits,
         }
         #: What becomes of those who wait for what a refused notice was to bring about.
         self._failing: dict[str, Callable[..., None]] = {

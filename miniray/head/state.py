@@ -283,12 +283,35 @@ class ClusterState:
         lease = self._head.scheduler.lease(lease_id(number))
         return lease.allocation.resources() if lease is not None else {}
 
-    def _pending(self) -> list[PendingDemand]:
+    def waiting_of_job(self, process_id: bytes) -> list[dict[str, Any]]:
+        """What waits of the job of a process, as ``_pending``, with for how many seconds."""
+        client = self._head.clients.get(process_id)
+        if client is None:
+            return []
+        now = time.time()
+        pending = self._pending(client.job_id)
+        return [{**each, "seconds": now - each["since"]} for each in pending]
+
+    def why_waits(self, process_id: bytes, kind: str, id: Any) -> str:
+        """Why an actor, a placement group or a process's tasks of one shape wait, if they do."""
+        head = self._head
+        if kind == "placement_group":
+            reason = head.scheduler.explain_group(id)
+        else:
+            is_actor = kind == "actor"
+            number = (
+                head.actors.waiting(id) if is_actor else head.leases.first_waiting(process_id, id)
+            )
+            reason = head.scheduler.explain(lease_id(number)) if number else None
+        return reason.sentence() if reason is not None else ""
+
+    def _pending(self, job_id: bytes | None = None) -> list[PendingDemand]:
         """Requests that wait, those of one shape together, then placement groups."""
         shapes: dict[Any, list[Request]] = {}
         for request in self._head.grants.waiting.values():
-            kind = request.requester.describe(request.token).kind
-            shapes.setdefault((kind, request.demand), []).append(request)
+            asker = request.requester.describe(request.token)
+            if job_id is None or asker.job_id == job_id:
+                shapes.setdefault((asker.kind, request.demand), []).append(request)
         found = []
         for (kind, demand), requests in list(shapes.items())[:_MAX_SHAPES]:
             reason = self._head.scheduler.explain(lease_id(requests[0].number))
@@ -305,11 +328,13 @@ class ClusterState:
                     **_why(reason),
                 )
             )
-        return [*found, *self._pending_groups()]
+        return [*found, *self._pending_groups(job_id)]
 
-    def _pending_groups(self) -> list[PendingDemand]:
+    def _pending_groups(self, of_job: bytes | None) -> list[PendingDemand]:
         found: list[PendingDemand] = []
         for group in self._head.placement_groups.all():
+            if of_job is not None and self._job_of(group.id) != of_job.hex():
+                continue
             reason = self._head.scheduler.explain_group(group.id)
             if reason is None or len(found) == _MAX_SHAPES:
                 continue

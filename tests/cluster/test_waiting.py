@@ -11,6 +11,9 @@ from watched_output import watch
 
 import miniray
 from miniray.cluster_utils import Cluster
+from miniray.core import waiting_news
+from miniray.core.ids import short_id
+from miniray.core.waiting_news import TO_HEAR_WHY
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.state import PendingDemandState, list_actors, list_pending_demands
 
@@ -202,6 +205,61 @@ def test_the_driver_is_warned_once_of_what_waits_long(
     assert len(warnings.lines()) == 1
 
 
+def test_what_still_waits_is_said_again_now_and_then(
+    held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting_news, "_FIRST", 0.2)
+    stderr = watch(monkeypatch, "stderr")
+    held(num_cpus=4)
+    refs = [wanted.options(num_cpus=4).remote() for _ in range(3)]
+    actors = [Wanted.options(num_cpus=4).remote() for _ in range(2)]
+
+    def reminders() -> list[str]:
+        return [line for line in stderr.getvalue().splitlines() if " still wait" in line]
+
+    wait_until(lambda: len(reminders()) >= 4)
+    assert any("3 tasks (wanted) still wait, " in line for line in reminders())
+    assert any("2 actors (Wanted) still wait, " in line for line in reminders())
+    assert all("needs CPU 4; node" in line for line in reminders())
+    for ref in refs:
+        miniray.cancel(ref)
+    del actors
+
+
+def test_a_get_that_runs_out_of_time_says_what_waits_and_why(held: Any, tmp_path: Path) -> None:
+    def timed_out(ref: Any) -> str:
+        with pytest.raises(miniray.exceptions.GetTimeoutError) as error:
+            miniray.get(ref, timeout=TO_HEAR_WHY)
+        return str(error.value)
+
+    never = wanted.options(resources={"scarce": 2}).remote()
+    why = "wanted waits: needs scarce 2; no node has scarce."
+    assert timed_out(never).endswith(why)
+
+    @miniray.remote(num_cpus=0)
+    def after(_: Any) -> None:
+        """Waits for its argument."""
+
+    dependent = after.remote(never)
+    assert timed_out(dependent).endswith(why)
+    actor = Wanted.options(num_gpus=3).remote()
+    assert "Wanted waits: needs GPU 3; the largest node" in timed_out(actor.ready.remote())
+    group = placement_group([{"CPU": 8}])
+    told = timed_out(group.ready())
+    assert f"placement group {short_id(group.id.hex())} waits: " in told
+    held(num_cpus=4)
+    busy = wanted.options(num_cpus=4).remote()
+    assert "wanted waits: needs CPU 4; node" in timed_out(busy)
+    running = miniray.remote(wait_for_file).options(num_cpus=0).remote(tmp_path / "go")
+    assert "waits" not in timed_out(running)
+    (tmp_path / "go").touch()
+    miniray.get(running)
+    for ref in (never, dependent, busy):
+        miniray.cancel(ref)
+    remove_placement_group(group)
+    miniray.kill(actor)
+
+
 def test_what_does_not_wait_long_is_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     deadline = time.monotonic() + 60
     while True:
@@ -228,7 +286,7 @@ def test_the_infeasible_is_told_at_once_and_placed_when_a_node_joins(
     assert time.monotonic() - began < WARN_AFTER
     [line] = warnings.lines()
     assert "needs rare 2; no node has rare" in line
-    assert "can ever serve it" in line
+    assert line.endswith("It waits until a node joins that can serve it.")
     demand = the_demand()
     assert demand.infeasible
     assert (demand.resource, demand.needed) == ("rare", 2)
