@@ -12,7 +12,7 @@ from __future__ import annotations
 from _cli import parser, run
 from _common import load_rows
 
-MODULES = ("_rows_cluster", "_rows_calls", "_rows_values", "_rows_train")
+MODULES = ("_rows_cluster", "_rows_calls", "_rows_pool", "_rows_values", "_rows_train")
 
 
 def main() -> None:

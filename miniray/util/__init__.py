@@ -55,14 +55,22 @@ __all__ = [
 
 #: Modules that are loaded when they are first used.
 _MODULES = frozenset(
-    {"accelerators", "multiprocessing", "queue", "scheduling_strategies", "state", "tpu"}
+    {
+        "accelerators",
+        "debug",
+        "joblib",
+        "multiprocessing",
+        "queue",
+        "scheduling_strategies",
+        "state",
+        "tpu",
+    }
 )
 
 #: Names of Ray that are not here, and what to do instead.
 _ABSENT = {
     "collective": "use torch.distributed, which TorchTrainer sets up",
     "iter": "use generators, or miniray.util.map_unordered",
-    "joblib": "use miniray.util.multiprocessing.Pool",
     "metrics": "return figures from methods, or report them to a tracker in the program",
     "pdb": "breakpoint() in a worker waits for `miniray debug`",
 }

@@ -9,6 +9,7 @@ import os
 import queue
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -366,3 +367,14 @@ def test_join_waits_for_callbacks() -> None:
     closing.close()
     closing.join()
     assert sorted(told) == [n * n for n in range(5)]
+
+
+def doze(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def test_calls_that_turn_out_long_are_shared_out_anew() -> None:
+    with Pool(2) as both:
+        both.map(doze, [0] * 100)  # from here on they are known to be short
+        assert len(set(both.map(doze, [0.05] * 100, chunksize=1))) == 2

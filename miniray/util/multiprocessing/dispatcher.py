@@ -2,7 +2,7 @@
 
 A process has one batch at a time and gets the next when that is back, so that uneven calls even
 out. A call that finds a process idle is sent at once, from the thread that makes it; what waits
-goes together, as far as such calls are known to be short.
+goes together, or ahead to a process that is busy, as far as such calls are known to be short.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import functools
 import logging
+import math
 import queue
 import threading
 from typing import TYPE_CHECKING, Any
@@ -18,21 +19,21 @@ import miniray
 from miniray.core.interrupts import uncut
 from miniray.core.runtime import current_runtime
 from miniray.exceptions import ActorError, TaskCancelledError
-from miniray.util.multiprocessing.worker import Failed, Outcome
+from miniray.util.multiprocessing.worker import TOGETHER, Failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from miniray.object_ref import ObjectRef
-    from miniray.util.multiprocessing.worker import How, Work
+    from miniray.util.multiprocessing.worker import Outcome, Work
 
 logger = logging.getLogger(__name__)
 
-#: Seconds that the calls of a batch should take at most, if it has more than one unit: those
-#: behind a call wait for it.
-TOGETHER = 0.01
-#: Seconds that it takes about to send a batch and to take it in.
+#: Seconds that it takes about to send a batch and to take it in: less work is not shared out...
 _WORTH_SENDING = 0.0002
+#: ... where so many units wait for each process. With fewer, one that takes longer than those
+#: before would hold up too many.
+_MANY = 4
 #: Seconds for which the thread stays when nothing is under way.
 _LINGER = 1.0
 #: Functions whose times are remembered.
@@ -47,25 +48,21 @@ class Unit:
         how: With what of each element.
         elements: One for each call.
         deliver: Called with what came of it, in the dispatcher's thread.
-        joins: Whether it goes with others, though a process is idle, if all of them together are
-            not worth sending.
     """
 
-    __slots__ = ("alone", "deliver", "elements", "func", "how", "joins")
+    __slots__ = ("alone", "deliver", "elements", "func", "how")
 
     def __init__(
         self,
         func: Callable[..., Any],
-        how: How,
+        how: int,
         elements: Sequence[Any],
         deliver: Callable[[Outcome], None],
-        joins: bool,
     ) -> None:
         self.func = func
         self.how = how
         self.elements = elements
         self.deliver = deliver
-        self.joins = joins
         #: It was in a batch that could not be pickled.
         self.alone = False
 
@@ -76,20 +73,37 @@ class Unit:
 
     def fail(self, error: BaseException) -> Outcome:
         """What came of it if none of its calls ran to its end."""
-        return Outcome([Failed(error)] * len(self.elements), failed=True)
+        return [Failed(error)] * len(self.elements), True
 
 
 class _Process:
-    """An actor of the pool and what it runs."""
+    """An actor of the pool and the batches that it was sent."""
 
-    __slots__ = ("actor", "batch", "left", "ref")
+    __slots__ = ("actor", "batches", "left")
 
     def __init__(self, actor: Any, left: int | None) -> None:
         self.actor = actor
         #: Units until it is replaced; None is no limit.
         self.left = left
-        self.batch: list[Unit] = []
-        #: What came of the batch; an error if it could not be sent.
+        self.batches: list[_Batch] = []
+
+
+class _Batch:
+    """Units that were sent together.
+
+    Args:
+        process: Where to.
+        units: What it runs.
+        short: Whether they are known to take less than ``TOGETHER``.
+    """
+
+    __slots__ = ("process", "ref", "short", "units")
+
+    def __init__(self, process: _Process, units: list[Unit], short: bool) -> None:
+        self.process = process
+        self.units = units
+        self.short = short
+        #: What came of it; an error if it could not be sent.
         self.ref: ObjectRef[Any] | Exception | None = None
 
 
@@ -114,7 +128,9 @@ class Dispatcher:
         self._busy: set[_Process] = set()
         #: Units that were put and not delivered.
         self._under_way = 0
-        self._finished: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        #: Those with one batch, which is known to be short.
+        self._short: collections.deque[_Process] = collections.deque()
+        self._finished: queue.SimpleQueue[_Batch] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         #: Seconds that a call takes, by function.
         self._seconds: dict[str, float] = {}
@@ -180,126 +196,156 @@ class Dispatcher:
 
     # --- sending -------------------------------------------------------------------
     def _pump(self) -> None:
-        """Send what waits to the processes that are idle."""
+        """Send what waits to the processes that have room for it."""
         while True:
             with self._lock:
-                if not self._waiting or not self._idle:
+                process = self._room() if self._waiting else None
+                if process is None:
                     return
-                process = self._idle.pop()  # the last one is awake
-                process.batch = self._take(process.left)
+                batch = self._take(process)
+                process.batches.append(batch)
                 self._busy.add(process)
+                if len(process.batches) == 1 and batch.short and process.left is None:
+                    self._short.append(process)
                 if self._thread is None:
                     self._thread = threading.Thread(
                         target=self._run, daemon=True, name="pool-results"
                     )
                     self._thread.start()
-            self._send(process)
+            self._send(batch)
 
-    def _take(self, most: int | None) -> list[Unit]:
+    def _room(self) -> _Process | None:
+        """An idle process, or one that will be soon: so it need not wait for what is short."""
+        if self._idle:
+            return self._idle.pop()  # the last one is awake
+        if self._short and self._seconds_of(self._waiting[0]) < TOGETHER:
+            return self._short.popleft()
+        return None
+
+    def _seconds_of(self, unit: Unit) -> float:
+        """How long a unit should take."""
+        return self._seconds.get(_name(unit.func), math.inf) * len(unit.elements)
+
+    def _take(self, process: _Process) -> _Batch:
         """The next batch: of one function, and no more than a fair share of what waits."""
         waiting = self._waiting
         share = -(-len(waiting) // self._processes)
+        least = _WORTH_SENDING if share >= _MANY else 0.0
         first = waiting.popleft()
-        batch = [first]
-        name = _name(first.func)
-        call = self._seconds.get(name)
-        if call is None or first.alone:
-            return batch
-        seconds = call * len(first.elements)
-        while waiting and len(batch) != most:
+        units = [first]
+        seconds = self._seconds_of(first)
+        while waiting and len(units) != process.left and not first.alone:
             unit = waiting[0]
-            seconds += call * len(unit.elements)
-            if seconds > (TOGETHER if len(batch) < share else _WORTH_SENDING * unit.joins):
+            more = seconds + self._seconds_of(unit)
+            if more > (TOGETHER if len(units) < share else least):
                 break
-            if unit.alone or (unit.func is not first.func and _name(unit.func) != name):
+            if unit.alone or (
+                unit.func is not first.func and _name(unit.func) != _name(first.func)
+            ):
                 break
-            batch.append(waiting.popleft())
-        return batch
+            seconds = more
+            units.append(waiting.popleft())
+        return _Batch(process, units, seconds < TOGETHER)
 
-    def _send(self, process: _Process) -> None:
+    def _send(self, batch: _Batch) -> None:
         try:
-            ref = process.actor.run.remote(*[unit.work for unit in process.batch])
+            ref = batch.process.actor.run.remote(id(batch), *[unit.work for unit in batch.units])
         except Exception as error:  # noqa: BLE001 - of the calls: they cannot be pickled
-            process.ref = error
-            self._finished.put(process)
+            batch.ref = error
+            self._finished.put(batch)
             return
-        process.ref = ref
-        current_runtime().when_done(ref, functools.partial(self._finished.put, process))
+        batch.ref = ref
+        current_runtime().when_done(ref, functools.partial(self._finished.put, batch))
 
     # --- in a thread of its own ------------------------------------------------------
     def _run(self) -> None:
         while True:
             try:
-                process = self._finished.get(timeout=None if self._busy else _LINGER)
+                batch = self._finished.get(timeout=None if self._busy else _LINGER)
             except queue.Empty:
                 with self._lock:
                     if not self._busy:
                         self._thread = None
                         return
                 continue
-            found = self._take_in(process)
-            self._free(process)
+            found = self._take_in(batch)
+            self._free(batch)
             self._pump()
             for unit, outcome in found:
                 self._deliver(unit, outcome)
-            found.clear()  # not when the next ones come
+            del found, batch  # not when the next one comes
 
-    def _take_in(self, process: _Process) -> list[tuple[Unit, Outcome]]:
-        """What came of the batch of a process."""
-        batch, ref = process.batch, process.ref
+    def _take_in(self, batch: _Batch) -> list[tuple[Unit, Outcome]]:
+        """What came of a batch."""
+        units, ref = batch.units, batch.ref
         try:
             if isinstance(ref, Exception):
                 raise ref
             assert ref is not None
             outcomes, seconds = miniray.get(ref)
         except ActorError as error:
-            process.actor = None
-            return [(unit, unit.fail(error)) for unit in batch]
+            batch.process.actor = None
+            return [(unit, unit.fail(error)) for unit in units]
         except Exception as error:  # noqa: BLE001 - it is that of a call
-            if len(batch) == 1:
-                return [(batch[0], batch[0].fail(error))]
+            if len(units) == 1:
+                return [(units[0], units[0].fail(error))]
             if ref is error:
-                self._put_back(batch)
+                for unit in units:  # one of them cannot be pickled
+                    unit.alone = True
+                self._put_back(units, 0)
                 return []
-            return [
-                (unit, self._outcome_of(process, unit, index)) for index, unit in enumerate(batch)
-            ]
-        self._learn(batch, seconds)
-        return list(zip(batch, outcomes, strict=True))
+            return self._one_by_one(batch)
+        self._put_back(units, len(outcomes))
+        self._learn(units, seconds)
+        return list(zip(units, outcomes, strict=True))
 
-    def _put_back(self, batch: Sequence[Unit]) -> None:
-        """Something in a batch cannot be pickled: send its units one by one."""
-        for unit in batch:
-            unit.alone = True
-        with self._lock:
-            self._waiting.extendleft(reversed(batch))
+    def _put_back(self, units: list[Unit], first: int) -> None:
+        """Units of a batch, from this one on, have not run."""
+        if first < len(units):
+            with self._lock:
+                self._waiting.extendleft(reversed(units[first:]))
+            del units[first:]
 
-    @staticmethod
-    def _outcome_of(process: _Process, unit: Unit, index: int) -> Outcome:
-        """What came of one unit of a batch, since something in the others cannot be read."""
-        try:
-            outcome: Outcome = miniray.get(process.actor.outcome.remote(index))
-        except Exception as error:  # noqa: BLE001 - it is that of the call
-            return unit.fail(error)
-        return outcome
+    def _one_by_one(self, batch: _Batch) -> list[tuple[Unit, Outcome]]:
+        """What came of a batch of which something cannot be pickled or read."""
+        found: list[tuple[Unit, Outcome]] = []
+        units = batch.units
+        for index, unit in enumerate(list(units)):
+            try:
+                outcome = miniray.get(batch.process.actor.outcome.remote(id(batch), index))
+            except Exception as error:  # noqa: BLE001 - it is that of the call
+                outcome = unit.fail(error)
+            if outcome is None:
+                self._put_back(units, index)
+                break
+            found.append((unit, outcome))
+        return found
 
-    def _learn(self, batch: Sequence[Unit], seconds: float) -> None:
+    def _learn(self, units: Sequence[Unit], seconds: float) -> None:
         """Remember how long a call takes: at once if it takes longer than it did."""
-        known, name = self._seconds, _name(batch[0].func)
-        found = seconds / sum(len(unit.elements) for unit in batch)
+        known, name = self._seconds, _name(units[0].func)
+        found = seconds / sum(len(unit.elements) for unit in units)
         before = known.pop(name, found)
         known[name] = max(found, (found + before) / 2)
         if len(known) > _FUNCTIONS:
             del known[next(iter(known))]
 
-    def _free(self, process: _Process) -> None:
-        """A process has no batch any more: it takes the next, or its place another one."""
+    def _free(self, batch: _Batch) -> None:
+        """A process has run a batch: it takes the next, or its place another one."""
+        process = batch.process
+        with self._lock:
+            process.batches.remove(batch)
+            if process in self._short:
+                self._short.remove(process)
+            if process.batches:
+                if process.actor is not None and process.batches[0].short:
+                    self._short.append(process)
+                return
         if process.left is not None:
-            process.left -= len(process.batch)
+            process.left -= len(batch.units)
             if not process.left and process.actor is not None:
                 self._end(process)
                 process.actor = None
-        process.batch, process.ref = [], None
         if process.actor is None and (self._waiting or not self._closed):
             try:
                 process.actor, process.left = self._start(), self._limit

@@ -17,7 +17,7 @@ from miniray.core.init_options import ADDRESS_VARIABLE
 from miniray.core.option_checks import whole
 from miniray.util.multiprocessing.dispatcher import Dispatcher, Unit
 from miniray.util.multiprocessing.results import AsyncResult, IMapIterator
-from miniray.util.multiprocessing.worker import How, PoolActor
+from miniray.util.multiprocessing.worker import APPLY, MAP, STARMAP, PoolActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,8 +65,7 @@ class Pool:
             whole(1)("maxtasksperchild", maxtasksperchild)
         if processes is not None:
             whole(1)("processes", processes)
-        if not miniray.is_initialized():
-            _attach(ray_address, processes)
+        attach(ray_address, processes)
         self._processes = _fitting(processes)
         actor_class: Any = miniray.remote(PoolActor)
         actor_class = actor_class.options(**{"num_cpus": 0, **(ray_remote_args or {})})
@@ -97,8 +96,8 @@ class Pool:
         """``apply`` without waiting.
 
         A call that finds a process idle is sent at once. Of those that wait, several go to a
-        process together if such calls have taken little time so far, so none of them may wait for
-        another.
+        process together if such calls have taken little time so far, and come back if one of them
+        takes long, when that has ended: so none of them may wait for another.
 
         Args:
             func: What to call.
@@ -108,7 +107,7 @@ class Pool:
             error_callback: Called with what ``func`` raised, in place of ``callback``.
         """
         chunks = [[(args or (), kwargs or {})]]
-        return self._put(func, How.APPLY, chunks, False, callback, error_callback)
+        return self._put(func, APPLY, chunks, callback, error_callback)
 
     def map(
         self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = None
@@ -134,7 +133,7 @@ class Pool:
     ) -> AsyncResult:
         """``map`` without waiting; the callbacks get the list, or the first error."""
         chunks = self._chunked(iterable, chunksize)
-        return self._put(func, How.MAP, chunks, chunksize is None, callback, error_callback)
+        return self._put(func, MAP, chunks, callback, error_callback)
 
     def starmap(
         self,
@@ -156,7 +155,7 @@ class Pool:
     ) -> AsyncResult:
         """``starmap`` without waiting."""
         chunks = self._chunked(map(tuple, iterable), chunksize)
-        return self._put(func, How.STARMAP, chunks, chunksize is None, callback, error_callback)
+        return self._put(func, STARMAP, chunks, callback, error_callback)
 
     def imap(
         self, func: Callable[[Any], Any], iterable: Iterable[Any], chunksize: int | None = 1
@@ -214,16 +213,15 @@ class Pool:
     def _put(
         self,
         func: Callable[..., Any],
-        how: How,
+        how: int,
         chunks: Sequence[Sequence[Any]],
-        joins: bool,
         callback: Callable[[Any], Any] | None,
         error_callback: Callable[[BaseException], Any] | None,
     ) -> AsyncResult:
         self._dispatcher.check_open()
-        result = AsyncResult(len(chunks), how == How.APPLY, callback, error_callback)
+        result = AsyncResult(len(chunks), how == APPLY, callback, error_callback)
         self._dispatcher.put(
-            Unit(func, how, chunk, functools.partial(result.deliver, index), joins)
+            Unit(func, how, chunk, functools.partial(result.deliver, index))
             for index, chunk in enumerate(chunks)
         )
         return result
@@ -254,7 +252,7 @@ class Pool:
 
         made = IMapIterator(
             iter(lambda: list(itertools.islice(elements, step)), []),
-            functools.partial(Unit, func, How.MAP, joins=True),
+            functools.partial(Unit, func, MAP),
             dispatcher.put,
             ahead,
             self._processes,
@@ -270,8 +268,13 @@ def _tell_of_context() -> None:
     logger.warning("The argument 'context' of Pool has no effect: its processes are actors")
 
 
-def _attach(address: str | None, processes: int | None) -> None:
-    """Attach to a cluster; one that is started for a pool is as large as that, as in Ray."""
+def attach(address: str | None, processes: int | None) -> None:
+    """Attach to a cluster, unless this process is in one.
+
+    One that is started for a pool is as large as that, as in Ray.
+    """
+    if miniray.is_initialized():
+        return
     from miniray.core.cluster_choice import latest_cluster
 
     wanted = address or os.environ.get(ADDRESS_VARIABLE)

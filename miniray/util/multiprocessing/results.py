@@ -105,14 +105,14 @@ class AsyncResult:
     def _finish(self) -> None:
         outcomes = [outcome for outcome in self._outcomes if outcome is not None]
         self._outcomes.clear()
-        failures = (r for o in outcomes if o.failed for r in o.results if isinstance(r, Failed))
+        failures = (r for found, bad in outcomes if bad for r in found if isinstance(r, Failed))
         first = next(failures, None)
         if first is not None:
             self._error = first.error
         elif self._single:
-            self._value = outcomes[0].results[0]
+            self._value = outcomes[0][0][0]
         else:
-            self._value = list(itertools.chain(*[outcome.results for outcome in outcomes]))
+            self._value = list(itertools.chain(*[results for results, _ in outcomes]))
         try:
             if self._error is not None and self._error_callback is not None:
                 self._error_callback(self._error)
@@ -238,4 +238,4 @@ class IMapIterator:
             self._put(units)
 
     def _deliver(self, index: int, outcome: Outcome) -> None:
-        self._arrived.put((index, outcome.results))
+        self._arrived.put((index, outcome[0]))

@@ -2,77 +2,76 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import enum
 import time
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 
-class How(enum.IntEnum):
-    """How a unit calls its function with its elements."""
+#: How a unit calls its function: ``APPLY`` with its only element, which is (args, kwargs), ``MAP``
+#: with each, ``STARMAP`` with the arguments in each. Numbers, as they pickle quickly.
+APPLY, MAP, STARMAP = range(3)
 
-    APPLY = 0  # the only element is (args, kwargs)
-    MAP = 1  # with each
-    STARMAP = 2  # with the arguments in each
-
+#: Seconds that a batch of several units should take at most: others could run those behind a long
+#: one.
+TOGETHER = 0.01
 
 #: A function, how to call it, and its elements.
-Work = tuple["Callable[..., Any]", How, "Sequence[Any]"]
+Work = tuple["Callable[..., Any]", int, "Sequence[Any]"]
+#: What came of a unit: the results of its calls, and whether one of them is ``Failed``.
+Outcome = tuple[list[Any], bool]
 
 
 @dataclasses.dataclass(frozen=True)
 class Failed:
     """Stands for the result of a call that raised."""
 
-    error: BaseException
-
-
-class Outcome:
-    """What came of a unit: the results of its calls, and whether one of them is ``Failed``."""
-
-    __slots__ = ("failed", "results")
-
-    def __init__(self, results: list[Any], failed: bool) -> None:
-        self.results = results
-        self.failed = failed
-
-    def __reduce__(self) -> tuple[type[Outcome], tuple[list[Any], bool]]:
-        return Outcome, (self.results, self.failed)
+    error: BaseException  # in the process that raised it the standard library's wrapper of that
 
 
 class PoolActor:
     """One process of a pool."""
 
     def __init__(self, initializer: Callable[..., Any] | None, initargs: Sequence[Any]) -> None:
-        self._outcomes: list[Outcome] = []
+        #: What came of the last two batches: the second is sent before the first is read.
+        self._kept: collections.deque[tuple[int, list[Outcome]]] = collections.deque(maxlen=2)
         if initializer is not None:
             initializer(*initargs)
 
     def ping(self) -> None:
         """Answers once the process is ready."""
 
-    def run(self, *units: Work) -> tuple[list[Outcome], float]:
-        """Run units one after the other.
+    def run(self, number: int, *units: Work) -> tuple[list[Outcome], float]:
+        """Run units one after the other, as many as end within ``TOGETHER``, and at least one.
 
         Returns:
             What came of each, and how many seconds all of them took.
         """
         began = time.perf_counter()
-        self._outcomes.clear()
-        outcomes = [_run(*unit) for unit in units]
-        if len(outcomes) > 1:
-            self._outcomes = outcomes
-        return outcomes, time.perf_counter() - began
+        outcomes: list[Outcome] = []
+        seconds = 0.0
+        for unit in units:
+            outcomes.append(_run(*unit))
+            seconds = time.perf_counter() - began
+            if seconds > TOGETHER:  # the others are shared out anew
+                break
+        self._kept.append((number, outcomes if len(units) > 1 else []))
+        return outcomes, seconds
 
-    def outcome(self, index: int) -> Outcome:
-        """What came of one unit of the last batch, if not all of them can be pickled or read."""
-        return self._outcomes[index]
+    def outcome(self, number: int, index: int) -> Outcome | None:
+        """What came of one unit of a batch, where all together cannot be pickled or read.
+
+        None if it did not run.
+        """
+        outcomes = dict(self._kept)[number]
+        return outcomes[index] if index < len(outcomes) else None
 
 
-def _run(func: Callable[..., Any], how: How, elements: Iterable[Any]) -> Outcome:
+def _run(func: Callable[..., Any], how: int, elements: Iterable[Any]) -> Outcome:
     """Call a function with each element; an error takes its result's place."""
     results: list[Any] = []
     add = results.append
@@ -80,17 +79,17 @@ def _run(func: Callable[..., Any], how: How, elements: Iterable[Any]) -> Outcome
     left = iter(elements)
     while True:
         try:
-            if how == How.MAP:
+            if how == MAP:
                 for element in left:
                     add(func(element))
-            elif how == How.STARMAP:
+            elif how == STARMAP:
                 for element in left:
                     add(func(*element))
             else:
                 for args, kwargs in left:
                     add(func(*args, **kwargs))
         except Exception as error:  # noqa: BLE001, PERF203 - the caller's, who raises it; once per error
-            add(Failed(error))
+            add(Failed(ExceptionWithTraceback(error, error.__traceback__)))
             failed = True
         else:
-            return Outcome(results, failed)
+            return results, failed
