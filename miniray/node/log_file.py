@@ -44,7 +44,7 @@ class LogFile:
     def write(self, lines: str) -> None:
         """Add whole lines."""
         with self.path.open("a", encoding="utf-8", errors="replace") as file:
-            if file.tell() < config().log_file_bytes:
+            if file.tell() < max(1, config().log_file_bytes):
                 file.write(lines)
                 return
         self._rotate()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import functools
+import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.config import config
@@ -26,8 +27,8 @@ _FLUSH = "flush output"  # (job, number)
 _FLUSHED = "output flushed"  # (number,)
 #: (topic, body): what workers printed for the driver ``to``, or how much of it is left out.
 _OUTPUT = "output"
-#: Jobs whose lines are left out at the same time, at most; of others the count is lost.
-_JOBS = 1000
+#: So many jobs and, for each, log files have counts of lines that were left out.
+_JOBS, _FILES = 1000, 1000
 #: Seconds that other nodes have to send what their workers wrote.
 _FLUSH_TIMEOUT = 1.0
 
@@ -60,7 +61,7 @@ class OutputRouter:
 
     def send(self, worker: Worker, is_stderr: bool, lines: list[LogLine]) -> None:
         """A worker printed lines: they go to the driver of its job, if that is still there."""
-        # What native code writes before anything was printed from Python is under no name.
+        # What is written before a function runs, as by its interpreter, is under no name.
         name = "" if worker.lease is None else worker.lease.name
         named = [(line.name or name, line.text) for line in lines]
         body = (worker.pid, self._node_id.hex()[:8], is_stderr, worker.log_path(is_stderr), named)
@@ -76,14 +77,21 @@ class OutputRouter:
         waiting = self._relay.backlog(driver_node) if client is None else client.conn.backlog()
         if topic == "log" and self._is_full(job_id, waiting):
             _, node, _, path, lines = body
-            if job_id in self._left_out or len(self._left_out) < _JOBS:
-                self._left_out.setdefault(job_id, collections.Counter())[node, path] += len(lines)
+            self._count(job_id, node, path, len(lines))
             if client is not None:
                 tell = functools.partial(self._tell_left_out, job_id, driver_node)
                 client.conn.when_drained(tell)
             return
         self._tell_left_out(job_id, driver_node)
         self._push(job_id, driver_node, topic, body)
+
+    def _count(self, job_id: bytes, node: str, path: str, lines: int) -> None:
+        counts = self._left_out.setdefault(job_id, collections.Counter())
+        if len(counts) >= _FILES and (node, path) not in counts:
+            path = os.path.dirname(path)
+        counts[node, path] += lines
+        if len(self._left_out) > _JOBS:  # as of drivers that ended before they were told
+            del self._left_out[next(iter(self._left_out))]
 
     def _is_full(self, job_id: bytes, waiting: int) -> bool:
         """Whether lines are left out; once they are, until most of what waited was taken."""
