@@ -77,7 +77,6 @@ _ABSENT = {
     **dict.fromkeys(_IDS, "ids are hex strings; miniray.get_runtime_context() has them"),
     **dict.fromkeys(_MODES, "miniray.get_runtime_context().get_task_id() is None in a driver"),
     "ClientBuilder": "miniray.init('HOST:PORT') attaches from any machine",
-    "DynamicObjectRefGenerator": "generators of refs are ObjectRefGenerators",
     "Language": "tasks and actors are Python",
     "LoggingConfig": "leave it out; miniray.train has one for training runs",
     "air": "miniray.train has what trainers take and return",
@@ -106,6 +105,6 @@ if not TYPE_CHECKING:  # else a type checker takes any name for one that is ther
     def __getattr__(name):
         if name in _MODULES:
             return importlib.import_module(f"miniray.{name}")
-        if name == "ObjectRefGenerator":
-            return importlib.import_module("miniray.object_ref_generator").ObjectRefGenerator
+        if name in ("DynamicObjectRefGenerator", "ObjectRefGenerator"):
+            return getattr(importlib.import_module("miniray.object_ref_generator"), name)
         raise absent("miniray", name, _ABSENT)

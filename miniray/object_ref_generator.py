@@ -1,14 +1,15 @@
-"""``ObjectRefGenerator``: what a streaming task or actor method returns."""
+"""What calls of generators return: refs as they come, or all of them at the end."""
 
 from __future__ import annotations
 
+import collections
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from miniray.object_ref import ObjectRef, hooks
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from miniray.core.streams import StreamState
 
@@ -105,6 +106,25 @@ class ObjectRefGenerator(Generic[T]):
 
     def __repr__(self) -> str:
         return f"ObjectRefGenerator({self._state.id.hex()})"
+
+
+class DynamicObjectRefGenerator(Generic[T]):
+    """The refs of all values that a call with ``num_returns="dynamic"`` has yielded.
+
+    It is the value of the ref that such a call returns. It can be passed on and has a length. Each
+    ref that iterating gives leaves it, so that its value may be freed. If the generator raised, the
+    last ref gives that error to ``get``.
+    """
+
+    def __init__(self, refs: Iterable[ObjectRef[T]]) -> None:
+        self._refs = collections.deque(refs)
+
+    def __iter__(self) -> Iterator[ObjectRef[T]]:
+        while self._refs:
+            yield self._refs.popleft()
+
+    def __len__(self) -> int:
+        return len(self._refs)
 
 
 def _set(future: asyncio.Future[None]) -> None:

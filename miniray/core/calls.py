@@ -174,6 +174,24 @@ class CallTable:
                 found.append(value)
         return found
 
+    def copies(self, call: Call) -> list[tuple[bytes, int]]:
+        """Nodes to which calls have brought values of this call's refs, and their sizes."""
+        found = []
+        for _, id, _, _ in call.refs:
+            entry = self._table.entry(id)
+            found += [(node, self._size_of(id)) for node in getattr(entry, "copies", ())]
+        return found
+
+    def note_copies(self, call: Call, node: bytes) -> None:
+        """A call has brought what its refs have in shared memory to the node where it ran."""
+        for _, id, _, _ in call.refs:
+            entry = self._table.entry(id)
+            value = None if entry is None else entry.value
+            if entry is None or value is None or value[0] != p.VALUE_SHARED:
+                continue
+            if value[1][0] != node:
+                entry.copies = getattr(entry, "copies", frozenset()) | {node}
+
     def find(self, id: bytes) -> Call | None:
         """The open call that makes an object."""
         with self._lock:

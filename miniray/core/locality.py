@@ -41,16 +41,22 @@ class Wish(NamedTuple):
     until: float
 
 
-def preferred(values: Iterable[Value]) -> tuple[bytes, int] | None:
+def preferred(
+    values: Iterable[Value], copies: Iterable[tuple[bytes, int]] = ()
+) -> tuple[bytes, int] | None:
     """The node with most of these values of shared memory (at least one), and the bytes it saves.
 
-    That is, what it has more than any other node; None where that is less than ``LEAST``.
+    That is, what it has more than any other node has of its own; None where that is less than
+    ``LEAST``. ``copies`` are further nodes that have one of the values, and its size.
     """
-    sizes: dict[bytes, int] = {}
+    own: dict[bytes, int] = {}
     for _, (node, _, size), _ in values:
+        own[node] = own.get(node, 0) + size
+    sizes = dict(own)
+    for node, size in copies:
         sizes[node] = sizes.get(node, 0) + size
-    best = max(sizes, key=sizes.__getitem__)
-    saved = sizes[best] - max((size for node, size in sizes.items() if node != best), default=0)
+    best = max(sizes, key=lambda node: (sizes[node], own.get(node, 0)))
+    saved = sizes[best] - max((size for node, size in own.items() if node != best), default=0)
     return (best, saved) if saved >= LEAST else None
 
 

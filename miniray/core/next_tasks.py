@@ -46,7 +46,7 @@ class NextTasks:
     def _wish(self, call: Call, group: LeaseGroup) -> None:
         if group.spec["placement"] is None:
             values = self._calls.shared_values(call)
-            where = preferred(values) if values else None
+            where = preferred(values, self._calls.copies(call)) if values else None
             if where is not None:
                 group.wishes.add(call, *where, self._clock())
 

@@ -36,6 +36,7 @@ class Entry:
     __slots__ = (
         "borrowers",
         "contained",
+        "copies",
         "fetch",
         "id",
         "kept",
@@ -56,6 +57,8 @@ class Entry:
     #: Owner's side: somebody has asked for the value, or was given it; not there otherwise. It
     #: matters for errors only.
     seen: bool
+    #: Other nodes to which calls of this process have brought the value; not there otherwise.
+    copies: frozenset[bytes]
 
     def __init__(self, id: bytes, owner_node: bytes) -> None:
         self.id = id
@@ -247,6 +250,7 @@ class ObjectTable:
                 return None
             value, entry.value, entry.mapping = entry.value, None, None
             entry.wanted = False
+            entry.copies = frozenset()
             return value
 
     def move(

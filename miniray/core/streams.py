@@ -153,6 +153,13 @@ class StreamState:
                     self._completed = self._table.create(id)
             return self._completed
 
+    def take_all(self) -> list[ObjectRef[Any]]:
+        """All items that were not taken."""
+        with self._lock:
+            items = list(self._items)
+            self._items.clear()
+        return items
+
     def _outcome(self) -> Value:
         """What ``completed`` tells: errors of the generator itself came with its items."""
         if self._error is None or isinstance(load_error(self._error), TaskError):

@@ -24,15 +24,16 @@ from miniray.core.runtime import (
     MethodOptions,
     TaskOptions,
 )
-from miniray.core.serialization import dumps_code
+from miniray.core.serialization import dumps_code, serialize
 from miniray.core.streams import StreamState
 from miniray.core.task_shape import shape_of, task_spec
 from miniray.object_ref import ObjectRef, hooks
-from miniray.object_ref_generator import ObjectRefGenerator
+from miniray.object_ref_generator import DynamicObjectRefGenerator, ObjectRefGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.core.objects import Entry
     from miniray.core.peers import Peer
     from miniray.core.task_client import TaskClient
 
@@ -193,8 +194,31 @@ class Submission(RefTracking):
         if isinstance(num_returns, int):
             ids = tuple([self.ids.new() for _ in range(num_returns)])
             return ids, None, [self.table.create(id) for id in ids] or None
+        if num_returns == "dynamic":
+            stream = self._stream(number, -1)
+            return (), stream, self._all_of(stream)
         stream = self._stream(number, backpressure)
         return (), stream, ObjectRefGenerator(stream, self._block_on)
+
+    def _all_of(self, stream: StreamState) -> ObjectRef[Any]:
+        """A ref of all items of a generator, which is there when that has ended."""
+        completed = self.table.entry(stream.completed_ref().binary())
+        assert completed is not None
+
+        def ended(completed: Entry) -> None:
+            value = completed.value
+            assert value is not None
+            if value[0] == p.VALUE_ERROR:
+                self.table.set_value(stream.id, value)
+                return
+            refs = stream.take_all()
+            serialized = serialize(DynamicObjectRefGenerator(refs))
+            contained = tuple((ref.binary(), ref._owner_node) for ref in refs)
+            stored = (serialized.form, serialized.payload(), contained)
+            self.table.set_value(stream.id, stored, refs)
+
+        self.table.when_ready(completed, ended)  # the call is not sent yet
+        return self.table.create(stream.id)
 
     @uncut
     def _cancel_call(self, call: Call, *, force: bool = False, recursive: bool = True) -> None:
@@ -248,8 +272,11 @@ class Submission(RefTracking):
 
     def _on_reply(self, peer: Peer, message: tuple[Any, ...]) -> None:
         call = self.calls.open.get(message[1])
-        if call is not None and call.channel is self.tasks and message[2] != p.STATUS_LOST:
-            self.tasks.observe(call, message[5])
+        if call is not None and message[2] != p.STATUS_LOST:
+            if call.refs:
+                self.calls.note_copies(call, peer.node_id)
+            if call.channel is self.tasks:
+                self.tasks.observe(call, message[5])
         self.calls.on_reply(peer, message)
 
     def _on_stream_item(self, peer: Peer, message: tuple[Any, ...]) -> None:

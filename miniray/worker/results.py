@@ -108,7 +108,8 @@ class Results:
 
         Each value is stored before the next one is made: they need not fit into the process
         together. If it fails or ends too early, that is the error of the results that it did
-        not make, and what it yields or raises after the last one is logged, as in Ray.
+        not make, and what it yields or raises after the last one is logged, as in Ray. One that
+        makes values once more and ends too early may have made others: it fails as a whole.
 
         Args:
             items: what the call returned.
@@ -116,10 +117,11 @@ class Results:
             caller: whose they are.
             name: of the call, for messages.
             whole: keeps a cancel out while a value is stored, and heeds it after.
-            more: whether it may yield more than these, of which nothing is said.
+            more: whether these are made once more; of further ones nothing is said.
 
         Raises:
-            Exception: what the generator raised before its first value.
+            Exception: what the generator raised before its first value, or any that was to be
+                made once more.
         """
         values: list[Value] = []
         refs: list[ObjectRef[Any]] = []
@@ -134,7 +136,7 @@ class Results:
                 if not more and next(items, _END) is not _END:
                     logger.warning("%s has num_returns=%s and yielded more values", name, count)
             except Exception as error:
-                if not values or isinstance(error, TaskCancelledError):
+                if not values or more or isinstance(error, TaskCancelledError):
                     raise
                 if len(values) == count:
                     logger.exception("%s raised after the last of its results", name)

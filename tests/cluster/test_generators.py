@@ -375,3 +375,77 @@ def test_a_cancelled_generator_ends_with_an_error(tmp_path: Path) -> None:
     miniray.cancel(stream)
     with pytest.raises((TaskCancelledError, RayError)):
         miniray.get(list(stream), timeout=30)
+
+
+@miniray.remote(num_returns="dynamic")
+def dynamic(count: int, fails: bool = False) -> Iterator[Any]:
+    for number in range(count):
+        yield np.full(1 << 18, number, dtype=np.uint8) if number % 2 else number
+    if fails:
+        raise ValueError("that was all")
+
+
+def first_of(value: Any) -> int:
+    return int(np.ravel(value)[0])
+
+
+def test_a_dynamic_generator_is_the_value_of_one_ref() -> None:
+    @miniray.remote
+    def total(numbers: Any) -> tuple[int, int]:
+        return len(numbers), sum(first_of(miniray.get(ref)) for ref in numbers)
+
+    ref = dynamic.remote(4)
+    assert isinstance(ref, miniray.ObjectRef)
+    assert miniray.get(total.remote(ref), timeout=30) == (4, 6)
+    found = miniray.get(ref)
+    assert isinstance(found, miniray.DynamicObjectRefGenerator)
+    assert miniray.get(total.remote(found), timeout=30) == (4, 6)
+    assert len(found) == 4
+    assert [first_of(miniray.get(item)) for item in found] == [0, 1, 2, 3]
+    assert len(found) == 0  # taken, so that they may be freed
+    assert len(miniray.get(dynamic.remote(0), timeout=30)) == 0
+
+
+def test_a_dynamic_generator_of_an_actor_may_fail_after_some_values() -> None:
+    @miniray.remote
+    class Counting:
+        @miniray.method(num_returns="dynamic")
+        def count(self) -> Iterator[int]:
+            yield 1
+            raise ValueError("no more")
+
+    one, error = miniray.get(Counting.remote().count.remote(), timeout=30)
+    assert miniray.get(one) == 1
+    with pytest.raises(ValueError, match="no more"):
+        miniray.get(error)
+
+
+def test_a_dynamic_generator_whose_process_ends_fails() -> None:
+    @miniray.remote(num_returns="dynamic", max_retries=0)
+    def crash() -> Iterator[int]:
+        yield 1
+        os._exit(1)
+
+    with pytest.raises(WorkerCrashedError):
+        miniray.get(crash.remote(), timeout=30)
+
+
+def test_a_dynamic_generator_can_be_cancelled(tmp_path: Path) -> None:
+    @miniray.remote(num_returns="dynamic")
+    def wait() -> Iterator[int]:
+        (tmp_path / "begun").touch()
+        wait_for_file(tmp_path / "never")
+        yield 1
+
+    ref = wait.remote()
+    wait_for_file(tmp_path / "begun")
+    miniray.cancel(ref)
+    with pytest.raises(TaskCancelledError):
+        miniray.get(list(miniray.get(ref, timeout=30)))
+
+
+def test_the_generators_are_found_where_rays_programs_import_them() -> None:
+    from miniray import _raylet
+
+    assert _raylet.ObjectRefGenerator is miniray.ObjectRefGenerator
+    assert _raylet.DynamicObjectRefGenerator is miniray.DynamicObjectRefGenerator

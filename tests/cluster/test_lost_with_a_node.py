@@ -12,7 +12,7 @@ from cluster_helpers import count_up, wait_until
 
 import miniray
 from miniray.cluster_utils import Cluster
-from miniray.exceptions import ActorDiedError, ObjectLostError
+from miniray.exceptions import ActorDiedError, ObjectLostError, TaskError
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 if TYPE_CHECKING:
@@ -150,3 +150,19 @@ def test_what_several_lost_values_were_made_from_is_made_again_once(
     for number, ref in enumerate(made):
         assert miniray.get(ref, timeout=60)[0] == number
     assert (tmp_path / "source").stat().st_size == 2
+
+
+def test_a_generator_that_yields_less_when_it_runs_again_fails_all_that_it_was_to_make(
+    nodes: Cluster, first: Node, tmp_path: Path
+) -> None:
+    @miniray.remote(max_retries=1, num_returns="dynamic")
+    def shrinking() -> Iterator[Any]:
+        for _ in range(4 - count_up(tmp_path / "runs")):
+            yield np.ones(MIB, dtype=np.uint8)
+
+    refs = list(miniray.get(shrinking.remote(), timeout=30))
+    assert len(refs) == 3
+    lose(nodes, first)
+    for ref in refs:
+        with pytest.raises(TaskError, match="shrinking"):
+            miniray.get(ref, timeout=60)

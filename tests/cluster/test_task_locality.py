@@ -88,6 +88,16 @@ def test_a_task_runs_where_most_of_what_it_reads_is_whatever_lease_is_idle() -> 
 
 
 @pytest.mark.usefixtures("patient")
+def test_a_task_runs_where_an_earlier_one_has_brought_what_it_reads() -> None:
+    far, value = make_there.remote(8 * MIB)
+    there = miniray.get(far)
+    mine = miniray.put(bytes(8 * MIB))
+    bring = where.options(scheduling_strategy=NodeAffinitySchedulingStrategy(there, soft=False))
+    assert miniray.get(bring.remote(mine)) == there
+    assert miniray.get(where.remote(value, mine)) == there
+
+
+@pytest.mark.usefixtures("patient")
 def test_each_of_many_tasks_runs_where_its_argument_is() -> None:
     far, values = zip(*[make_there.remote(16 * MIB) for _ in range(4)], strict=True)
     there = set(miniray.get(list(far)))

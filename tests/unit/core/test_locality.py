@@ -51,6 +51,20 @@ def test_the_node_with_most_of_what_is_read_is_preferred(values: Any, expected: 
     assert preferred(stored) == expected
 
 
+@pytest.mark.parametrize(
+    ("copies", "expected"),
+    [
+        ([], None),
+        ([(HERE, 4 * MIB)], (HERE, 4 * MIB)),  # of what is there
+        ([(b"third", 4 * MIB)], None),
+        ([(b"third", 4 * MIB), (b"third", 4 * MIB)], (b"third", 4 * MIB)),
+    ],
+)
+def test_copies_count_for_where_a_task_should_run(copies: Any, expected: Any) -> None:
+    stored = [(p.VALUE_SHARED, (node, 1, 4 * MIB), ()) for node in (HERE, THERE)]
+    assert preferred(stored, copies) == expected
+
+
 def test_a_lease_runs_the_first_task_that_wishes_for_its_node() -> None:
     wishes, queue = tasks((THERE, MIB), (HERE, MIB), None, (HERE, MIB))
     assert wishes.best(queue, HERE, 0.0) == 1
