@@ -11,7 +11,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from miniray.core.absent import absent, tell_imports
-from miniray.core.names import without_passwords
+from miniray.core.names import printable, without_passwords
 from miniray.core.task_error import MinirayError, TaskError
 
 __all__ = [
@@ -153,7 +153,8 @@ class ActorDiedError(ActorError):
         restarts: int = 0,
         max_restarts: int = 0,
     ) -> None:
-        actor = f"{class_name} ({actor_id})" if class_name and actor_id else class_name or actor_id
+        name = printable(class_name)
+        actor = f"{name} ({actor_id})" if name and actor_id else name or actor_id
         process = f"its process{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''}"
         reason = {
             DeathCause.UNKNOWN: "the reason is not known",
@@ -200,8 +201,9 @@ class ActorUnavailableError(ActorError):
     """The actor can't be reached now; the call may or may not have run, and may be tried again."""
 
     def __init__(self, reason: str, *, actor_id: str = "", class_name: str = "") -> None:
+        actor = f"{printable(class_name) or 'of this call'} ({actor_id})"
         super().__init__(
-            f"The actor {class_name or 'of this call'} ({actor_id}) is unavailable: {reason}. "
+            f"The actor {actor} is unavailable: {reason}. "
             f"The call may or may not have run. It can be tried again; "
             f"max_task_retries makes that automatic.",
             actor_id=actor_id,
@@ -247,9 +249,10 @@ class PendingCallsLimitExceededError(MinirayError):
     def __init__(
         self, message: str = "", *, limit: int = 0, actor_id: str = "", class_name: str = ""
     ) -> None:
+        actor = printable(class_name) or actor_id
         super().__init__(
             message
-            or f"The actor {class_name or actor_id} has {limit} unfinished calls of this caller, "
+            or f"The actor {actor} has {limit} unfinished calls of this caller, "
             f"which is its max_pending_calls. Wait for some of them before calling again."
         )
         self.limit = limit

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from miniray.config import config
+from miniray.core.names import printable
 from miniray.security.challenge import answer_blocking, require_own_uid
 from miniray.security.errors import AuthenticationError
 from miniray.security.token import read_token_file
@@ -40,7 +41,7 @@ class Waiting:
         task = f" of {facts['task']}" if facts["task"] else ""
         waited = max(0, int(time.time() - facts["since"]))
         where = f"{facts['file']}:{facts['line']} in {facts['function']}"
-        return f"{self.id}  {where}{task} (for {waited} s)"
+        return printable(f"{self.id}  {where}{task} (for {waited} s)")
 
 
 @click.command()

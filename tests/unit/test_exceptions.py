@@ -445,3 +445,14 @@ def test_the_error_of_an_owner_that_died_says_that_put_values_cannot_be_made_aga
         "failed, and only it could have had the value made again (no value of put() or of an actor "
         "can be)."
     )
+
+
+def test_a_class_s_name_in_an_error_cannot_steer_a_terminal() -> None:
+    name = "Evil\x1b[2J"
+    for error in (
+        ActorDiedError(DeathCause.EXITED, class_name=name, actor_id="ab"),
+        exceptions.ActorUnavailableError("it restarts", class_name=name),
+        exceptions.PendingCallsLimitExceededError(limit=1, class_name=name),
+    ):
+        assert r"The actor Evil\x1b[2J" in str(error)
+        assert error.class_name == name
