@@ -119,7 +119,7 @@ TASK_OPTIONS: Checks = {
     "num_returns": check.num_returns,
     "max_retries": check.whole(-1, _NO_END),
     "retry_exceptions": check.exceptions,
-    "max_calls": check.whole(0, "0 is no limit"),
+    "max_calls": check.whole(0, "0 is no limit", most=2**31 - 1),
     "_generator_backpressure_num_objects": _backpressure,
 }
 
@@ -130,7 +130,7 @@ ACTOR_OPTIONS: Checks = {
     "lifetime": check.one_of("detached", "non_detached"),
     "max_restarts": check.whole(-1, _NO_END),
     "max_task_retries": check.whole(-1, _NO_END),
-    "max_concurrency": check.whole(1),
+    "max_concurrency": check.whole(1, most=check.LARGEST_COUNT),
     "concurrency_groups": check.concurrency_groups,
     "max_pending_calls": check.whole(-1, "-1 is no limit"),
     "object_store_memory": _no_effect,

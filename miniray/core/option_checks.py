@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 #: The resource table counts in 1/10000 of a unit.
 SMALLEST_AMOUNT = 0.0001
+#: No cluster has more, not even of bytes of memory.
+LARGEST_AMOUNT = 10**19
+#: Of numbers that are only counted or compared.
+LARGEST_NUMBER = 2**63 - 1
+#: Of what is made for each: results, and calls that run at once.
+LARGEST_COUNT = 1_000_000
 
 #: What the resources option must not name, and what to use instead.
 _OWN_OPTION = {
@@ -35,6 +41,8 @@ _SAME = re.compile(rf"same\({_LABEL}\)")
 
 def shown(value: object) -> str:
     """A value as it is named in a message."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
@@ -81,15 +89,17 @@ def text(name: str, value: Any) -> str:
     return plain_text(value)
 
 
-def whole(minimum: int, also: str = "") -> Callable[[str, Any], int]:
-    """A whole number from ``minimum`` up; ``also`` says what the smallest one means."""
+def whole(minimum: int, also: str = "", most: int = LARGEST_NUMBER) -> Callable[[str, Any], int]:
+    """A whole number from ``minimum`` to ``most``; ``also`` says what the smallest one means."""
 
     def check(name: str, value: Any) -> int:
         allowed = f"a whole number of at least {minimum}{f' ({also})' if also else ''}"
         if isinstance(value, bool) or not isinstance(value, int):
             raise wrong_type(name, value, allowed)
         if value < minimum:
-            raise ValueError(f"{name} must be {allowed}, not {value}.")
+            raise ValueError(f"{name} must be {allowed}, not {shown(value)}.")
+        if value > most:
+            raise ValueError(f"{name} must be at most {most:,}, not {shown(value)}.")
         return int(value)
 
     return check
@@ -123,8 +133,10 @@ def amount(name: str, value: Any, resource: str) -> float:
     """An amount of a resource, in units; ``name`` is the option that asked for it."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise wrong_type(name, value, "a number")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number of at least 0, not {value}.")
+    if not 0 <= value < math.inf:  # which NaN is not either
+        raise ValueError(f"{name} must be a finite number of at least 0, not {shown(value)}.")
+    if value > LARGEST_AMOUNT:
+        raise ValueError(f"{name} must be at most {LARGEST_AMOUNT:.0e}, not {shown(value)}.")
     if 0 < value < SMALLEST_AMOUNT:
         raise ValueError(f"{name} can't be finer than {SMALLEST_AMOUNT}, but {value} was given.")
     if resource not in ("CPU", "memory"):
@@ -173,7 +185,7 @@ def num_returns(name: str, value: Any) -> int | str:
     """How many values come back: a number, "streaming" or "dynamic"."""
     if isinstance(value, str):
         return one_of("streaming", "dynamic")(name, value)
-    return whole(0)(name, value)
+    return whole(0, most=LARGEST_COUNT)(name, value)
 
 
 def exceptions(name: str, value: Any) -> bool | tuple[type[BaseException], ...]:
@@ -201,7 +213,9 @@ def concurrency_groups(name: str, value: Any) -> dict[str, int]:
     if not isinstance(value, Mapping):
         raise wrong_type(name, value, "a dict of group name to number of concurrent calls")
     return {
-        text(f"A group name in {name}", group): whole(1)(f"{name}[{group!r}]", limit)
+        text(f"A group name in {name}", group): whole(1, most=LARGEST_COUNT)(
+            f"{name}[{group!r}]", limit
+        )
         for group, limit in value.items()
     }
 

@@ -72,8 +72,8 @@ def _skip(data: bytes | memoryview, at: int, count: int, depth: int, room: int) 
     room -= count
     if room < 0 or depth > MAX_DEPTH:
         raise ValueError(
-            f"{len(data)} bytes hold more than {MAX_ITEMS} items, or are nested deeper than "
-            f"{MAX_DEPTH}"
+            f"{len(data)} bytes are no plain data that is taken: they claim more than {MAX_ITEMS} "
+            f"items, or are nested deeper than {MAX_DEPTH}"
         )
     for _ in range(count):
         code = data[at]

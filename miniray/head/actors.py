@@ -10,11 +10,12 @@ import logging
 import marshal
 import pickle
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from miniray._proto import head_pb2
 from miniray.core.ids import owner_of
 from miniray.core.runtime import BundleAffinity
+from miniray.core.specs import ActorSpec  # noqa: TC001 - what a request must be
 from miniray.core.task_shape import placement_from_data
 from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
 from miniray.head.actor import Actor
@@ -95,7 +96,7 @@ class ActorDirectory:
 
     # --- what clients ask ------------------------------------------------------------
     def create(
-        self, requester: bytes, id: bytes, spec: dict[str, Any], get_if_exists: bool
+        self, requester: bytes, id: bytes, spec: ActorSpec, get_if_exists: bool
     ) -> tuple[bytes, bytes, bool, bytes] | None:
         """Register an actor; its arguments follow with ``start``.
 
@@ -115,7 +116,7 @@ class ActorDirectory:
         job_id = client.job_id if client is not None else b""
         actor = Actor(
             id=id,
-            spec=spec,
+            spec=cast("dict[str, Any]", spec),
             job_id=job_id,
             job=self._jobs.get(job_id),
             near=spec["owner_node"].hex(),
@@ -126,7 +127,7 @@ class ActorDirectory:
             if holder is not None and get_if_exists:
                 return holder.location
             if holder is not None:
-                raise ActorAlreadyExistsError(spec["name"], spec["namespace"])
+                raise ActorAlreadyExistsError(*reversed(actor.name))
         self._enter(actor)
         if client is not None:
             self._subscribers.add(requester, id)
@@ -140,7 +141,9 @@ class ActorDirectory:
             self._jobs.hold(actor.id, actor.job_id)
         self._subscribers.came(actor.id)
 
-    def start(self, id: bytes, arguments: Any, refs: Any, error: tuple[Any, ...] | None) -> None:
+    def start(
+        self, id: bytes, arguments: Any, refs: Any, error: tuple[int, bytes, Any] | None
+    ) -> None:
         """The constructor's arguments have values, or one of them failed: then nothing starts."""
         actor = self._table.get(id)
         if actor is None or actor.arguments is not None:

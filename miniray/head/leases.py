@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
 from miniray.core.locality import FULL_FOR
+from miniray.core.specs import TaskSpec  # noqa: TC001 - what a request must be
 from miniray.core.task_shape import placement_from_data
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.allocations import allocation_json
@@ -80,7 +81,7 @@ class TaskLeases:
 
     # --- what clients ask ------------------------------------------------------------
     def want(
-        self, client_id: bytes, group_id: int, spec: dict[str, Any], total: int, near: bytes = b""
+        self, client_id: bytes, group_id: int, spec: TaskSpec, total: int, near: bytes = b""
     ) -> None:
         """A client wants so many leases of a group in all; near a node, if it names one."""
         client = self._clients.get(client_id)
@@ -145,8 +146,8 @@ class TaskLeases:
         self._drop(lease, kill=broken, calls_left=min(calls_left, lease.max_calls))
         self._balance(lease.group)
 
-    def _group(self, client: Client, group_id: int, spec: dict[str, Any]) -> LeaseGroup:
-        placement = spec["placement"]
+    def _group(self, client: Client, group_id: int, spec: TaskSpec) -> LeaseGroup:
+        placement: Any = spec["placement"]
         in_group = placement is not None and placement[0] == "bundle"
         job = self._jobs.get(client.job_id)
         told = {

@@ -180,10 +180,14 @@ class PlacementGroups:
 
     def refuse(self, creator: bytes, why: str, id: bytes, *_: object) -> None:
         """A group could not be asked for: who waits for it hears why."""
-        del creator
+        error = ValueError(f"The placement group {id.hex()} cannot be made: {why}.")
         group = self._groups.get(id)
+        if group is None and self._clients.get(creator) is not None:
+            group = self._groups[id] = PlacementGroup(id, "", "", False, "", [], None)
+            group.waiters = self._early.pop(id, [])
+            self._owned.setdefault(creator, {})[id] = None
         if group is not None:
-            group.error = ValueError(f"The placement group {id.hex()} cannot be made: {why}.")
+            group.error = error
             self._settle(group)
 
     def pin(self, id: bytes, label: str) -> list[str]:

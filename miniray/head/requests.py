@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import plain
+from miniray.core.door import Arguments
 from miniray.exceptions import MinirayError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Requests:
-    """Handlers by name. Each is called with the asking process and the request's arguments."""
+    """Handlers by name; arguments that are not what a handler is annotated with are refused."""
 
     def __init__(self, head: Head) -> None:
         self._clients = head.clients
@@ -33,43 +34,58 @@ class Requests:
             head.kv,
             head.state,
         )
-        self._handlers: dict[str, Callable[..., Any]] = {
+        #: Called with the asking process and the arguments.
+        by: dict[str, Callable[..., Any]] = {
             "create_actor": actors.create,
-            "start_actor": lambda _, *args: actors.start(*args),
             "subscribe_actor": actors.subscribe,
-            "kill_actor": lambda _, *args: actors.kill(*args),
             "actor_out_of_scope": actors.out_of_scope,
-            "get_actor": lambda _, *args: actors.find(*args),
-            "list_named_actors": lambda _, *args: actors.named(*args),
             "want_leases": leases.want,
             "return_lease": leases.give_back,
             "swap_lease": leases.swap,
             "hold_leases": leases.hold,
-            "awaits_calls": lambda _, *args: head.departures.began(*args),
             "ended_jobs": head.tell_ended_jobs,
-            "waits_for": lambda _, *args: head.departures.waits_for(*args),
-            "create_placement_group": lambda _, *args: groups.create(*args),
-            "remove_placement_group": lambda _, *args: groups.remove(*args),
-            "placement_group_table": lambda _, *args: groups.table(*args),
-            "find_placement_group": lambda _, *args: groups.find(*args),
-            "pin_placement_group": lambda _, *args: groups.pin(*args),
-            "put_code": lambda _, *args: head.code.put(*args),
-            "use_code": lambda _, *args: head.code.use(*args),
-            "get_code": lambda _, *args: head.code.get(*args),
-            "kv_put": lambda _, *args: kv.put(*args),
-            "kv_get": lambda _, *args: kv.get(*args),
-            "kv_del": lambda _, *args: kv.delete(*args),
-            "kv_keys": lambda _, *args: kv.keys(*args),
-            "kv_exists": lambda _, *args: kv.exists(*args),
-            "drain_node": lambda _, prefix: head.drains.drain(prefix),
-            "undo_drain": lambda _, prefix: head.drains.undo(prefix),
-            "nodes": lambda _: state.ray_nodes(),
-            "cluster_resources": lambda _: state.total_resources(),
-            "available_resources": lambda _: state.available_resources(),
-            "state": lambda _, what: state.listing(what),
-            "status": lambda _: state.status(),
             "waiting_of_job": state.waiting_of_job,
             "why_waits": state.why_waits,
+        }
+        #: Called with the arguments alone.
+        plainly: dict[str, Callable[..., Any]] = {
+            "start_actor": actors.start,
+            "kill_actor": actors.kill,
+            "get_actor": actors.find,
+            "list_named_actors": actors.named,
+            "awaits_calls": head.departures.began,
+            "waits_for": head.departures.waits_for,
+            "create_placement_group": groups.create,
+            "remove_placement_group": groups.remove,
+            "placement_group_table": groups.table,
+            "find_placement_group": groups.find,
+            "pin_placement_group": groups.pin,
+            "put_code": head.code.put,
+            "use_code": head.code.use,
+            "get_code": head.code.get,
+            "kv_put": kv.put,
+            "kv_get": kv.get,
+            "kv_del": kv.delete,
+            "kv_keys": kv.keys,
+            "kv_exists": kv.exists,
+            "drain_node": head.drains.drain,
+            "undo_drain": head.drains.undo,
+            "nodes": state.ray_nodes,
+            "cluster_resources": state.total_resources,
+            "available_resources": state.available_resources,
+            "state": state.listing,
+            "status": state.status,
+        }
+        #: These answer by themselves; called with whom and the number of the request.
+        later: dict[str, Callable[..., Any]] = {
+            "await_placement_group": groups.wait,
+            "await_drained": head.drains.wait,
+            "await_end": head.ends.wait,
+        }
+        self._by, self._later, self._handlers = set(by), set(later), {**by, **plainly, **later}
+        self._arguments = {
+            name: Arguments(handler, name not in plainly)
+            for name, handler in self._handlers.items()
         }
         #: What becomes of those who wait for what a refused notice was to bring about.
         self._failing: dict[str, Callable[..., None]] = {
@@ -78,12 +94,6 @@ class Requests:
             "start_actor": actors.refuse,
             "create_placement_group": groups.refuse,
         }
-        #: Handlers that answer by themselves, with the request's number.
-        self._later: dict[str, Callable[..., None]] = {
-            "await_placement_group": groups.wait,
-            "await_drained": head.drains.wait,
-            "await_end": head.ends.wait,
-        }
 
     def handle(self, request: common_pb2.ClientRequest) -> None:
         """Do what is asked; errors go to who asked."""
@@ -91,11 +101,12 @@ class Requests:
         arguments: tuple[Any, ...] = ()
         try:
             arguments = tuple(plain.loads(request.body))
-            later = self._later.get(method)
-            if later is not None:
-                later((who, number), *arguments)
+            handler = self._handler(method)
+            self._arguments[method].check(arguments)
+            if method in self._later:
+                handler((who, number), *arguments)
                 return
-            result = self._handler(method)(who, *arguments)
+            result = handler(who, *arguments) if method in self._by else handler(*arguments)
             if number:
                 self._clients.answer(who, number, result)
         except (ValueError, MinirayError) as error:

@@ -17,6 +17,7 @@ from typing import Any
 
 from miniray.accelerators.custom import parse_declaration
 from miniray.accelerators.registry import DEVICE_RESOURCES, GPU_FAMILIES, family_named
+from miniray.core.option_checks import LARGEST_AMOUNT, shown
 from miniray.host_port import full_address, parse_address
 from miniray.node.head_address import check_told
 from miniray.node.machine import address_for_others, memory_limit
@@ -277,8 +278,10 @@ def check_labels(labels: Mapping[str, Any]) -> None:
 def _check_amount(what: str, amount: Any, *, whole: bool) -> None:
     if isinstance(amount, bool) or not isinstance(amount, (int, float)):
         raise ValueError(f"{what} must be a number, not {amount!r}.")  # noqa: TRY004 - one type for all
-    if not math.isfinite(amount) or amount < 0:
-        raise ValueError(f"{what} must be a finite number of at least 0, not {amount}.")
+    if not 0 <= amount < math.inf:  # which NaN is not either
+        raise ValueError(f"{what} must be a finite number of at least 0, not {shown(amount)}.")
+    if amount > LARGEST_AMOUNT:
+        raise ValueError(f"{what} must be at most {LARGEST_AMOUNT:.0e}, not {shown(amount)}.")
     if whole and amount != int(amount):
         raise ValueError(f"{what} must be a whole number, not {amount}.")
     if 0 < amount < 1 / _RESOLUTION:

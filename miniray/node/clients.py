@@ -11,13 +11,14 @@ from miniray.config import config
 from miniray.core import plain
 from miniray.core import protocol as p
 from miniray.core.answers import encode_error
+from miniray.core.door import Arguments
 from miniray.core.listener import Listener
 from miniray.core.sizes import format_bytes
 from miniray.core.wire import Connection
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Mapping
 
     from miniray.core.poller import Poller
 
@@ -31,13 +32,12 @@ class Client:
 
     def __init__(
         self,
+        conn: Connection,
         process_id: bytes,
-        *,
         role: str,
         pid: int,
         job_id: bytes,
         details: dict[str, Any],
-        conn: Connection,
     ) -> None:
         self.process_id = process_id
         #: A driver, a command such as `miniray status`, or else a worker.
@@ -50,6 +50,10 @@ class Client:
 
     def __str__(self) -> str:
         return f"process {self.process_id.hex()} (pid {self.pid})"
+
+
+#: What a process says of itself.
+_HELLO = Arguments(Client, 1)
 
 
 class ClientEvents(Protocol):
@@ -92,6 +96,7 @@ class ClientServer:
         self.quick: dict[str, Callable[..., tuple[Any, int] | None]] = {}
         #: Notices: method → function (client, *args).
         self.notices: dict[str, Callable[..., None]] = {}
+        self._arguments: dict[Callable[..., Any], Arguments] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener = Listener(path, poller, self._accepted)
 
@@ -125,11 +130,14 @@ class ClientServer:
     def _take(self, client: Client, message: tuple[Any, ...]) -> None:
         kind = message[0]
         if kind == p.NODE_RELAY:
-            self._events.relay(client, message[1], message[2], message[3])
+            _, node_id, process_id, bodies = message
+            if set(map(type, (node_id, process_id, *bodies))) != {bytes}:
+                raise ValueError("ids and messages to another process are bytes")
+            self._events.relay(client, node_id, process_id, bodies)
         elif kind == p.NODE_REQUEST:
             self._request(client, message[1], message[2], message[3])
         elif kind == p.NODE_NOTICE:
-            self.notices[message[1]](client, *message[2])
+            self._checked(message[1], self.notices, message[2])(client, *message[2])
         elif kind == p.HEAD_REQUEST:
             self._events.head_request(client, message[1], message[2], message[3])
         elif kind == p.HEAD_NOTICE:
@@ -139,31 +147,39 @@ class ClientServer:
 
     def _introduce(self, conn: Connection, message: tuple[Any, ...]) -> None:
         try:
-            kind, process_id, role, pid, job_id, details = message
+            kind, *hello = message
             if kind != p.NODE_HELLO:
-                raise ValueError(f"it is of kind {kind}")
+                raise ValueError(f"it is of kind {kind!r:.40}")
+            _HELLO.check(tuple(hello))
         except ValueError as error:
             logger.error("the first message of a process is not its name: %.80s", error)  # noqa: TRY400
             conn.close()
             return
         self._unnamed.discard(conn)
-        if not self._events.expects(process_id, role):
+        client = Client(conn, *hello)
+        if not self._events.expects(client.process_id, hello[1]):
             conn.close()  # it has ended since
             return
-        client = Client(
-            process_id,
-            role=role,
-            pid=pid,
-            job_id=job_id,
-            details=details,
-            conn=conn,
-        )
         conn.peer = client
-        self.clients[process_id] = client
+        self.clients[client.process_id] = client
         conn.send((p.NODE_WELCOME, self._events.welcome(client)))
+
+    def _checked(
+        self, method: str, handlers: Mapping[str, Callable[..., Any]], args: tuple[Any, ...]
+    ) -> Callable[..., Any]:
+        """The handler of a request or notice, if that is what the handler can take."""
+        handler = handlers.get(method)
+        if handler is None:
+            raise ValueError(f"A node has no request {method!r}.")
+        arguments = self._arguments.get(handler)
+        if arguments is None:
+            arguments = self._arguments[handler] = Arguments(handler, 1)
+        arguments.check(args)
+        return handler
 
     def _request(self, client: Client, number: int, method: str, args: tuple[Any, ...]) -> None:
         quick = self.quick.get(method)
+        self._checked(method, self.requests if quick is None else self.quick, args)
         if quick is not None:
             try:
                 answer = quick(client, *args)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import marshal
 import os
 import pickle
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from raw_process import RawProcess, record_of
 
 import miniray
+import miniray.util.state
 from miniray.cluster_utils import Cluster
 from miniray.core import plain
 from miniray.core import protocol as p
@@ -116,3 +118,74 @@ def test_an_answer_that_is_too_large_for_a_message_is_refused_and_the_node_stays
     error, body = raw.ask_head("kv_keys", "small", b"")
     assert error is None
     assert marshal.loads(body) == []
+
+
+#: A frame of five bytes that claims two thousand million items.
+BOMB = b"(" + b"\xff\xff\xff\x7f"
+
+
+def test_a_message_that_claims_to_be_large_takes_no_memory(raw: RawProcess) -> None:
+    record = record_of(miniray.get_runtime_context().get_node_id())
+    processes = [record.processes["head"].pid, record.processes["boot"].pid]
+    before = [resident(pid) for pid in processes]
+    number = 1_000_000
+    raw.send((p.HEAD_REQUEST, number, "kv_get", BOMB))
+    while (reply := raw.read())[:2] != (p.HEAD_REPLY, number):
+        pass
+    assert "plain data" in str(pickle.loads(reply[2]))
+    raw.send_body(BOMB)
+    with pytest.raises(ConnectionError):
+        raw.read()
+    for pid, size in zip(processes, before, strict=True):
+        assert resident(pid) < size + (100 << 20)
+
+
+def resident(pid: int) -> int:
+    """The most memory that a process has had, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) << 10
+
+
+SPEC: dict[str, Any] = {
+    "class_key": b"key",
+    "class_name": "A",
+    "info": b"",
+    "resources": {"CPU": 1000},
+    "placement_resources": {"CPU": 1000},
+    "name": None,
+    "namespace": "raw",
+    "detached": False,
+    "max_restarts": 0,
+    "max_concurrency": None,
+    "concurrency_groups": {},
+    "is_async": False,
+    "placement": None,
+    "runtime_env": "",
+    "labels": None,
+    "fallback_labels": [],
+    "owner_node": b"12345678",
+    "preload": [],
+    "preload_later": [],
+}
+
+
+@pytest.mark.parametrize("field", SPEC)
+def test_a_malformed_actor_is_refused_and_leaves_nothing_behind(
+    raw: RawProcess, field: str
+) -> None:
+    for value in (5, "text", b"bytes", {1: 2}, [None], None, [], object):
+        if value is object:
+            spec = {name: each for name, each in SPEC.items() if name != field}
+        else:
+            spec = {**SPEC, field: value}
+        raw.ask_head("create_actor", raw.id + os.urandom(8), spec, False)
+        raw.send((p.HEAD_NOTICE, "create_actor", plain.dumps((os.urandom(16), spec, False))))
+    error, _ = raw.ask_head("create_actor", raw.id + os.urandom(8), {}, False)
+    assert "spec" in str(pickle.loads(error))
+    assert miniray.util.state.list_actors() is not None
+
+
+@pytest.mark.parametrize("arguments", [("space", 5, b""), (5, b"key", b""), ("space", b"key", 5)])
+def test_a_key_value_of_a_wrong_type_is_refused(raw: RawProcess, arguments: Any) -> None:
+    error, _ = raw.ask_head("kv_put", *arguments, True)
+    assert "must be" in str(pickle.loads(error))

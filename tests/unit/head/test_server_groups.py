@@ -53,7 +53,7 @@ def test_a_group_that_the_head_cannot_read_fails_with_its_words(daemon: FakeDaem
     driver = daemon.driver()
     id = create(daemon, driver, [{"CPU": b"half"}])  # type: ignore[dict-item]
     number = wait(daemon, driver, id)
-    with pytest.raises(ValueError, match=r"cannot be made: the head refused it \(TypeError: "):
+    with pytest.raises(ValueError, match=r"cannot be made: the head refused it \(ValueError: "):
         daemon.answer(driver, number)
 
 

@@ -156,7 +156,7 @@ def test_an_unknown_request_is_refused_by_name(cluster: FakeCluster) -> None:
         daemon.ask(daemon.driver(), "make_coffee")
     with pytest.raises(ValueError, match="teapots"):
         daemon.ask(daemon.driver(), "state", "teapots")
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="there are 2: id, no_restart"):
         daemon.ask(daemon.driver(), "kill_actor")
 
 

@@ -39,12 +39,12 @@ class Clients:
 
     def connect(self, process: bytes, role: str) -> None:
         self.clients[process] = Client(
+            None,  # type: ignore[arg-type]
             process,
             role=role,
             pid=len(self.clients),
             job_id=b"",
             details={},
-            conn=None,  # type: ignore[arg-type]
         )
 
     def push(self, process: bytes, topic: str, body: tuple[Any, ...]) -> None:
