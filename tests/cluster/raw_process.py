@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import socket
@@ -77,6 +78,16 @@ class RawProcess:
     def ask_head(self, method: Any, *arguments: Any) -> Any:
         """Ask the head something: (error or None, body)."""
         return self.ask(p.HEAD_REQUEST, method, marshal.dumps(arguments, 2))
+
+    def drop_answers(self) -> None:
+        """Throw away what has come, without waiting for more."""
+        self._sock.settimeout(0)
+        try:
+            with contextlib.suppress(BlockingIOError):
+                if not self._sock.recv(1 << 20):
+                    raise ConnectionError("the daemon hung up")
+        finally:
+            self._sock.settimeout(30)
 
     def close(self) -> None:
         """Hang up."""

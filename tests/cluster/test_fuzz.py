@@ -1,0 +1,31 @@
+"""Whatever is sent to a cluster, no process of it is lost and its memory stays bounded."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import fuzzing
+import pytest
+
+import miniray
+from miniray.cluster_utils import Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def started(session_root: Any) -> Iterator[None]:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    miniray.init(address=cluster.address)
+    yield
+    miniray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.mark.usefixtures("started")
+def test_whatever_is_sent_to_a_cluster_it_serves_others_and_keeps_its_memory() -> None:
+    seed = int(os.environ.get("FUZZ_SEED", "0")) or int.from_bytes(os.urandom(4), "big")
+    print(f"FUZZ_SEED={seed}")
+    assert fuzzing.run(seed, 30, 20_000)
