@@ -20,7 +20,7 @@ from miniray.core.actor_classes import (
     describe,
     with_options,
 )
-from miniray.core.call_signature import CallSignature
+from miniray.core.call_signature import CallSignature, UnpicklableArgumentError
 from miniray.core.exports import Export
 from miniray.core.option_checks import suggestion
 from miniray.core.runtime import ActorClassInfo, MethodOptions
@@ -88,9 +88,13 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
             if kwargs or not self._least <= len(args) <= self._most:
                 self._signature.check(f"{self._info.name}.{self._name}", args, kwargs)
             runtime = _runtime._current or _runtime.runtime_of("actor handle")
-            return runtime.submit_actor_call(
-                self._ref, self._info, self._name, args, kwargs, self._options
-            )
+            try:
+                return runtime.submit_actor_call(
+                    self._ref, self._info, self._name, args, kwargs, self._options
+                )
+            except UnpicklableArgumentError as error:
+                name = f"{self._info.name}.{self._name}"
+                raise self._signature.unpicklable(name, error) from None
 
     @overload
     def options(
@@ -275,9 +279,11 @@ class ActorClass(Remote["ActorProxy[T]"], Generic[T, ActorPs]):
             """
             self._signature.check(self._export.name, args, kwargs)
             runtime = _runtime.current_runtime()
-            location = runtime.create_actor(
-                self._export.to(runtime), self._info, args, kwargs, self._options
-            )
+            exported = self._export.to(runtime)
+            try:
+                location = runtime.create_actor(exported, self._info, args, kwargs, self._options)
+            except UnpicklableArgumentError as error:
+                raise self._signature.unpicklable(self._export.name, error) from None
             return ActorHandle(location.ref, location.info)
 
     def options(self, **options: Any) -> ActorClass[T, ActorPs]:

@@ -141,6 +141,8 @@ def _connect(options: InitOptions) -> InitContext:
     global _context, _owner_pid
     runtime, address_info = connect(options)
     set_runtime(runtime)
+    if options.logging_level is not None:
+        logging.getLogger("miniray").setLevel(options.logging_level)
     _context = InitContext(address_info)
     _owner_pid = os.getpid()
     atexit.register(shutdown)
@@ -217,7 +219,7 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
             refs_only("get", object_refs)
             return runtime.get(object_refs, timeout)
     except (KeyboardInterrupt, MinirayError) as error:
-        raise error.with_traceback(None)  # noqa: B904 - where it waited tells nobody anything
+        raise error.with_traceback(None)
     if is_generator(object_refs):
         return object_refs  # its refs are read one by one
     given = object_refs
@@ -304,7 +306,7 @@ def wait(
     try:
         found = runtime.wait(refs, num_returns, timeout, fetch_local)
     except KeyboardInterrupt as interrupt:
-        raise interrupt.with_traceback(None)  # noqa: B904 - as in get
+        raise interrupt.with_traceback(None)
     _rest = _identity(found[1])
     return found
 

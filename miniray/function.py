@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 from miniray import options as option_rules
 from miniray._typing import Out_co, P, Remote
 from miniray.core import runtime as _runtime
-from miniray.core.call_signature import CallSignature
+from miniray.core.call_signature import CallSignature, UnpicklableArgumentError
 from miniray.core.exports import Export
 
 if TYPE_CHECKING:
@@ -68,7 +68,10 @@ class RemoteFunction(Remote[Out_co], Generic[P, Out_co]):
             export = self._export
             if export.session is not runtime.session:
                 export.to(runtime)
-            return runtime.submit_task(export.exported, args, kwargs, self._options)
+            try:
+                return runtime.submit_task(export.exported, args, kwargs, self._options)
+            except UnpicklableArgumentError as error:
+                raise self._signature.unpicklable(export.name, error) from None
 
     @overload
     def options(

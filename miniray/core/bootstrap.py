@@ -83,6 +83,7 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
         "namespace": namespace,
         "python_version": platform.python_version(),
         "job_id": job_id.hex(),
+        "webui_url": None,  # as in Ray where there is no dashboard
     }
 
 

@@ -17,6 +17,18 @@ _Kind = inspect._ParameterKind
 _POSITIONAL = (_Kind.POSITIONAL_ONLY, _Kind.POSITIONAL_OR_KEYWORD)
 
 
+class UnpicklableArgumentError(TypeError):
+    """An argument of a call cannot be pickled. Users get ``CallSignature.unpicklable`` of it."""
+
+    def __init__(self, where: int | str, fault: str) -> None:
+        argument = f"argument {where + 1 if isinstance(where, int) else repr(where)}"
+        super().__init__(argument + fault)
+        #: Its position, from 0, or its name.
+        self.where = where
+        #: What is wrong with it, which follows its name.
+        self.fault = fault
+
+
 class CallSignature:
     """Names and kinds of parameters.
 
@@ -79,6 +91,16 @@ class CallSignature:
             wrong = str(error)
             verb = {"got": "", "missing": "is "}.get(wrong.partition(" ")[0], "got ")
             raise TypeError(f"{name}.remote() {verb}{wrong}. {name} takes {taken}.") from None
+
+    def unpicklable(self, name: str, error: UnpicklableArgumentError) -> TypeError:
+        """The error of a call of ``name`` of which an argument cannot be pickled."""
+        where = error.where
+        if isinstance(where, int):
+            names = [name for name, kind, _ in self.parameters if kind in _POSITIONAL]
+            argument = f"`{names[where]}`" if where < len(names) else str(where + 1)
+        else:
+            argument = f"`{where}`"
+        return TypeError(f"argument {argument} of {name}(){error.fault}")
 
     def __reduce__(self) -> tuple[type[CallSignature], tuple[Any, ...]]:
         return CallSignature, (self.parameters, self.is_generator)

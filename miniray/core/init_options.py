@@ -28,7 +28,6 @@ _NO_EFFECT = frozenset(
         "include_dashboard",
         "logging_config",
         "logging_format",
-        "logging_level",
         "_driver_object_store_memory",
         "_metrics_export_port",
         "_redis_password",
@@ -68,6 +67,7 @@ class InitOptions:
     object_store_memory: int | None = None  # bytes
     memory: int | None = None  # bytes
     temp_dir: str | None = None
+    logging_level: int | str | None = None  # of miniray's loggers
     default_actor_lifetime: str = "non_detached"
     metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
@@ -86,6 +86,8 @@ def check_init(
         TypeError: There is no such argument, or a value is of a wrong type.
         ValueError: A value is not allowed, or the arguments don't go together.
     """
+    others = dict(others)
+    given = {**given, "logging_level": others.pop("logging_level", None)}
     _check_others(others, {*given, "job_config", *_NO_EFFECT})
     checks: dict[str, Callable[[str, Any], Any]] = {
         "address": _check_address,
@@ -100,6 +102,7 @@ def check_init(
         "object_store_memory": check.size(1),
         "memory": check.size(0),
         "temp_dir": check.text,
+        "logging_level": _logging_level,
     }
     values = {name: checks[name](name, value) for name, value in given.items() if value is not None}
     from_variable = os.environ.get(ADDRESS_VARIABLE)
@@ -125,6 +128,15 @@ def _configured(job_config: JobConfig | None) -> dict[str, Any]:
         "default_actor_lifetime": job_config.default_actor_lifetime,
         "metadata": dict(job_config.metadata),
     }
+
+
+def _logging_level(name: str, value: Any) -> int | str:
+    names = ["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise check.wrong_type(name, value, f"a number or one of {', '.join(names)}")
+    if isinstance(value, str) and value.upper() not in names:
+        raise ValueError(f"{name} must be a number or one of {', '.join(names)}, not {value!r}.")
+    return value if isinstance(value, int) else value.upper()
 
 
 def _gpu_family(name: str, value: Any) -> str:

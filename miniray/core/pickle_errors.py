@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from miniray.core.call_signature import UnpicklableArgumentError
 from miniray.core.parts import parts_of
 from miniray.core.serialization import pickled
 
@@ -46,12 +47,12 @@ def pass_interruption(value: object, error: Exception) -> None:
 def explain_arguments(
     args: tuple[object, ...], kwargs: dict[str, object], error: BaseException
 ) -> TypeError:
-    """As ``explain``, for the arguments of a call: names the one at fault, positions from 1."""
-    named = [(f"argument {position}", value) for position, value in enumerate(args, 1)]
-    named += [(f"argument {name!r}", value) for name, value in kwargs.items()]
-    for name, value in named:
+    """As ``explain``, for the arguments of a call: says which one is at fault."""
+    placed: list[tuple[int | str, object]] = [*enumerate(args), *kwargs.items()]
+    for where, value in placed:
         if _fails(value):
-            return explain(value, error, name)
+            fault = str(explain(value, error, "argument")).removeprefix("argument")
+            return UnpicklableArgumentError(where, fault)
     return explain((args, kwargs), error)  # each of them can be, by itself
 
 

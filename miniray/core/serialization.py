@@ -146,11 +146,11 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
             return Serialized(VALUE_PICKLE, (pickle.dumps((args, kwargs), 5),))
     try:
         return pickled((args, kwargs))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - its text is told, and the part at fault
         from miniray.core.pickle_errors import explain_arguments, pass_interruption
 
         pass_interruption((args, kwargs), error)
-        raise explain_arguments(args, kwargs, error) from error
+        raise explain_arguments(args, kwargs, error) from None
 
 
 class _Parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import resource
 import signal
@@ -105,12 +106,29 @@ def test_keywords_of_ray_that_do_no_harm_are_accepted_with_one_warning() -> None
             num_cpus=1,
             include_dashboard=True,
             dashboard_port=8265,
-            logging_level="INFO",
             log_to_driver=True,
         )
     (warning,) = caught
-    assert "dashboard_port, include_dashboard, logging_level" in str(warning.message)
+    assert "dashboard_port, include_dashboard" in str(warning.message)
     assert warning.filename == __file__
+
+
+@pytest.mark.parametrize("level", [logging.ERROR, "error"])
+def test_init_sets_the_level_of_minirays_loggers(level: int | str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        context = miniray.init(num_cpus=1, logging_level=level)
+    own = logging.getLogger("miniray")
+    try:
+        assert own.level == logging.ERROR
+        assert context.address_info["webui_url"] is None
+    finally:
+        own.setLevel(logging.NOTSET)
+
+
+def test_a_wrong_logging_level_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ValueError, match="logging_level must be a number or one of CRITICAL"):
+        miniray.init(num_cpus=1, logging_level="loud")
 
 
 def test_switching_off_what_is_not_there_warns_of_nothing() -> None:

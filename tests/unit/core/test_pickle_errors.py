@@ -71,7 +71,7 @@ def test_the_error_of_a_call_names_the_argument_at_fault(
     with pytest.raises(TypeError) as caught:
         serialize_arguments(args, kwargs)
     assert text in str(caught.value)
-    assert caught.value.__cause__ is not None
+    assert caught.value.__suppress_context__
 
 
 def test_the_error_of_a_function_names_its_variable() -> None:
