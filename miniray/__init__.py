@@ -67,7 +67,9 @@ __all__ = [
     "wait",
 ]
 
-_MODULES = frozenset({"cloudpickle", "experimental", "job_config", "runtime_env", "train", "util"})
+_MODULES = frozenset(
+    {"cloudpickle", "dag", "experimental", "job_config", "runtime_env", "train", "util"}
+)
 
 _IDS = ("ActorID", "JobID", "NodeID", "ObjectID", "PlacementGroupID", "TaskID", "WorkerID")
 _MODES = ("LOCAL_MODE", "SCRIPT_MODE", "WORKER_MODE")
@@ -82,7 +84,6 @@ _ABSENT = {
     "air": "miniray.train has what trainers take and return",
     "autoscaler": "start and stop nodes with `miniray start` and `miniray stop`",
     "client": "miniray.init('HOST:PORT') attaches from any machine",
-    "dag": "call tasks and methods with the refs of others",
     "dashboard": "`miniray status` and miniray.util.state tell what there is",
     "data": "give datasets= to a trainer, or read with PyArrow in tasks",
     "job_submission": "start the program on a machine of the cluster; RunConfig(detached=True) of "

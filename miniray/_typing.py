@@ -69,6 +69,17 @@ class Remote(Generic[Out_co]):
             """Refuses: Ray's own way to give options and arguments at once."""
             raise TypeError("miniray has no '_remote': use .options(...).remote(...).")
 
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Make a node of a graph, which calls this with these arguments when it is executed.
+
+        Args:
+            *args: Values, or nodes that make them.
+            **kwargs: The same, by name.
+        """
+        from miniray.dag.nodes import bound
+
+        return bound(self, args, kwargs)
+
     if TYPE_CHECKING:
 
         @overload

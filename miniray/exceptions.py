@@ -446,6 +446,8 @@ RayError = MinirayError
 RayTaskError = TaskError
 RayActorError = ActorError
 LocalRayletDiedError = NodeDiedError
+# Raised only where a value is lost and cannot be made again.
+ObjectReconstructionFailedError = ObjectLostError
 PendingCallsLimitExceeded = PendingCallsLimitExceededError
 TaskPlacementGroupRemoved = PlacementGroupRemovedError
 ActorPlacementGroupRemoved = PlacementGroupRemovedError
@@ -460,11 +462,10 @@ _ABSENT = {
     "ActorHandleNotFoundError": "a handle of another cluster raises ActorDiedError",
     "ObjectFetchTimedOutError": "a value that cannot be fetched raises ObjectLostError",
     "ObjectFreedError": "values go with their last ref",
-    "ObjectReconstructionFailedError": "a value that cannot be made again raises ObjectLostError",
     "OutOfDiskError": "a value that fits neither memory nor disk raises ObjectStoreFullError",
     "OutOfMemoryError": "a worker that the kernel kills for its memory raises WorkerCrashedError, "
     "or ActorDiedError",
-    "RaySystemError": "catch MinirayError",
+    "RaySystemError": "catch the error that tells what has failed, or MinirayError for all of them",
 }
 tell_imports(__name__, _ABSENT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import resource
 import subprocess
 import sys
 import textwrap
@@ -343,6 +344,16 @@ def test_a_value_larger_than_the_store_fails_at_once() -> None:
     assert time.monotonic() - begin < 2
     assert spilled() == before
     del kept
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_a_value_larger_than_the_store_is_refused_before_it_is_copied(kind: type) -> None:
+    value = kind(4 * CAPACITY)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ObjectStoreFullError, match=f"larger than .* {CAPACITY} bytes"):
+        miniray.put(value)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown * 1024 < CAPACITY
 
 
 @pytest.mark.filterwarnings("ignore:Argument 2 of this call:UserWarning")
