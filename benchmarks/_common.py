@@ -111,6 +111,11 @@ class Engine:
         self.api.init(address=self._cluster.address)
         return self.api
 
+    @property
+    def cluster(self) -> Any:
+        """What `start_nodes` has started."""
+        return self._cluster
+
     def stop(self) -> None:
         """End what was started."""
         self.api.shutdown()

@@ -102,15 +102,16 @@ def make_credentials(key: bytes) -> Credentials:
     Args:
         key: ``JoinToken.members_key``.
     """
-    own = _new_key()
+    from cryptography.x509 import AuthorityKeyIdentifier
+
+    own, signer = _new_key(), _members_key(key)
+    issuer = _name(_MEMBERS_NAME)
     builder = _builder(
-        _name(NODE_NAME),
-        _name(_MEMBERS_NAME),
-        own.public_key(),
-        dns_name=NODE_NAME,
-        authority=False,
+        _name(NODE_NAME), issuer, own.public_key(), dns_name=NODE_NAME, authority=False
     )
-    certificate = _certificate_pem(builder, _members_key(key))
+    # RFC 5280 (4.2.1.1) wants it, and so does a strict verifier.
+    signed_by = AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    certificate = _certificate_pem(builder.add_extension(signed_by, critical=False), signer)
     return Credentials(Identity(certificate, _key_pem(own)), members_authority(key))
 
 

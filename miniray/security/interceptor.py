@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hmac
 import logging
-import urllib.parse
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -78,4 +77,6 @@ def _host(peer: str) -> str:
     kind, _, where = peer.partition(":")
     if kind == "unix":
         return "a process of this machine"
-    return urllib.parse.unquote(where).rpartition(":")[0].strip("[]")
+    from urllib.parse import unquote
+
+    return unquote(where).rpartition(":")[0].strip("[]")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import ipaddress
 import sys
 import time
 from pathlib import Path
@@ -106,6 +105,8 @@ def connected_to(port: int) -> set[tuple[str, int]]:
 
 def _address(text: str) -> str:
     """An address that the kernel writes as words of four bytes in the machine's order."""
+    import ipaddress  # the head of a cluster without a network never needs it
+
     words = (bytes.fromhex(text[at : at + 8]) for at in range(0, len(text), 8))
     data = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
     address = ipaddress.ip_address(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -53,3 +54,25 @@ def test_a_benchmark_that_is_ended_leaves_none_of_its_processes(
     wait_until(lambda: not any(map(is_alive, pids)))
     if number != signal.SIGKILL:
         assert not list(base.iterdir())
+
+
+@pytest.mark.timeout(120)
+def test_a_user_is_served_while_strangers_flood_the_heads_port(base: Path) -> None:
+    """The short mode of the program; what is longer than its own limits is a busy machine."""
+    told = base / "figures.json"
+    subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "benchmarks" / "attacked.py"),
+            *("--short", "--json", str(told), "--only", "pings", "mover", "stopped"),
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(base)},
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    for figure in json.loads(told.read_text())["figures"]:
+        (value,) = figure["runs"]["miniray"]
+        assert isinstance(value, (int, float)), value
+        assert value < 10_000  # milliseconds, MiB or nodes
+        if figure["unit"] != "ms" and figure["target"] is not None:
+            assert value <= figure["target"], figure["figure"]

@@ -16,7 +16,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/roadmap.md")
+DOCUMENTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "CHANGELOG.md",
+    "docs/roadmap.md",
+)
 _BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.M | re.S)
 _PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)*(?:/|\.(?:json|md|proto|py|pyi|toml|txt|yaml)))`")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[\w-]+)?\)")

@@ -36,6 +36,7 @@ def handshake(identity: Identity, trusted: bytes, name: str, tmp_path: Path) -> 
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_context.load_cert_chain(tmp_path / "cert", tmp_path / "key")
     client_context = ssl.create_default_context(cadata=trusted.decode())
+    client_context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default since Python 3.13
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = server_context.wrap_bio(to_server, to_client, server_side=True)
     client = client_context.wrap_bio(to_client, to_server, server_hostname=name)
