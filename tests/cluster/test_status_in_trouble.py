@@ -99,6 +99,6 @@ def test_a_head_that_does_not_answer_is_not_waited_for_long(
 
 
 def _up(command: CommandLine) -> int:
-    """Seconds that the cluster is up."""
-    told = re.search(r"up (\d+) s", command.run("status").stdout)
-    return int(told[1]) if told is not None else 0
+    """Seconds that the cluster is up, as far as it is told."""
+    told = re.search(r"up (\d+) (s|min)", command.run("status").stdout)
+    return int(told[1]) * {"s": 1, "min": 60}[told[2]] if told is not None else 0
