@@ -1,4 +1,4 @@
-"""The head's gRPC service: sessions with daemons, status.
+"""The head's gRPC service: sessions with daemons.
 
 Responsible for connections and for batching what waits; what messages mean is in
 ``head.py``.
@@ -7,7 +7,6 @@ Responsible for connections and for batching what waits; what messages mean is i
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -134,12 +133,6 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
             if message is _EOF:
                 return
             on_message(node, message)
-
-    async def Status(  # noqa: N802 - gRPC's name
-        self, request: head_pb2.StatusRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> head_pb2.StatusReply:
-        """The cluster's status (util/state_types.ClusterStatus) as JSON."""
-        return head_pb2.StatusReply(json=json.dumps(self._head.state.status()).encode())
 
 
 async def watch_liveness(head: Head) -> None:

@@ -282,7 +282,7 @@ async def rpcs(fuzzer: Fuzzer, record: ClusterRecord, count: int) -> None:
 
 
 def _services(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    head = ["Head/Session", "Head/Status"]
+    head = ["Head/Session"]
     node = ["Node/Relay", "Objects/FetchMany", "Objects/Push"]
     for path in folder.glob("*.sock"):
         if path.name.startswith("head"):

@@ -183,11 +183,11 @@ def test_the_network_side_is_pinned_by_the_fingerprint(folder: Path) -> None:
     member = make_credentials(TOKEN.members_key)
     head = meet_head(host, int(port), expected, member, 10)
 
-    async def scenario() -> bytes:
+    async def scenario() -> str:
         channel = channels.channel(process.facts["address"], TOKEN.grpc_secret, member, head)
-        status = await head_pb2_grpc.HeadStub(channel).Status(head_pb2.StatusRequest())
+        welcome = await greet(head_pb2_grpc.HeadStub(channel).Session())
         await channel.close()
-        return bytes(status.json)
+        return str(welcome.cluster_id)
 
-    assert json.loads(asyncio.run(scenario()))["nodes"] == []
+    assert asyncio.run(scenario()) == "test"
     process.stop()

@@ -166,12 +166,3 @@ def test_what_waits_is_sent_together_to_daemons_that_take_it(
     messages, answered = asyncio.run(scenario())
     assert answered == list(range(1, count + 1))
     assert messages == (1 if takes_batches else count)
-
-
-def test_the_status_is_told_to_those_who_attach_to_no_node(folder: Path) -> None:
-    async def scenario() -> None:
-        async with serving(folder), calling(folder) as stub:
-            status = json.loads((await stub.Status(head_pb2.StatusRequest())).json)
-            assert (status["address"], status["nodes"]) == ("here", [])
-
-    asyncio.run(scenario())
