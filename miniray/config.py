@@ -123,8 +123,8 @@ class Config:
     unread_output: int = 16 * 1024 * 1024
     #: Do not tell the errors of tasks and methods whose results were dropped unread.
     ignore_unhandled_errors: bool = False
-    #: A log file of a worker that is as large becomes an older one, of which so many are kept with
-    #: it: each of a worker's two streams takes at most the product.
+    #: A log file of a worker, node or head that is as large becomes an older one, of which so many
+    #: are kept with it: each of a worker's two streams takes at most the product.
     log_file_bytes: int = 64 * 1024 * 1024
     log_files: int = 4
     #: Identical lines from many workers are folded into one with a count.

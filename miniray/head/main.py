@@ -9,6 +9,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2_grpc
+from miniray.core.daemon_log import log_to
 from miniray.head.head import Head, Identity
 from miniray.head.server import HeadServicer, watch_liveness
 from miniray.head.storage import NoStorage
@@ -41,7 +42,7 @@ def run_head(options: HeadOptions) -> None:
 
     Never raises for what a user can cause: ``options.ready`` hears of it.
     """
-    _log_to(options)
+    log_to(options.session_dir / "logs" / "head.log")
     # A full collection looks at all of the head's state, which is a second at a million objects,
     # and finds nothing: what is taken out of the tables goes by itself.
     gc.freeze()
@@ -51,17 +52,6 @@ def run_head(options: HeadOptions) -> None:
     except OSError as error:
         logger.exception("the head could not start")
         options.ready({"error": error.strerror or str(error)})
-
-
-def _log_to(options: HeadOptions) -> None:
-    folder = options.session_dir / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    logging.basicConfig(
-        filename=folder / "head.log",
-        level=logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        force=True,
-    )
 
 
 async def _run(options: HeadOptions) -> None:

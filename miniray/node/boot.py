@@ -245,12 +245,11 @@ def _run(
     control: socket.socket,
     template_pid: int,
 ) -> int:
+    from miniray.core.daemon_log import log_to
     from miniray.core.descriptors import raise_limit
     from miniray.node.template import set_subreaper
 
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to(session.logs / "node.log")
     set_subreaper()
     raise_limit()
     from miniray.node.allocator import keep_freed_buffers

@@ -79,6 +79,24 @@ miniray.shutdown()
 print(pids)
 """
 
+MANY_ENDS = """
+import os
+import miniray
+
+@miniray.remote
+class Victim:
+    def leave(self):
+        os._exit(7)
+
+miniray.init(num_cpus=2)
+for _ in range(20):
+    try:
+        miniray.get(Victim.remote().leave.remote())
+    except miniray.exceptions.ActorDiedError:
+        pass
+print(1)
+"""
+
 
 @pytest.fixture
 def command() -> Iterator[CommandLine]:
@@ -194,3 +212,12 @@ def test_a_head_that_is_killed_is_told_in_lines_of_the_log_not_in_dumps(
     wait_until(lambda: not is_alive(boot))
     wait_until(lambda: "ended unexpectedly" in logs(command.root, "head.log"))
     wait_until(lambda: not command.pids())
+
+
+def test_the_logs_of_head_and_node_have_the_limit_of_worker_logs(command: CommandLine) -> None:
+    limits = {"MINIRAY_LOG_FILE_BYTES": "1000", "MINIRAY_LOG_FILES": "2"}
+    command.python(MANY_ENDS, **limits)
+    for name in ("head.log", "node.log"):
+        files = sorted(command.root.glob(f"miniray-*/session_*/logs/{name}*"))
+        assert [file.name for file in files] == [name, f"{name}.1"]
+        assert all(0 < file.stat().st_size <= 1000 for file in files)

@@ -1,0 +1,36 @@
+"""What a daemon or a head writes, and where it goes when its log file is full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PROGRAM = """
+import logging, os, sys
+from pathlib import Path
+from miniray.core.daemon_log import log_to
+
+log_to(Path(sys.argv[1]))
+for _ in range(100):
+    logging.warning("a line")
+os.write(1, b"from C\\n")
+"""
+
+
+def test_what_native_code_prints_goes_to_the_newest_file(tmp_path: Path) -> None:
+    log = tmp_path / "logs" / "node.log"
+    limits = {"MINIRAY_LOG_FILE_BYTES": "500", "MINIRAY_LOG_FILES": "3"}
+    subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(log)], env={**os.environ, **limits}, check=True
+    )
+    assert sorted(file.name for file in log.parent.iterdir()) == [
+        "node.log",
+        "node.log.1",
+        "node.log.2",
+    ]
+    assert log.read_text().endswith("from C\n")
