@@ -129,7 +129,8 @@ class ActorDiedError(ActorError):
     """The actor is dead; calls that it had not finished may or may not have had effects.
 
     Attributes:
-        cause: Why it died.
+        cause: Why it died. Of an error that came out of a task it is, as of each ``TaskError``, the
+            exception: ``error.cause.cause`` tells why then.
         exit_code: Exit code of its process; a negative one is the signal that ended it.
         pid: Process id it had, or 0.
         node_id: Hex id of its node, or empty.
@@ -177,6 +178,8 @@ class ActorDiedError(ActorError):
         if creation_error is not None:
             message += f"\n{creation_error}"
         super().__init__(message, actor_id=actor_id, class_name=class_name)
+        #: Not ``cause``: that of a TaskError which is an ActorDiedError too is this error.
+        self._death = cause
         self.cause = cause
         self.exit_code = exit_code
         self.pid = pid
@@ -189,12 +192,12 @@ class ActorDiedError(ActorError):
     @property
     def actor_init_failed(self) -> bool:
         """Whether the actor's constructor failed."""
-        return self.cause is DeathCause.CREATION_FAILED
+        return self._death is DeathCause.CREATION_FAILED
 
     @property
     def preempted(self) -> bool:
         """Whether the actor's node was taken away."""
-        return self.cause is DeathCause.NODE_LOST
+        return self._death is DeathCause.NODE_LOST
 
 
 class ActorUnavailableError(ActorError):

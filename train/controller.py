@@ -288,11 +288,11 @@ class TrainController(RankCalls):
         assert self._attempt is not None
         try:
             result = await outcome
-        except TaskError as error:
-            # What the train loop raises is part of an outcome, so it has not begun.
-            self._attempt.lose(rank, WorkerFailure.to_load(error))
-            return
         except MinirayError as error:
+            if isinstance(error, TaskError) and not _is_own(error.cause):
+                # What the train loop raises is part of an outcome, so it has not begun.
+                self._attempt.lose(rank, WorkerFailure.to_load(error))
+                return
             # The frames in which it was awaited here say nothing.
             self._attempt.lose(rank, WorkerFailure.of(error.with_traceback(None)))
             return
@@ -454,3 +454,8 @@ class TrainController(RankCalls):
 
     def _write_facts(self) -> None:
         self._facts.write(self._state, self._message)
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether an exception is one of miniray; a plain ``MinirayError`` stands for a lost one."""
+    return isinstance(error, MinirayError) and type(error) is not MinirayError

@@ -19,7 +19,7 @@ from miniray.core.argument_errors import error_of_call
 from miniray.core.borrowing import error_value, load_error
 from miniray.core.lineage import Lineage
 from miniray.core.serialization import Serialized, serialize_arguments
-from miniray.exceptions import ObjectLostError, TaskCancelledError
+from miniray.exceptions import ObjectLostError, TaskCancelledError, TaskError
 from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
@@ -333,11 +333,9 @@ class CallTable:
         """Have a call run again whose user code raised, if its options say so."""
         if not call.retry_exceptions or call.retries == 0 or call.cancelled:
             return False
-        if isinstance(call.retry_exceptions, tuple):
-            error = load_error(value)
-            cause = getattr(error, "cause", error)
-            if not isinstance(cause, call.retry_exceptions):
-                return False
+        wanted = call.retry_exceptions
+        if isinstance(wanted, tuple) and not isinstance(_cause_of(value), wanted):
+            return False
         self.run_later(call, call.try_again())
         return True
 
@@ -359,7 +357,7 @@ class CallTable:
     def fail_value(self, call: Call, value: Value) -> None:
         """End a call with an error value."""
         told = not call.cancelled or call.stream is not None
-        if not told and not isinstance(load_error(value), TaskCancelledError):
+        if not told and not isinstance(_cause_of(value), TaskCancelledError):
             value = error_value(TaskCancelledError(call.name))
         for id in call.return_ids:
             self._table.set_value(id, value, None, call.name)
@@ -435,3 +433,9 @@ def _take_refs(
             refs.append((place, argument.binary(), argument._owner_node, None))
             pins.append(argument)
     return tuple(positional), named, refs, pins
+
+
+def _cause_of(value: Value) -> BaseException | None:
+    """What was raised, of an error value; None if it cannot be loaded here."""
+    error = load_error(value)
+    return error.cause if isinstance(error, TaskError) else error

@@ -49,6 +49,7 @@ class TaskFailure:
 class TaskError(MinirayError):
     """A task or an actor method raised an exception.
 
+    Or it did not run, as one of its arguments has an error; or it was cancelled while it ran.
     ``get`` raises ``as_instanceof_cause()``, which is also an instance of the
     exception's own class, so that ``except ValueError`` works.
     """
@@ -107,7 +108,7 @@ class TaskError(MinirayError):
 
     @property
     def cause(self) -> BaseException:
-        """What user code raised; a MinirayError with its text where it could not come along."""
+        """What was raised; a MinirayError with its text where it could not come along."""
         return self._facts.cause
 
     @property
@@ -203,13 +204,46 @@ class _TextOnly(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} may be the user's")
 
 
+def text_only(pickled: bytes) -> Any:
+    """A pickled error, loaded without the user's code.
+
+    Returns:
+        The error, with texts in place of each TaskError in it; the traceback of a TaskError; None
+        if only the user's code can tell.
+    """
+    try:
+        return _TextOnly(io.BytesIO(pickled)).load()
+    except pickle.UnpicklingError:
+        return None
+
+
 def last_line(pickled: bytes) -> str:
     """The last line of what a pickled error says; empty if only the user's code can tell."""
-    try:
-        text = str(_TextOnly(io.BytesIO(pickled)).load())
-    except pickle.UnpicklingError:
-        return ""
+    text = str(text_only(pickled) or "")
     return text.rstrip().rpartition("\n")[2].strip()
+
+
+def wrap_pickled(function_name: str, text: str, cause: BaseException, pickled: bytes) -> bytes:
+    """A pickled TaskError of a cause that stays as it was pickled.
+
+    Args:
+        function_name: Of what has failed.
+        text: What stands for its traceback.
+        cause: The cause as ``text_only`` loads it.
+        pickled: The cause.
+    """
+    facts = TaskFailure(function_name, text, MinirayError(transport.name_of(cause)))
+    return pickle.dumps(_Pickled(facts, pickled), 5)
+
+
+class _Pickled:
+    """What is unpickled as a TaskError."""
+
+    def __init__(self, facts: TaskFailure, cause: bytes) -> None:
+        self._parts = (facts, cause, False, "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_task_error, self._parts
 
 
 def _control_flow() -> tuple[type[BaseException], ...]:

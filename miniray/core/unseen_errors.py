@@ -13,7 +13,13 @@ from typing import TYPE_CHECKING
 
 from miniray.config import config
 from miniray.core.borrowing import load_error
-from miniray.exceptions import ActorDiedError, DeathCause, TaskError, WorkerCrashedError
+from miniray.exceptions import (
+    ActorDiedError,
+    DeathCause,
+    TaskCancelledError,
+    TaskError,
+    WorkerCrashedError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +105,8 @@ class UnseenErrors:
 def _kind_of(error: BaseException) -> _Kind | None:
     """What failed and how; None for ends that somebody has asked for, as by ``cancel``."""
     if isinstance(error, TaskError):
-        return error.function_name, type(error.cause)
+        cancelled = isinstance(error.cause, TaskCancelledError)
+        return None if cancelled else (error.function_name, type(error.cause))
     if isinstance(error, WorkerCrashedError):
         return error.function_name or "a task", type(error)
     if isinstance(error, ActorDiedError) and error.cause is DeathCause.CREATION_FAILED:

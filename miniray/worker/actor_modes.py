@@ -234,9 +234,10 @@ class AsyncExecutor(Executor):
             self.answer(work, result)
         except (ActorExit, SystemExit) as error:
             self.leave(error)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
             if work.cancelled or not self.is_ending():  # else the loop ends with the actor
-                self.answer_error(work, TaskCancelledError(work.name))
+                where = error.__traceback__
+                self.answer_error(work, TaskCancelledError(work.name).with_traceback(where))
                 self.cancel_children(work)
         except BaseException as error:  # noqa: BLE001 - it is the call's result
             self.answer_error(work, error)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
-from miniray.core.exception_transport import add_note, forget_traceback, format_traceback
+from miniray.core.exception_transport import forget_traceback
 from miniray.exceptions import TaskCancelledError, TaskError
 from miniray.object_ref import hooks
 from miniray.worker import stdio
@@ -135,12 +135,12 @@ class Answers:
     def _told(self, work: Work, error: BaseException) -> tuple[int, tuple[Any, ...]]:
         """Status and values that tell an error."""
         try:
-            if work.cancelled and isinstance(error, (TaskCancelledError, KeyboardInterrupt)):
+            if work.cancelled and not work.started:
                 return p.STATUS_ERROR, (error_value(TaskCancelledError(work.name)),)
-            if isinstance(error, KeyboardInterrupt):  # user code has raised it: the same, as in Ray
-                told = TaskCancelledError(work.name)
-                add_note(told, f"Its own code raised this:\n{format_traceback(error).rstrip()}")
-                return p.STATUS_ERROR, (error_value(told),)
+            told = work.stream is None or isinstance(error, TaskCancelledError)
+            # A KeyboardInterrupt that user code has raised by itself means the same, as in Ray.
+            if (work.cancelled and told) or isinstance(error, KeyboardInterrupt):
+                return p.STATUS_ERROR, (self._results.cancelled(error, work.name),)
             if isinstance(error, ArgumentLostError) and not work.cancelled:
                 return p.STATUS_LOST, ((error.id, error.payload),)
             return p.STATUS_ERROR, (self._results.error(error, work.name),)

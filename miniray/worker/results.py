@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from miniray.config import config
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
-from miniray.core.exception_transport import name_of, note_place, traceback_of
+from miniray.core.exception_transport import (
+    format_traceback,
+    name_of,
+    note_place,
+    traceback_of,
+)
 from miniray.core.names import short_name
 from miniray.core.serialization import serialize
 from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
@@ -183,18 +188,26 @@ class Results:
         return pin
 
     def error(self, error: BaseException, name: str) -> Value:
-        """What the caller's get() raises: the user's exception with its traceback."""
+        """What the caller's get() raises: what the call has raised, with its traceback."""
         error = carried(error)
-        if isinstance(error, TaskError) or not _is_own(error):
-            facts = self._runtime.facts
-            actor_id = facts.actor_id.hex() if facts.actor_id is not None else None
-            wrapped = TaskError.from_exception(
-                error, name, pid=os.getpid(), actor_id=actor_id, actor_repr=facts.actor_repr
-            )
-            return error_value(wrapped)
-        if traceback_of(error) is not None:
-            note_place(error, f"{short_name(name)}() (pid={os.getpid()})")
-        return error_value(error)
+        if _is_of_train(error):
+            if traceback_of(error) is not None:
+                note_place(error, f"{short_name(name)}() (pid={os.getpid()})")
+            return error_value(error)
+        return error_value(TaskError.from_exception(error, name, **self._place()))
+
+    def cancelled(self, error: BaseException, name: str) -> Value:
+        """The same for a call that was cancelled while it ran, and raised ``error`` then."""
+        cancelled = TaskCancelledError(name)
+        text = format_traceback(error).rstrip()
+        text = text if isinstance(error, TaskCancelledError) else f"{text}\n{cancelled}"
+        return error_value(TaskError(name, text, cancelled, **self._place()))
+
+    def _place(self) -> dict[str, Any]:
+        """Where a call has failed."""
+        facts = self._runtime.facts
+        actor_id = facts.actor_id.hex() if facts.actor_id is not None else None
+        return {"pid": os.getpid(), "actor_id": actor_id, "actor_repr": facts.actor_repr}
 
     def holds(self) -> list[tuple[str, list[ObjectRef[Any]]]]:
         """What keeps refs until callers have counted them: a name for it, and the refs."""
@@ -242,9 +255,9 @@ class Results:
         callback()
 
 
-def _is_own(error: BaseException) -> bool:
-    """Whether every process knows the class of an error; one of the user's may derive from ours."""
-    return isinstance(error, MinirayError) and name_of(error).startswith("miniray.")
+def _is_of_train(error: BaseException) -> bool:
+    """Whether an error is one of ``miniray.train``, of whose calls users know nothing."""
+    return isinstance(error, MinirayError) and name_of(error).startswith("miniray.train.")
 
 
 def _split(result: Any, count: int, name: str) -> list[Any]:

@@ -12,7 +12,7 @@ import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 
 import miniray
-from miniray.exceptions import TaskCancelledError, WorkerCrashedError
+from miniray.exceptions import RayTaskError, TaskCancelledError, WorkerCrashedError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +50,53 @@ def test_a_running_task_is_interrupted(tmp_path: Path) -> None:
     miniray.cancel(ref)
     with pytest.raises(TaskCancelledError):
         miniray.get(ref, timeout=30)
+
+
+def test_what_was_cancelled_while_it_ran_is_the_error_of_a_task_too(tmp_path: Path) -> None:
+    @miniray.remote
+    class Plain:
+        def run(self, started: Path, go: Path) -> None:
+            started.touch()
+            wait_for_file(go)
+
+    @miniray.remote
+    class Async:
+        async def run(self, started: Path, _go: Path) -> None:
+            started.touch()
+            await asyncio.Event().wait()
+
+        async def clean_up(self, started: Path, _go: Path) -> None:
+            try:
+                await self.run(started, _go)
+            except asyncio.CancelledError:
+                raise ValueError("in the clean-up") from None
+
+    behind = Plain.remote()
+    served = Async.remote()
+    methods = (
+        run,
+        behind.run,
+        Plain.options(max_concurrency=2).remote().run,
+        served.run,
+        served.clean_up,
+    )
+    refs = []
+    for number, method in enumerate(methods):
+        refs.append(method.remote(tmp_path / f"{number}", tmp_path / "go"))
+        wait_for_file(tmp_path / f"{number}")
+    queued = behind.run.remote(tmp_path / "queued", tmp_path / "go")
+    for ref in (*refs, queued):
+        miniray.cancel(ref)
+    (tmp_path / "go").touch()
+    for ref in refs:
+        with pytest.raises(RayTaskError) as info:
+            miniray.get(ref, timeout=30)
+        assert isinstance(info.value, TaskCancelledError)
+        assert isinstance(info.value.cause, TaskCancelledError)
+        assert "was cancelled." in str(info.value)
+    with pytest.raises(TaskCancelledError) as never:  # as in Ray
+        miniray.get(queued, timeout=30)
+    assert not isinstance(never.value, RayTaskError)
 
 
 def test_a_cancelled_task_sees_a_keyboard_interrupt(tmp_path: Path) -> None:

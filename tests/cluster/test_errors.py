@@ -352,7 +352,8 @@ def test_a_task_that_interrupts_itself_was_cancelled() -> None:
 
     with pytest.raises(TaskCancelledError) as info:
         miniray.get(miniray.remote(interrupted).remote(), timeout=60)
-    assert "KeyboardInterrupt: enough" in "".join(info.value.__notes__)
+    assert isinstance(info.value, RayTaskError)
+    assert "KeyboardInterrupt: enough" in str(info.value)
 
 
 def test_an_error_that_is_no_exception_is_raised_as_its_class_too() -> None:
@@ -440,11 +441,70 @@ def test_an_error_of_miniray_that_leaves_a_task_says_where_it_was_raised() -> No
 
     with pytest.raises(exceptions.ActorDiedError) as caught:
         miniray.get(outer.remote(Crashing.remote()))
-    first, second = caught.value.__dict__["__notes__"]
-    assert first.startswith("Raised in inner() (pid=")
-    assert "actor.crash.remote()" in first
-    assert second.startswith("Raised in outer() (pid=")
-    assert "inner.remote(actor)" in second
+    assert isinstance(caught.value, RayTaskError)
+    told = str(caught.value)
+    assert "outer() failed (pid=" in told
+    assert "inner.remote(actor)" in told
+    assert "inner() failed (pid=" in told
+    assert "actor.crash.remote()" in told
+    assert caught.value.cause.cause is exceptions.DeathCause.EXITED
+
+
+def test_an_argument_that_has_crashed_is_the_error_of_a_task_too() -> None:
+    @miniray.remote(max_retries=0)
+    def crash() -> None:
+        os._exit(3)
+
+    @miniray.remote
+    class Taker:
+        def take(self, _value: Any) -> None:
+            pass
+
+    @miniray.remote
+    def take(_value: Any) -> None:
+        pass
+
+    crashed = crash.remote()
+    for ref in (
+        take.remote(crashed),
+        take.remote(take.remote(crashed)),
+        Taker.remote().take.remote(crashed),
+    ):
+        with pytest.raises(
+            RayTaskError, match="did not run: this is the error of its argument 1"
+        ) as info:
+            miniray.get(ref, timeout=60)
+        assert isinstance(info.value, WorkerCrashedError)
+        assert isinstance(info.value.cause, WorkerCrashedError)
+        assert info.value.cause.exit_code == 3
+    with pytest.raises(WorkerCrashedError) as own:  # nothing of it was raised by its code
+        miniray.get(crashed)
+    assert not isinstance(own.value, RayTaskError)
+
+
+def test_a_task_is_tried_again_for_an_error_of_miniray_that_it_raises() -> None:
+    @miniray.remote
+    class Victim:
+        def crash(self) -> None:
+            os._exit(1)
+
+    @miniray.remote
+    class Counter:
+        def __init__(self) -> None:
+            self.count = 0
+
+        def up(self) -> int:
+            self.count += 1
+            return self.count
+
+    @miniray.remote(max_retries=2, retry_exceptions=[exceptions.ActorDiedError])
+    def ask(victim: Any, counter: Any) -> int:
+        count: int = miniray.get(counter.up.remote())
+        if count < 2:
+            miniray.get(victim.crash.remote())
+        return count
+
+    assert miniray.get(ask.remote(Victim.remote(), Counter.remote()), timeout=60) == 2
 
 
 def test_workers_that_end_before_they_are_ready_fail_their_tasks_with_how() -> None:

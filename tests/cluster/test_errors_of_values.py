@@ -186,9 +186,8 @@ def test_a_cancel_that_comes_while_an_argument_is_unpickled_is_a_cancel(tmp_path
     ref = take.remote(Slow(tmp_path))
     wait_for_file(tmp_path / "begun")
     miniray.cancel(ref)
-    with pytest.raises(TaskCancelledError) as info:
+    with pytest.raises(TaskCancelledError):
         miniray.get(ref, timeout=30)
-    assert not getattr(info.value, "__notes__", None)
 
 
 class Exit:

@@ -10,7 +10,7 @@ from core_doubles import Caller, FakePeer, packed
 from miniray.core import protocol as p
 from miniray.core.borrowing import error_value
 from miniray.core.serialization import collector
-from miniray.exceptions import ObjectLostError, TaskCancelledError
+from miniray.exceptions import ObjectLostError, TaskCancelledError, TaskError
 from miniray.object_ref import ObjectRef, hooks
 
 if TYPE_CHECKING:
@@ -162,10 +162,10 @@ def test_a_call_whose_argument_is_lost_is_named_in_its_error(me: Caller, channel
     me.calls.open_call(call)
     _, value = me.calls.resolved_refs(call)
     assert value is not None
-    error = pickle.loads(value[1])
+    error = pickle.loads(value[1]).as_instanceof_cause()
     assert isinstance(error, ObjectLostError)
-    assert "Test.method() did not run" in error.__notes__[0]  # type: ignore[attr-defined]
-    assert "its argument 2" in error.__notes__[0]  # type: ignore[attr-defined]
+    assert isinstance(error, TaskError)
+    assert "Test.method() did not run: this is the error of its argument 2" in str(error)
 
 
 def test_so_is_one_whose_executor_finds_the_argument_lost(me: Caller, channel: Channel) -> None:
@@ -178,10 +178,10 @@ def test_so_is_one_whose_executor_finds_the_argument_lost(me: Caller, channel: C
     lost = ((ref.binary(), shared[1]),)
     me.calls.on_reply(peer, (p.PEER_REPLY, call.number, p.STATUS_LOST, lost, None))  # type: ignore[arg-type]
     error = error_of(me, call)
-    assert isinstance(error, ObjectLostError)
-    assert error.object_id == ref.hex()
-    assert "Test.method() did not run" in error.__notes__[0]  # type: ignore[attr-defined]
-    assert "its argument 2" in error.__notes__[0]  # type: ignore[attr-defined]
+    assert isinstance(error, TaskError)
+    assert isinstance(error.cause, ObjectLostError)
+    assert error.cause.object_id == ref.hex()
+    assert "Test.method() did not run: this is the error of its argument 2" in str(error)
 
 
 def test_refs_of_others_are_asked_for(me: Caller, channel: Channel) -> None:
