@@ -13,7 +13,7 @@ from miniray.core import context, event_loop
 from miniray.exceptions import TaskCancelledError
 from miniray.worker.actor_loop import serving_loop
 from miniray.worker.arguments import load_arguments
-from miniray.worker.call_loop import CallLoop, key_of
+from miniray.worker.call_loop import CallLoop, call_in, key_of
 from miniray.worker.executor import Executor
 from miniray.worker.exits import ActorExit
 from miniray.worker.work import DEFAULT_GROUP, unknown_group
@@ -197,6 +197,8 @@ class AsyncExecutor(Executor):
                     target=asyncio.run, args=(calls.serve(),), name=name, daemon=True
                 ).start()
         await self._stopped.wait()
+        for calls in self._calls.values():
+            calls.end()
 
     def begin(self, group_of: Mapping[str, str]) -> None:
         """Remember the groups that methods belong to."""
@@ -210,7 +212,7 @@ class AsyncExecutor(Executor):
     def stop(self) -> None:
         loop = self._main_loop
         if loop is not None and self._stopped is not None:
-            loop.call_soon_threadsafe(self._stopped.set)
+            call_in(loop, self._stopped.set)
 
     # --- in the event loop of a group --------------------------------------------------
     async def _execute(self, work: Work, arguments: Loaded | None = None) -> None:
@@ -297,7 +299,7 @@ class _LoopEvent:
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        self._loop.call_soon_threadsafe(self._event.set)
+        call_in(self._loop, self._event.set)
 
     async def wait(self) -> None:
         await self._event.wait()

@@ -26,6 +26,19 @@ if TYPE_CHECKING:
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 #: Arguments that were loaded ahead of their call; or what loading them has raised.
 Loaded = Arguments | BaseException
+#: Futures of the call before this one, if there is one, and of this one: that it has begun.
+_Turn = tuple["asyncio.Future[None] | None", "asyncio.Future[None]"]
+
+
+def call_in(
+    loop: asyncio.AbstractEventLoop, callback: Callable[..., object], *args: Any, **how: Any
+) -> None:
+    """Call back in an event loop, unless it has ended with its actor, which callers are told of."""
+    try:
+        loop.call_soon_threadsafe(callback, *args, **how)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
 
 
 def key_of(work: Work) -> tuple[bytes, int]:
@@ -68,6 +81,8 @@ class CallLoop:
         #: By caller: resolved when the last of its calls has begun, if that waits for arguments.
         self._behind: dict[bytes, asyncio.Future[None]] = {}
         self._flushing = False
+        #: No further call begins.
+        self._ended = False
 
     # --- from any thread ---------------------------------------------------------------
     def put(self, work: Work) -> None:
@@ -77,19 +92,19 @@ class CallLoop:
 
     def _wake(self) -> None:
         loop = self._loop
-        if loop is not None and not self._woken:
+        if loop is not None and not self._woken and not self._ended:
             self._woken = True
             # In a context of its own: this may run in a coroutine that waits in get().
             if self._runtime.loop.in_callback and threading.get_ident() == self._thread:
                 loop.call_soon(self._take, context=contextvars.Context())
             else:
-                loop.call_soon_threadsafe(self._take, context=contextvars.Context())
+                call_in(loop, self._take, context=contextvars.Context())
 
     def cancel(self, work: Work) -> None:
         """End a call that runs, or that waits for its turn."""
         loop = self._loop
         if loop is not None:
-            loop.call_soon_threadsafe(self._cancel, work)
+            call_in(loop, self._cancel, work)
 
     # --- in the event loop -------------------------------------------------------------
     async def serve(self) -> None:
@@ -103,10 +118,14 @@ class CallLoop:
         self._loop = asyncio.get_running_loop()
         self._wake()
 
+    def end(self) -> None:
+        """Begin no further call: the loop is about to cancel what runs."""
+        self._ended = True
+
     def _take(self) -> None:
         self._woken = False
         inbox = self._inbox
-        while inbox:
+        while inbox and not self._ended:
             work = inbox.popleft()
             if self._room > 0 and not self._waiting:
                 self._start(work)
@@ -115,28 +134,29 @@ class CallLoop:
 
     def _start(self, work: Work) -> None:
         self._room -= 1
-        caller = work.caller.process_id
-        if caller in self._behind or reads_shared_memory(work):
-            execution = self._execute_in_turn(work)
-        else:
-            execution = self._execute(work, None)
+        turn = None
+        if work.caller.process_id in self._behind or reads_shared_memory(work):
+            turn = self._turn_of(work)
         assert self._loop is not None
-        self._loop.create_task(self._run(work, execution))
+        self._loop.create_task(self._run(work, turn))
 
-    async def _run(self, work: Work, execution: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, work: Work, turn: _Turn | None) -> None:
         task = asyncio.current_task()
         assert task is not None
         key = key_of(work)
         # From here on: a task that is cancelled before it has begun would end without an answer.
         self._tasks[key] = task
         try:
-            await execution
+            if turn is None:
+                await self._execute(work, None)
+            else:
+                await self._execute_in_turn(work, *turn)
         finally:
             if not self._flushing:
                 self._flush_soon()
             self._tasks.pop(key, None)
             self._room += 1
-            if self._waiting and self._room > 0:
+            if self._waiting and self._room > 0 and not self._ended:
                 self._start(self._waiting.popitem(last=False)[1])
 
     def _flush_soon(self) -> None:
@@ -159,20 +179,21 @@ class CallLoop:
             if not self._flushing:
                 self._flush_soon()
 
-    def _execute_in_turn(self, work: Work) -> Coroutine[Any, Any, None]:
+    def _turn_of(self, work: Work) -> _Turn:
+        """Queue a call behind the last one of its caller."""
+        caller = work.caller.process_id
+        before = self._behind.get(caller)
+        begun = self._behind[caller] = asyncio.get_running_loop().create_future()
+        return before, begun
+
+    async def _execute_in_turn(
+        self, work: Work, before: asyncio.Future[None] | None, begun: asyncio.Future[None]
+    ) -> None:
         """Run a call whose arguments may have to come from elsewhere, or one behind such a call.
 
         They are waited for in a thread. Calls of one caller begin in the order sent, so those
         that it sent later wait too; others do not.
         """
-        caller = work.caller.process_id
-        before = self._behind.get(caller)
-        begun = self._behind[caller] = asyncio.get_running_loop().create_future()
-        return self._await_turn(work, before, begun)
-
-    async def _await_turn(
-        self, work: Work, before: asyncio.Future[None] | None, begun: asyncio.Future[None]
-    ) -> None:
         arguments: Loaded | None = None
 
         def begin() -> None:
@@ -194,7 +215,8 @@ class CallLoop:
                 begin()
             else:  # those behind this one still wait for those before it
                 before.add_done_callback(lambda _before: begin())
-            self._answer_error(work, TaskCancelledError(work.name))
+            if work.cancelled or not self._ended:  # else it fails with its actor
+                self._answer_error(work, TaskCancelledError(work.name))
             return
         # The calls behind this one are tasks: they go on after this has run up to its first wait.
         begin()

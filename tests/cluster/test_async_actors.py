@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -375,3 +377,41 @@ def test_a_call_for_which_there_is_no_room_is_cancelled_before_its_turn() -> Non
         with pytest.raises(TaskCancelledError):
             miniray.get(ref, timeout=30)
     assert miniray.get(actor.count.remote(), timeout=30) == 0
+
+
+#: An actor that leaves while calls run, wait for their arguments, for their turn and for room.
+LEAVING = """
+import asyncio
+import miniray
+
+class Leaving:
+    async def leave(self):
+        await asyncio.sleep(0)
+        miniray.actor.exit_actor()
+
+    async def pause(self, _value=None):
+        await asyncio.sleep(0)
+
+miniray.init("local", num_cpus=2)
+large = miniray.put(bytes(200_000))
+for concurrency in (2, 1000):
+    actor = miniray.remote(Leaving).options(max_concurrency=concurrency).remote()
+    miniray.get(actor.pause.remote())
+    refs = [actor.pause.remote(large if n % 7 == 0 else None) for n in range(300)]
+    refs.append(actor.leave.remote())
+    refs += [actor.pause.remote(large if n % 7 == 0 else None) for n in range(300)]
+    while len(refs) < 20_000 and not miniray.wait([refs[300]], timeout=0)[0]:
+        refs.append(actor.pause.remote())
+    for ref in refs[300:]:
+        try:
+            miniray.get(ref, timeout=60)
+        except miniray.exceptions.ActorDiedError:
+            continue
+"""
+
+
+def test_an_actor_that_leaves_with_calls_queued_prints_nothing() -> None:
+    driver = subprocess.run(
+        [sys.executable, "-c", LEAVING], check=False, capture_output=True, text=True, timeout=120
+    )
+    assert (driver.stdout, driver.stderr, driver.returncode) == ("", "", 0)
