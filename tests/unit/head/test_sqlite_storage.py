@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.head.sqlite_storage import SqliteStorage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
-    from pathlib import Path
 
     import pytest
 
@@ -97,3 +97,26 @@ def test_closing_does_not_wait_for_a_disk_that_stays_full(
 
     asyncio.run(run())
     assert "never written" in caplog.text
+
+
+def test_what_is_deleted_is_not_written_once_more(tmp_path: Path) -> None:
+    path = tmp_path / "head.db"
+    size = 16 << 20
+
+    async def run() -> int:
+        async with storage_at(path, []) as storage:
+            for key in range(4):
+                storage.key_value("space", bytes([key]), bytes(size // 4))
+            await until(lambda: path.stat().st_size > size)
+            before = written()
+            for key in range(4):
+                storage.key_value("space", bytes([key]), None)
+            await until(lambda: path.stat().st_size < size // 4)
+            return written() - before
+
+    assert asyncio.run(run()) < size // 4
+
+
+def written() -> int:
+    """Bytes that this process has written."""
+    return int(Path("/proc/self/io").read_text().split("wchar: ")[1].split()[0])
