@@ -121,6 +121,22 @@ class Peer:
         if self._conn is not None:
             self._conn.flush_blocking(None)
 
+    def backlog(self) -> int:
+        """Bytes that wait in memory because it does not read."""
+        if self._relay is not None:
+            return self._relay.backlog()
+        return self._conn.backlog() if self._conn is not None else 0
+
+    def when_drained(self, callback: Callable[[], None]) -> None:
+        """Call back once, when all that waits has been written; not if it is gone before.
+
+        The latest callback counts.
+        """
+        if self._relay is not None:
+            self._relay.when_drained(callback)
+        elif self._conn is not None:
+            self._conn.when_drained(callback)
+
     def give_up(self) -> None:
         """It is gone: what waits for it is dropped."""
         if self._relay is not None:

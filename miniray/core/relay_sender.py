@@ -41,6 +41,7 @@ class RelaySender:
         "_process_id",
         "_room",
         "_sent",
+        "_waiting",
     )
 
     def __init__(self, link: NodeLink, loop: IOLoop, node_id: bytes, process_id: bytes) -> None:
@@ -51,6 +52,8 @@ class RelaySender:
         # Reentrant: a collection in here may drop something that sends.
         self._lock = threading.RLock()
         self._pending: list[bytes] = []
+        #: Bytes of these.
+        self._waiting = 0
         #: Bytes that the receiver may still get before it has taken some.
         self._room = config().relay_window
         self._sent = 0.0
@@ -72,6 +75,7 @@ class RelaySender:
                 return
             pending = self._pending
             pending.append(body)
+            self._waiting += len(body)
             if self._room <= 0:
                 return
             if len(pending) == 1:
@@ -104,6 +108,7 @@ class RelaySender:
             if self._room <= 0:
                 break
             self._room -= len(body)
+            self._waiting -= len(body)
             batch.append(body)
         del self._pending[: len(batch)]
         self._link.relay(self._node_id, self._process_id, batch)
@@ -114,18 +119,28 @@ class RelaySender:
     def flush_blocking(self) -> None:
         """Wait until the receiver has room for all that waits, or is gone (at a planned exit)."""
         gate = Gate(self._loop)
-        with self._lock:
-            self.flush_posted()
-            if not self._pending or self._gone:
-                return
-            self._on_written = gate.arrived
+        self.flush_posted()
+        self.when_drained(gate.arrived)
         gate.wait(None)
+
+    def backlog(self) -> int:
+        """Bytes that wait because the receiver does not read."""
+        return self._waiting
+
+    def when_drained(self, callback: Callable[[], object]) -> None:
+        """Call back once, when nothing waits or it is gone; the latest callback counts."""
+        with self._lock:
+            if self._pending and not self._gone:
+                self._on_written = callback
+                return
+        callback()
 
     def give_up(self) -> None:
         """The receiver is gone: nothing is sent to it any more."""
         with self._lock:
             self._gone = True
             self._pending.clear()
+            self._waiting = 0
             self._tell_written()
 
     def _tell_written(self) -> None:

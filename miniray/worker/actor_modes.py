@@ -264,10 +264,7 @@ class AsyncExecutor(Executor):
                 self.streams.send(work, index, item)
                 del item  # before the next one is made
                 index += 1
-                limit = work.stream
-                while limit is not None and 0 <= limit <= index - work.consumed:
-                    if work.consumed == -1:
-                        break
+                while not self.streams.may_go_on(work, index):
                     await work.consumed_changed.wait()
         finally:
             close = getattr(items, "aclose", None)

@@ -59,7 +59,7 @@ class Executor:
         self._functions: dict[bytes, Any] = {}
         #: What runs in the main thread.
         self.interruption = Interruption(runtime.loop)
-        self.streams = Streams(self._results, self.interruption, self.block)
+        self.streams = Streams(self._results, self.interruption, self.block, self._wake_streams)
         #: By call of a caller: what was received and has not ended.
         self._open: dict[tuple[bytes, int], Work] = {}
         answers = Answers(
@@ -181,8 +181,13 @@ class Executor:
         for key, work in list(self._open.items()):
             if key[0] == peer.process_id:
                 work.consumed = -1
-                if work.consumed_changed is not None:
-                    work.consumed_changed.set()
+        self._wake_streams(peer)
+
+    def _wake_streams(self, peer: Peer) -> None:
+        """Streams to a caller look again whether they may go on."""
+        for key, work in list(self._open.items()):
+            if key[0] == peer.process_id and work.consumed_changed is not None:
+                work.consumed_changed.set()
 
     def holds(self) -> Iterator[tuple[str, Iterable[ObjectRef[Any]]]]:
         """Calls that run here, and results that were not counted yet, with refs they hold."""

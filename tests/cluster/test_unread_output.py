@@ -150,3 +150,47 @@ def test_a_driver_that_reads_nothing_is_disconnected_and_told_why(
         finally:
             driver.kill()
     assert "MINIRAY_UNREAD_LIMIT is 4 MiB" in out
+
+
+def test_a_stream_pauses_while_its_reader_is_stopped(nodes: Cluster, tmp_path: Path) -> None:
+    program = f"""
+        import time
+        from pathlib import Path
+        import miniray
+
+        miniray.init(address="auto")
+
+        @miniray.remote(num_cpus=2)
+        def make():
+            Path({str(tmp_path / "begun")!r}).touch()
+            while not Path({str(tmp_path / "go")!r}).exists():
+                time.sleep(0.01)
+            with open({str(tmp_path / "made")!r}, "wb", buffering=0) as made:
+                for number in range(1000):
+                    made.write(b"x")
+                    yield bytes(100_000)
+
+        items = make.remote()
+        print(sum(len(miniray.get(item)) for item in items))
+        """
+    miniray.init(address="auto")
+    try:
+        all_free = miniray.available_resources()["CPU"]
+        with subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True
+        ) as driver:
+            try:
+                wait_for_file(tmp_path / "begun")
+                driver.send_signal(signal.SIGSTOP)
+                wait_until(lambda: miniray.available_resources()["CPU"] < all_free)
+                (tmp_path / "go").touch()
+                # A task that waits gives back its CPU.
+                wait_until(lambda: miniray.available_resources()["CPU"] == all_free)
+                assert (tmp_path / "made").stat().st_size < 500
+                driver.send_signal(signal.SIGCONT)
+                out, _ = driver.communicate(timeout=50)
+            finally:
+                driver.kill()
+    finally:
+        miniray.shutdown()
+    assert out.strip() == str(1000 * 100_000)

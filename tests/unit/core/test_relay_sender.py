@@ -103,3 +103,19 @@ def test_a_flush_does_not_wait_for_a_receiver_that_is_gone(sender: RelaySender, 
     sender.send(bytes(10))
     sender.flush_blocking()
     assert len(link.bodies) == 8
+
+
+def test_its_backlog_is_what_the_receiver_has_no_room_for(sender: RelaySender, link: Link) -> None:
+    drained: list[int] = []
+    sender.when_drained(lambda: drained.append(sender.backlog()))
+    assert drained == [0]  # nothing waits
+    bodies = overflow(sender)
+    size = len(bodies[0])
+    sender.flush_posted()
+    assert sender.backlog() == 8 * size
+    sender.when_drained(lambda: drained.append(sender.backlog()))
+    sender.credit(3 * size)
+    assert sender.backlog() == 5 * size
+    assert drained == [0]
+    sender.credit(config().relay_window)
+    assert drained == [0, 0]
