@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import resource
 import sys
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ _ADDRESSES = 32
 _OTHERS = "one of many further addresses"
 #: Seconds between two looks at who is connected.
 _SAMPLE = 0.5
+#: The part of the files a process may have open above which nobody else may get in soon.
+_NEARLY_ALL = 0.9
 #: The state of a listening socket.
 _LISTEN = "0A"
 
@@ -85,6 +88,19 @@ class Arrivals:
         for host, _ in there - self._known:
             self._log.add(host, f"connected to port {self.port}")
         self._known = there
+        count, most = open_files()
+        if count > _NEARLY_ALL * most:
+            files = f"{count} of the {most} files that it may have open (`ulimit -n`)"
+            self._log.add("this process", f"has {files}: others may not get in")
+
+
+def open_files() -> tuple[int, int]:
+    """How many files this process has open, and how many it may have."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        return sum(1 for _ in Path("/proc/self/fd").iterdir()), most
+    except OSError:  # there is none left to look with
+        return most, most
 
 
 def connected_to(port: int) -> set[tuple[str, int]]:

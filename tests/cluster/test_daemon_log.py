@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import ssl
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from miniray.cluster_utils import Cluster
 
 PROGRAM = """
 import logging, os, sys
@@ -34,3 +36,20 @@ def test_what_native_code_prints_goes_to_the_newest_file(tmp_path: Path) -> None
         "node.log.2",
     ]
     assert log.read_text().endswith("from C\n")
+
+
+def test_handshakes_of_strangers_are_no_lines_of_native_code(session_root: Path) -> None:
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    try:
+        host, port = cluster.address.rsplit(":", 1)
+        for _ in range(20):
+            context = ssl.create_default_context()
+            with (
+                socket.create_connection((host, int(port)), 10) as sock,
+                contextlib.suppress(OSError),
+            ):
+                context.wrap_socket(sock, server_hostname="another.name.example")
+        for log in (Path(cluster.head_node.session_dir) / "logs").glob("*.log"):
+            assert "ssl" not in log.read_text()
+    finally:
+        cluster.shutdown()

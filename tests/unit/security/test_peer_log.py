@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.security.peer_log import PeerLog, connected_to
+from miniray.security.peer_log import Arrivals, PeerLog, connected_to, open_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,3 +66,22 @@ def test_the_kernel_tells_who_is_connected_to_a_port(host: str) -> None:
         assert connected_to(port) == set()
         with socket.create_connection((host, port)) as sock:
             assert connected_to(port) == {(host, sock.getsockname()[1])}
+
+
+def test_it_is_told_when_connections_have_nearly_all_descriptors(
+    pass_time: Callable[[float], None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arrivals = Arrivals(logger.warning)
+    arrivals()
+    assert not caplog.messages
+    count, _ = open_files()
+    monkeypatch.setattr(
+        "miniray.security.peer_log.resource.getrlimit", lambda _: (count + 1, count + 1)
+    )
+    for _ in range(10):
+        pass_time(1)
+        arrivals()
+    [told] = caplog.messages
+    assert f"of the {count + 1} files that it may have open" in told
