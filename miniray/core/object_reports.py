@@ -134,18 +134,17 @@ class _Objects:
     def add_entries(self, entries: Iterable[Entry]) -> None:
         """Count objects, and keep the largest."""
         own, detail, totals = self._table.process_id, self._detail, self.totals
+        largest = self._largest
         for entry in entries:
             value = entry.value
-            if (
-                value is None
-                or detail
-                or value[0] == p.VALUE_SHARED
-                or not entry.id.startswith(own)
-            ):
+            if value is None or value[0] == p.VALUE_SHARED or not entry.id.startswith(own):
                 self._add(entry, value)
             else:  # of small values there may be millions
+                size = len(value[1])
                 totals["inline"] += 1
-                totals["inline_bytes"] += len(value[1])
+                totals["inline_bytes"] += size
+                if detail:
+                    largest.add(order(size, 0, entry.id), entry)
 
     def _add(self, entry: Entry, value: Value | None) -> None:
         listed = self._detail

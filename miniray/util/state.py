@@ -259,10 +259,12 @@ def list_objects(
     detail: bool = False,
     raise_on_missing_output: bool = True,
 ) -> list[ObjectState]:
-    """The objects in shared memory, the largest first: whose they are, and why each is held.
+    """The objects, the largest first: whose they are, and why each is held.
 
-    Values that were copied to other nodes are listed once for each, and so are large arguments
-    of calls. With filters, the 10,000 largest are looked at; more are never listed, as in Ray.
+    Those in shared memory, small values, which their owners keep, values that are still to come,
+    and handles of actors. Values that were copied to other nodes are listed once for each, and so
+    are large arguments of calls. With filters, the 10,000 largest are looked at; more are never
+    listed, as in Ray.
 
     Args:
         address: As for ``list_actors``.
@@ -270,18 +272,17 @@ def list_objects(
         limit: The most records that are returned.
         timeout: Seconds that a process may take to tell what it holds. What one that is too busy
             owns is listed with what its node knows of it, and ``UNKNOWN_STATUS``.
-        detail: List small values, which their owners keep, values that are still to come, and
-            handles of actors too.
+        detail: Without effect: records have all their fields.
         raise_on_missing_output: Without effect: see ``timeout``.
 
     Raises:
         ValueError: a filter names no field, or is malformed; or the limit is not positive.
         ConnectionError: there is no such cluster.
     """
-    del raise_on_missing_output
+    del detail, raise_on_missing_output
     check_all(ObjectState, filters, limit)
     looked_at = MAX_OBJECTS if filters else limit
-    memory = get_cluster_memory(address, looked_at, timeout, detail)
+    memory = get_cluster_memory(address, looked_at, timeout, detail=True)
     return chosen(memory.objects, filters, limit)
 
 
@@ -289,7 +290,7 @@ def get_objects(
     id: str, address: str | None = None, timeout: float = DEFAULT_TIMEOUT
 ) -> list[ObjectState]:
     """The object with this hex id, and its copies on other nodes; as in Ray, a list."""
-    return list_objects(address, [("object_id", "=", id)], MAX_OBJECTS, timeout, detail=True)
+    return list_objects(address, [("object_id", "=", id)], MAX_OBJECTS, timeout)
 
 
 def get_cluster_memory(
@@ -304,7 +305,8 @@ def get_cluster_memory(
         address: As for ``list_actors``.
         limit: The most objects that are listed; the numbers are of all.
         timeout: As for ``list_objects``.
-        detail: As for ``list_objects``.
+        detail: List what is not in shared memory, too: small values, values that are still to come,
+            and handles of actors.
 
     Raises:
         ValueError: the limit is not positive.
@@ -324,7 +326,7 @@ def summarize_objects(
 ) -> dict[str, Any]:
     """How many objects in shared memory were made where, and how large they are.
 
-    Arguments as for ``list_objects``.
+    Arguments as for ``list_objects``. That one lists what is not in shared memory, too.
 
     Returns:
         Ray's form: ``{"cluster": {"summary": {CALL_SITE: {"total_objects": COUNT,
@@ -333,7 +335,7 @@ def summarize_objects(
         "total_objects": COUNT, "total_size_mb": SIZE, "summary_by": "callsite"}}``.
     """
     del raise_on_missing_output
-    objects = list_objects(address, None, MAX_OBJECTS, timeout)
+    objects = get_cluster_memory(address, MAX_OBJECTS, timeout).objects
     by_site: dict[str, list[ObjectState]] = {}
     for found in objects:
         by_site.setdefault(found.call_site, []).append(found)

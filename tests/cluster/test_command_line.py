@@ -208,7 +208,7 @@ import miniray
 from miniray.util import state
 
 actors = [(actor.class_name, actor.node_id) for actor in state.list_actors()]
-[found] = state.list_objects()
+[found, *_] = state.list_objects()  # the largest first
 own = miniray.init(num_cpus=1)["address"]
 print(json.dumps({"actors": actors, "size": found.object_size, "own": own}))
 """

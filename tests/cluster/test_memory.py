@@ -118,8 +118,9 @@ def zeros(size: int) -> Any:
     return np.zeros(size, dtype=np.uint8)
 
 
-def objects(**how: Any) -> list[ObjectState]:
-    return state.list_objects(timeout=LONG, **how)
+def objects(limit: int = 100) -> list[ObjectState]:
+    """Those in shared memory."""
+    return state.get_cluster_memory(timeout=LONG, limit=limit).objects
 
 
 def the_object(size: int) -> ObjectState:
@@ -510,16 +511,17 @@ def test_results_are_told_with_what_made_them() -> None:
     assert (made["total_objects"], made["ref_type_counts"]) == (1, {"LOCAL_REFERENCE": 1})
 
 
-def test_small_values_are_counted_and_listed_with_detail(tmp_path: Path) -> None:
+def test_small_values_and_those_to_come_are_counted_and_listed(tmp_path: Path) -> None:
     go_on = tmp_path / "go on"
     small = miniray.put("small")
     pending = waits_for.remote(go_on)
     keeper = Keeper.remote()
     miniray.get(keeper.pid.remote())
-    found = {each.object_id: each for each in objects(detail=True)}
+    found = {each.object_id: each for each in state.list_objects(timeout=LONG)}
     assert (found[small.hex()].state, found[small.hex()].allocated) == ("HELD", 0)
     assert (found[pending.hex()].state, found[pending.hex()].call_site) == ("PENDING", "waits_for")
     assert "ACTOR_HANDLE" in {each.reference_type for each in found.values()}
+    assert found == {each.object_id: each for each in state.list_objects(timeout=LONG, detail=True)}
     assert objects() == []
     assert state.get_cluster_memory(timeout=LONG).nodes[0].num_inline >= 1
     go_on.touch()
@@ -531,7 +533,7 @@ def test_where_small_values_were_put_is_recorded_if_that_is_wanted() -> None:
         "import json, miniray\nfrom miniray.util.state import list_objects\n"
         "miniray.init('local', num_cpus=1)\n"
         "ref = miniray.put('small')\n"
-        "print(json.dumps([found.call_site for found in list_objects(detail=True)]))"
+        "print(json.dumps([found.call_site for found in list_objects()]))"
     )
     assert json.loads(run(program)) == [""]
     recorded = json.loads(run(program, MINIRAY_RECORD_CALL_SITES="1"))
@@ -541,9 +543,14 @@ def test_where_small_values_were_put_is_recorded_if_that_is_wanted() -> None:
 def test_filters_choose_objects() -> None:
     refs = [miniray.put(zeros(size)) for size in (200_000, 300_000)]
     outer = miniray.put([refs.pop()])
-    assert len(objects(filters=[("reference_type", "=", "local_reference")])) == 1
-    assert len(objects(filters=[("reference_type", "!=", "LOCAL_REFERENCE")])) == 1
-    assert objects(filters=[("pid", "=", 1)]) == []
+    shared = ("allocated", "!=", 0)
+    assert (
+        len(state.list_objects(filters=[shared, ("reference_type", "=", "local_reference")])) == 1
+    )
+    assert (
+        len(state.list_objects(filters=[shared, ("reference_type", "!=", "LOCAL_REFERENCE")])) == 1
+    )
+    assert state.list_objects(filters=[("pid", "=", 1)]) == []
     with pytest.raises(ValueError, match="no field 'colour'"):
         state.list_objects(filters=[("colour", "=", "red")])
     with pytest.raises(ValueError, match="limit"):
