@@ -150,8 +150,9 @@ class ActorClient:
     def retry(self, call: Call) -> None:
         """A method raised and its options ask for another try."""
         with self._lock:
-            self._put_back(call)
-            self._pump()
+            if not call.cancelled:
+                self._put_back(call)
+                self._pump()
         self._answer_failed()
 
     def withdraw(self, call: Call) -> None:

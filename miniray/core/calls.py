@@ -345,7 +345,11 @@ class CallTable:
         call.peer = None
 
         def over() -> None:
-            if call.number in self.open:
+            if call.number not in self.open:
+                return
+            if call.cancelled:  # while its error was on the way
+                self.fail(call, TaskCancelledError(call.name))
+            else:
                 call.channel.retry(call)
 
         self._call_later(seconds, over)

@@ -116,6 +116,11 @@ class LeaseGroup:
         return [lease for id in self.with_room if not (lease := self.leases[id]).calls]
 
     @property
+    def in_use(self) -> bool:
+        """Whether a task waits, or the head grants leases, or has granted some."""
+        return bool(self.asked or self.leases or self.waiting)
+
+    @property
     def waiting(self) -> int:
         """How many tasks were not sent."""
         return len(self.queue) + len(self.chosen)

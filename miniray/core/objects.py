@@ -274,6 +274,7 @@ class ObjectTable:
                 return False
             form, (_node, _segment, size), contained = value
             moved = (form, (*new, size), contained)
+            entry.copies = getattr(entry, "copies", frozenset()) - {old[0], new[0]}
             if entry.value is not None:
                 entry.value = moved
                 return True

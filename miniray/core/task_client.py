@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a task whose process has ended waits to hear how.
 _TO_HEAR = 5.0
+#: So many shapes are remembered before it is looked which are of use.
+_FEW = 256
 #: So many functions at most are told of that are tried again.
 _MOST_TOLD = 100
 #: The most leases of one shape that a client asks for at once.
@@ -60,6 +62,7 @@ class TaskClient:
         self._numbers = itertools.count(1).__next__
         self._groups: dict[Any, LeaseGroup] = {}
         self._by_id: dict[int, LeaseGroup] = {}
+        self._look_at = _FEW
         self._by_peer: dict[bytes, Lease] = {}
         self._next = NextTasks(calls, clock)
         self._sweeping = False
@@ -76,10 +79,21 @@ class TaskClient:
         with self._lock:
             group = self._groups.get(key)
             if group is None:
+                if len(self._by_id) >= self._look_at:
+                    self._forget_unused()
                 scarce = set(spec["resources"]) - {"CPU", "memory"}
                 group = LeaseGroup(self._numbers(), spec, 0.0 if scarce else config().lease_idle)
                 self._groups[key] = self._by_id[group.id] = group
         return group
+
+    def _forget_unused(self) -> None:
+        """Forget shapes that have nothing to do: those of placement groups that are gone stay so.
+
+        A call that still waits for its refs brings its group back (``_ask``).
+        """
+        self._groups = {key: group for key, group in self._groups.items() if group.in_use}
+        self._by_id = {id: group for id, group in self._by_id.items() if group.in_use}
+        self._look_at = max(_FEW, 2 * len(self._by_id))
 
     # --- calling -----------------------------------------------------------------
     def submit(self, call: Call) -> None:
@@ -98,9 +112,7 @@ class TaskClient:
 
     def retry(self, call: Call) -> None:
         """Run a task once more."""
-        with self._lock:
-            self._next.enter(call, call.options)
-            self._pump(call.options)
+        self.dependencies_ready(call)
 
     def withdraw(self, call: Call) -> None:
         """A task did not run, and waits for its refs again."""
@@ -213,6 +225,7 @@ class TaskClient:
 
     def _ask(self, group: LeaseGroup, wanted: int, near: bytes = b"") -> None:
         group.asked, group.near = wanted, near
+        self._by_id[group.id] = group
         if group.queue and group.queue[0].name != group.spec.get("name"):
             # Functions may share a shape: what is told of who waits names one that does.
             group.spec = {**group.spec, "name": group.queue[0].name}
@@ -331,7 +344,7 @@ class TaskClient:
     def on_head_back(self) -> None:
         """The head forgot what this client wants, and which leases it knows of."""
         with self._lock:
-            groups = list(self._groups.values())
+            groups = list(self._by_id.values())
             held = [number for group in groups for number in group.leases]
             self._link.head_notice("hold_leases", held)
             for group in groups:
@@ -395,7 +408,7 @@ class TaskClient:
             self._sweeping = False
             now = time.monotonic()
             again = False
-            for group in self._groups.values():
+            for group in self._by_id.values():
                 for lease in group.idle():
                     if now - lease.idle_since >= group.keep * 0.9:
                         self._return(lease)

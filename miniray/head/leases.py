@@ -103,6 +103,7 @@ class TaskLeases:
         self._balance(group)
         if group.waiting:
             self._tell_full(group)
+        self._forget_unused(group)
 
     def refuse(
         self, client_id: bytes, why: str, group_id: int, spec: dict[str, Any], *_: object
@@ -145,6 +146,12 @@ class TaskLeases:
         lease.group.total = max(0, lease.group.total - 1)
         self._drop(lease, kill=broken, calls_left=min(calls_left, lease.max_calls))
         self._balance(lease.group)
+        self._forget_unused(lease.group)
+
+    def _forget_unused(self, group: LeaseGroup) -> None:
+        """Forget a group of which nothing is wanted, unless something is known of why it waited."""
+        if not group.in_use:
+            self._groups.get(group.client_id, {}).pop(group.id, None)
 
     def _group(self, client: Client, group_id: int, spec: TaskSpec) -> LeaseGroup:
         placement: Any = spec["placement"]
@@ -424,7 +431,9 @@ class TaskLeases:
         """The group's queued tasks fail; it keeps the leases that it has."""
         group.total = len(group.leases)
         group.start_failures.clear()
+        group.told = 0
         self._balance(group)
+        self._forget_unused(group)
         self._fail(group.client_id, group.id, error)
 
     def _fail(self, client_id: bytes, group_id: int, error: BaseException | bytes) -> None:

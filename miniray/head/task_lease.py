@@ -51,6 +51,12 @@ class LeaseGroup:
     #: Asks for no lease until a pause after such a failure is over.
     pausing: bool = False
 
+    @property
+    def in_use(self) -> bool:
+        """Whether its client wants leases or has some, or it is known what kept it from them."""
+        kept_from = self.told or self.start_failures or self.pausing
+        return bool(self.total or self.leases or self.waiting or kept_from)
+
     def remove(self, number: int) -> None:
         """A lease is over."""
         self.leases.pop(number, None)

@@ -58,8 +58,10 @@ def load_for_constructor(
     Raises:
         MinirayError: a value is lost for good, or its owner is.
     """
-    large = [ref for ref in refs if ref[3] is None or is_shared(ref[3])]
-    small = [ref for ref in refs if ref not in large]
+    large: list[RefArgument] = []
+    small: list[RefArgument] = []
+    for ref in refs:
+        (large if ref[3] is None or is_shared(ref[3]) else small).append(ref)
     values = [arguments, *(value for *_, value in refs if value is not None)]
     # These refs live as long as this process wants, not as long as a call.
     held = runtime.borrowing.hold([ref for value in values for ref in value[2]])

@@ -19,6 +19,22 @@ def world() -> TaskWorld:
     return TaskWorld()
 
 
+def test_shapes_that_nobody_uses_any_more_are_forgotten(world: TaskWorld) -> None:
+    used = world.group("used")
+    world.call(group=used)
+    peer = world.grant(used)
+    ref = world.me.table.create(world.me.ids.new())
+    waits = world.group("waits")
+    late = world.call(ref, group=waits)
+    groups = [world.group(f"group {number}") for number in range(1000)]
+    assert world.group("group 0") is not groups[0]
+    assert len(world.client._groups) < 500
+    assert world.group("used") is used
+    world.me.table.set_value(ref.binary(), packed(1))
+    assert world.grant(waits).calls == [late.number]
+    assert len(peer.calls) == 1
+
+
 # --- sending -----------------------------------------------------------------------
 
 
@@ -186,6 +202,16 @@ def test_a_cancelled_task_that_is_to_run_again_does_not(world: TaskWorld) -> Non
     assert world.client.cancel(call, force=False, recursive=True)
     assert isinstance(world.error_of(call), TaskCancelledError)
     world.me.loop.fire()
+    assert peer.calls == [call.number]
+
+
+def test_a_task_whose_cancel_crosses_its_error_does_not_run_again(world: TaskWorld) -> None:
+    call = world.call(retries=-1, retry_exceptions=True)
+    peer = world.grant()
+    world.me.calls.run_later(call, 1.0)
+    call.cancelled = True  # its worker was asked, which had answered already
+    world.me.loop.fire()
+    assert isinstance(world.error_of(call), TaskCancelledError)
     assert peer.calls == [call.number]
 
 

@@ -69,6 +69,19 @@ def test_a_client_hears_of_a_lease_when_its_worker_runs(daemon: FakeDaemon) -> N
     assert (group, number, node_id, limit) == (GROUP, begun.lease, daemon.node_id, 3)
 
 
+def test_shapes_of_which_nothing_is_wanted_are_forgotten(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    client = daemon.driver()
+    for group in range(3):
+        daemon.notice(client, "want_leases", group, task_spec(), 1)
+        (number,) = start(daemon, daemon.take("start_lease"))
+        daemon.notice(client, "return_lease", number)
+        daemon.notice(client, "want_leases", group, task_spec(), 0)
+        daemon.lease_ended(number)
+    assert cluster.head.leases._groups[client] == {}
+
+
 def test_tasks_that_take_nothing_start_few_workers_at_a_time(daemon: FakeDaemon) -> None:
     client = daemon.driver()
     want(daemon, client, 25, resources={})
