@@ -479,7 +479,9 @@ class TaskClient:
         attempt = f"attempt {call.tries}{of}"
 
         def answer(error: Any, how: Any, _fd: int) -> None:
-            code, pid, with_node, detail = how if error is None else (None, 0, False, "")
+            if error is not None:
+                return  # as when this process leaves its cluster
+            code, pid, with_node, detail = how
             ended = "was lost with its node" if with_node else describe_exit(code, hint=not detail)
             worker = f"its worker{f' {pid}' if pid else ''} {ended}."
             self._tell(

@@ -54,7 +54,8 @@ class ProcessEnds:
     def _ended(self, process_id: bytes, how: ProcessExit) -> None:
         reason = self._reasons.pop(process_id, None)
         if reason is not None:
-            how = how._replace(detail=reason)
+            # How it was ended tells nobody anything: a signal would read as the kernel's doing.
+            how = how._replace(code=None, detail=reason)
         self._known[process_id] = how
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
