@@ -25,6 +25,13 @@ def return_freed_buffers() -> None:
     _set(_M_MMAP_THRESHOLD, _MIB)
 
 
+def trim() -> None:
+    """Give back what is freed in between, which the C library keeps: much was freed at once."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
 def _set(parameter: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

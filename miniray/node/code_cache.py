@@ -10,12 +10,16 @@ import asyncio
 import collections
 from typing import TYPE_CHECKING, Any
 
+from miniray.node.allocator import trim
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 #: Seconds between questions to the head for a name that it does not know, and how many.
 _FIRST_PAUSE = 0.01
 _PAUSES = 10
+#: Bytes of code that went at once, of which the C library would keep most.
+_MUCH = 16 * 1024 * 1024
 
 
 class CodeCache:
@@ -76,9 +80,12 @@ class CodeCache:
     def end_job(self, job_id: bytes) -> None:
         """A job is over: what no other one has used goes."""
         names = self._names.pop(job_id, set())
+        before = self.used
         for name in names.difference(*self._names.values()):
             self.used -= len(self._code.pop(name, b""))
             self._awaited.pop(name, None)
+        if before - self.used > _MUCH:
+            trim()
 
     def _keep(self, name: bytes, content: bytes) -> None:
         self.used += len(content) - len(self._code.pop(name, b""))

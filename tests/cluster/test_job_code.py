@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -157,3 +159,28 @@ def test_more_than_the_head_may_keep_is_refused_with_the_name_of_the_bound(
     wait_until(lambda: kept() == 0, told=kept)
     job()
     assert on_both_nodes(function_of(9 * MIB)) == [9 * MIB] * 4
+
+
+#: As in a daemon, other things lie between the pieces.
+LARGE_JOB = """
+import psutil
+from miniray.node.allocator import keep_freed_buffers
+from miniray.node.code_cache import CodeCache
+
+keep_freed_buffers()
+cache = CodeCache(lambda name: None, 1 << 30)
+between = []
+before = psutil.Process().memory_info().rss
+for number in range(50):
+    cache.put(b"job", b"%d" % number, bytes([number + 1]) * (4 << 20))
+    between.append(bytes(100_000))
+cache.end_job(b"job")
+print(psutil.Process().memory_info().rss - before)
+"""
+
+
+def test_the_memory_of_a_large_job_is_given_back_to_the_system() -> None:
+    grown = subprocess.run(
+        [sys.executable, "-c", LARGE_JOB], capture_output=True, text=True, check=True
+    )
+    assert int(grown.stdout) < 50 << 20
