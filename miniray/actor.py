@@ -94,7 +94,7 @@ class ActorMethod(Remote[Out_co], Generic[P, Out_co]):
                 )
             except UnpicklableArgumentError as error:
                 name = f"{self._info.name}.{self._name}"
-                raise self._signature.unpicklable(name, error) from None
+                raise self._signature.unpicklable(name, error) from error.__cause__
 
     @overload
     def options(
@@ -283,7 +283,7 @@ class ActorClass(Remote["ActorProxy[T]"], Generic[T, ActorPs]):
             try:
                 location = runtime.create_actor(exported, self._info, args, kwargs, self._options)
             except UnpicklableArgumentError as error:
-                raise self._signature.unpicklable(self._export.name, error) from None
+                raise self._signature.unpicklable(self._export.name, error) from error.__cause__
             return ActorHandle(location.ref, location.info)
 
     def options(self, **options: Any) -> ActorClass[T, ActorPs]:

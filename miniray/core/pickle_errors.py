@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 
 from miniray.core.call_signature import UnpicklableArgumentError
 from miniray.core.parts import parts_of
@@ -10,6 +11,8 @@ from miniray.core.serialization import pickled
 
 #: How deep the search looks. Each level pickles again what is at fault.
 _DEPTH = 50
+#: Whose frames are those of a pickler.
+_PICKLERS = ("cloudpickle", "copyreg", "miniray", "pickle")
 
 
 def explain(
@@ -32,6 +35,16 @@ def explain(
             f"or leave it out with __getstate__."
         )
     return TypeError(f"{what} cannot be pickled ({type(error).__name__}: {error}).")
+
+
+def cause_to_show(error: BaseException) -> BaseException | None:
+    """What pickling raised, if it came out of the user's code, as a ``__reduce__``; else None.
+
+    What the pickler itself raised is in the text of ``explain``: its frames tell a user nothing.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = frames[-1].f_globals.get("__name__", "") if frames else ""
+    return None if module.partition(".")[0] in _PICKLERS else error
 
 
 def pass_interruption(value: object, error: Exception) -> None:

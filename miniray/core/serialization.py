@@ -124,11 +124,12 @@ def serialize(value: Any, returned_by: str = "") -> Serialized:
         return Serialized(VALUE_PICKLE, (pickle.dumps(value, 5),))
     try:
         return pickled(value)
-    except Exception as error:
-        from miniray.core.pickle_errors import explain, pass_interruption
+    except Exception as error:  # noqa: BLE001 - its text is told, and the part at fault
+        from miniray.core.pickle_errors import cause_to_show, explain, pass_interruption
 
         pass_interruption(value, error)
-        raise explain(value, error, f"what {returned_by} returned" * bool(returned_by)) from error
+        name = f"what {returned_by} returned" * bool(returned_by)
+        raise explain(value, error, name) from cause_to_show(error)
 
 
 def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serialized:
@@ -147,10 +148,10 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
     try:
         return pickled((args, kwargs))
     except Exception as error:  # noqa: BLE001 - its text is told, and the part at fault
-        from miniray.core.pickle_errors import explain_arguments, pass_interruption
+        from miniray.core.pickle_errors import cause_to_show, explain_arguments, pass_interruption
 
         pass_interruption((args, kwargs), error)
-        raise explain_arguments(args, kwargs, error) from None
+        raise explain_arguments(args, kwargs, error) from cause_to_show(error)
 
 
 class _Parts:
@@ -215,14 +216,14 @@ def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef
     collector.refs = refs
     try:
         return cloudpickle.dumps(target, protocol=5), refs
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - what fails in it is told
         from miniray.core.exports import reference_to
-        from miniray.core.pickle_errors import explain, pass_interruption
+        from miniray.core.pickle_errors import cause_to_show, explain, pass_interruption
 
         pass_interruption(target, error)
         reference = reference_to(target)
         if reference is None:
-            raise explain(target, error) from error
+            raise explain(target, error) from cause_to_show(error)
         return pickle.dumps(reference, 5), []
     finally:
         collector.refs = outer

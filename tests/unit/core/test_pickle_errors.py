@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import threading
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from core_doubles import Interrupted
@@ -16,6 +16,9 @@ from miniray.config import config
 from miniray.core import closures
 from miniray.core.closures import check_large, warn_large_arguments
 from miniray.core.serialization import dumps_code, serialize, serialize_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LOCK = threading.Lock()
 
@@ -28,7 +31,6 @@ class Holder:
 def message_of(value: Any) -> str:
     with pytest.raises(TypeError) as caught:
         serialize(value)
-    assert caught.value.__cause__ is not None
     return str(caught.value)
 
 
@@ -45,6 +47,26 @@ def test_a_value_that_is_itself_at_fault_is_named() -> None:
 def test_a_value_is_called_what_it_is_to_the_user() -> None:
     with pytest.raises(TypeError, match="what f returned, a value of type lock, cannot be pickled"):
         serialize(threading.Lock(), "f")
+
+
+class Refuses:
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    "pickle", [serialize, lambda value: serialize_arguments((value,), {}), dumps_code]
+)
+def test_the_pickler_is_shown_in_the_traceback_only_where_code_of_the_user_has_raised(
+    pickle: Callable[[Any], Any],
+) -> None:
+    with pytest.raises(TypeError) as plain:
+        pickle(LOCK)
+    assert plain.value.__suppress_context__
+    assert plain.value.__cause__ is None
+    with pytest.raises(TypeError) as raised:
+        pickle(Refuses())
+    assert isinstance(raised.value.__cause__, ValueError)
 
 
 def test_what_a_signal_handler_raises_is_not_taken_for_a_fault_of_the_value() -> None:
