@@ -480,13 +480,13 @@ class TaskClient:
 
         def answer(error: Any, how: Any, _fd: int) -> None:
             if error is not None:
-                return  # as when this process leaves its cluster
+                return  # this process leaves its cluster, or its node ends
             code, pid, with_node, detail = how
             ended = "was lost with its node" if with_node else describe_exit(code, hint=not detail)
             worker = f"its worker{f' {pid}' if pid else ''} {ended}."
             self._tell(
-                f"{name} is run again ({attempt}): {' '.join(filter(None, [worker, detail]))} "
-                f"Later retries of {name} are not told."
+                f"{name} runs again ({attempt}): {' '.join(filter(None, [worker, detail]))} "
+                f"Further retries of {name} are not reported."
             )
 
         self._link.head_request_async("await_end", (peer.process_id,), answer)

@@ -23,6 +23,8 @@ NEVER_MADE = Death(DeathCause.KILLED.name, "")
 
 #: Deaths with which programs end their actors: no news.
 ORDINARY = frozenset({DeathCause.EXIT_ACTOR, DeathCause.OUT_OF_SCOPE, DeathCause.OWNER_DIED})
+#: Deaths that a program asked for, perhaps another one than the actor's: news, no alarm.
+REQUESTED = frozenset({DeathCause.KILLED, DeathCause.GROUP_REMOVED})
 
 
 class DeadActor(NamedTuple):

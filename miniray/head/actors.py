@@ -25,6 +25,7 @@ from miniray.head.actor_states import (
     DEAD,
     NEVER_MADE,
     ORDINARY,
+    REQUESTED,
     RESTARTING,
     Circumstances,
     DeadActor,
@@ -397,7 +398,8 @@ class ActorDirectory:
         self._table.leave_place(actor)
         actor.state, actor.death, actor.died = DEAD, death, time.time()
         if cause not in ORDINARY:
-            logger.warning("%s", death.error(actor.id))
+            level = logging.INFO if cause in REQUESTED else logging.WARNING
+            logger.log(level, "%s", death.error(actor.id))
         self._table.died(actor)
         if actor.spec["detached"]:
             self._jobs.release(actor.id)

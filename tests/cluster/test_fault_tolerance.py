@@ -87,14 +87,14 @@ def test_a_task_that_crashes_each_time_says_how_often_it_was_tried_and_is_told_o
     def told() -> bool:
         nonlocal printed
         printed += capfd.readouterr().err
-        return "run again" in printed
+        return "runs again" in printed
 
     wait_until(told)
     with pytest.raises(WorkerCrashedError):
         miniray.get(die.options(max_retries=1).remote(), timeout=50)
     told()
-    [line] = [line for line in printed.splitlines() if "run again" in line]
-    assert line.startswith("miniray: die is run again (attempt 2 of 3): its worker ")
+    [line] = [line for line in printed.splitlines() if "runs again" in line]
+    assert line.startswith("miniray: die runs again (attempt 2 of 3): its worker ")
     assert "signal 9 (SIGKILL" in line
     with pytest.raises(WorkerCrashedError, match="max_retries lets such a task run again"):
         miniray.get(die.remote(), timeout=50)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,6 +23,8 @@ ALARMS = re.compile(r"ERROR|WARNING|Traceback|exited|signal (?!SIGTERM)")
 PROGRAM = """
 import sys
 import miniray
+from miniray.util.placement_group import placement_group, remove_placement_group
+from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 @miniray.remote
 def f():
@@ -35,6 +38,11 @@ class A:
 miniray.init(*sys.argv[2:3], **({} if sys.argv[2:] else {"num_cpus": 2}))
 a = A.remote()
 assert miniray.get([f.remote(), f.remote(), a.f.remote()]) == [1, 1, 1]
+miniray.kill(a)
+group = placement_group([{"CPU": 1}])
+in_group = A.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group)).remote()
+assert miniray.get(in_group.f.remote()) == 1
+remove_placement_group(group)
 print(1, flush=True)
 if sys.argv[1] == "shutdown":
     miniray.shutdown()
@@ -221,3 +229,25 @@ def test_the_logs_of_head_and_node_have_the_limit_of_worker_logs(command: Comman
         files = sorted(command.root.glob(f"miniray-*/session_*/logs/{name}*"))
         assert [file.name for file in files] == [name, f"{name}.1"]
         assert all(0 < file.stat().st_size <= 1000 for file in files)
+
+
+def test_a_program_whose_cluster_is_stopped_is_not_told_that_its_tasks_run_again(
+    command: CommandLine,
+) -> None:
+    source = """
+import time, miniray
+@miniray.remote
+def begun():
+    time.sleep(600)
+ref = begun.remote()
+miniray.wait([ref], timeout=1)
+print("waits", flush=True)
+miniray.get(ref)
+"""
+    with command.popen(sys.executable, "-c", source) as driver:
+        assert driver.stdout is not None
+        assert driver.stdout.readline() == "waits\n"
+        assert command.run("stop", "--include-programs").returncode == 0
+        told = driver.stdout.read()
+    assert "NodeDiedError" in told
+    assert "again (attempt" not in told
