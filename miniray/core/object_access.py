@@ -130,10 +130,13 @@ class ObjectAccess(RefTracking):
             call = self.calls.find(first)
             maker = f", the result of {call.name}" if call is not None else ""
             why = why_missing(self, first) if timeout is not None and timeout >= TO_HEAR_WHY else ""
-            raise GetTimeoutError(
-                f"{len(missing)} of {len(entries)} values were not there within {timeout:g} s; "
-                f"the first is ObjectRef({first.hex()}){maker}.{why}"
-            )
+            name = f"ObjectRef({first.hex()}){maker}"
+            if len(entries) == 1:
+                told = f"The value of {name}{',' * bool(maker)} was not ready within {timeout:g} s"
+            else:
+                told = f"{len(missing)} of {len(entries)} values were not ready within "
+                told += f"{timeout:g} s; the first is {name}"
+            raise GetTimeoutError(f"{told}.{why}")
         if failed:
             self._load(failed[0], deadline)
 

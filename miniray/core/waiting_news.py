@@ -91,7 +91,7 @@ def why_missing(runtime: RuntimeParts, id: bytes) -> str:
     what: Any = None
     if call is None:
         kind, what = "placement_group", runtime.awaited_groups.get(id)
-        name = f"placement group {short_id(what.hex())}" if what is not None else ""
+        name = f"The placement group {short_id(what.hex())}" if what is not None else ""
     elif call.peer is None and isinstance(call.options, LeaseGroup):
         kind, what, name = "task", call.options.id, call.name
     elif call.peer is None and isinstance(call.channel, ActorClient):

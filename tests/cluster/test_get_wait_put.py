@@ -160,8 +160,9 @@ def test_a_structure_of_arrays_and_bytes_keeps_its_parts() -> None:
 
 def test_get_gives_up_after_its_timeout(tmp_path: Path) -> None:
     ref = wait_and_return.remote(tmp_path / "go", 5)
+    told = "^The value of ObjectRef.*, the result of wait_and_return, was not ready within"
     for timeout in (0, 0.05):
-        with pytest.raises(GetTimeoutError, match=r"1 of 1 .*, the result of wait_and_return"):
+        with pytest.raises(GetTimeoutError, match=told):
             miniray.get(ref, timeout=timeout)
     with pytest.raises(TimeoutError):
         miniray.get(ref, timeout=0.05)
