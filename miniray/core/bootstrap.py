@@ -43,6 +43,7 @@ def connect(options: InitOptions) -> tuple[Runtime, dict[str, Any]]:
     """
     cwd = _working_directory()  # before anything is started in vain
     raise_limit(ENOUGH)
+    take_token()  # needed or not: children and workers would inherit it
     place = _find(options) or _start_node(options)
     job_id = new_id()
     namespace = options.namespace or f"anonymous-{new_id().hex()}"

@@ -179,8 +179,9 @@ def test_the_token_is_in_no_environment_but_the_one_it_was_given_in(command: Com
     home = command.root / "outside"
     home.mkdir()
     outside = {"MINIRAY_TMPDIR": str(home), "MINIRAY_MACHINE_ID": "outside"}
-    told = command.python(TOKENS, head.address, MINIRAY_TOKEN=head.token, **outside)
-    assert told == [False] * 4 + ["False\n"]
+    for address, where in ((head.address, outside), ("auto", {})):
+        told = command.python(TOKENS, address, MINIRAY_TOKEN=head.token, **where)
+        assert told == [False] * 4 + ["False\n"]
     shutil.rmtree(home)
 
 
