@@ -176,7 +176,6 @@ class Head:
             node.send(stop=head_pb2.Stop(reason=reason))
             self.lose(node, reason)
             return None
-        logger.info("node %s (%s) joined", node.name, node.hostname)
         return node
 
     def _welcome(self, node: Node) -> None:

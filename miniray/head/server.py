@@ -15,6 +15,7 @@ import grpc
 from miniray._proto import head_pb2, head_pb2_grpc
 from miniray.config import config
 from miniray.security.channels import one_line
+from miniray.security.interceptor import host_of
 
 if TYPE_CHECKING:
     from miniray.head.head import Head
@@ -113,6 +114,8 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
             outbox.close()
             await outbox.drain(context)
             return
+        where = host_of(context.peer())
+        logger.info("node %s (%s) joined from %s", node.name, node.hostname, where)
         reader = asyncio.ensure_future(self._read(node, context))
         writer = asyncio.ensure_future(outbox.drain(context))
         reason = "its daemon ended unexpectedly"

@@ -44,7 +44,7 @@ class SecretInterceptor(_ServerInterceptor):
         self._refusal = grpc.stream_stream_rpc_method_handler(self._refuse)
 
     async def _refuse(self, _requests: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        self._log.add(_host(context.peer()), "was refused: it does not have the cluster's secret")
+        self._log.add(host_of(context.peer()), "was refused: it does not have the cluster's secret")
         await context.abort(
             grpc.StatusCode.UNAUTHENTICATED,
             "The join token's secret is missing or is not this cluster's.",
@@ -72,11 +72,11 @@ def _as_bytes(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode()
 
 
-def _host(peer: str) -> str:
+def host_of(peer: str) -> str:
     """The address in what gRPC calls a peer: ``ipv4:1.2.3.4:5``, ``ipv6:%5B::1%5D:5``."""
     kind, _, where = peer.partition(":")
     if kind == "unix":
-        return "a process of this machine"
+        return "this machine"
     from urllib.parse import unquote
 
     return unquote(where).rpartition(":")[0].strip("[]")

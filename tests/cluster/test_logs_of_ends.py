@@ -152,6 +152,7 @@ def test_a_driver_that_detaches_a_node_that_is_stopped_and_a_crash_are_told_apar
     driver, stopped, killed = (machine(name) for name in ("d", "s", "k"))
     driver.python(PROGRAM, "shutdown", head.address, MINIRAY_TOKEN=head.token)
     has_left(command, "it detached (the driver called shutdown())")
+    assert "joined from 127.0.0.1\n" in logs(command.root, "head.log")
     stopped.join(head, "--num-cpus", "1")
     assert stopped.run("stop").returncode == 0
     has_left(command, "it was stopped (signal SIGTERM)")
