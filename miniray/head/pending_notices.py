@@ -71,6 +71,7 @@ class PendingNotices:
         else:
             waiting = lines.setdefault(line, _Waiting(name, self._timers.time() + _GATHER))
             waiting.count += 1
+            waiting.name = name
             self._look_at(waiting.due)
 
     def _look_at(self, due: float) -> None:
@@ -100,7 +101,7 @@ class PendingNotices:
             del self._lines[driver][line]
             return
         name = waiting.name
-        if waiting.count > 1 or waiting.told:
+        if waiting.count > 1:
             name = f"{waiting.count:,} {'more ' * waiting.told}x {short_name(line.kind)}"
         self._clients.push(driver, "pending", name, line.reason, line.infeasible)
         waiting.count, waiting.told = 0, True

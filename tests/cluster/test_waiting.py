@@ -271,7 +271,7 @@ def test_what_does_not_wait_long_is_not_warned_of(monkeypatch: pytest.MonkeyPatc
             break  # else the machine was slow, and a worker was to be started first perhaps
         assert time.monotonic() < deadline
     time.sleep(2 * WARN_AFTER)
-    assert stderr.getvalue() == ""
+    assert "needs CPU 3" not in stderr.getvalue()
 
 
 def test_the_infeasible_is_told_at_once_and_placed_when_a_node_joins(
