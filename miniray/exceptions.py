@@ -215,6 +215,10 @@ class ActorUnavailableError(ActorError):
         self.reason = reason
 
 
+#: Begins the sentence that says where a process's log is.
+ITS_LOG = "Its log is"
+
+
 def describe_exit(code: int | None, *, hint: bool = True) -> str:
     """Say in words how a process ended; a negative code is a signal's number.
 
@@ -293,7 +297,8 @@ class WorkerCrashedError(MinirayError):
     ) -> None:
         task = f"task {function_name}" if function_name else "a task"
         worker = f"The worker{f' {pid}' if pid else ''}{f' on node {node_id}' if node_id else ''}"
-        how = "was lost with its node" if with_node else describe_exit(code)
+        hint = not detail or detail.startswith(ITS_LOG)  # else it says why
+        how = "was lost with its node" if with_node else describe_exit(code, hint=hint)
         more = f" {detail}" if detail else ""
         super().__init__(
             f"{worker} {how} before it was ready, as others before it.{more}"

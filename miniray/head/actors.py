@@ -274,7 +274,12 @@ class ActorDirectory:
         """Tell the driver why it waits."""
         if token.job is not None and severity(reason) > token.told:
             token.told = severity(reason)
-            self._notices.tell(token.job.driver, token.class_name, reason)
+            self._notices.tell(
+                token.job.driver,
+                token.class_name,
+                reason,
+                lambda: self.waiting(token.id) == number,
+            )
 
     def waiting(self, id: bytes) -> int:
         """The number of an actor's request that waits; 0 if none does."""

@@ -280,7 +280,7 @@ class TaskLeases:
         job = self._jobs.get(token.job_id)
         if job is not None and severity(reason) > token.told:
             token.told = severity(reason)
-            self._notices.tell(job.driver, token.name, reason)
+            self._notices.tell(job.driver, token.name, reason, lambda: bool(token.waiting))
 
     def first_waiting(self, client_id: bytes, group_id: int) -> int:
         """The number of a request of a client's shape that waits; 0 if none does."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from miniray.core.names import short_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from miniray.head.clients import ClientDirectory
     from miniray.head.grants import Timers
     from miniray.head.reasons import Reason
@@ -33,9 +35,9 @@ class _Line(NamedTuple):
 
 @dataclasses.dataclass
 class _Waiting:
-    name: str  # of one of them
     due: float
-    count: int = 0
+    #: The name of each that was not told of yet, and whether it still waits.
+    names: list[tuple[str, Callable[[], bool]]] = dataclasses.field(default_factory=list)
     told: bool = False
 
 
@@ -55,13 +57,21 @@ class PendingNotices:
         self._rest: dict[bytes, int] = {}
         self._next = math.inf  # when it looks
 
-    def tell(self, driver: bytes, name: str, reason: Reason, kind: str = "") -> None:
-        """Let a driver hear soon that something waits.
+    def tell(
+        self,
+        driver: bytes,
+        name: str,
+        reason: Reason,
+        waits: Callable[[], bool],
+        kind: str = "",
+    ) -> None:
+        """Notify a driver soon that something waits, unless it does not by then.
 
         Args:
             driver: Whose it is.
             name: What waits.
             reason: Why.
+            waits: Whether it still waits.
             kind: What several of them are called; default: the name.
         """
         lines = self._lines.setdefault(driver, {})
@@ -69,9 +79,8 @@ class PendingNotices:
         if line not in lines and len(lines) >= _MOST:
             self._rest[driver] = self._rest.get(driver, 0) + 1
         else:
-            waiting = lines.setdefault(line, _Waiting(name, self._timers.time() + _GATHER))
-            waiting.count += 1
-            waiting.name = name
+            waiting = lines.setdefault(line, _Waiting(self._timers.time() + _GATHER))
+            waiting.names.append((name, waits))
             self._look_at(waiting.due)
 
     def _look_at(self, due: float) -> None:
@@ -96,13 +105,14 @@ class PendingNotices:
         self._look_at(min(dues, default=math.inf))
 
     def _settle(self, driver: bytes, line: _Line, waiting: _Waiting) -> None:
-        """Tell a line, or forget it if nothing has joined it since it was told."""
-        if not waiting.count:
+        """Tell a line, or forget it if nothing that was not told of waits for this reason."""
+        names = [name for name, waits in waiting.names if waits()]
+        if not names:
             del self._lines[driver][line]
             return
-        name = waiting.name
-        if waiting.count > 1:
-            name = f"{waiting.count:,} {'more ' * waiting.told}x {short_name(line.kind)}"
+        name = names[0]
+        if len(names) > 1:
+            name = f"{len(names):,} {'more ' * waiting.told}x {short_name(line.kind)}"
         self._clients.push(driver, "pending", name, line.reason, line.infeasible)
-        waiting.count, waiting.told = 0, True
+        waiting.names, waiting.told = [], True
         waiting.due = self._timers.time() + _AGAIN

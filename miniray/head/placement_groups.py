@@ -35,6 +35,9 @@ _EARLY_WAIT = 10.0
 Waiter = tuple[bytes, int]
 
 
+_WAITING = (GroupStatus.PENDING.value, GroupStatus.RESCHEDULING.value)
+
+
 @dataclasses.dataclass(eq=False, slots=True)
 class PlacementGroup:
     """One placement group."""
@@ -326,7 +329,9 @@ class PlacementGroups:
         if group is None or job is None:
             return
         name = f"placement group {group.name or short_id(id.hex())}"
-        self._notices.tell(job.driver, name, reason, "placement group")
+        self._notices.tell(
+            job.driver, name, reason, lambda: group.status in _WAITING, "placement group"
+        )
 
     def _settle(self, group: PlacementGroup) -> None:
         """Answer those who wait, if there is an answer."""

@@ -10,6 +10,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.core.names import short_name
+from miniray.exceptions import ITS_LOG
 
 if TYPE_CHECKING:
     from miniray.node.outputs import OutputPipe
@@ -122,7 +123,7 @@ class Worker:
         """A sentence that says where its log is; empty if it wrote nothing."""
         logs = [output.log for output in reversed(self.outputs) if output.log is not None]
         written = [log.path for log in logs if log.has_lines()]
-        return f"Its log is {' and '.join(map(str, written))}." if written else ""
+        return f"{ITS_LOG} {' and '.join(map(str, written))}." if written else ""
 
     @property
     def job_id(self) -> bytes:

@@ -154,13 +154,13 @@ def test_an_error_that_carries_much_comes_from_another_node_and_calls_go_on() ->
 
 
 def test_what_is_too_large_for_the_head_is_refused_and_the_cluster_goes_on() -> None:
-    payload = bytes(65 * MIB)
+    payload = bytes(96 * MIB)
 
     @miniray.remote
     def function() -> int:
         return len(payload)
 
-    with pytest.raises(ValueError, match=r"function is 65\.\d MiB .*payload"):
+    with pytest.raises(ValueError, match=r"function is 96\.\d MiB .*payload"):
         function.remote()
 
     @miniray.remote

@@ -404,6 +404,23 @@ def test_actors_that_wait_for_the_same_are_one_line_and_those_that_follow_anothe
     assert [name for name, *_ in daemon.pushes(owner, "pending")] == ["Thing"]
 
 
+def test_a_driver_hears_nothing_of_what_does_not_wait_any_more(
+    cluster: FakeCluster, daemon: FakeDaemon
+) -> None:
+    owner = daemon.driver()
+
+    def make() -> bytes:
+        id = create(daemon, owner, resources={"GPU": 1}, placement_resources={"GPU": 1})
+        daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
+        return id
+
+    make()
+    cluster.timers.pass_time(1)
+    daemon.notice(owner, "kill_actor", make(), True)
+    cluster.timers.pass_time(30)
+    assert [name for name, *_ in daemon.pushes(owner, "pending")] == ["Thing"]
+
+
 def test_a_driver_hears_of_so_many_different_reasons_and_how_many_there_are_more(
     cluster: FakeCluster, daemon: FakeDaemon
 ) -> None:

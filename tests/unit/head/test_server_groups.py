@@ -8,6 +8,7 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id
 
 from miniray._proto import head_pb2
+from miniray.core.ids import short_id
 from miniray.exceptions import PlacementGroupRemovedError
 
 
@@ -258,15 +259,15 @@ def test_the_driver_hears_why_a_group_waits(cluster: FakeCluster, daemon: FakeDa
     driver = daemon.driver()
     create(daemon, driver, [{"CPU": 3}], name="first")
     create(daemon, driver, [{"CPU": 2}], name="second")
-    create(daemon, driver, [{"CPU": 9}])
-    gone = create(daemon, driver, [{"CPU": 9}])
+    large = create(daemon, driver, [{"CPU": 9}])
+    gone = create(daemon, driver, [{"CPU": 9}])  # removed before anybody is told of it
     daemon.ask(driver, "remove_placement_group", gone)
     cluster.timers.pass_time(60)
     node = daemon.node_id.hex()[:8]
     busy = f"needs CPU 2; node {node} has 1 of 4 free"
     too_large = f"needs CPU 9; the largest node, {node}, has 4"
     assert daemon.pushes(driver, "pending") == [
-        ("2 x placement group", too_large, True),  # at once, one of them being removed later
+        (f"placement group {short_id(large.hex())}", too_large, True),
         ("placement group second", busy, False),
     ]
 
