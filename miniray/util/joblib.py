@@ -34,6 +34,8 @@ __all__ = ["register_ray"]
 
 #: Bytes of an argument above which it is put into the object store, once for all calls of a loop.
 _LARGE = 100 * 1024
+#: So many of those that calls of a loop were given last are kept there, as further calls may be.
+_MOST_STORED = 64
 
 
 def register_ray() -> None:
@@ -187,9 +189,10 @@ class _Batch:
         def store(value: Any) -> Any:
             if _size(value) <= _LARGE:
                 return value
-            found = stored.get(id(value))
-            if found is None:
-                found = stored[id(value)] = (value, miniray.put(value))
+            found = stored.pop(id(value), None) or (value, miniray.put(value))
+            stored[id(value)] = found  # the last one
+            if len(stored) > _MOST_STORED:
+                del stored[next(iter(stored))]
             return _Stored(found[1])
 
         for index, (func, args, kwargs) in enumerate(calls.items):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from cluster_helpers import wait_until
 import miniray
 
 joblib = pytest.importorskip("joblib")
+numpy = pytest.importorskip("numpy")
 
 from miniray.util.joblib import register_ray  # noqa: E402 - it imports joblib
 
@@ -115,6 +117,20 @@ def test_a_large_argument_is_stored_once_for_all_calls(monkeypatch: pytest.Monke
         sums = joblib.Parallel()(joblib.delayed(numpy.sum)(data) for _ in range(20))
     assert sums == [data.sum()] * 20
     assert len(stored) == 1
+
+
+def test_large_arguments_of_calls_that_are_done_do_not_stay_for_the_whole_loop() -> None:
+    given: list[weakref.ref[Any]] = []
+
+    def calls() -> Iterator[Any]:
+        for number in range(200):
+            array = numpy.full(20_000, number)
+            given.append(weakref.ref(array))
+            yield joblib.delayed(numpy.max)(array)
+        assert sum(ref() is not None for ref in given) < 150
+
+    with joblib.parallel_backend("ray", n_jobs=2):
+        assert joblib.Parallel(batch_size=1)(calls()) == list(range(200))
 
 
 def test_options_of_the_processes_can_be_given() -> None:

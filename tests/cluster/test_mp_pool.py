@@ -207,6 +207,13 @@ def test_a_process_is_replaced_after_maxtasksperchild() -> None:
     assert pids[0] == pids[1] != pids[2] == pids[3]
 
 
+def test_nothing_is_kept_of_processes_that_were_replaced() -> None:
+    with Pool(1, maxtasksperchild=1) as short:
+        for _ in range(4):
+            short.apply(pid)
+        wait_until(lambda: bool(short.apply(pid)) and len(short._dispatcher._ending) < 3)
+
+
 def test_a_closed_pool_finishes_its_work_and_takes_no_more(tmp_path: Path) -> None:
     closing = Pool(2)
     with pytest.raises(ValueError, match="running"):

@@ -371,7 +371,13 @@ class Dispatcher:
             self._deliver(unit, unit.fail(why))
 
     def _end(self, process: _Process) -> None:
-        self._ending.append(process.actor.__ray_terminate__.remote())
+        end = process.actor.__ray_terminate__.remote()
+        with self._lock:
+            if self._ending:  # many, where processes are replaced
+                self._ending = miniray.wait(self._ending, num_returns=len(self._ending), timeout=0)[
+                    1
+                ]
+            self._ending.append(end)
 
     def _deliver(self, unit: Unit, outcome: Outcome) -> None:
         try:
