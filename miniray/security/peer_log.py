@@ -18,8 +18,8 @@ _EVERY = 60.0
 _ADDRESSES = 32
 #: What these are called; an entry of the table like any other.
 _OTHERS = "one of many further addresses"
-#: Seconds between two looks at who is connected.
-_SAMPLE = 0.5
+#: Seconds between two looks at who is connected, unless so many have come since.
+_SAMPLE, _MANY = 0.5, 64
 #: The part of the files a process may have open above which nobody else may get in soon.
 _NEARLY_ALL = 0.9
 #: The state of a listening socket.
@@ -77,21 +77,26 @@ class Arrivals:
         self.port = 0
         self._known: set[tuple[str, int]] = set()
         self._looked = -_SAMPLE
+        self._since = 0
 
     def __call__(self) -> None:
         """A handshake begins."""
         now = time.monotonic()
-        if now - self._looked < _SAMPLE:
+        self._since += 1
+        if now - self._looked < _SAMPLE and self._since < _MANY:
             return  # of a flood, samples will do
-        self._looked = now
-        there = connected_to(self.port)
-        for host, _ in there - self._known:
-            self._log.add(host, f"connected to port {self.port}")
-        self._known = there
+        self._looked, self._since = now, 0
         count, most = open_files()
         if count > _NEARLY_ALL * most:
             files = f"{count} of the {most} files that it may have open (`ulimit -n`)"
             self._log.add("this process", f"has {files}: others may not get in")
+        try:
+            there = connected_to(self.port)
+        except OSError:  # there is no descriptor left to look with
+            return
+        for host, _ in there - self._known:
+            self._log.add(host, f"connected to port {self.port}")
+        self._known = there
 
 
 def open_files() -> tuple[int, int]:
