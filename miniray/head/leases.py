@@ -109,7 +109,8 @@ class TaskLeases:
         self, client_id: bytes, why: str, group_id: int, spec: dict[str, Any], *_: object
     ) -> None:
         """What a client wants could not be looked at: its tasks fail."""
-        error = TaskUnschedulableError(f"The task {spec['name']} cannot be scheduled: {why}.")
+        name = spec.get("name", "")
+        error = TaskUnschedulableError(f"The task {name} cannot be scheduled: {why}.")
         self._fail(client_id, group_id, error)
 
     def _tell_full(self, group: LeaseGroup) -> None:

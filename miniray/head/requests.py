@@ -94,6 +94,7 @@ class Requests:
             "start_actor": actors.refuse,
             "create_placement_group": groups.refuse,
         }
+        self._failing_arguments = {name: Arguments(fail, 2) for name, fail in self._failing.items()}
 
     def handle(self, request: common_pb2.ClientRequest) -> None:
         """Do what is asked; errors go to who asked."""
@@ -132,6 +133,11 @@ class Requests:
             return
         logger.warning("notice %r of %s was refused: %s", method, who.hex(), error)
         fail = self._failing.get(method)
-        if fail is not None and arguments:
-            why = f"the head refused it ({type(error).__name__}: {error})"
-            fail(who, why, *arguments)
+        if fail is None:
+            return
+        try:
+            self._failing_arguments[method].check(arguments)
+        except ValueError:
+            return  # it does not even say for what somebody waits
+        why = f"the head refused it ({type(error).__name__}: {error})"
+        fail(who, why, *arguments)

@@ -185,6 +185,16 @@ def test_a_malformed_actor_is_refused_and_leaves_nothing_behind(
     assert miniray.util.state.list_actors() is not None
 
 
+@pytest.mark.parametrize("method", ["create_placement_group", "create_actor", "want_leases"])
+def test_a_notice_with_a_malformed_id_leaves_nothing_behind(raw: RawProcess, method: str) -> None:
+    for id in (1.5, 5, "text", None, [1]):
+        raw.send((p.HEAD_NOTICE, method, plain.dumps((id, {}, 1))))
+    raw.ask_head("nodes")  # is answered after them
+    assert miniray.util.state.list_placement_groups() == []
+    assert miniray.util.state.list_actors() is not None
+    assert miniray.util.state.list_pending_demands() is not None
+
+
 @pytest.mark.parametrize("arguments", [("space", 5, b""), (5, b"key", b""), ("space", b"key", 5)])
 def test_a_key_value_of_a_wrong_type_is_refused(raw: RawProcess, arguments: Any) -> None:
     error, _ = raw.ask_head("kv_put", *arguments, True)
