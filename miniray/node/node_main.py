@@ -319,7 +319,7 @@ class NodeStart:
             if self.options.embedded and self.options.head:
                 daemon.stop("the head of the cluster is gone", failed=True)
                 return
-            logger.warning("the head of the cluster is gone; waiting for it to come back")
+            logger.warning("the head of the cluster is out of reach; waiting for it")
             await first_of(daemon.stopped.wait(), self._find_head_again(daemon))
 
     async def _find_head_again(self, daemon: NodeDaemon) -> None:

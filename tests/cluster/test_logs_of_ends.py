@@ -208,12 +208,12 @@ def test_a_head_that_is_killed_is_told_in_lines_of_the_log_not_in_dumps(
     os.kill(boot, signal.SIGSTOP)  # so that no other head comes
     try:
         os.kill(dead, signal.SIGKILL)
-        wait_until(lambda: "waiting for it to come back" in logs(other.root, "node.log"))
+        wait_until(lambda: "out of reach; waiting for it" in logs(other.root, "node.log"))
     finally:
         os.kill(boot, signal.SIGCONT)
     wait_until(lambda: "is open again" in logs(other.root, "node.log"))
     told = logs(other.root, "node.log")
-    assert "WARNING miniray.node.node_main: the head of the cluster is gone" in told
+    assert "WARNING miniray.node.node_main: the head of the cluster is out of reach" in told
     for line in told.splitlines():
         assert re.match(r"\d{4}-\d\d-\d\d .* (INFO|WARNING) miniray", line), told
     assert told.count("UNAVAILABLE") <= 2
