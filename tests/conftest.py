@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # No test may attach to the cluster of whoever runs it, or run with the tunables of that shell.
 # Here, as what is first read of them stays; processes that tests start inherit the rest.
@@ -18,3 +23,12 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 # On a machine that does other things too, any example may take longer than any time.
 hypothesis.settings.register_profile("miniray", deadline=None)
 hypothesis.settings.load_profile("miniray")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_tunables() -> Iterator[None]:
+    """Let no module go on with tunables that another one's environment had."""
+    yield
+    from miniray.config import config
+
+    config.cache_clear()

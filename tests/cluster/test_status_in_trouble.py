@@ -76,8 +76,13 @@ def test_a_node_without_its_head_says_so_and_for_how_long(command: CommandLine) 
     elsewhere = {"MINIRAY_TMPDIR": str(there), "MINIRAY_MACHINE_ID": "another"}
     command.join(head, "--num-cpus", "1", **elsewhere)
     try:
-        for process in command.records()[0]["processes"].values():
-            os.kill(process["pid"], signal.SIGKILL)
+        pids = [process["pid"] for process in command.records()[0]["processes"].values()]
+        for sent in (
+            signal.SIGSTOP,
+            signal.SIGKILL,
+        ):  # at once: neither bids farewell for the other
+            for pid in pids:
+                os.kill(pid, sent)
         told = re.compile(rf"The head at {head.address} has been out of reach .* for \d+ s")
         wait_until(lambda: told.search(command.run("status", **elsewhere).stderr), 40)
         assert told.search(one_line(command.run("memory", **elsewhere)))
