@@ -7,6 +7,7 @@ stumble over. So its annotations, which are there anyway, are checked before it 
 from __future__ import annotations
 
 import collections.abc
+import functools
 import inspect
 import types
 import typing
@@ -72,9 +73,18 @@ def _form(annotation: Any, handler: Callable[..., Any]) -> Any:
         return Any
 
 
+@functools.cache
+def _parts(form: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(form), typing.get_args(form)
+
+
+#: Evaluates the annotations of a class, which takes as long as all else of a request.
+_hints = functools.cache(typing.get_type_hints)
+
+
 def fits(value: Any, form: Any) -> bool:
     """Whether plain data is of a type; tuples and lists are the same to it."""
-    origin, inner = typing.get_origin(form), typing.get_args(form)
+    origin, inner = _parts(form)
     if form is None or form is types.NoneType:
         return value is None
     if origin in (typing.Union, types.UnionType):
@@ -108,7 +118,7 @@ def _wrong(name: str, value: Any, form: Any, shown: Any) -> str:
         missing = sorted(form.__required_keys__ - value.keys())
         if missing:
             return f"The argument {name} must have {', '.join(missing)}."
-        for key, hint in typing.get_type_hints(form).items():
+        for key, hint in _hints(form).items():
             if key in value and not fits(value[key], hint):
                 return _wrong(f"{name}[{key!r}]", value[key], hint, hint)
     kind = shown.__name__ if isinstance(shown, type) else str(shown)
@@ -118,5 +128,5 @@ def _wrong(name: str, value: Any, form: Any, shown: Any) -> str:
 def _has_fields(value: Any, form: Any) -> bool:
     if not isinstance(value, dict) or not form.__required_keys__ <= value.keys():
         return False
-    hints = typing.get_type_hints(form)
+    hints = _hints(form)
     return all(name not in value or fits(value[name], hint) for name, hint in hints.items())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 from miniray.worker.exits import ActorExit
@@ -39,17 +38,11 @@ BUILT_IN: dict[str, Callable[..., Any]] = {
 
 def method_of(instance: Any, name: str) -> Callable[..., Any]:
     """A method of the actor's class, which attributes of the instance do not hide, as in Ray."""
-    cls = type(instance)
-    bind = _binding(cls, name)  # type: ignore[arg-type] # classes are hashable
-    # `__new__` may have made what passes on to an object of the class.
-    return getattr(instance, name) if bind is None else bind(instance, cls)  # type: ignore[no-any-return]
-
-
-@functools.lru_cache(maxsize=1024)  # a walk over the bases for each call would show in its time
-def _binding(cls: type, name: str) -> Callable[..., Any] | None:
-    """What binds a method to an instance and its class; None if the class does not have it."""
-    for base in cls.__mro__:
-        found = base.__dict__.get(name)
-        if found is not None:
-            return getattr(found, "__get__", lambda _instance, _cls, found=found: found)
-    return None
+    if name in getattr(instance, "__dict__", ()):
+        cls = type(instance)
+        for base in cls.__mro__:
+            if name in base.__dict__:
+                found = base.__dict__[name]
+                bind = getattr(found, "__get__", None)
+                return found if bind is None else bind(instance, cls)  # type: ignore[no-any-return]
+    return getattr(instance, name)  # type: ignore[no-any-return]
