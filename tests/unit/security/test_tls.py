@@ -93,9 +93,9 @@ def serve(tmp_path: Path) -> Iterator[Callable[[Identity | None], int]]:
                     (tmp_path / "c").write_bytes(identity.certificate)
                     (tmp_path / "k").write_bytes(identity.key)
                     context.load_cert_chain(tmp_path / "c", tmp_path / "k")
-                    with context.wrap_socket(sock, server_side=True) as tls:
-                        with contextlib.suppress(OSError):  # the client hangs up
-                            tls.recv(1)
+                    tls = context.wrap_socket(sock, server_side=True)
+                    with tls, contextlib.suppress(OSError):  # the client hangs up
+                        tls.recv(1)
 
         thread = threading.Thread(target=run)
         threads.append(thread)
