@@ -182,10 +182,16 @@ def test_temp_dir_says_where_the_session_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", [None, "local"])
-def test_a_pool_starts_a_cluster_of_its_own_size(address: str | None) -> None:
+def test_a_pool_starts_a_cluster_of_its_own_size(address: str | None, tmp_path: Path) -> None:
     size = cpu_count() + 2
+
+    def process_beside_others(_: int) -> int:
+        (tmp_path / str(os.getpid())).touch()
+        wait_until(lambda: len(list(tmp_path.iterdir())) == size)
+        return os.getpid()
+
     with Pool(size, ray_address=address) as pool:
-        assert len(set(pool.map(lambda _: os.getpid(), range(4 * size), chunksize=1))) == size
+        assert len(set(pool.map(process_beside_others, range(size), chunksize=1))) == size
     assert miniray.cluster_resources()["CPU"] == size
 
 
