@@ -7,6 +7,7 @@ was not called. Nothing here knows how a runtime works.
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import threading
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray.actor import ActorHandle
 from miniray.core import runtime as _runtime
+from miniray.core.forks import forget_with
 from miniray.core.init_options import check_init
 from miniray.core.option_checks import shown, text
 from miniray.core.ref_checks import (
@@ -24,7 +26,13 @@ from miniray.core.ref_checks import (
     timeout_of,
     unique_refs,
 )
-from miniray.core.runtime import current_runtime, runtime_of, runtime_or_none, set_runtime
+from miniray.core.runtime import (
+    current_runtime,
+    runtime_of,
+    runtime_or_none,
+    set_runtime,
+    start_with,
+)
 from miniray.exceptions import MinirayError
 from miniray.init_context import InitContext
 from miniray.object_ref import ObjectRef
@@ -430,3 +438,7 @@ def get_gpu_ids() -> list[int] | list[str]:
     """Ids of the GPUs that this worker may use; strings where they are not numbers."""
     ids = current_runtime().context().accelerator_ids.get("GPU", [])
     return [int(id) for id in ids] if all(id.isdecimal() for id in ids) else list(ids)
+
+
+start_with(functools.partial(init, ignore_reinit_error=True))
+forget_with(forget)

@@ -17,13 +17,13 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
-from miniray.node.boot import launch
 from miniray.node.boot_options import BootOptions
+from miniray.node.launch import launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from miniray.node.boot import StartedNode
+    from miniray.node.launch import StartedNode
 
 
 class Node:

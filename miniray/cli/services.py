@@ -49,7 +49,7 @@ class Connection(Protocol):
 
 
 def _start_node(options: BootOptions) -> BootResult:
-    from miniray.node.boot import start_node
+    from miniray.node.launch import start_node
 
     return start_node(options)
 

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from miniray.core.task_error import TaskError
 
 
+class ActorExit(BaseException):
+    """Raised in a method to end its actor; not an Exception, so that user code lets it pass."""
+
+
 class Death(NamedTuple):
     """Why an actor is dead."""
 

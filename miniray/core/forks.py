@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _guarded: Attachment | None = None
 _in_child: Callable[[], None] | None = None
 _hook_installed = False
+#: Clears what the API keeps of the parent.
+_forget: Callable[[], None] | None = None
 
 
 class _Forking(threading.local):
@@ -32,6 +34,12 @@ class _Forking(threading.local):
 
 
 _forking = _Forking()
+
+
+def forget_with(forget: Callable[[], None]) -> None:
+    """Set what clears the API's own state in a forked child."""
+    global _forget
+    _forget = forget
 
 
 def guard(attachment: Attachment, in_child: Callable[[], None] | None = None) -> None:
@@ -74,7 +82,6 @@ def _leave_parent() -> None:
     """Runs in the child before anything else: takes no lock, another thread may have held it."""
     if _guarded is None:
         return
-    from miniray import api
     from miniray.core.runtime import refuse_runtime
 
     parent = os.getppid()
@@ -83,7 +90,8 @@ def _leave_parent() -> None:
     _guarded.runtime.abandon()
     hooks.dropped = collections.deque(maxlen=0)  # refs of the parent go without being counted
     unguard()
-    api.forget()
+    if _forget is not None:
+        _forget()
     refuse_runtime(
         f"This process ({os.getpid()}) was forked from process {parent}, which is attached to a "
         f"cluster, and shares nothing with it. Use miniray in the parent, and pass plain values "

@@ -164,7 +164,7 @@ class HeadRequests(RuntimeParts):
         return ActorLocation(ObjectRef(id, b""), pickle.loads(info))
 
     def exit_actor(self) -> None:
-        from miniray.worker.exits import ActorExit
+        from miniray.core.actor_death import ActorExit
 
         if self.facts.actor_id is None:
             raise RuntimeError("exit_actor() can only be called in a method of an actor.")

@@ -77,7 +77,7 @@ def start_node(options: BootOptions) -> Place:
         MinirayError: The head refused it.
         OSError: Its folders could not be made, or there is no head at the address.
     """
-    from miniray.node.boot import launch
+    from miniray.node.launch import launch
     from miniray.security.token import parse_token
 
     started = launch(options)

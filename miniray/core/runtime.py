@@ -345,6 +345,14 @@ class Runtime(abc.ABC):
 _current: Runtime | None = None
 #: Why this process may not get a runtime by merely using the API; "" if it may.
 _refusal = ""
+#: Attaches this process, also if another thread does the same at this moment.
+_init: Callable[[], object] | None = None
+
+
+def start_with(init: Callable[[], object]) -> None:
+    """Set what ``current_runtime`` calls if this process is not attached yet."""
+    global _init
+    _init = init
 
 
 def set_runtime(runtime: Runtime | None) -> None:
@@ -398,9 +406,8 @@ def current_runtime() -> Runtime:
         from miniray.exceptions import NotInitializedError
 
         raise NotInitializedError(_refusal)
-    from miniray.api import init
-
-    init(ignore_reinit_error=True)  # another thread may do the same at this moment
+    assert _init is not None  # given when miniray was imported
+    _init()
     runtime = runtime_or_none()
     assert runtime is not None
     _tell_own_cluster(runtime)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.core.call_site import CallSite
-    from miniray.core.lineage import Origin
     from miniray.core.objects import ObjectTable, Value
     from miniray.object_ref import ObjectRef
 
@@ -53,8 +52,8 @@ class StreamState:
         self.id = id
         #: Ids of the first items, by which a run for those that were lost knows which they are.
         self.ids: list[bytes] = []
-        #: What they are made again from; None if they cannot be, or none had to be remembered.
-        self.origin: Origin | None = None
+        #: The Origin they are made again from; None if they cannot be, or need not be kept.
+        self.origin: Any = None
         #: How many items may wait unread before the executor pauses; -1: any number.
         self.limit = limit
         self._table = table

@@ -78,7 +78,10 @@ class Submission(RefTracking):
         if function.key not in self._exported:
             self.publish(function)
         shape = shape_of(options, function, self.facts)
-        group = self.tasks.group(shape, lambda: task_spec(options, function, shape, self))
+        group = self.tasks.group(
+            shape,
+            lambda: task_spec(options, function, shape, self.runtime_env_for(options.runtime_env)),
+        )
         return self._submit(
             args,
             kwargs,

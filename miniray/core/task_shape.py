@@ -11,7 +11,6 @@ from miniray.core.runtime import BundleAffinity, NodeAffinity, Placement, Spread
 if TYPE_CHECKING:
     from miniray.core.context import ProcessFacts
     from miniray.core.runtime import Exported, TaskOptions
-    from miniray.core.runtime_parts import RuntimeParts
 
 #: Resources whose workers end after one task, so that device memory is released.
 _SCALARS = frozenset({"CPU", "memory"})
@@ -107,13 +106,13 @@ def effective_placement(placement: Placement, group: bytes | None) -> Placement:
 
 
 def task_spec(
-    options: TaskOptions, function: Exported, shape: Shape, runtime: RuntimeParts
+    options: TaskOptions, function: Exported, shape: Shape, runtime_env: str
 ) -> dict[str, Any]:
     """What the head needs to know to grant leases of a shape."""
     return {
         "resources": dict(options.resources),
         "placement": placement_data(shape.placement),
-        "runtime_env": runtime.runtime_env_for(options.runtime_env),
+        "runtime_env": runtime_env,
         "labels": dict(options.label_selector) if options.label_selector else None,
         "fallback_labels": [dict(each) for each in options.fallback_selectors],
         "max_calls": shape.max_calls,

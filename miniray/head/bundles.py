@@ -11,8 +11,7 @@ import enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.head.amounts import Needs, parse_needs
-from miniray.head.label_sets import set_name, shared_label
-from miniray.head.labels import LabelSelector, matches, parse_selector
+from miniray.head.labels import LabelSelector, matches, parse_selector, set_name, shared_label
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from miniray.head.amounts import UNIT
 from miniray.head.bundles import GroupStatus, total_needs
 from miniray.head.fit_index import FitIndex
-from miniray.head.label_sets import shared_label
+from miniray.head.labels import shared_label
 from miniray.head.planning import plan
 from miniray.head.prospects import Prospects
 from miniray.head.queues import Domain

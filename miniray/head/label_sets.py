@@ -9,33 +9,12 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
+from miniray.head.labels import set_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from miniray.head.bundles import PlacementGroupState
-    from miniray.head.labels import LabelSelector
-
-
-def shared_label(selectors: Sequence[LabelSelector]) -> str | None:
-    """The label by which the bundles of a group form sets; None if they form none.
-
-    Raises:
-        ValueError: Only some bundles have such a condition, or one has several, or they are
-            on several labels: values could not be chosen one after the other then.
-    """
-    keys = [[each.key for each in selector if each.same] for selector in selectors]
-    if not any(keys):
-        return None
-    if any(len(each) != 1 for each in keys) or len({key for key, *_ in keys}) != 1:
-        raise ValueError(
-            "the condition same(...) must be on one label, and in the selector of every bundle"
-        )
-    return keys[0][0]
-
-
-def set_name(selector: LabelSelector) -> str:
-    """Which set a bundle belongs to; empty if the group has no sets."""
-    return next((each.same for each in selector if each.same), "")
 
 
 def candidates(

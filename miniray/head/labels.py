@@ -143,3 +143,25 @@ def _check_key(key: str) -> None:
         f"the label key {key!r} is malformed; a key is a name of 1 to 63 letters, digits, '-', "
         "'_' or '.', with a letter or digit at both ends, and may have a domain and '/' before it"
     )
+
+
+def shared_label(selectors: Sequence[LabelSelector]) -> str | None:
+    """The label by which the bundles of a group form sets; None if they form none.
+
+    Raises:
+        ValueError: Only some bundles have such a condition, or one has several, or they are
+            on several labels: values could not be chosen one after the other then.
+    """
+    keys = [[each.key for each in selector if each.same] for selector in selectors]
+    if not any(keys):
+        return None
+    if any(len(each) != 1 for each in keys) or len({key for key, *_ in keys}) != 1:
+        raise ValueError(
+            "the condition same(...) must be on one label, and in the selector of every bundle"
+        )
+    return keys[0][0]
+
+
+def set_name(selector: LabelSelector) -> str:
+    """Which set a bundle belongs to; empty if the group has no sets."""
+    return next((each.same for each in selector if each.same), "")

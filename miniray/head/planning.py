@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from miniray.head.amounts import UNIT
 from miniray.head.assignment import assign
 from miniray.head.bundles import total_needs
-from miniray.head.label_sets import candidates, match, shared_label
-from miniray.head.labels import matches
+from miniray.head.label_sets import candidates, match
+from miniray.head.labels import matches, shared_label
 from miniray.head.packing import Patience
 from miniray.head.policies import avoid_accelerators, least_used, pack_then_spread
 

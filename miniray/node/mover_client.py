@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import logging
 import marshal
@@ -21,8 +20,8 @@ from miniray.node.template_client import TemplateGoneError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.node.node_config import MoverConfig
     from miniray.node.template_client import Helper
-    from miniray.security.certificates import Credentials
 
 logger = logging.getLogger(__name__)
 
@@ -33,21 +32,6 @@ class MoveError(Exception):
 
 class MoverDiedError(MoveError):
     """The mover of this node has died; the next value has a new one."""
-
-
-@dataclasses.dataclass(frozen=True)
-class MoverConfig:
-    """What a mover has to know."""
-
-    #: Tells machines and containers apart.
-    machine: str
-    #: Where its sockets for movers of the same machine go.
-    folder: str
-    #: The address to bind for movers of other machines, and the one to reach it at; empty: none.
-    host: str = ""
-    advertised_host: str = ""
-    #: What it shows to them, and knows them by; None in a cluster of one machine.
-    credentials: Credentials | None = None
 
 
 class Released(Protocol):

@@ -12,7 +12,22 @@ if TYPE_CHECKING:
     import grpc
 
     from miniray.accelerators import NodeAccelerators
-    from miniray.node.mover_client import MoverConfig
+    from miniray.security.certificates import Credentials
+
+
+@dataclasses.dataclass(frozen=True)
+class MoverConfig:
+    """What a mover has to know."""
+
+    #: Tells machines and containers apart.
+    machine: str
+    #: Where its sockets for movers of the same machine go.
+    folder: str
+    #: The address to bind for movers of other machines, and the one to reach it at; empty: none.
+    host: str = ""
+    advertised_host: str = ""
+    #: What it shows to them, and knows them by; None in a cluster of one machine.
+    credentials: Credentials | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,8 +33,7 @@ from miniray.node.head_address import not_found
 from miniray.node.head_process import HeadProcess
 from miniray.node.lifetime import stop_on_signals, when_exits
 from miniray.node.machine import inspect_machine
-from miniray.node.mover_client import MoverConfig
-from miniray.node.node_config import NodeConfig
+from miniray.node.node_config import MoverConfig, NodeConfig
 from miniray.node.orphans import end_children, reap
 from miniray.node.spill_place import spill_folder
 from miniray.security import channels

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, Any, Generic
 
-import miniray
+from miniray import api
 from miniray.exceptions import ActorDiedError
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class ActorPool(Generic[V]):
         refs = ref if isinstance(ref, list) else [ref]
         timed_out = False
         if timeout is not None:
-            ready, _ = miniray.wait(refs, num_returns=len(refs), timeout=timeout)
+            ready, _ = api.wait(refs, num_returns=len(refs), timeout=timeout)
             timed_out = len(ready) < len(refs)
             if timed_out and not ignore_if_timedout:
                 raise TimeoutError("Timed out waiting for result")
@@ -133,7 +133,7 @@ class ActorPool(Generic[V]):
             raise StopIteration("No more results to get")
         # Of a call with several returns, the first one tells that it has finished.
         keys = {key[0] if isinstance(key, tuple) else key: key for key in self._running}
-        ready, pending = miniray.wait(list(keys), num_returns=1, timeout=timeout)
+        ready, pending = api.wait(list(keys), num_returns=1, timeout=timeout)
         if not ready and not ignore_if_timedout:
             raise TimeoutError("Timed out waiting for result")
         return self._take(keys[(ready or pending)[0]], timed_out=not ready)
@@ -174,7 +174,7 @@ class ActorPool(Generic[V]):
             raise TimeoutError(f"Timed out waiting for result. The call {key} has been ignored.")
         is_alive = True
         try:
-            return miniray.get(list(key) if isinstance(key, tuple) else key)
+            return api.get(list(key) if isinstance(key, tuple) else key)
         except ActorDiedError:
             is_alive = False
             raise

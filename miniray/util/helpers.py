@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-import miniray
+from miniray import api
 from miniray.core.option_checks import whole
 
 if TYPE_CHECKING:
@@ -68,10 +68,10 @@ def _as_completed(
     refs: list[ObjectRef[Any]], chunk_size: int, yield_obj_refs: bool, fetch_local: bool
 ) -> Iterator[Any]:
     while refs:
-        ready, refs = miniray.wait(
+        ready, refs = api.wait(
             refs, num_returns=min(chunk_size, len(refs)), fetch_local=fetch_local
         )
-        yield from ready if yield_obj_refs else miniray.get(ready)
+        yield from ready if yield_obj_refs else api.get(ready)
 
 
 def map_unordered(
@@ -121,8 +121,8 @@ def _map_unordered(
         refs.append(fn.remote(item))
         if most is None or len(refs) < most:
             continue
-        ready, refs = miniray.wait(
+        ready, refs = api.wait(
             refs, num_returns=min(chunk_size, len(refs)), fetch_local=fetch_local
         )
-        yield from ready if yield_obj_refs else miniray.get(ready)
+        yield from ready if yield_obj_refs else api.get(ready)
     yield from _as_completed(refs, chunk_size, yield_obj_refs, fetch_local)

@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-import miniray
+from miniray import api
 
 try:
     from joblib import register_parallel_backend
@@ -73,7 +73,7 @@ class Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         if n_jobs > 0:
             return n_jobs
         attach(None, None)
-        return max(int(miniray.cluster_resources().get("CPU", 0)) + 1 + n_jobs, 1)
+        return max(int(api.cluster_resources().get("CPU", 0)) + 1 + n_jobs, 1)
 
     def configure(
         self,
@@ -148,7 +148,7 @@ class _Idle:
 
     def give_back(self, pool: Pool, jobs: int, remote_args: Mapping[str, Any]) -> None:
         """A pool is not used any more: it stays, unless it holds resources."""
-        if not remote_args and miniray.is_initialized():
+        if not remote_args and api.is_initialized():
             with self._lock:
                 key = (jobs, current_runtime().session)
                 found, self._found = self._found, (key, pool)
@@ -189,7 +189,7 @@ class _Batch:
         def store(value: Any) -> Any:
             if _size(value) <= _LARGE:
                 return value
-            found = stored.pop(id(value), None) or (value, miniray.put(value))
+            found = stored.pop(id(value), None) or (value, api.put(value))
             stored[id(value)] = found  # the last one
             if len(stored) > _MOST_STORED:
                 del stored[next(iter(stored))]
@@ -209,7 +209,7 @@ class _Batch:
 
 
 def _load(value: Any) -> Any:
-    return miniray.get(value.ref) if type(value) is _Stored else value
+    return api.get(value.ref) if type(value) is _Stored else value
 
 
 def _replaced(

@@ -272,8 +272,7 @@ def _check_selectors(given: Any, count: int) -> list[dict[str, str]] | None:
 def _check_sets(selectors: list[dict[str, str]] | None) -> None:
     """Refuse bundles that could not be divided into sets with one value of a label each."""
     if any("same(" in text for selector in selectors or () for text in selector.values()):
-        from miniray.head.label_sets import shared_label
-        from miniray.head.labels import parse_selector
+        from miniray.head.labels import parse_selector, shared_label
 
         try:
             shared_label([parse_selector(each, of_bundle=True) for each in selectors or ()])

@@ -9,7 +9,8 @@ import queue
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import miniray
+from miniray import api
+from miniray.decorator import remote
 
 if TYPE_CHECKING:
     import asyncio
@@ -37,7 +38,7 @@ class Queue:
 
     def __init__(self, maxsize: int = 0, actor_options: Mapping[str, Any] | None = None) -> None:
         self.maxsize = maxsize
-        actor_class: Any = miniray.remote(_QueueActor)
+        actor_class: Any = remote(_QueueActor)
         self.actor: Any = actor_class.options(**(actor_options or {})).remote(maxsize)
 
     def __len__(self) -> int:
@@ -45,7 +46,7 @@ class Queue:
 
     def qsize(self) -> int:
         """How many items wait."""
-        size: int = miniray.get(self.actor.qsize.remote())
+        size: int = api.get(self.actor.qsize.remote())
         return size
 
     def size(self) -> int:
@@ -72,7 +73,7 @@ class Queue:
             Full: there was no room (in time).
             ValueError: ``timeout`` is negative.
         """
-        miniray.get(self._put(item, block, timeout))
+        api.get(self._put(item, block, timeout))
 
     async def put_async(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         """``put`` for asyncio code."""
@@ -91,7 +92,7 @@ class Queue:
         """
         if not isinstance(items, Iterable):
             raise TypeError(f"'items' must be an iterable, not {type(items).__name__}")
-        miniray.get(self.actor.put_nowait_batch.remote(list(items)))
+        api.get(self.actor.put_nowait_batch.remote(list(items)))
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Take the oldest item.
@@ -104,7 +105,7 @@ class Queue:
             Empty: there was no item (in time).
             ValueError: ``timeout`` is negative.
         """
-        return miniray.get(self._get(block, timeout))
+        return api.get(self._get(block, timeout))
 
     async def get_async(self, block: bool = True, timeout: float | None = None) -> Any:
         """``get`` for asyncio code."""
@@ -129,7 +130,7 @@ class Queue:
             raise TypeError(f"'num_items' must be an int, not {type(num_items).__name__}")
         if num_items < 0:
             raise ValueError(f"'num_items' must not be negative, but is {num_items}")
-        items: list[Any] = miniray.get(self.actor.get_nowait_batch.remote(num_items))
+        items: list[Any] = api.get(self.actor.get_nowait_batch.remote(num_items))
         return items
 
     def shutdown(self, force: bool = False, grace_period_s: float = 5) -> None:
@@ -144,9 +145,9 @@ class Queue:
         ended = False
         if not force:
             done = self.actor.__ray_terminate__.remote()
-            ended = bool(miniray.wait([done], timeout=grace_period_s)[0])
+            ended = bool(api.wait([done], timeout=grace_period_s)[0])
         if not ended:
-            miniray.kill(self.actor, no_restart=True)
+            api.kill(self.actor, no_restart=True)
         self.actor = None
 
     def _put(self, item: Any, block: bool, timeout: float | None) -> Any:

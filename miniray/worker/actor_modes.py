@@ -10,12 +10,12 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import context, event_loop
+from miniray.core.actor_death import ActorExit
 from miniray.exceptions import TaskCancelledError
 from miniray.worker.actor_loop import serving_loop
 from miniray.worker.arguments import load_arguments
 from miniray.worker.call_loop import CallLoop, call_in, key_of
 from miniray.worker.executor import Executor
-from miniray.worker.exits import ActorExit
 from miniray.worker.work import DEFAULT_GROUP, unknown_group
 
 if TYPE_CHECKING:

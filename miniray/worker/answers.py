@@ -6,13 +6,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.core import protocol as p
+from miniray.core.actor_death import ActorExit
 from miniray.core.borrowing import error_value
 from miniray.core.exception_transport import forget_traceback
 from miniray.exceptions import TaskCancelledError, TaskError
 from miniray.object_ref import hooks
 from miniray.worker import stdio
 from miniray.worker.arguments import forget_arguments
-from miniray.worker.exits import ActorExit
 from miniray.worker.value_errors import carried
 from miniray.worker.work import ArgumentLostError
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.config import config
 from miniray.core import code_pieces, context
 from miniray.core import protocol as p
+from miniray.core.actor_death import ActorExit
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others
 from miniray.core.ids import call_id
@@ -23,7 +24,7 @@ from miniray.exceptions import TaskCancelledError
 from miniray.worker.answers import Answers
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.built_in import BUILT_IN, method_of
-from miniray.worker.exits import ActorExit, end_child
+from miniray.worker.exits import end_child
 from miniray.worker.expected import ExpectedArguments
 from miniray.worker.interruption import Interruption
 from miniray.worker.items import items_of

@@ -7,11 +7,8 @@ import sys
 import traceback
 from typing import NoReturn
 
+from miniray.core.actor_death import ActorExit
 from miniray.worker import stdio
-
-
-class ActorExit(BaseException):
-    """Raised in a method to end its actor; not an Exception, so that user code lets it pass."""
 
 
 def exit_code(why: SystemExit) -> int:

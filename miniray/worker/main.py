@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from miniray.config import config
 from miniray.core import context, forks, thread_counts
+from miniray.core.actor_death import ActorExit
 from miniray.core.attach import Attachment
 from miniray.core.gates import Gate
 from miniray.core.handover import await_others, hand_over
@@ -37,7 +38,7 @@ from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, Threade
 from miniray.worker.arguments import load_for_constructor
 from miniray.worker.built_in import SHUTDOWN
 from miniray.worker.executor import Executor
-from miniray.worker.exits import ActorExit, exit_code
+from miniray.worker.exits import exit_code
 from miniray.worker.interruption import CANCEL_SIGNAL
 from miniray.worker.value_errors import carried
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.node import boot
+from miniray.node import launch
 from miniray.node.boot_options import BootError, BootOptions
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def base(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def run_instead(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     """What the new process is to run instead of a node."""
-    monkeypatch.setattr(boot, "python_command", lambda _module: source)
+    monkeypatch.setattr(launch, "python_command", lambda _module: source)
 
 
 def is_empty(base: Path) -> bool:
@@ -33,7 +33,7 @@ def test_a_node_that_ends_without_a_word_is_told_with_the_last_line_of_its_log(
 ) -> None:
     run_instead(monkeypatch, "import sys; print('first', flush=True); sys.exit('no room left')")
     with pytest.raises(BootError) as failure:
-        boot.launch(BootOptions(head=True))
+        launch.launch(BootOptions(head=True))
     assert str(failure.value) == (
         "The node ended while it started (exit code 1). The last line of its log: no room left"
     )
@@ -45,15 +45,15 @@ def test_a_node_that_ends_and_wrote_nothing_is_told(
 ) -> None:
     run_instead(monkeypatch, "import os; os._exit(7)")
     with pytest.raises(BootError, match=r"^The node ended while it started \(exit code 7\)\.$"):
-        boot.launch(BootOptions(head=True))
+        launch.launch(BootOptions(head=True))
     assert is_empty(base)
 
 
 def test_a_node_that_is_not_ready_in_time_is_killed(
     monkeypatch: pytest.MonkeyPatch, base: Path
 ) -> None:
-    monkeypatch.setattr(boot, "_UNTIL_STARTED", 0.1 - boot.config().start_timeout)
+    monkeypatch.setattr(launch, "_UNTIL_STARTED", 0.1 - launch.config().start_timeout)
     run_instead(monkeypatch, "import time; time.sleep(1000)")
     with pytest.raises(BootError, match=r"not ready within 0\.1 s"):
-        boot.launch(BootOptions(head=True))
+        launch.launch(BootOptions(head=True))
     assert is_empty(base)

@@ -15,7 +15,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-import miniray
+from miniray import api
 from miniray.core.interrupts import uncut
 from miniray.core.runtime import current_runtime
 from miniray.exceptions import ActorError, TaskCancelledError
@@ -139,7 +139,7 @@ class Dispatcher:
         self._gone: Exception | None = None
         self._ending: list[ObjectRef[Any]] = []
         self._idle.extend(_Process(start(), limit) for _ in range(processes))
-        miniray.get([process.actor.ping.remote() for process in self._idle])
+        api.get([process.actor.ping.remote() for process in self._idle])
 
     @uncut  # a process that has a batch which was not sent would be waited for
     def put(self, units: Iterable[Unit]) -> None:
@@ -185,14 +185,14 @@ class Dispatcher:
         self.close()
         for actor in actors:
             if actor is not None:
-                miniray.kill(actor)
+                api.kill(actor)
 
     def join(self) -> None:
         """Wait until all has been delivered and the processes of a closed pool have ended."""
         with self._settled:
             self._settled.wait_for(lambda: not self._under_way)
         if self._ending:
-            miniray.wait(self._ending, num_returns=len(self._ending))
+            api.wait(self._ending, num_returns=len(self._ending))
 
     # --- sending -------------------------------------------------------------------
     def _pump(self) -> None:
@@ -282,7 +282,7 @@ class Dispatcher:
             if isinstance(ref, Exception):
                 raise ref
             assert ref is not None
-            outcomes, seconds = miniray.get(ref)
+            outcomes, seconds = api.get(ref)
         except ActorError as error:
             batch.process.actor = None
             return [(unit, unit.fail(error)) for unit in units]
@@ -312,7 +312,7 @@ class Dispatcher:
         units = batch.units
         for index, unit in enumerate(list(units)):
             try:
-                outcome = miniray.get(batch.process.actor.outcome.remote(id(batch), index))
+                outcome = api.get(batch.process.actor.outcome.remote(id(batch), index))
             except Exception as error:  # noqa: BLE001 - it is that of the call
                 outcome = unit.fail(error)
             if outcome is None:
@@ -374,9 +374,7 @@ class Dispatcher:
         end = process.actor.__ray_terminate__.remote()
         with self._lock:
             if self._ending:  # many, where processes are replaced
-                self._ending = miniray.wait(self._ending, num_returns=len(self._ending), timeout=0)[
-                    1
-                ]
+                self._ending = api.wait(self._ending, num_returns=len(self._ending), timeout=0)[1]
             self._ending.append(end)
 
     def _deliver(self, unit: Unit, outcome: Outcome) -> None:

@@ -12,9 +12,10 @@ import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import miniray
+from miniray import api
 from miniray.core.init_options import ADDRESS_VARIABLE
 from miniray.core.option_checks import whole
+from miniray.decorator import remote
 from miniray.util.multiprocessing.dispatcher import Dispatcher, Unit
 from miniray.util.multiprocessing.results import AsyncResult, IMapIterator
 from miniray.util.multiprocessing.worker import APPLY, MAP, STARMAP, PoolActor
@@ -67,7 +68,7 @@ class Pool:
             whole(1)("processes", processes)
         attach(ray_address, processes)
         self._processes = _fitting(processes)
-        actor_class: Any = miniray.remote(PoolActor)
+        actor_class: Any = remote(PoolActor)
         actor_class = actor_class.options(**{"num_cpus": 0, **(ray_remote_args or {})})
         arguments = (initializer, tuple(initargs or ()))
         #: Those that may have more to send.
@@ -273,18 +274,18 @@ def attach(address: str | None, processes: int | None) -> None:
 
     One that is started for a pool is as large as that, as in Ray.
     """
-    if miniray.is_initialized():
+    if api.is_initialized():
         return
     from miniray.core.cluster_choice import latest_cluster
 
     wanted = address or os.environ.get(ADDRESS_VARIABLE)
     starts_one = latest_cluster(None) is None if wanted is None else wanted == "local"
-    miniray.init(address, num_cpus=processes if starts_one else None)
+    api.init(address, num_cpus=processes if starts_one else None)
 
 
 def _fitting(processes: int | None) -> int:
     """The number of processes of a pool on this cluster."""
-    cpus = int(miniray.cluster_resources().get("CPU", 0))
+    cpus = int(api.cluster_resources().get("CPU", 0))
     if processes is None:
         return max(1, cpus)
     if processes > cpus:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from node_ends import End, mover_in_thread, two_ends
 
 from miniray.node.addresses import DaemonAddress
-from miniray.node.mover_client import Move, MoverClient, MoverConfig, Offer
+from miniray.node.mover_client import Move, MoverClient, Offer
 from miniray.node.mover_sends import HELLO
+from miniray.node.node_config import MoverConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

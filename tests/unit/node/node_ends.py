@@ -12,7 +12,8 @@ import grpc
 
 from miniray.node.control_socket import control_pair
 from miniray.node.mover import Mover
-from miniray.node.mover_client import MoverClient, MoverConfig
+from miniray.node.mover_client import MoverClient
+from miniray.node.node_config import MoverConfig
 from miniray.node.relay import RelayHub
 from miniray.node.relayed import Relayed
 from miniray.node.segments import SegmentStore

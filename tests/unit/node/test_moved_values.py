@@ -22,7 +22,8 @@ from node_ends import End, no_mover, until
 from miniray.config import config
 from miniray.node import transfers as transfers_module
 from miniray.node.addresses import DaemonAddress
-from miniray.node.mover_client import Move, MoverClient, MoverConfig, Offer
+from miniray.node.mover_client import Move, MoverClient, Offer
+from miniray.node.node_config import MoverConfig
 from miniray.node.room import Claim
 
 if TYPE_CHECKING:

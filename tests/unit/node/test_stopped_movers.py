@@ -20,7 +20,8 @@ from node_ends import End, mover_in_thread, until
 
 from miniray.config import config
 from miniray.node.control_socket import control_pair
-from miniray.node.mover_client import Move, MoverClient, MoverConfig
+from miniray.node.mover_client import Move, MoverClient
+from miniray.node.node_config import MoverConfig
 from miniray.node.room import Claim
 from miniray.node.template_client import Helper
 
