@@ -12,7 +12,6 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray.config import config
-from miniray.core import context
 from miniray.core import protocol as p
 from miniray.core.actor_directory import ActorDirectory
 from miniray.core.borrowing import Borrowing, error_value
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Callable, Mapping
 
+    from miniray.core.context import ProcessFacts
     from miniray.core.io_loop import IOLoop
     from miniray.core.node_link import NodeLink
 
@@ -56,7 +56,7 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
         node_id: bytes,
         socket_folder: str,
         key: bytes,
-        facts: context.ProcessFacts,
+        facts: ProcessFacts,
         on_shutdown: Callable[[], None],
     ) -> None:
         self.session = object()

@@ -13,15 +13,28 @@ import logging
 import pickle
 import traceback
 import types
+from pathlib import Path
 from typing import Any
 
 from miniray.core.sizes import format_bytes
 
 logger = logging.getLogger(__name__)
 
-#: Frames of these folders above the user's first frame are left out of tracebacks.
+#: The package's folder, and the folders in it whose frames are no user code.
+_PACKAGE = str(Path(__file__).parents[1])
 _OWN_FOLDERS = tuple(
-    f"{__file__.rpartition('/core/')[0]}/{folder}/" for folder in ("core", "worker")
+    f"{_PACKAGE}/{folder}/"
+    for folder in (
+        "core",
+        "common",
+        "messages",
+        "wire",
+        "values",
+        "objects",
+        "calls",
+        "client",
+        "worker",
+    )
 )
 
 #: Bytes that a pickled exception may take: errors travel in messages, not in shared memory.

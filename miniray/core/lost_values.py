@@ -1,6 +1,6 @@
 """Values of this process whose node is gone: where copies of them are, once that is known.
 
-The daemons of other nodes tell of the copies that they have (``node/left_copies.py``); one that
+The daemons of other nodes tell of the copies that they have (``left_copies.py``); one that
 nobody has is given up. With the first of a node that is read, all of its values are looked at: what
 was lost together is made again together, so that what several were made from is made once.
 """
