@@ -12,6 +12,7 @@ import pytest
 from cluster_helpers import wait_until
 
 import miniray
+from miniray import api
 
 joblib = pytest.importorskip("joblib")
 numpy = pytest.importorskip("numpy")
@@ -110,8 +111,8 @@ def test_the_processes_stay_for_the_next_loop(tmp_path: Path) -> None:
 def test_a_large_argument_is_stored_once_for_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     numpy = pytest.importorskip("numpy")
     stored: list[Any] = []
-    put = miniray.put
-    monkeypatch.setattr(miniray, "put", lambda value: stored.append(value) or put(value))
+    put = api.put
+    monkeypatch.setattr(api, "put", lambda value: stored.append(value) or put(value))
     data = numpy.arange(100_000)
     with joblib.parallel_backend("ray", n_jobs=2):
         sums = joblib.Parallel()(joblib.delayed(numpy.sum)(data) for _ in range(20))
