@@ -13,9 +13,9 @@ import itertools
 import random
 import time
 
-from miniray.head.demands import Demand, LeaseRequest
-from miniray.head.resources import node_pool
-from miniray.head.scheduler import ClusterScheduler
+from miniray.head.scheduling.demands import Demand, LeaseRequest
+from miniray.head.scheduling.resources import node_pool
+from miniray.head.scheduling.scheduler import ClusterScheduler
 
 DEVICES = 8
 #: (share of the demands, resources)

@@ -26,15 +26,15 @@ from miniray.api import (
     shutdown,
     wait,
 )
-from miniray.core.absent import absent, tell_imports
+from miniray.common.absent import absent, tell_imports
+from miniray.common.object_ref import ObjectRef
 from miniray.decorator import remote
-from miniray.object_ref import ObjectRef
 from miniray.runtime_context import get_runtime_context
 from miniray.version import VERSION as __version__  # noqa: N811 -- the usual name
 
 if TYPE_CHECKING:
     from miniray import actor, cloudpickle, runtime_env, train, util
-    from miniray.object_ref_generator import ObjectRefGenerator
+    from miniray.objects.object_ref_generator import ObjectRefGenerator
 
 __all__ = [
     "ActorClass",
@@ -107,5 +107,5 @@ if not TYPE_CHECKING:  # else a type checker takes any name for one that is ther
         if name in _MODULES:
             return importlib.import_module(f"miniray.{name}")
         if name in ("DynamicObjectRefGenerator", "ObjectRefGenerator"):
-            return getattr(importlib.import_module("miniray.object_ref_generator"), name)
+            return getattr(importlib.import_module("miniray.objects.object_ref_generator"), name)
         raise absent("miniray", name, _ABSENT)

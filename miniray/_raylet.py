@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from miniray.object_ref_generator import DynamicObjectRefGenerator, ObjectRefGenerator
+from miniray.objects.object_ref_generator import DynamicObjectRefGenerator, ObjectRefGenerator
 
 __all__ = ["DynamicObjectRefGenerator", "ObjectRefGenerator"]

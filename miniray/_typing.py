@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from typing_extensions import ParamSpec, Self
 
     from miniray.actor import ActorClass
+    from miniray.common.object_ref import ObjectRef
     from miniray.function import RemoteFunction
-    from miniray.object_ref import ObjectRef
-    from miniray.object_ref_generator import ObjectRefGenerator
+    from miniray.objects.object_ref_generator import ObjectRefGenerator
 
     #: Parameters of an actor class's constructor; ``ActorClass[Counter]`` leaves them open.
     ActorPs = ParamSpec("ActorPs", default=...)

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, over
 
 from miniray import options as option_rules
 from miniray._typing import ActorPs, Out_co, P, Remote
-from miniray.core import runtime as _runtime
-from miniray.core.actor_classes import (
+from miniray.actor_classes import (
     BUILT_IN,
     METHOD_ATTRIBUTE,
     ActorClassDetails,
     describe,
     with_options,
 )
-from miniray.core.call_signature import CallSignature, UnpicklableArgumentError
-from miniray.core.exports import Export
-from miniray.core.option_checks import suggestion
-from miniray.core.runtime import ActorClassInfo, MethodOptions
+from miniray.common import runtime as _runtime
+from miniray.common.runtime import ActorClassInfo, MethodOptions
+from miniray.system.option_checks import suggestion
+from miniray.values.call_signature import CallSignature, UnpicklableArgumentError
+from miniray.values.exports import Export
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Never
 
     from miniray._typing import ManyMethodDecorator, Method, MethodDecorator, MethodOf
-    from miniray.object_ref import ObjectRef
-    from miniray.object_ref_generator import ObjectRefGenerator
+    from miniray.common.object_ref import ObjectRef
+    from miniray.objects.object_ref_generator import ObjectRefGenerator
 
 T = TypeVar("T")
 R = TypeVar("R")

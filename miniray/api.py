@@ -15,18 +15,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray.actor import ActorHandle
-from miniray.core import runtime as _runtime
-from miniray.core.forks import forget_with
-from miniray.core.init_options import check_init
-from miniray.core.option_checks import shown, text
-from miniray.core.ref_checks import (
-    is_generator,
-    number_of_returns,
-    refs_only,
-    timeout_of,
-    unique_refs,
-)
-from miniray.core.runtime import (
+from miniray.client.forks import forget_with
+from miniray.client.init_options import check_init
+from miniray.common import runtime as _runtime
+from miniray.common.object_ref import ObjectRef
+from miniray.common.runtime import (
     current_runtime,
     runtime_of,
     runtime_or_none,
@@ -35,16 +28,23 @@ from miniray.core.runtime import (
 )
 from miniray.exceptions import MinirayError
 from miniray.init_context import InitContext
-from miniray.object_ref import ObjectRef
+from miniray.objects.ref_checks import (
+    is_generator,
+    number_of_returns,
+    refs_only,
+    timeout_of,
+    unique_refs,
+)
+from miniray.system.option_checks import shown, text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from miniray.actor import ActorProxy
-    from miniray.core.init_options import InitOptions
-    from miniray.core.runtime import Runtime
+    from miniray.client.init_options import InitOptions
+    from miniray.common.runtime import Runtime
     from miniray.job_config import JobConfig
-    from miniray.object_ref_generator import ObjectRefGenerator
+    from miniray.objects.object_ref_generator import ObjectRefGenerator
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ def init(
 
 
 def _connect(options: InitOptions) -> InitContext:
-    from miniray.core.bootstrap import connect
+    from miniray.client.bootstrap import connect
 
     global _context, _owner_pid
     runtime, address_info = connect(options)

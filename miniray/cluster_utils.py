@@ -16,14 +16,14 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from miniray.config import config
-from miniray.node.boot_options import BootOptions
-from miniray.node.launch import launch
+from miniray.common.config import config
+from miniray.system.boot_options import BootOptions
+from miniray.system.launch import launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from miniray.node.launch import StartedNode
+    from miniray.system.launch import StartedNode
 
 
 class Node:
@@ -214,8 +214,8 @@ class Cluster:
     def _living(self) -> Iterator[Callable[[], set[str]]]:
         """What asks the head for the ids of the living nodes."""
         from miniray.api import nodes
-        from miniray.core.command_connection import connect_for_cli
-        from miniray.core.runtime import runtime_or_none
+        from miniray.client.command_connection import connect_for_cli
+        from miniray.common.runtime import runtime_or_none
 
         if runtime_or_none() is not None:
             yield lambda: {node["NodeID"] for node in nodes() if node["Alive"]}
@@ -232,7 +232,7 @@ class Cluster:
     def shutdown(self) -> None:
         """Detach this process if it is attached, and end all nodes."""
         from miniray.api import shutdown
-        from miniray.core.runtime import runtime_or_none
+        from miniray.common.runtime import runtime_or_none
 
         runtime = runtime_or_none()
         if runtime is not None and runtime.context().address == self._address:

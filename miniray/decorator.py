@@ -6,15 +6,15 @@ import inspect
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray.actor import ActorClass
-from miniray.core.option_checks import shown
 from miniray.function import RemoteFunction
+from miniray.system.option_checks import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from miniray._typing import ClassOf, Decorator, FunctionDecorator, P
-    from miniray.object_ref import ObjectRef
-    from miniray.object_ref_generator import ObjectRefGenerator
+    from miniray.common.object_ref import ObjectRef
+    from miniray.objects.object_ref_generator import ObjectRefGenerator
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ import enum
 import signal
 from typing import TYPE_CHECKING
 
-from miniray.core.absent import absent, tell_imports
-from miniray.core.names import printable, without_passwords
-from miniray.core.task_error import MinirayError, TaskError
+from miniray.common.absent import absent, tell_imports
+from miniray.common.names import printable, without_passwords
+from miniray.common.task_error import MinirayError, TaskError
 
 __all__ = [
     "ActorAlreadyExistsError",

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, overload
 
 from miniray import options as option_rules
 from miniray._typing import Out_co, P, Remote
-from miniray.core import runtime as _runtime
-from miniray.core.call_signature import CallSignature, UnpicklableArgumentError
-from miniray.core.exports import Export
+from miniray.common import runtime as _runtime
+from miniray.values.call_signature import CallSignature, UnpicklableArgumentError
+from miniray.values.exports import Export
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
 
 
 class RemoteFunction(Remote[Out_co], Generic[P, Out_co]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import option_checks as check
+from miniray.system import option_checks as check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

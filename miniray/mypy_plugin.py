@@ -54,8 +54,8 @@ _FUNCTION = "miniray.function.RemoteFunction"
 _DECORATOR = "miniray._typing.Decorator.__call__"
 _ACTOR_METHOD = "miniray.actor.ActorMethod"
 _MARKED = "miniray._typing.Method"
-_REF = "miniray.object_ref.ObjectRef"
-_GENERATOR = "miniray.object_ref_generator.ObjectRefGenerator"
+_REF = "miniray.common.object_ref.ObjectRef"
+_GENERATOR = "miniray.objects.object_ref_generator.ObjectRefGenerator"
 _COROUTINE = "typing.Coroutine"
 _ITERATORS = frozenset(
     f"typing.{name}" for name in ("Generator", "AsyncGenerator", "Iterator", "AsyncIterator")

@@ -2,7 +2,7 @@
 
 This is the one place where options are checked, at the decorator and at
 ``.options()``. What users write becomes ``TaskOptions``, ``ActorOptions`` and
-``MethodOptions``; single values are checked by ``core/option_checks.py``.
+``MethodOptions``; single values are checked by ``system/option_checks.py``.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import option_checks as check
-from miniray.core.runtime import (
+from miniray.common.runtime import (
     ActorOptions,
     Anywhere,
     BundleAffinity,
@@ -23,6 +22,7 @@ from miniray.core.runtime import (
     Spread,
     TaskOptions,
 )
+from miniray.system import option_checks as check
 from miniray.util.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
     NodeLabelSchedulingStrategy,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.names import short_name
-from miniray.core.runtime import RuntimeContextData, current_runtime
+from miniray.common.names import short_name
+from miniray.common.runtime import RuntimeContextData, current_runtime
 
 if TYPE_CHECKING:
     from miniray.actor import ActorHandle

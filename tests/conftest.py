@@ -29,6 +29,6 @@ hypothesis.settings.load_profile("miniray")
 def own_tunables() -> Iterator[None]:
     """Let no module go on with tunables that another one's environment had."""
     yield
-    from miniray.config import config
+    from miniray.common.config import config
 
     config.cache_clear()

@@ -8,7 +8,8 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.runtime import (
+from miniray.common.object_ref import ObjectRef
+from miniray.common.runtime import (
     ActorClassInfo,
     ActorLocation,
     ActorOptions,
@@ -20,7 +21,6 @@ from miniray.core.runtime import (
     set_runtime,
 )
 from miniray.exceptions import ActorAlreadyExistsError, GetTimeoutError, TaskError
-from miniray.object_ref import ObjectRef
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

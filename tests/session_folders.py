@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from miniray import session as sessions
+from miniray.system import session as sessions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner
 
-from miniray import session as sessions
 from miniray.cli.main import main
 from miniray.cli.services import Services
-from miniray.node.boot_options import BootOptions, BootResult
 from miniray.security.token import JoinToken
-from miniray.session import ClusterRecord, ProcessId, Session, create_session, write_record
+from miniray.system import session as sessions
+from miniray.system.boot_options import BootOptions, BootResult
+from miniray.system.session import ClusterRecord, ProcessId, Session, create_session, write_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.absent import absent, tell_imports
+from miniray.common.absent import absent, tell_imports
 
 if TYPE_CHECKING:
     from miniray.train.attach import stop_run

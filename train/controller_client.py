@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
     from miniray.train.attempt import UploadPlace
     from miniray.train.checkpoint_book import CheckpointRecord
     from miniray.train.failures import WorkerFailure

@@ -72,8 +72,8 @@ def with_uploaded_environment(spec: RunSpec) -> RunSpec:
 
     The controller may run on another machine, and start workers when the paths are gone.
     """
-    from miniray.core.cluster_runtime import ClusterRuntime
-    from miniray.core.runtime import current_runtime
+    from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.common.runtime import current_runtime
 
     own, runtime = spec.run_config.worker_runtime_env, current_runtime()
     if not own or not isinstance(runtime, ClusterRuntime):

@@ -1,7 +1,7 @@
 """The live lines of a run at the bottom of a terminal: its progress, then the bars of its workers.
 
 Imported where a terminal is there, since it loads rich. What workers print meanwhile comes from
-``core/screen.py``, and is printed above.
+``logs/screen.py``, and is printed above.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column
 from rich.text import Text
 
-from miniray.core.screen import SCREEN
-from miniray.core.user_streams import is_terminal
+from miniray.logs.screen import SCREEN
+from miniray.logs.user_streams import is_terminal
 from miniray.train.progress_lines import WORDS, format_row
 from miniray.train.progress_meter import ProgressMeter, format_status
 from miniray.train.state import RunState

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from miniray.config import parse
+from miniray.common.config import parse
 
 if TYPE_CHECKING:
     from miniray.train.config import ScalingConfig

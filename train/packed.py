@@ -9,8 +9,8 @@ import dataclasses
 import pickle
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from miniray.core.protocol import VALUE_BYTES
-from miniray.core.serialization import serialize
+from miniray.messages.protocol import VALUE_BYTES
+from miniray.values.serialization import serialize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def sent(loop: TrainLoop, put: Callable[[Any], T]) -> T:
     try:
         return put(loop)
     except TypeError as error:
-        from miniray.core.pickle_errors import at_fault, explain
+        from miniray.values.pickle_errors import at_fault, explain
 
         parts = [("train_loop_per_worker", loop.function)]
         parts += [("train_loop_config", argument) for argument in loop.arguments]
@@ -49,7 +49,7 @@ class Packed:
     """A pickled value. Arrays in it stay in shared memory when it is passed on.
 
     Args:
-        form: One of the forms of ``core/serialization.py``.
+        form: One of the forms of ``values/serialization.py``.
         data: The pickle.
         buffers: What is beside it.
     """

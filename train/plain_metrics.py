@@ -52,7 +52,7 @@ def _plain(key: str, value: Any) -> Any:
 
 def _check(key: str, value: Any) -> None:
     """Raise TypeError for a value that can't be sent to the controller, or kept as text."""
-    from miniray.core.serialization import pickled
+    from miniray.values.serialization import pickled
 
     try:
         pickled(value)  # refs in it are not kept, as it is only looked at

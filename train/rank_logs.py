@@ -149,8 +149,8 @@ async def _copy_elsewhere(
 
 async def _flush() -> None:
     """Have the nodes write to their files what is still in the pipes of this job's processes."""
-    from miniray.core.cluster_runtime import ClusterRuntime
-    from miniray.core.runtime import current_runtime
+    from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.common.runtime import current_runtime
 
     runtime = current_runtime()
     if isinstance(runtime, ClusterRuntime):

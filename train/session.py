@@ -16,7 +16,7 @@ import threading
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.exception_transport import add_note
+from miniray.common.exception_transport import add_note
 from miniray.train.checkpoint import Checkpoint
 from miniray.train.controller_client import ControllerClient
 from miniray.train.exceptions import AttemptOverError, CollectiveTimeoutError

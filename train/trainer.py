@@ -8,7 +8,7 @@ import logging
 import pickle
 from typing import TYPE_CHECKING, Any
 
-from miniray.config import config as tunables
+from miniray.common.config import config as tunables
 from miniray.train.backend import BackendConfig
 from miniray.train.checkpoint_book import CheckpointBook
 from miniray.train.config import RunConfig, ScalingConfig, instance_of

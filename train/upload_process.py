@@ -17,7 +17,7 @@ import sys
 from multiprocessing.connection import Connection, Pipe
 from typing import TYPE_CHECKING
 
-from miniray.node.python_command import python_command
+from miniray.system.python_command import python_command
 from miniray.train.failures import WorkerFailure
 from miniray.train.filesystem import in_memory
 

@@ -15,7 +15,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.config import config
+from miniray.common.config import config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.core.sizes import format_bytes
+from miniray.common.sizes import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

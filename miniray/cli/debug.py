@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from miniray.config import config
-from miniray.core.names import printable
+from miniray.common.config import config
+from miniray.common.names import printable
 from miniray.security.challenge import answer_blocking, require_own_uid
 from miniray.security.errors import AuthenticationError
 from miniray.security.token import read_token_file
-from miniray.session import find_clusters
+from miniray.system.session import find_clusters
 
 if TYPE_CHECKING:
     from pathlib import Path

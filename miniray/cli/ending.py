@@ -14,13 +14,13 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.config import config
-from miniray.session import ProcessId, remove_session, session_processes
+from miniray.common.config import config
+from miniray.system.session import ProcessId, remove_session, session_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from miniray.session import ClusterRecord
+    from miniray.system.session import ClusterRecord
 
 #: How often processes that appear while others are killed are looked for again.
 _KILL_ROUNDS = 5

@@ -18,8 +18,8 @@ from miniray.cli.services import Services
 from miniray.cli.start import start
 from miniray.cli.status import status
 from miniray.cli.stop import stop
-from miniray.config import config
-from miniray.core.names import printable
+from miniray.common.config import config
+from miniray.common.names import printable
 from miniray.version import VERSION
 
 
@@ -72,7 +72,7 @@ class _OneLineGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         from miniray.exceptions import MinirayError
-        from miniray.node.boot_options import BootError
+        from miniray.system.boot_options import BootError
 
         try:
             return super().invoke(ctx)

@@ -12,10 +12,10 @@ import click
 
 from miniray.cli.parsing import cluster_options
 from miniray.cli.tables import ID_LENGTH, Section, draw
-from miniray.core.ids import short_id
-from miniray.core.sizes import UNITS, format_bytes
+from miniray.common.ids import short_id
+from miniray.common.memory_types import MAX_OBJECTS
+from miniray.common.sizes import UNITS, format_bytes
 from miniray.util.memory_records import cluster_memory
-from miniray.util.memory_types import MAX_OBJECTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

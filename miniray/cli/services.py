@@ -15,9 +15,9 @@ from miniray.cli.parsing import join_token
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.node.boot_options import BootOptions, BootResult
-    from miniray.util.memory_types import NodeMemory
-    from miniray.util.state_types import ClusterStatus
+    from miniray.common.memory_types import NodeMemory
+    from miniray.common.state_types import ClusterStatus
+    from miniray.system.boot_options import BootOptions, BootResult
 
 
 class Connection(Protocol):
@@ -49,13 +49,13 @@ class Connection(Protocol):
 
 
 def _start_node(options: BootOptions) -> BootResult:
-    from miniray.node.launch import start_node
+    from miniray.system.launch import start_node
 
     return start_node(options)
 
 
 def _connect(address: str | None, token_file: str | None) -> Connection:
-    from miniray.core.command_connection import connect_for_cli
+    from miniray.client.command_connection import connect_for_cli
 
     try:
         token = join_token(None, token_file) if token_file is not None else None

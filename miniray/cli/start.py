@@ -11,14 +11,14 @@ import click
 from miniray.cli import ending
 from miniray.cli.amounts import describe_amounts
 from miniray.cli.parsing import JsonObject, Labels, Size, join_token
-from miniray.host_port import DEFAULT_PORT, parse_address
-from miniray.node.boot_options import BootError, BootOptions
+from miniray.common.host_port import DEFAULT_PORT, parse_address
 from miniray.security.token import TOKEN_VARIABLE
-from miniray.session import ProcessId, find_clusters
+from miniray.system.boot_options import BootError, BootOptions
+from miniray.system.session import ProcessId, find_clusters
 
 if TYPE_CHECKING:
     from miniray.cli.services import Services
-    from miniray.node.boot_options import BootResult
+    from miniray.system.boot_options import BootResult
 
 _DEVICES = '{"FPGA": {"count": 4, "env": "FPGA_VISIBLE_DEVICES"}}'
 

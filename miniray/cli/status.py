@@ -17,7 +17,7 @@ from miniray.cli.amounts import (
 )
 from miniray.cli.parsing import cluster_options
 from miniray.cli.tables import ID_LENGTH, Section, draw
-from miniray.core.ids import short_id
+from miniray.common.ids import short_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from miniray.cli.services import Services
-    from miniray.util.state_types import ClusterStatus, NodeStatus, PendingDemand
+    from miniray.common.state_types import ClusterStatus, NodeStatus, PendingDemand
 
 #: So many rows of one kind are shown before the rest is only counted.
 _MAX_ROWS = 100

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from miniray.cli.ending import end_nodes
-from miniray.core.cluster_choice import at_address, program_of, running_here
-from miniray.host_port import full_address
-from miniray.session import find_clusters
+from miniray.client.cluster_choice import at_address, program_of, running_here
+from miniray.common.host_port import full_address
+from miniray.system.session import find_clusters
 
 if TYPE_CHECKING:
     from miniray.cli.ending import Ended
-    from miniray.session import ClusterRecord
+    from miniray.system.session import ClusterRecord
 
 _INCLUDE = "--include-programs"
 

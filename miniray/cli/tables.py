@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from miniray.core.names import printable
+from miniray.common.names import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

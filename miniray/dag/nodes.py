@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from miniray.actor import ActorClass
-from miniray.core.absent import AbsentAttribute
+from miniray.common.absent import AbsentAttribute
 
 if TYPE_CHECKING:
     from types import TracebackType

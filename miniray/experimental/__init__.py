@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from miniray.core.absent import absent, tell_imports
+from miniray.common.absent import absent, tell_imports
 
 __all__ = ["tqdm_ray"]
 

@@ -13,34 +13,34 @@ import time
 from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2
-from miniray.config import config
-from miniray.head.actors import ActorDirectory
-from miniray.head.clients import Client, ClientDirectory, ProcessExit
-from miniray.head.departures import Departures
-from miniray.head.drains import Drains
-from miniray.head.ends import ProcessEnds
-from miniray.head.grants import GrantTable
-from miniray.head.job_code import JobCode
-from miniray.head.jobs import JobDirectory
-from miniray.head.kv import KeyValues
-from miniray.head.leases import TaskLeases
-from miniray.head.nodes import Node, NodeDirectory
-from miniray.head.pending_notices import PendingNotices
-from miniray.head.placement_groups import PlacementGroups
-from miniray.head.quarantines import Quarantines
+from miniray.common.config import config
+from miniray.head.directories.actors import ActorDirectory
+from miniray.head.directories.clients import Client, ClientDirectory, ProcessExit
+from miniray.head.directories.departures import Departures
+from miniray.head.directories.drains import Drains
+from miniray.head.directories.ends import ProcessEnds
+from miniray.head.directories.grants import GrantTable
+from miniray.head.directories.job_code import JobCode
+from miniray.head.directories.jobs import JobDirectory
+from miniray.head.directories.kv import KeyValues
+from miniray.head.directories.leases import TaskLeases
+from miniray.head.directories.nodes import Node, NodeDirectory
+from miniray.head.directories.pending_notices import PendingNotices
+from miniray.head.directories.placement_groups import PlacementGroups
+from miniray.head.directories.quarantines import Quarantines
+from miniray.head.directories.revocations import Revocations
 from miniray.head.recovery import Recovery, latest_return
 from miniray.head.requests import Requests
-from miniray.head.revocations import Revocations
-from miniray.head.scheduler import ClusterScheduler
+from miniray.head.scheduling.scheduler import ClusterScheduler
 from miniray.head.state import ClusterState
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from miniray.head.grants import Timers
-    from miniray.head.nodes import Outbox
-    from miniray.head.storage import Saved, Storage
+    from miniray.head.directories.grants import Timers
+    from miniray.head.directories.nodes import Outbox
+    from miniray.head.storage.storage import Saved, Storage
 
 logger = logging.getLogger(__name__)
 

@@ -9,14 +9,14 @@ import signal
 from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2_grpc
-from miniray.core.daemon_log import log_to
+from miniray.common.host_port import join_host_port
 from miniray.head.head import Head, Identity
 from miniray.head.server import HeadServicer, watch_liveness
-from miniray.head.storage import NoStorage
-from miniray.host_port import join_host_port
+from miniray.head.storage.storage import NoStorage
 from miniray.security import certificates, channels
 from miniray.security.errors import AddressInUseError
 from miniray.security.token import JoinToken
+from miniray.system.daemon_log import log_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import grpc
 
     from miniray.head.head_options import HeadOptions
-    from miniray.head.sqlite_storage import SqliteStorage
+    from miniray.head.storage.sqlite_storage import SqliteStorage
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def _storage(options: HeadOptions, warn: Callable[[str], object]) -> SqliteStora
     """Where state is kept; None for an embedded cluster, which ends with its head."""
     if options.tcp_host is None:
         return None
-    from miniray.head.sqlite_storage import SqliteStorage
+    from miniray.head.storage.sqlite_storage import SqliteStorage
 
     return SqliteStorage(options.session_dir / "head.db", warn)
 

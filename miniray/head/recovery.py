@@ -11,19 +11,19 @@ import logging
 from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2
-from miniray.config import config
-from miniray.head import records
-from miniray.head.allocations import allocation_from_json
-from miniray.head.holdings import sort_out
+from miniray.common.config import config
+from miniray.head.scheduling.allocations import allocation_from_json
+from miniray.head.scheduling.holdings import sort_out
+from miniray.head.storage import records
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from miniray.head.grants import Timers
+    from miniray.head.directories.grants import Timers
+    from miniray.head.directories.jobs import Job
+    from miniray.head.directories.nodes import Node
     from miniray.head.head import Head
-    from miniray.head.jobs import Job
-    from miniray.head.nodes import Node
-    from miniray.head.storage import Saved
+    from miniray.head.storage.storage import Saved
 
 logger = logging.getLogger(__name__)
 

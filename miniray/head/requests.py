@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import plain
-from miniray.core.door import Arguments
 from miniray.exceptions import MinirayError
+from miniray.messages import plain
+from miniray.messages.door import Arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from miniray._proto import head_pb2, head_pb2_grpc
-from miniray.config import config
+from miniray.common.config import config
 from miniray.security.channels import one_line
 from miniray.security.interceptor import host_of
 
 if TYPE_CHECKING:
+    from miniray.head.directories.nodes import Node
     from miniray.head.head import Head
-    from miniray.head.nodes import Node
 
     SessionContext = grpc.aio.ServicerContext[head_pb2.FromNode, head_pb2.ToNode]
 

@@ -9,13 +9,10 @@ import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.config import config
-from miniray.core.ids import owner_of
-from miniray.exceptions import DeathCause
-from miniray.head.actor_states import ORDINARY
-from miniray.head.allocations import lease_id
-from miniray.head.amounts import from_units
-from miniray.util.state_types import (
+from miniray.common.amounts import from_units
+from miniray.common.config import config
+from miniray.common.ids import owner_of
+from miniray.common.state_types import (
     ActorStatus,
     AwaitedNode,
     ClusterStatus,
@@ -26,17 +23,20 @@ from miniray.util.state_types import (
     QuarantineStatus,
     Why,
 )
+from miniray.exceptions import DeathCause
+from miniray.head.directories.actor_states import ORDINARY
+from miniray.head.scheduling.allocations import lease_id
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from miniray.head.actor import Actor
-    from miniray.head.grants import Request
+    from miniray.head.directories.actor import Actor
+    from miniray.head.directories.grants import Request
+    from miniray.head.directories.nodes import Node
     from miniray.head.head import Head
-    from miniray.head.nodes import Node
-    from miniray.head.reasons import Reason
-    from miniray.head.resources import ResourcePool
+    from miniray.head.scheduling.reasons import Reason
+    from miniray.head.scheduling.resources import ResourcePool
 
 #: Shapes that the status explains; explaining looks at every node.
 _MAX_SHAPES = 200

@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from miniray.core import event_loop
-from miniray.core.pace import PacedSelector
-from miniray.node.boot_options import BootError, BootOptions
+from miniray.common import event_loop
+from miniray.system.boot_options import BootError, BootOptions
+from miniray.wire.pace import PacedSelector
 
 if TYPE_CHECKING:
     import socket
 
-    from miniray.session import Session
+    from miniray.system.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def main() -> NoReturn:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    from miniray.session import Session
+    from miniray.system.session import Session
 
     id, folder, socket_dir = request["session"]
     session = Session(id, Path(folder), Path(socket_dir))
@@ -64,9 +64,9 @@ def _answer_error(answer: Any, error: BaseException) -> None:
 
 def _fork_template(session: Session, answer: Any) -> tuple[socket.socket, int]:
     """Fork the template before anything heavy is imported and any thread runs."""
-    from miniray.node.control_socket import control_pair
-    from miniray.node.template import run_template
-    from miniray.session import remove_session
+    from miniray.node.base.control_socket import control_pair
+    from miniray.node.workers.template import run_template
+    from miniray.system.session import remove_session
 
     ours, theirs = control_pair()
     pid = os.fork()
@@ -85,9 +85,9 @@ def _run(
     control: socket.socket,
     template_pid: int,
 ) -> int:
-    from miniray.core.daemon_log import log_to
-    from miniray.core.descriptors import raise_limit
-    from miniray.node.template import set_subreaper
+    from miniray.common.descriptors import raise_limit
+    from miniray.node.workers.template import set_subreaper
+    from miniray.system.daemon_log import log_to
 
     log_to(session.logs / "node.log")
     set_subreaper()

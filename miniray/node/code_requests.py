@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.config import config
-from miniray.core import code_pieces
+from miniray.common.config import config
 from miniray.exceptions import RuntimeEnvSetupError
+from miniray.messages import code_pieces
 from miniray.node.code_cache import CodeCache
 
 if TYPE_CHECKING:
-    from miniray.node.clients import Client, ClientServer
+    from miniray.node.base.clients import Client, ClientServer
     from miniray.node.head_client import HeadClient
 
 

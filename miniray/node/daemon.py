@@ -14,49 +14,49 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
-from miniray.core.answers import encode_error
-from miniray.core.peers import socket_path
 from miniray.exceptions import describe_exit
-from miniray.node.adopted_service import AdoptedService
-from miniray.node.async_poller import AsyncPoller
-from miniray.node.clients import Client, ClientServer
+from miniray.messages.answers import encode_error
+from miniray.node.base.async_poller import AsyncPoller
+from miniray.node.base.clients import Client, ClientServer
+from miniray.node.base.template_client import TemplateClient
 from miniray.node.code_requests import CodeRequests
-from miniray.node.device_ledger import DeviceLedger
-from miniray.node.fetch_requests import FetchRequests
 from miniray.node.head_client import HeadClient
 from miniray.node.hello import attached, quarantines
-from miniray.node.holders import describe_holders
-from miniray.node.left_copies import LeftCopies
-from miniray.node.liveness import Liveness
 from miniray.node.membership import Membership
-from miniray.node.memory_kills import MemoryKills
-from miniray.node.memory_service import MemoryService
-from miniray.node.mover_client import MoverClient
-from miniray.node.objects import NodeObjects
+from miniray.node.objects.adopted_service import AdoptedService
+from miniray.node.objects.fetch_requests import FetchRequests
+from miniray.node.objects.left_copies import LeftCopies
+from miniray.node.objects.liveness import Liveness
+from miniray.node.objects.memory_service import MemoryService
+from miniray.node.objects.objects import NodeObjects
+from miniray.node.objects.store_requests import StoreRequests
 from miniray.node.output_router import OutputRouter
-from miniray.node.process_names import ProcessNames
-from miniray.node.relay import RelayHub
-from miniray.node.segments import SegmentStore
-from miniray.node.services import add_services
-from miniray.node.serving import Serving
-from miniray.node.spill_files import SpillFiles
-from miniray.node.spilling import Spilling
-from miniray.node.store_requests import StoreRequests
-from miniray.node.template_client import TemplateClient
+from miniray.node.relay.relay import RelayHub
+from miniray.node.store.holders import describe_holders
+from miniray.node.store.segments import SegmentStore
+from miniray.node.store.spill_files import SpillFiles
+from miniray.node.store.spilling import Spilling
 from miniray.node.traffic import Traffic
-from miniray.node.transfers import Transfers
+from miniray.node.transfer.mover_client import MoverClient
+from miniray.node.transfer.services import add_services
+from miniray.node.transfer.serving import Serving
+from miniray.node.transfer.transfers import Transfers
 from miniray.node.worker_notices import WorkerNotices
-from miniray.node.workers import WorkerPool
+from miniray.node.workers.device_ledger import DeviceLedger
+from miniray.node.workers.memory_kills import MemoryKills
+from miniray.node.workers.process_names import ProcessNames
+from miniray.node.workers.workers import WorkerPool
 from miniray.runtime_env.install import EnvironmentManager
+from miniray.wire.peers import socket_path
 
 if TYPE_CHECKING:
     import socket
 
     import grpc
 
-    from miniray.core.pace import Pace
-    from miniray.node.node_config import NodeConfig
-    from miniray.node.worker import NodeLease, Worker
+    from miniray.node.base.node_config import NodeConfig
+    from miniray.node.workers.worker import NodeLease, Worker
+    from miniray.wire.pace import Pace
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class NodeDaemon:
             self.node_id,
         )
         self._mover = MoverClient(
-            lambda: self._template.fork_helper("miniray.node.mover"), node.mover
+            lambda: self._template.fork_helper("miniray.node.transfer.mover"), node.mover
         )
         pace.gives_way_while = self._mover.is_busy
         self._transfers = Transfers(

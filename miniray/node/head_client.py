@@ -9,18 +9,18 @@ import pickle
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2
-from miniray.core import plain
-from miniray.core import protocol as p
-from miniray.core.frames import too_large
+from miniray.messages import plain
+from miniray.messages import protocol as p
 from miniray.node.head_requests import HeadRequests
 from miniray.node.head_session import HeadSession
+from miniray.wire.frames import too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import grpc
 
-    from miniray.node.clients import ClientServer
+    from miniray.node.base.clients import ClientServer
 
 logger = logging.getLogger(__name__)
 

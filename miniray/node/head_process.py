@@ -19,11 +19,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from miniray.config import config
-from miniray.host_port import parse_address
+from miniray.common.config import config
+from miniray.common.host_port import parse_address
 from miniray.node.boot import end_process
-from miniray.node.boot_options import BootError
-from miniray.node.python_command import python_command
+from miniray.system.boot_options import BootError
+from miniray.system.python_command import python_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

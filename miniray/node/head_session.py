@@ -11,7 +11,7 @@ import grpc
 
 from miniray import exceptions
 from miniray._proto import head_pb2, head_pb2_grpc
-from miniray.config import config
+from miniray.common.config import config
 from miniray.security.channels import one_line
 
 if TYPE_CHECKING:

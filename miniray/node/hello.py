@@ -12,10 +12,10 @@ from miniray._proto import head_pb2
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from miniray.node.clients import Client
-    from miniray.node.node_config import NodeConfig
-    from miniray.node.worker import NodeLease, Worker
-    from miniray.node.workers import WorkerPool
+    from miniray.node.base.clients import Client
+    from miniray.node.base.node_config import NodeConfig
+    from miniray.node.workers.worker import NodeLease, Worker
+    from miniray.node.workers.workers import WorkerPool
 
 
 def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) -> head_pb2.NodeHello:

@@ -8,11 +8,11 @@ import marshal
 from typing import TYPE_CHECKING, Protocol
 
 from miniray._proto import head_pb2
-from miniray.core.actor_client import DEAD
-from miniray.core.answers import encode_error
-from miniray.node.addresses import DaemonAddress
+from miniray.calls.actor_client import DEAD
+from miniray.messages.answers import encode_error
 from miniray.node.hello import actor_report, attached, hello
-from miniray.node.worker import NodeLease
+from miniray.node.workers.worker import NodeLease
+from miniray.system.addresses import DaemonAddress
 
 if TYPE_CHECKING:
     import asyncio
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     import grpc
 
     from miniray._proto import common_pb2
-    from miniray.node.adopted_service import AdoptedService
-    from miniray.node.clients import ClientServer
+    from miniray.node.base.clients import ClientServer
+    from miniray.node.base.node_config import NodeConfig
     from miniray.node.head_client import HeadClient
-    from miniray.node.node_config import NodeConfig
-    from miniray.node.relay import RelayHub
+    from miniray.node.objects.adopted_service import AdoptedService
+    from miniray.node.relay.relay import RelayHub
     from miniray.node.worker_notices import WorkerNotices
-    from miniray.node.workers import WorkerPool
+    from miniray.node.workers.workers import WorkerPool
 
 logger = logging.getLogger(__name__)
 

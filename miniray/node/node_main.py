@@ -15,33 +15,33 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from miniray.accelerators import NodeAccelerators, resolve_node_accelerators, this_host
-from miniray.config import config
-from miniray.core.ids import new_id
-from miniray.core.pace import Pace
+from miniray.common.config import config
+from miniray.common.host_port import join_host_port, parse_address
+from miniray.common.ids import new_id
 from miniray.exceptions import AuthenticationError, MinirayError
-from miniray.host_port import join_host_port, parse_address
-from miniray.node.addresses import DaemonAddress
-from miniray.node.boot_options import (
+from miniray.node.base.node_config import MoverConfig, NodeConfig
+from miniray.node.daemon import NodeDaemon
+from miniray.node.head_process import HeadProcess
+from miniray.node.lifetime import stop_on_signals, when_exits
+from miniray.node.store.spill_place import spill_folder
+from miniray.node.workers.orphans import end_children, reap
+from miniray.security import channels
+from miniray.security.certificates import make_credentials
+from miniray.security.tls import meet_head
+from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
+from miniray.system.addresses import DaemonAddress
+from miniray.system.boot_options import (
     BootError,
     BootOptions,
     BootResult,
     advertised_host,
     bind_host,
 )
-from miniray.node.daemon import NodeDaemon
-from miniray.node.head_address import not_found
-from miniray.node.head_process import HeadProcess
-from miniray.node.lifetime import stop_on_signals, when_exits
-from miniray.node.machine import inspect_machine
-from miniray.node.node_config import MoverConfig, NodeConfig
-from miniray.node.orphans import end_children, reap
-from miniray.node.spill_place import spill_folder
-from miniray.security import channels
-from miniray.security.certificates import make_credentials
-from miniray.security.tls import meet_head
-from miniray.security.token import JoinToken, make_secret, parse_token, write_token_file
-from miniray.session import ClusterRecord, ProcessId, Session, user_root, write_record
+from miniray.system.head_address import not_found
+from miniray.system.machine import inspect_machine
+from miniray.system.session import ClusterRecord, ProcessId, Session, user_root, write_record
 from miniray.version import VERSION
+from miniray.wire.pace import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -343,7 +343,7 @@ class NodeStart:
         await asyncio.to_thread(self._end_children, grace)
         daemon.ledger.prune()
         await server.stop(None)
-        from miniray.session import remove_session
+        from miniray.system.session import remove_session
 
         remove_session(self.session)
 

@@ -14,14 +14,14 @@ import functools
 import os
 from typing import TYPE_CHECKING, Any, Protocol
 
-from miniray.config import config
-from miniray.node.relayed import Relayed
+from miniray.common.config import config
+from miniray.node.relay.relayed import Relayed
 
 if TYPE_CHECKING:
-    from miniray.node.clients import Client, ClientServer
-    from miniray.node.log_lines import LogLine
-    from miniray.node.relay import RelayHub
-    from miniray.node.worker import Worker
+    from miniray.common.log_lines import LogLine
+    from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.relay.relay import RelayHub
+    from miniray.node.workers.worker import Worker
 
 _FLUSH = "flush output"  # (job, number)
 _FLUSHED = "output flushed"  # (number,)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import protocol as p
-from miniray.node import relayed as r
-from miniray.node.relayed import Relayed
+from miniray.messages import protocol as p
+from miniray.node.relay import relayed as r
+from miniray.node.relay.relayed import Relayed
 from miniray.node.watches import Watches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from miniray.core.pace import Pace
-    from miniray.node.adopted_service import AdoptedService
-    from miniray.node.clients import Client, ClientServer
-    from miniray.node.relay import RelayHub
+    from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.objects.adopted_service import AdoptedService
+    from miniray.node.relay.relay import RelayHub
+    from miniray.wire.pace import Pace
 
 #: More messages than this in one batch are bulk, for which a wake-up more or less is nothing.
 _FEW = 2

@@ -8,10 +8,10 @@ from miniray._proto import head_pb2
 from miniray.node.hello import actor_report
 
 if TYPE_CHECKING:
-    from miniray.node.clients import Client, ClientServer
+    from miniray.node.base.clients import Client, ClientServer
     from miniray.node.head_client import HeadClient
-    from miniray.node.worker import Worker
-    from miniray.node.workers import WorkerPool
+    from miniray.node.workers.worker import Worker
+    from miniray.node.workers.workers import WorkerPool
 
 
 class WorkerNotices:

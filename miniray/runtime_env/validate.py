@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.names import without_passwords
+from miniray.common.names import without_passwords
 
 if TYPE_CHECKING:
     from collections.abc import Callable

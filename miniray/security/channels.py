@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from miniray.config import config
-from miniray.host_port import join_host_port
+from miniray.common.config import config
+from miniray.common.host_port import join_host_port
 from miniray.security.certificates import HEAD_NAME, NODE_NAME
 from miniray.security.errors import AddressInUseError
 from miniray.security.interceptor import SecretInterceptor, authorization

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from miniray.core.absent import absent, tell_imports
+from miniray.common.absent import absent, tell_imports
 from miniray.util.placement_group import (
     get_current_placement_group,
     get_placement_group,

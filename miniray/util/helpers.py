@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray import api
-from miniray.core.option_checks import whole
+from miniray.system.option_checks import whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from miniray._typing import Remote
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
 
 T = TypeVar("T")
 

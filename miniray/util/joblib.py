@@ -21,13 +21,13 @@ except ModuleNotFoundError as error:
         "miniray.util.joblib needs joblib: pip install 'miniray[joblib]'", name=error.name
     ) from None
 
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.util.multiprocessing.pool import Pool, attach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
     from miniray.util.multiprocessing.results import AsyncResult
 
 __all__ = ["register_ray"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 
 
 def get_node_ip_address() -> str:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import option_checks as check
-from miniray.core.ref_checks import timeout_of
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import GetTimeoutError, PlacementGroupRemovedError
+from miniray.objects.ref_checks import timeout_of
+from miniray.system import option_checks as check
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
 
 #: PACK: on as few nodes as possible. SPREAD: on as many as possible. STRICT_PACK: all on
 #: one node. STRICT_SPREAD: each on a node of its own.
@@ -272,7 +272,7 @@ def _check_selectors(given: Any, count: int) -> list[dict[str, str]] | None:
 def _check_sets(selectors: list[dict[str, str]] | None) -> None:
     """Refuse bundles that could not be divided into sets with one value of a label each."""
     if any("same(" in text for selector in selectors or () for text in selector.values()):
-        from miniray.head.labels import parse_selector, shared_label
+        from miniray.common.labels import parse_selector, shared_label
 
         try:
             shared_label([parse_selector(each, of_bundle=True) for each in selectors or ()])

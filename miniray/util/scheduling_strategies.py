@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from miniray.core.option_checks import plain_text
+from miniray.system.option_checks import plain_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 
-from miniray.core.option_checks import wrong_type
+from miniray.system.option_checks import wrong_type
 
 if TYPE_CHECKING:
     from collections.abc import Callable

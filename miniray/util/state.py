@@ -12,11 +12,11 @@ import contextlib
 import operator
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from miniray.core.absent import absent, tell_imports
-from miniray.core.runtime import runtime_or_none
-from miniray.host_port import same_address
+from miniray.common.absent import absent, tell_imports
+from miniray.common.host_port import same_address
+from miniray.common.memory_types import MAX_OBJECTS
+from miniray.common.runtime import runtime_or_none
 from miniray.util.memory_records import cluster_memory
-from miniray.util.memory_types import MAX_OBJECTS
 from miniray.util.state_filters import StateT, check_all, chosen
 from miniray.util.state_records import (
     ActorState,
@@ -34,8 +34,8 @@ from miniray.util.state_records import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from miniray.core.runtime import Runtime
-    from miniray.util.memory_types import NodeMemory
+    from miniray.common.memory_types import NodeMemory
+    from miniray.common.runtime import Runtime
     from miniray.util.state_filters import Filter
 
 __all__ = [
@@ -410,7 +410,7 @@ def _source(address: str | None) -> Iterator[_Source]:
     if runtime is not None and (address in (None, "auto") or same_address(address, own)):
         yield _Attached(runtime)
         return
-    from miniray.core.command_connection import connect_for_cli
+    from miniray.client.command_connection import connect_for_cli
 
     with contextlib.closing(connect_for_cli(address, "address=", None)) as connection:
         yield connection

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.names import short_name
+from miniray.common.names import short_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from miniray.util.memory_types import ReferenceType
+    from miniray.common.memory_types import ReferenceType
 
 
 @dataclasses.dataclass(frozen=True)

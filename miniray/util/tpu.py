@@ -15,7 +15,7 @@ from miniray.accelerators import slice_shape, this_host
 from miniray.accelerators.node_resources import detect
 from miniray.accelerators.tpu import GoogleTPU, slice_facts
 from miniray.accelerators.tpu_topology import chips_of_pod_type, generation
-from miniray.core.runtime import current_runtime, runtime_or_none
+from miniray.common.runtime import current_runtime, runtime_or_none
 from miniray.util.tpu_nodes import SLICE_NAME, TpuHost, intact_slices, ready_slices
 from miniray.util.tpu_reservation import (
     fetch_tpu_slice_name_from_pg,

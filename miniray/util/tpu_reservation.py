@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from miniray.accelerators import slice_shape
 from miniray.accelerators.tpu_topology import CHIP_COUNTS, SliceShape
-from miniray.core import option_checks as check
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import GetTimeoutError
+from miniray.system import option_checks as check
 from miniray.util.placement_group import (
     PlacementGroup,
     placement_group,

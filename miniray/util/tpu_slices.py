@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import option_checks as check
+from miniray.system import option_checks as check
 from miniray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from miniray.util.tpu_nodes import NODE_ID, POD_TYPE, SLICE_NAME, head_resource
@@ -26,7 +26,7 @@ from miniray.util.tpu_reservation import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
 
 
 class SlicePlacementGroup:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from miniray.core.pace import Pace, PacedSelector
+from miniray.wire.pace import Pace, PacedSelector
 
 if TYPE_CHECKING:
     import selectors
 
-    from miniray.core.io_loop import IOLoop
+    from miniray.wire.io_loop import IOLoop
 
 
 class ServingSelector(PacedSelector):

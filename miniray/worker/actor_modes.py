@@ -9,9 +9,10 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import context, event_loop
-from miniray.core.actor_death import ActorExit
+from miniray.calls import context
+from miniray.common import event_loop
 from miniray.exceptions import TaskCancelledError
+from miniray.messages.actor_death import ActorExit
 from miniray.worker.actor_loop import serving_loop
 from miniray.worker.arguments import load_arguments
 from miniray.worker.call_loop import CallLoop, call_in, key_of
@@ -21,7 +22,7 @@ from miniray.worker.work import DEFAULT_GROUP, unknown_group
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
-    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.worker.call_loop import Loaded
     from miniray.worker.work import Work
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import protocol as p
-from miniray.core.actor_death import ActorExit
-from miniray.core.borrowing import error_value
-from miniray.core.exception_transport import forget_traceback
+from miniray.common.exception_transport import forget_traceback
+from miniray.common.object_ref import hooks
 from miniray.exceptions import TaskCancelledError, TaskError
-from miniray.object_ref import hooks
+from miniray.messages import protocol as p
+from miniray.messages.actor_death import ActorExit
+from miniray.objects.borrowing import error_value
 from miniray.worker import stdio
 from miniray.worker.arguments import forget_arguments
 from miniray.worker.value_errors import carried
@@ -19,7 +19,7 @@ from miniray.worker.work import ArgumentLostError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.worker.results import Results
     from miniray.worker.work import Work
     from miniray.worker.work_queue import WorkQueue

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import protocol as p
-from miniray.core.recovery import is_shared
-from miniray.core.serialization import deserialize
+from miniray.calls.recovery import is_shared
 from miniray.exceptions import ObjectLostError
+from miniray.messages import protocol as p
+from miniray.values.serialization import deserialize
 from miniray.worker.value_errors import NOT_ERRORS, raise_as_error
 from miniray.worker.work import ArgumentLostError, Work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from miniray.core.call import RefArgument
-    from miniray.core.cluster_runtime import ClusterRuntime
-    from miniray.core.objects import Value
-    from miniray.object_ref import ObjectRef
+    from miniray.calls.call import RefArgument
+    from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.common.object_ref import ObjectRef
+    from miniray.objects.objects import Value
 
 
 def load_arguments(runtime: ClusterRuntime, work: Work) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -161,6 +161,6 @@ def _load(runtime: ClusterRuntime, value: Value, id: bytes | None = None) -> Any
 
 
 def _plain_ref(id: bytes) -> ObjectRef[Any]:
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
 
     return ObjectRef(id, b"")

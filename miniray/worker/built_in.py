@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.actor_death import ActorExit
+from miniray.messages.actor_death import ActorExit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

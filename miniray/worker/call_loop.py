@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Callable, Coroutine
 
-    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.worker.work import Work
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

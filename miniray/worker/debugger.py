@@ -17,8 +17,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.config import config
-from miniray.core import context
+from miniray.calls import context
+from miniray.common.config import config
 from miniray.security.challenge import demand_blocking, require_own_uid
 from miniray.security.errors import AuthenticationError
 

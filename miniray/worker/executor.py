@@ -12,15 +12,16 @@ import pickle
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
-from miniray.config import config
-from miniray.core import code_pieces, context
-from miniray.core import protocol as p
-from miniray.core.actor_death import ActorExit
-from miniray.core.gates import Gate
-from miniray.core.handover import await_others
-from miniray.core.ids import call_id
-from miniray.core.object_reports import ObjectReports
+from miniray.calls import context
+from miniray.client.handover import await_others
+from miniray.client.object_reports import ObjectReports
+from miniray.common.config import config
+from miniray.common.ids import call_id
 from miniray.exceptions import TaskCancelledError
+from miniray.messages import code_pieces
+from miniray.messages import protocol as p
+from miniray.messages.actor_death import ActorExit
+from miniray.wire.gates import Gate
 from miniray.worker.answers import Answers
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.built_in import BUILT_IN, method_of
@@ -39,9 +40,9 @@ from miniray.worker.work_queue import WorkQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from miniray.core.cluster_runtime import ClusterRuntime
-    from miniray.core.peers import Peer
-    from miniray.object_ref import ObjectRef
+    from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.common.object_ref import ObjectRef
+    from miniray.wire.peers import Peer
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ import sys
 import traceback
 from typing import NoReturn
 
-from miniray.core.actor_death import ActorExit
+from miniray.messages.actor_death import ActorExit
 from miniray.worker import stdio
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from miniray.core.fetches import Fetches
-    from miniray.core.peers import Peer
+    from miniray.objects.fetches import Fetches
+    from miniray.wire.peers import Peer
 
 
 class ExpectedArguments:

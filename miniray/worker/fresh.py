@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from miniray.node import worker_file
+from miniray.worker import worker_file
 
 
 def main() -> NoReturn:

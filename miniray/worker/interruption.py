@@ -11,14 +11,14 @@ import threading
 import traceback
 from typing import TYPE_CHECKING
 
-from miniray.core.interrupts import postpone
 from miniray.exceptions import TaskCancelledError
+from miniray.wire.interrupts import postpone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
-    from miniray.core.io_loop import IOLoop
+    from miniray.wire.io_loop import IOLoop
     from miniray.worker.work import Work
 
 #: Interrupts the main thread when the running task is cancelled.

@@ -22,17 +22,19 @@ import threading
 import types
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from miniray.config import config
-from miniray.core import context, forks, thread_counts
-from miniray.core.actor_death import ActorExit
-from miniray.core.attach import Attachment
-from miniray.core.gates import Gate
-from miniray.core.handover import await_others, hand_over
-from miniray.core.ignored_signals import finish
-from miniray.core.interrupts import leave_in_place
-from miniray.core.job_environment import JobEnvironment
-from miniray.core.runtime import ActorClassInfo, set_runtime
+from miniray.calls import context
+from miniray.client import forks
+from miniray.client.attach import Attachment
+from miniray.client.handover import await_others, hand_over
+from miniray.client.job_environment import JobEnvironment
+from miniray.common import thread_counts
+from miniray.common.config import config
+from miniray.common.runtime import ActorClassInfo, set_runtime
 from miniray.exceptions import TaskError
+from miniray.messages.actor_death import ActorExit
+from miniray.objects.ignored_signals import finish
+from miniray.wire.gates import Gate
+from miniray.wire.interrupts import leave_in_place
 from miniray.worker import stdio
 from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, ThreadedExecutor
 from miniray.worker.arguments import load_for_constructor

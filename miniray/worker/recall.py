@@ -9,15 +9,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from miniray.config import config
-from miniray.core import protocol as p
+from miniray.common.config import config
+from miniray.messages import protocol as p
 from miniray.worker.arguments import forget_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.cluster_runtime import ClusterRuntime
-    from miniray.core.peers import Peer
+    from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.wire.peers import Peer
     from miniray.worker.work import Work
     from miniray.worker.work_queue import WorkQueue
 

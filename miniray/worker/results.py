@@ -9,18 +9,18 @@ import pickle
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from miniray.config import config
-from miniray.core import protocol as p
-from miniray.core.borrowing import error_value
-from miniray.core.exception_transport import (
+from miniray.common.config import config
+from miniray.common.exception_transport import (
     format_traceback,
     name_of,
     note_place,
     traceback_of,
 )
-from miniray.core.names import short_name
-from miniray.core.serialization import serialize
+from miniray.common.names import short_name
 from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import error_value
+from miniray.values.serialization import serialize
 from miniray.worker.items import close_items
 from miniray.worker.value_errors import NOT_ERRORS, carried, raise_as_error
 
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from miniray.core.cluster_runtime import ClusterRuntime
-    from miniray.core.objects import Value
-    from miniray.core.peers import Peer
-    from miniray.object_ref import ObjectRef
+    from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.common.object_ref import ObjectRef
+    from miniray.objects.objects import Value
+    from miniray.wire.peers import Peer
 
 logger = logging.getLogger(__name__)
 

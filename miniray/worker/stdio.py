@@ -2,9 +2,9 @@
 
 That is the name of what runs, whoever writes: Python, C code, a child process, or
 faulthandler in a crash. When it changes and a stream's pipe is empty, the new name is
-put into memory that the daemon looks at when it reads (``node/worker_file.py``), which
+put into memory that the daemon looks at when it reads (``worker/worker_file.py``), which
 costs no wake-up. If something is in the pipe, a mark behind that says so, which
-``node/log_lines.py`` understands. Reads nothing, and knows nothing of where the output goes.
+``common/log_lines.py`` understands. Reads nothing, and knows nothing of where the output goes.
 
 There is no lock in here: a signal handler may print while a print is under way, a
 fork may happen in any thread, and at interpreter exit a thread that holds a lock
@@ -21,9 +21,9 @@ import select
 import sys
 from typing import TYPE_CHECKING, TextIO
 
-from miniray.core.names import short_name
-from miniray.node import worker_file
-from miniray.node.log_lines import clean_name, mark
+from miniray.common.log_lines import clean_name, mark
+from miniray.common.names import short_name
+from miniray.worker import worker_file
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -39,7 +39,7 @@ class _Names:
     """Tells the daemon under which name the streams are written to.
 
     Args:
-        file: The worker's file (``node/worker_file.py``).
+        file: The worker's file (``worker/worker_file.py``).
     """
 
     def __init__(self, file: int) -> None:
@@ -111,7 +111,7 @@ def install(file: int) -> None:
     passed on when it ends, and anything at a flush; a line of C code's as well.
 
     Args:
-        file: The worker's file (``node/worker_file.py``).
+        file: The worker's file (``worker/worker_file.py``).
     """
     global _fork_hook_registered, _names
     _names = _Names(file)

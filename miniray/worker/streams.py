@@ -6,13 +6,13 @@ import functools
 import threading
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import protocol as p
+from miniray.messages import protocol as p
 from miniray.worker.items import close_items, items_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.peers import Peer
+    from miniray.wire.peers import Peer
     from miniray.worker.interruption import Interruption
     from miniray.worker.results import Results
     from miniray.worker.work import Work

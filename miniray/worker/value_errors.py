@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import NoReturn
 
-from miniray.core.interrupts import in_main_thread, signal_of
+from miniray.wire.interrupts import in_main_thread, signal_of
 
 #: What executors do not take for the error of a call.
 NOT_ERRORS = (SystemExit, KeyboardInterrupt, asyncio.CancelledError)

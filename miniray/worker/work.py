@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import protocol as p
+from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from miniray.core.context import Execution
-    from miniray.core.objects import Value
-    from miniray.core.peers import Peer
-    from miniray.object_ref import ObjectRef
+    from miniray.calls.context import Execution
+    from miniray.common.object_ref import ObjectRef
+    from miniray.objects.objects import Value
+    from miniray.wire.peers import Peer
 
 
 #: The concurrency group of methods that name none.

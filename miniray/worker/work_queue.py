@@ -5,10 +5,10 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
-from miniray.core.gates import Gate
+from miniray.wire.gates import Gate
 
 if TYPE_CHECKING:
-    from miniray.core.io_loop import IOLoop
+    from miniray.wire.io_loop import IOLoop
     from miniray.worker.work import Work
 
 

@@ -25,8 +25,8 @@ from raw_process import RawProcess, record_of
 import miniray
 from miniray._proto import common_pb2, head_pb2, node_pb2
 from miniray.cluster_utils import Cluster
-from miniray.core import plain
-from miniray.core import protocol as p
+from miniray.messages import plain
+from miniray.messages import protocol as p
 from miniray.options import ACTOR_OPTIONS, METHOD_OPTIONS, TASK_OPTIONS, checked
 from miniray.security import channels
 from miniray.security.token import JoinToken, TokenError, parse_token, read_token_file
@@ -35,7 +35,7 @@ from miniray.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from miniray.session import ClusterRecord
+    from miniray.system.session import ClusterRecord
 
 #: Bytes that the head and the daemon may take beyond what they had.
 MEMORY = 400 << 20

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from miniray.core.runtime import current_runtime
-from miniray.object_ref import hooks
+from miniray.common.object_ref import hooks
+from miniray.common.runtime import current_runtime
 
 
 def inventory() -> dict[str, Any]:

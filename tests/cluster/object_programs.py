@@ -14,8 +14,8 @@ import numpy as np
 from object_helpers import inventory
 
 import miniray
-from miniray.core.ids import owner_of
-from miniray.core.runtime import current_runtime
+from miniray.common.ids import owner_of
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import OwnerDiedError
 
 if TYPE_CHECKING:

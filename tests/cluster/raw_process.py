@@ -10,13 +10,13 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import protocol as p
+from miniray.messages import protocol as p
 from miniray.security.challenge import answer_blocking
 from miniray.security.token import read_token_file
-from miniray.session import find_clusters
+from miniray.system.session import find_clusters
 
 if TYPE_CHECKING:
-    from miniray.session import ClusterRecord
+    from miniray.system.session import ClusterRecord
 
 
 def record_of(node_id: str) -> ClusterRecord:

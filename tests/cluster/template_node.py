@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from miniray.node import worker_file
-from miniray.node.control_socket import control_pair
-from miniray.node.origins import WORKER_VARIABLE
-from miniray.node.template_client import TemplateClient
+from miniray.node.base.control_socket import control_pair
+from miniray.node.base.template_client import TemplateClient
+from miniray.node.workers.origins import WORKER_VARIABLE
+from miniray.worker import worker_file
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -39,7 +39,7 @@ def run_worker(spec):
 stub.run_worker = run_worker
 sys.modules["miniray.worker.main"] = stub
 import random, shutil
-from miniray.node.template import run_template
+from miniray.node.workers.template import run_template
 sys.path.append(sys.argv[2])  # a test may put modules there
 run_template(socket.socket(fileno=int(sys.argv[1])), [], lambda: shutil.rmtree(sys.argv[2]))
 """

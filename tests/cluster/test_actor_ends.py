@@ -13,7 +13,7 @@ import pytest
 from cluster_helpers import count_up, is_alive, wait_for_file, wait_until
 
 import miniray
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -23,7 +23,7 @@ from miniray.exceptions import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.client.cluster_runtime import ClusterRuntime
 
 pytestmark = pytest.mark.usefixtures("cluster")
 

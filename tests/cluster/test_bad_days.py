@@ -78,7 +78,7 @@ class Now_and_then:
 
 def workers() -> list[int]:
     """Pids of the workers that run."""
-    from miniray.core.runtime import current_runtime
+    from miniray.common.runtime import current_runtime
 
     rows = current_runtime().head_call("state", "workers")
     return [row["pid"] for row in rows if row["kind"] == "worker" and is_alive(row["pid"])]

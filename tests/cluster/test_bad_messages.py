@@ -14,8 +14,8 @@ from raw_process import RawProcess, record_of
 import miniray
 import miniray.util.state
 from miniray.cluster_utils import Cluster
-from miniray.core import plain
-from miniray.core import protocol as p
+from miniray.messages import plain
+from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -494,7 +494,7 @@ def test_a_long_task_remembers_only_calls_that_have_not_ended(tmp_path: Path) ->
 
     @miniray.remote(num_cpus=0)
     def many(started: Path, go: Path) -> int:
-        from miniray.core import context
+        from miniray.calls import context
 
         nothing.options(num_returns=0).remote()
         for _ in range(20):

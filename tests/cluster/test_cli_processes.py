@@ -12,7 +12,7 @@ import pytest
 from tests_cli_support import Boot, new_session, one_line, publisher, runner
 
 from miniray.cli import ending
-from miniray.session import ProcessId, find_clusters
+from miniray.system.session import ProcessId, find_clusters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
-    from miniray.session import ClusterRecord, Session
+    from miniray.system.session import ClusterRecord, Session
 
 #: A boot process with two workers that it ends when it is asked to.
 OBEDIENT = """

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.node import launch
-from miniray.node.boot_options import BootError, BootOptions
+from miniray.system import launch
+from miniray.system.boot_options import BootError, BootOptions
 
 if TYPE_CHECKING:
     from pathlib import Path

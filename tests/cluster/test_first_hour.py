@@ -20,7 +20,7 @@ from cluster_helpers import processes_with, wait_until
 from watched_output import watch
 
 import miniray
-from miniray.node.machine import cpu_count, memory_limit
+from miniray.system.machine import cpu_count, memory_limit
 from miniray.util.multiprocessing import Pool
 
 if TYPE_CHECKING:

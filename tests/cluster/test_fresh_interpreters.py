@@ -14,8 +14,8 @@ from cluster_helpers import is_alive, wait_until
 
 import miniray
 from miniray.cluster_utils import Cluster, Node
-from miniray.node.boot_options import BootOptions
-from miniray.node.launch import launch
+from miniray.system.boot_options import BootOptions
+from miniray.system.launch import launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

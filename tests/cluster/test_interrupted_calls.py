@@ -19,9 +19,9 @@ import pytest
 from cluster_helpers import wait_until
 
 import miniray
-from miniray.core import protocol as p
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import TaskCancelledError
+from miniray.messages import protocol as p
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.state import list_actors, list_pending_demands
 

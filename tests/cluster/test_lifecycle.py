@@ -16,7 +16,7 @@ from cluster_helpers import is_alive, wait_until
 
 import miniray
 from miniray.cluster_utils import Cluster
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import (
     ActorDiedError,
     NodeDiedError,

@@ -13,7 +13,7 @@ from cluster_helpers import wait_until
 from object_helpers import inventory, node_tables, process_tables
 
 import miniray
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from miniray.core.mapped import map_memory
+from miniray.values.mapped import map_memory
 
 SIZE = 4096
 

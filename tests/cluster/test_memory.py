@@ -419,7 +419,7 @@ def nodes_told() -> list[Any]:
 
 def daemon_of(node_id: str) -> int:
     """The daemon's pid: it is the one that tells of itself."""
-    from miniray.core.runtime import current_runtime
+    from miniray.common.runtime import current_runtime
 
     for report in current_runtime().memory_report(1, False, LONG):
         if report["node"].hex() == node_id:

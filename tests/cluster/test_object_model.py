@@ -40,7 +40,7 @@ from object_programs import (
 
 import miniray
 from miniray.cluster_utils import Cluster
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import OwnerDiedError, RayActorError
 
 if TYPE_CHECKING:

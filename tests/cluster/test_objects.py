@@ -16,7 +16,7 @@ from cluster_helpers import is_alive, wait_for_file, wait_until
 from object_helpers import inventory, process_tables
 
 import miniray
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import (
     ObjectLostError,
     OwnerDiedError,
@@ -109,7 +109,7 @@ class Keeper:
 
     def die_while_writing(self, size: int, writes_before: int) -> None:
         """The first write goes into new memory, later ones into memory that is mapped here."""
-        from miniray.core import warm_memory
+        from miniray.objects import warm_memory
 
         for _ in range(writes_before):
             miniray.put(np.ones(size, dtype=np.uint8))
@@ -130,7 +130,7 @@ class Keeper:
 
     def die_while_mapping(self, refs: list[Any], mapped: bool) -> None:
         """After the daemon has counted it as a reader, before or after it has the memory."""
-        from miniray.core import shared_memory
+        from miniray.objects import shared_memory
 
         map_memory = shared_memory.map_memory
 

@@ -21,8 +21,8 @@ from watched_output import watch
 
 import miniray
 from miniray.cluster_utils import Cluster
-from miniray.config import config
-from miniray.core.runtime import current_runtime
+from miniray.common.config import config
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import (
     ObjectLostError,
     OwnerDiedError,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from miniray.node import origins
-from miniray.node.origins import WORKER_VARIABLE, read_apart, worker_of
+from miniray.node.workers import origins
+from miniray.node.workers.origins import WORKER_VARIABLE, read_apart, worker_of
 
 if TYPE_CHECKING:
     import pytest

@@ -10,7 +10,7 @@ import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 
 import miniray
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import (
     ActorDiedError,
     GetTimeoutError,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from miniray.core.cluster_runtime import ClusterRuntime
+    from miniray.client.cluster_runtime import ClusterRuntime
 
     Make = Callable[..., PlacementGroup]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.core import process_state
-from miniray.core.process_state import command_of, is_dying, may_hang_readers, variable_of
+from miniray.common import process_state
+from miniray.common.process_state import command_of, is_dying, may_hang_readers, variable_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

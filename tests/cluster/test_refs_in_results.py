@@ -15,7 +15,7 @@ from object_helpers import inventory
 
 import miniray
 from miniray.cluster_utils import Cluster
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import RayError
 
 if TYPE_CHECKING:

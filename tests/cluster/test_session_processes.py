@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from session_folders import session_base
 
-from miniray import session as sessions
 from miniray.security.challenge import peer_uid, require_own_uid
 from miniray.security.errors import AuthenticationError
-from miniray.session import (
+from miniray.system import session as sessions
+from miniray.system.session import (
     ClusterRecord,
     ProcessId,
     Session,
@@ -126,7 +126,7 @@ def as_other_user(code: str) -> str:
     """Run code as another user, who may be unable to read Python's own files: import first."""
     prelude = (
         "import os\nfrom pathlib import Path\n"
-        "from miniray.session import create_session, find_clusters\n"
+        "from miniray.system.session import create_session, find_clusters\n"
         f"os.setgid({OTHER_UID}); os.setuid({OTHER_UID})\n"
     )
     package = str(Path(sessions.__file__).parents[1])

@@ -13,7 +13,7 @@ from cluster_helpers import wait_until
 
 import miniray
 from miniray.cluster_utils import Cluster
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.util import state
 from miniray.util.placement_group import placement_group, remove_placement_group
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from miniray.node import worker_file
-from miniray.node.outputs import OutputPipe
+from miniray.node.workers.outputs import OutputPipe
+from miniray.worker import worker_file
 
 REPOSITORY = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}

@@ -9,8 +9,8 @@ import pytest
 from cluster_helpers import wait_for_file
 
 import miniray
+from miniray.calls import locality
 from miniray.cluster_utils import Cluster
-from miniray.core import locality
 from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 if TYPE_CHECKING:

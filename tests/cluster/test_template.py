@@ -18,11 +18,11 @@ import pytest
 from open_files import open_files
 from template_node import SLEEP, Node, alive, until, with_node, worker_spec
 
-from miniray.node import template as template_module
-from miniray.node import worker_file
-from miniray.node.control_socket import control_pair
-from miniray.node.template import Template
-from miniray.node.template_client import TemplateClient, TemplateGoneError
+from miniray.node.base.control_socket import control_pair
+from miniray.node.base.template_client import TemplateClient, TemplateGoneError
+from miniray.node.workers import template as template_module
+from miniray.node.workers.template import Template
+from miniray.worker import worker_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ async def test_a_worker_may_be_a_new_interpreter(node: Node) -> None:
     script = node.cleanup / "python"
     script.write_text(
         f"#!{sys.executable}\nimport os, sys\n"
-        "from miniray.node import worker_file\n"
+        "from miniray.worker import worker_file\n"
         "spec = worker_file.read_spec(int(sys.argv[3]))\n"
         "print(spec['code'], len(spec['blob']), os.environ['MINE'])\n"
     )
@@ -245,7 +245,7 @@ async def test_closing_fails_what_waits_and_closes_its_descriptors(node: Node) -
 
 @with_node
 async def test_a_process_of_the_nodes_own_can_be_ended_though_it_is_stopped(node: Node) -> None:
-    helper = node.client.fork_helper("miniray.node.mover")
+    helper = node.client.fork_helper("miniray.node.transfer.mover")
     with helper.control as control:
         control.setblocking(False)
         loop = asyncio.get_running_loop()

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from template_node import SLEEP, Node, alive, until, with_node, worker_spec
 
-from miniray.node import worker_file
-from miniray.node.templates import Templates
-from miniray.node.worker import Worker
+from miniray.node.workers.templates import Templates
+from miniray.node.workers.worker import Worker
+from miniray.worker import worker_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from miniray.node.template_client import TemplateClient
+    from miniray.node.base.template_client import TemplateClient
 
 QUICK = ("colorsys",)
 SLOW = ("slow_to_load",)

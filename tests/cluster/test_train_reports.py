@@ -247,7 +247,7 @@ def test_a_barrier_that_a_rank_does_not_come_to_ends_after_a_time(
 
 def tunables_now() -> Any:
     """The tunables as the environment says now; those of the process were read long ago."""
-    from miniray.config import config
+    from miniray.common.config import config
 
     return config.__wrapped__()
 

@@ -16,7 +16,7 @@ import pytest
 from cluster_helpers import wait_until
 
 from miniray import train
-from miniray.config import config as tunables
+from miniray.common.config import config as tunables
 from miniray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError, WorkerHungError
 from miniray.train.torch import TorchConfig, TorchTrainer, prepare_model
 

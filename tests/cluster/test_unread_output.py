@@ -16,7 +16,7 @@ from cluster_helpers import wait_for_file, wait_until
 
 import miniray
 from miniray.cluster_utils import Cluster
-from miniray.config import config
+from miniray.common.config import config
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

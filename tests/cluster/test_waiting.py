@@ -10,10 +10,10 @@ from cluster_helpers import wait_for_file, wait_until
 from watched_output import watch
 
 import miniray
+from miniray.client import waiting_news
+from miniray.client.waiting_news import TO_HEAR_WHY
 from miniray.cluster_utils import Cluster
-from miniray.core import waiting_news
-from miniray.core.ids import short_id
-from miniray.core.waiting_news import TO_HEAR_WHY
+from miniray.common.ids import short_id
 from miniray.util.placement_group import placement_group, remove_placement_group
 from miniray.util.state import PendingDemandState, list_actors, list_pending_demands
 
@@ -105,7 +105,7 @@ def test_the_status_tells_the_same(held: Any) -> None:
     held(num_cpus=3)
     ref = wanted.options(num_cpus=4).remote()
     told = the_demand().asdict()
-    [pending] = miniray.core.runtime.current_runtime().head_call("status")["pending"]
+    [pending] = miniray.common.runtime.current_runtime().head_call("status")["pending"]
     assert pending == told
     del ref
 

@@ -15,8 +15,8 @@ from fake_runtime import Call, FakeRuntime, fake_runtime
 
 import miniray
 from miniray.api import list_named_actors
-from miniray.core.init_options import InitOptions
-from miniray.core.runtime import set_runtime
+from miniray.client.init_options import InitOptions
+from miniray.common.runtime import set_runtime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +37,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[InitOptions]]:
         wanted.append(options)
         return FakeRuntime(), {"address": "127.0.0.1:1", "node_id": "0a"}
 
-    module = types.ModuleType("miniray.core.bootstrap")
+    module = types.ModuleType("miniray.client.bootstrap")
     module.connect = connect  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "miniray.core.bootstrap", module)
+    monkeypatch.setitem(sys.modules, "miniray.client.bootstrap", module)
     yield wanted
     miniray.shutdown()
     set_runtime(None)

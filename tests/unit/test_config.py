@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.config import Config, config, parse
+from miniray.common.config import Config, config, parse
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ import cloudpickle
 import pytest
 
 from miniray import exceptions
-from miniray.core import exception_transport
+from miniray.common import exception_transport
 from miniray.exceptions import (
     ActorAlreadyExistsError,
     ActorDiedError,

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from miniray.host_port import full_address, parse_address, same_address
+from miniray.common.host_port import full_address, parse_address, same_address
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.object_ref import ObjectRef, hooks, rebuild_ref
+from miniray.common.object_ref import ObjectRef, hooks, rebuild_ref
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

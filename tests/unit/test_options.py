@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from miniray import options
-from miniray.core.runtime import Anywhere, BundleAffinity, NodeAffinity, Spread
+from miniray.common.runtime import Anywhere, BundleAffinity, NodeAffinity, Spread
 from miniray.util.placement_group import PlacementGroup
 from miniray.util.scheduling_strategies import (
     DoesNotExist,

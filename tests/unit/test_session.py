@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from session_folders import session_base
 
-from miniray import session as session_module
-from miniray import session as sessions
-from miniray.core.cluster_choice import latest_cluster
-from miniray.session import (
+from miniray.client.cluster_choice import latest_cluster
+from miniray.system import session as session_module
+from miniray.system import session as sessions
+from miniray.system.session import (
     ClusterRecord,
     ProcessId,
     Session,
@@ -325,6 +325,6 @@ def test_a_process_that_begins_another_program_meanwhile_is_found(
             raise BlockingIOError(pid)
         return "here"
 
-    monkeypatch.setattr("miniray.session.variable_of", variable_of)
+    monkeypatch.setattr("miniray.system.session.variable_of", variable_of)
     assert [found.pid for found in processes_by("MINIRAY_TEST_MARK")["here"]] == [os.getpid()]
     assert refused

@@ -65,7 +65,7 @@ def check_resources(argument: str, resources: Mapping[str, float] | None) -> Non
         argument: Name of the ScalingConfig argument, for the message.
         resources: Amount per resource name, or None.
     """
-    from miniray.core.option_checks import amount as amount_of
+    from miniray.system.option_checks import amount as amount_of
 
     if resources is None:
         return

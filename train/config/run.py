@@ -318,7 +318,7 @@ class RunConfig:
     def _check_runtime_env(self) -> None:
         if self.worker_runtime_env is None:
             self.worker_runtime_env = {}
-        from miniray.core.option_checks import runtime_env
+        from miniray.system.option_checks import runtime_env
 
         try:
             runtime_env("worker_runtime_env", self.worker_runtime_env)

@@ -170,7 +170,7 @@ class ScalingConfig:
             )
 
     def _check_labels(self) -> None:
-        from miniray.core.option_checks import label_selector
+        from miniray.system.option_checks import label_selector
 
         given = self.label_selector
         if given is None:

@@ -99,7 +99,7 @@ class Shards:
 
 
 def _fetch(source: Any) -> Any:
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
 
     if not isinstance(source, ObjectRef):
         return source

@@ -11,8 +11,8 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import thread_counts
-from miniray.head.amounts import ACCELERATORS
+from miniray.common import thread_counts
+from miniray.common.amounts import ACCELERATORS
 from miniray.train.backend import Backend
 from miniray.train.torch import environment
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from miniray.core.absent import AbsentAttribute
+from miniray.common.absent import AbsentAttribute
 from miniray.train.checkpoint import Checkpoint, temporary_folder
 
 if TYPE_CHECKING:

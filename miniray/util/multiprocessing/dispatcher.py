@@ -16,15 +16,15 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from miniray import api
-from miniray.core.interrupts import uncut
-from miniray.core.runtime import current_runtime
+from miniray.common.runtime import current_runtime
 from miniray.exceptions import ActorError, TaskCancelledError
 from miniray.util.multiprocessing.worker import TOGETHER, Failed
+from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
     from miniray.util.multiprocessing.worker import Outcome, Work
 
 logger = logging.getLogger(__name__)

@@ -13,9 +13,9 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from miniray import api
-from miniray.core.init_options import ADDRESS_VARIABLE
-from miniray.core.option_checks import whole
+from miniray.client.init_options import ADDRESS_VARIABLE
 from miniray.decorator import remote
+from miniray.system.option_checks import whole
 from miniray.util.multiprocessing.dispatcher import Dispatcher, Unit
 from miniray.util.multiprocessing.results import AsyncResult, IMapIterator
 from miniray.util.multiprocessing.worker import APPLY, MAP, STARMAP, PoolActor
@@ -276,7 +276,7 @@ def attach(address: str | None, processes: int | None) -> None:
     """
     if api.is_initialized():
         return
-    from miniray.core.cluster_choice import latest_cluster
+    from miniray.client.cluster_choice import latest_cluster
 
     wanted = address or os.environ.get(ADDRESS_VARIABLE)
     starts_one = latest_cluster(None) is None if wanted is None else wanted == "local"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
-    from miniray.session import ClusterRecord, Session
+    from miniray.system.session import ClusterRecord, Session
 
 
 @pytest.fixture(autouse=True)

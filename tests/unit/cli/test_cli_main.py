@@ -6,7 +6,7 @@ import pytest
 from tests_cli_support import one_line
 
 from miniray.cli.parsing import JsonObject, Labels, Size
-from miniray.session import create_session
+from miniray.system.session import create_session
 from miniray.version import VERSION
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 from tests_cli_support import TOKEN, one_line
 
 from miniray.exceptions import AuthenticationError, VersionMismatchError
-from miniray.node.boot_options import BootError
+from miniray.system.boot_options import BootError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from click.testing import Result
     from tests_cli_support import Boot
 
-    from miniray.session import ClusterRecord
+    from miniray.system.session import ClusterRecord
 
 
 def test_a_head_gets_what_the_options_say(miniray: Callable[..., Result], boot: Boot) -> None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from click.testing import Result
 
-    from miniray.session import ClusterRecord
-    from miniray.util.state_types import ActorStatus, ClusterStatus, PendingDemand
+    from miniray.common.state_types import ActorStatus, ClusterStatus, PendingDemand
+    from miniray.system.session import ClusterRecord
 
 REASON = "It needs 0.6 GPU on one device; the most that a device of node 2222 has free is 0.4."
 

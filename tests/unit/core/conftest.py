@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 from core_doubles import FakeLink
 
-from miniray.core.io_loop import IOLoop
+from miniray.wire.io_loop import IOLoop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

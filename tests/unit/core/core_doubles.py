@@ -9,16 +9,16 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import protocol as p
-from miniray.core.borrowing import Borrowing, error_value
-from miniray.core.call import Call
-from miniray.core.calls import CallTable
-from miniray.core.ids import ObjectIds, new_id
-from miniray.core.objects import ObjectTable
-from miniray.core.serialization import serialize
-from miniray.core.shared_memory import SharedMemory
+from miniray.calls.call import Call
+from miniray.calls.calls import CallTable
+from miniray.common.ids import ObjectIds, new_id
+from miniray.common.object_ref import hooks
 from miniray.exceptions import ObjectStoreFullError
-from miniray.object_ref import hooks
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import Borrowing, error_value
+from miniray.objects.objects import ObjectTable
+from miniray.objects.shared_memory import SharedMemory
+from miniray.values.serialization import serialize
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from core_doubles import NODE, Caller, FakePeer
 
-from miniray.core import protocol as p
-from miniray.core.borrowing import error_value
-from miniray.core.task_client import TaskClient
+from miniray.calls.task_client import TaskClient
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import error_value
 
 if TYPE_CHECKING:
-    from miniray.core.call import Call
-    from miniray.core.lease_groups import LeaseGroup
+    from miniray.calls.call import Call
+    from miniray.calls.lease_groups import LeaseGroup
 
 
 class TaskWorld:

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import NODE, Caller, FakePeer, packed
 
-from miniray.core import protocol as p
-from miniray.core.actor_client import ALIVE, DEAD, RESTARTING, ActorClient
-from miniray.core.borrowing import error_value
+from miniray.calls.actor_client import ALIVE, DEAD, RESTARTING, ActorClient
+from miniray.common.object_ref import ObjectRef
 from miniray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
     PendingCallsLimitExceededError,
     TaskCancelledError,
 )
-from miniray.object_ref import ObjectRef
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import error_value
 
 if TYPE_CHECKING:
-    from miniray.core.call import Call
+    from miniray.calls.call import Call
 
 ACTOR, PROCESS = b"caller00actor001", b"process1"
 

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from miniray.core.argument_errors import error_of_call
-from miniray.core.borrowing import error_value
-from miniray.core.task_error import text_only
+from miniray.calls.argument_errors import error_of_call
+from miniray.common.task_error import text_only
 from miniray.exceptions import (
     ActorDiedError,
     DeathCause,
@@ -19,6 +18,7 @@ from miniray.exceptions import (
     TaskCancelledError,
     TaskError,
 )
+from miniray.objects.borrowing import error_value
 
 
 class OwnError(MinirayError):

@@ -6,9 +6,9 @@ import time
 import pytest
 from core_doubles import NODE, Caller, FakePeer
 
-from miniray.core import protocol as p
-from miniray.core.ids import new_id
+from miniray.common.ids import new_id
 from miniray.exceptions import ObjectLostError, OwnerDiedError
+from miniray.messages import protocol as p
 
 OWNER, OTHER = b"owner000", b"other000"
 

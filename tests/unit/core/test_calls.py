@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import Caller, FakePeer, packed
 
-from miniray.core import protocol as p
-from miniray.core.borrowing import error_value
-from miniray.core.serialization import collector
+from miniray.common.object_ref import ObjectRef, hooks
 from miniray.exceptions import ObjectLostError, TaskCancelledError, TaskError
-from miniray.object_ref import ObjectRef, hooks
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import error_value
+from miniray.values.serialization import collector
 
 if TYPE_CHECKING:
-    from miniray.core.call import Call
+    from miniray.calls.call import Call
 
 BIG = b"x" * 200_000
 

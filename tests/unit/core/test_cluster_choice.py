@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray import session as sessions
-from miniray.core.cluster_choice import (
+from miniray.client.cluster_choice import (
     at_address,
     cluster_to_look_at,
     latest_cluster,
     running_here,
     wanted_address,
 )
-from miniray.session import ClusterRecord, ProcessId, Session, find_clusters, write_record
+from miniray.system import session as sessions
+from miniray.system.session import ClusterRecord, ProcessId, Session, find_clusters, write_record
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,8 +11,8 @@ import pytest
 from core_doubles import Interrupted
 
 import miniray
-from miniray.core.exports import reference_to
-from miniray.core.serialization import dumps_code
+from miniray.values.exports import reference_to
+from miniray.values.serialization import dumps_code
 
 LOCK = threading.Lock()
 

@@ -7,7 +7,7 @@ import resource
 
 import pytest
 
-from miniray.core import descriptors
+from miniray.common import descriptors
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import NODE, FakeLoop
 
-from miniray.core import waiting
-from miniray.core.fetches import Fetches
-from miniray.core.ids import ObjectIds
-from miniray.core.objects import Entry, ObjectTable
-from miniray.core.protocol import VALUE_BYTES, VALUE_SHARED
+from miniray.common.ids import ObjectIds
 from miniray.exceptions import ObjectLostError
+from miniray.messages.protocol import VALUE_BYTES, VALUE_SHARED
+from miniray.objects import waiting
+from miniray.objects.fetches import Fetches
+from miniray.objects.objects import Entry, ObjectTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.objects import Value
+    from miniray.objects.objects import Value
 
 PROCESS = b"process0"
 FAR: Any = (VALUE_SHARED, (b"far node", 7, 100_000), ())

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 from core_doubles import eventually
 
-from miniray.core import interrupts as interrupts_module
-from miniray.core.gates import Gate
-from miniray.core.interrupts import Interrupts
-from miniray.core.io_loop import IOLoop
+from miniray.wire import interrupts as interrupts_module
+from miniray.wire.gates import Gate
+from miniray.wire.interrupts import Interrupts
+from miniray.wire.io_loop import IOLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

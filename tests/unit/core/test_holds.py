@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 from core_doubles import NODE, Caller
 
-from miniray.core.call_site import call_site, describe
-from miniray.core.first import First
-from miniray.core.holds import Holds
-from miniray.util.memory_types import PICKLED, order
+from miniray.common.call_site import call_site, describe
+from miniray.common.first import First
+from miniray.common.memory_types import PICKLED, order
+from miniray.objects.holds import Holds
 
 if TYPE_CHECKING:
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
 
 
 def put(own: Caller) -> ObjectRef[Any]:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import threading
 
-from miniray.core.ids import PROCESS_ID_LENGTH, ObjectIds, new_id, owner_of, short_id
-from miniray.object_ref import ID_LENGTH
+from miniray.common.ids import PROCESS_ID_LENGTH, ObjectIds, new_id, owner_of, short_id
+from miniray.common.object_ref import ID_LENGTH
 
 
 def test_ids_are_random_and_of_one_length() -> None:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import miniray
-from miniray.core.ignored_signals import IgnoredSignals, finish
-from miniray.core.io_loop import IOLoop
-from miniray.core.mapped import map_memory, unmap
-from miniray.object_ref import ObjectRef, RefHooks
-from miniray.object_ref_generator import ObjectRefGenerator
+from miniray.common.object_ref import ObjectRef, RefHooks
+from miniray.objects.ignored_signals import IgnoredSignals, finish
+from miniray.objects.object_ref_generator import ObjectRefGenerator
+from miniray.values.mapped import map_memory, unmap
+from miniray.wire.io_loop import IOLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,8 +39,8 @@ class LimitReachedError(Exception):
 def hooks(monkeypatch: pytest.MonkeyPatch) -> RefHooks:
     gc.collect()  # else refs of other tests may be dropped in the middle of this one
     mine = RefHooks()
-    monkeypatch.setattr("miniray.object_ref.hooks", mine)
-    monkeypatch.setattr("miniray.core.ignored_signals.hooks", mine)
+    monkeypatch.setattr("miniray.common.object_ref.hooks", mine)
+    monkeypatch.setattr("miniray.objects.ignored_signals.hooks", mine)
     return mine
 
 
@@ -250,7 +250,7 @@ def test_a_ref_whose_end_is_cut_off_at_its_beginning_is_counted_as_dropped(
 def test_a_generator_whose_end_is_cut_off_at_its_beginning_is_closed(
     hooks: RefHooks, told: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("miniray.object_ref_generator.hooks", hooks)
+    monkeypatch.setattr("miniray.objects.object_ref_generator.hooks", hooks)
     hooks.wake = lambda: None
     closed: list[None] = []
     state: Any = SimpleNamespace(id=b"some id", close=lambda: closed.append(None))

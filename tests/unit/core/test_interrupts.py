@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.core import interrupts
-from miniray.core.gates import Gate
-from miniray.core.interrupts import Interrupts, held_here, leave_in_place, postpone, uncut
-from miniray.core.io_loop import IOLoop
+from miniray.wire import interrupts
+from miniray.wire.gates import Gate
+from miniray.wire.interrupts import Interrupts, held_here, leave_in_place, postpone, uncut
+from miniray.wire.io_loop import IOLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,7 +8,7 @@ import pytest
 from core_doubles import eventually
 from open_files import open_files
 
-from miniray.core.io_loop import IOLoop
+from miniray.wire.io_loop import IOLoop
 
 
 def test_callbacks_run_in_the_loops_thread_in_order(loop: IOLoop) -> None:

@@ -8,8 +8,8 @@ import pytest
 from core_doubles import NODE
 from task_world import TaskWorld
 
-from miniray.config import config
-from miniray.core import protocol as p
+from miniray.common.config import config
+from miniray.messages import protocol as p
 
 
 @pytest.fixture

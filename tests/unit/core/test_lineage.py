@@ -6,8 +6,8 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
-from miniray.core import protocol as p
-from miniray.core.lineage import Lineage
+from miniray.calls.lineage import Lineage
+from miniray.messages import protocol as p
 
 NODE = b"n" * 8
 #: Bytes of objects.

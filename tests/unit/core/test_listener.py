@@ -15,14 +15,14 @@ from core_doubles import eventually
 from open_files import open_files
 from wire_ends import End
 
-from miniray.core import listener as listener_module
-from miniray.core.listener import Listener, connect
-from miniray.node.async_poller import AsyncPoller
+from miniray.node.base.async_poller import AsyncPoller
+from miniray.wire import listener as listener_module
+from miniray.wire.listener import Listener, connect
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from miniray.core.io_loop import IOLoop
+    from miniray.wire.io_loop import IOLoop
 
 
 # --- listening ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.core.liveness import Liveness
+from miniray.objects.liveness import Liveness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from miniray.core import protocol as p
-from miniray.core.locality import (
+from miniray.calls.locality import (
     FULL_FOR,
     LONGEST,
     LOOK,
@@ -14,6 +13,7 @@ from miniray.core.locality import (
     Wishes,
     preferred,
 )
+from miniray.messages import protocol as p
 
 HERE, THERE, ELSEWHERE = b"here", b"there", b"elsewhere"
 MIB = 1 << 20

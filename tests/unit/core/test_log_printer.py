@@ -8,10 +8,10 @@ import threading
 import pytest
 from terminal import screen
 
-from miniray.core.log_bars import BarKey, BarRegion
-from miniray.core.log_dedup import LogDeduplicator
-from miniray.core.log_printer import LogBatch, LogPrinter
-from miniray.core.screen import SCREEN, draw
+from miniray.logs.log_bars import BarKey, BarRegion
+from miniray.logs.log_dedup import LogDeduplicator
+from miniray.logs.log_printer import LogBatch, LogPrinter
+from miniray.logs.screen import SCREEN, draw
 
 
 class Timers:

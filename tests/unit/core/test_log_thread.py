@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from watched_output import watch
 
-from miniray.config import config
-from miniray.core.log_printer import LogBatch
-from miniray.core.log_thread import LogThread, left_out_note
+from miniray.common.config import config
+from miniray.logs.log_printer import LogBatch
+from miniray.logs.log_thread import LogThread, left_out_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miniray.core import protocol as p
-from miniray.core.ids import ObjectIds, new_id
-from miniray.core.lost_values import LostValues
-from miniray.core.objects import ObjectTable
+from miniray.common.ids import ObjectIds, new_id
+from miniray.messages import protocol as p
+from miniray.objects.lost_values import LostValues
+from miniray.objects.objects import ObjectTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.objects import Entry, Value
-    from miniray.object_ref import ObjectRef
+    from miniray.common.object_ref import ObjectRef
+    from miniray.objects.objects import Entry, Value
 
 NODE, GONE, OTHER = b"node0000", b"node-was", b"node0001"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from miniray.core.mapped import address_of, bytes_of
+from miniray.values.mapped import address_of, bytes_of
 
 MIB = 1024 * 1024
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from miniray.core.context import Execution
-from miniray.core.names import module_of, printable, without_passwords
+from miniray.calls.context import Execution
+from miniray.common.names import module_of, printable, without_passwords
 
 PROGRAM = """
 import functools
@@ -48,7 +48,7 @@ def test_a_class_of_a_program_without_functions_is_of_main() -> None:
 
 def test_other_code_is_of_its_module() -> None:
     assert module_of(of_program) == __name__
-    assert module_of(Execution) == "miniray.core.context"
+    assert module_of(Execution) == "miniray.calls.context"
     assert module_of(len) == "builtins"
     assert module_of(functools.partial(len)) == "functools"
 
@@ -58,7 +58,7 @@ def test_the_functions_around_what_runs_are_left_out() -> None:
 
     running = Execution(b"", "given", "outer.<locals>.Actor.run")
     assert running.function_name(None) == "Actor.run"  # its class is still being loaded
-    assert running.function_name(Execution) == "miniray.core.context.Actor.run"
+    assert running.function_name(Execution) == "miniray.calls.context.Actor.run"
     running.function = inner
     assert running.function_name(None) == f"{__name__}.inner"
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from open_files import open_files
 
-from miniray.core.node_link import _Answer
+from miniray.wire.node_link import _Answer
 
 if TYPE_CHECKING:
-    from miniray.core.io_loop import IOLoop
+    from miniray.wire.io_loop import IOLoop
 
 
 def descriptor() -> int:

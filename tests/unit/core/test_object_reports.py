@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import NODE, Caller, packed
 
-from miniray.core import protocol as p
-from miniray.core.object_reports import ObjectReports
+from miniray.client.object_reports import ObjectReports
+from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
-    from miniray.util.memory_types import ObjectsHeld
+    from miniray.common.memory_types import ObjectsHeld
 
 FOREIGN = b"foreign0"
 

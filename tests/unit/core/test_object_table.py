@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from core_doubles import NODE, Outside
 
-from miniray.core import protocol as p
-from miniray.core.ids import ObjectIds, new_id
-from miniray.core.objects import ObjectTable
-from miniray.object_ref import hooks
+from miniray.common.ids import ObjectIds, new_id
+from miniray.common.object_ref import hooks
+from miniray.messages import protocol as p
+from miniray.objects.objects import ObjectTable
 
 VALUE = (p.VALUE_PICKLE, b"value", ())
 OTHER = (p.VALUE_PICKLE, b"other", ())

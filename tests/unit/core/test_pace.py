@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.core import pace as pace_module
-from miniray.core.pace import Pace
+from miniray.wire import pace as pace_module
+from miniray.wire.pace import Pace
 
 US = 1e-6
 

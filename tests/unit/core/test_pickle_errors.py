@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import Interrupted
 
-from miniray.config import config
-from miniray.core import closures
-from miniray.core.closures import check_large, warn_large_arguments
-from miniray.core.serialization import dumps_code, serialize, serialize_arguments
+from miniray.common.config import config
+from miniray.values import closures
+from miniray.values.closures import check_large, warn_large_arguments
+from miniray.values.serialization import dumps_code, serialize, serialize_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from miniray.core import plain
+from miniray.messages import plain
 
 _LEAVES = (
     None,

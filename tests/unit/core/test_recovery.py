@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import NODE, Caller
 
-from miniray.core import protocol as p
-from miniray.core.borrowing import load_error
-from miniray.core.lineage import Lineage
-from miniray.core.recovery import Recovery
+from miniray.calls.lineage import Lineage
+from miniray.calls.recovery import Recovery
 from miniray.exceptions import ObjectLostError
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import load_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,11 +14,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from miniray.core import protocol as p
-from miniray.core.borrowing import Borrowing
-from miniray.core.ids import ObjectIds, new_id, owner_of
-from miniray.core.objects import ObjectTable
-from miniray.object_ref import ObjectRef, hooks
+from miniray.common.ids import ObjectIds, new_id, owner_of
+from miniray.common.object_ref import ObjectRef, hooks
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import Borrowing
+from miniray.objects.objects import ObjectTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

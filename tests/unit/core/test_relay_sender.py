@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import eventually
 
-from miniray.config import config
-from miniray.core.relay_sender import RelaySender
+from miniray.common.config import config
+from miniray.wire.relay_sender import RelaySender
 
 if TYPE_CHECKING:
     from collections.abc import Callable

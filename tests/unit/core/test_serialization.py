@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miniray.core import serialization
-from miniray.core.mapped import address_of
-from miniray.core.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
-from miniray.core.serialization import (
+from miniray.common.object_ref import ObjectRef, hooks
+from miniray.messages.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
+from miniray.values import serialization
+from miniray.values.mapped import address_of
+from miniray.values.serialization import (
     ALIGNMENT,
     SMALL_ALIGNMENT,
     Serialized,
@@ -23,7 +24,6 @@ from miniray.core.serialization import (
     serialize,
     serialize_arguments,
 )
-from miniray.object_ref import ObjectRef, hooks
 
 
 def round_trip(value: Any) -> Any:

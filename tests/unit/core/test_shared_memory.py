@@ -10,12 +10,13 @@ import pytest
 from core_doubles import NODE, FakeLink
 from open_files import open_files
 
-from miniray.core import mapped, shared_memory, waiting, warm_memory
-from miniray.core.protocol import VALUE_SHARED
-from miniray.core.serialization import deserialize, serialize
-from miniray.core.shared_memory import SharedMemory
+from miniray.common.object_ref import hooks
 from miniray.exceptions import ObjectStoreFullError
-from miniray.object_ref import hooks
+from miniray.messages.protocol import VALUE_SHARED
+from miniray.objects import shared_memory, waiting, warm_memory
+from miniray.objects.shared_memory import SharedMemory
+from miniray.values import mapped
+from miniray.values.serialization import deserialize, serialize
 
 OWNER = b"owner000"
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from core_doubles import Caller, eventually, packed
 
-from miniray.core import protocol as p
-from miniray.core.borrowing import error_value
-from miniray.core.streams import StreamState
-from miniray.object_ref import hooks
-from miniray.object_ref_generator import ObjectRefGenerator
+from miniray.common.object_ref import hooks
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import error_value
+from miniray.objects.object_ref_generator import ObjectRefGenerator
+from miniray.objects.streams import StreamState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,9 +9,9 @@ import pytest
 from core_doubles import NODE, FakePeer, packed
 from task_world import TaskWorld
 
-from miniray.core import protocol as p
-from miniray.core.borrowing import error_value
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import error_value
 
 
 @pytest.fixture

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import NODE, Caller, packed
 
-from miniray.core import protocol as p
-from miniray.core.borrowing import error_value
-from miniray.core.locality import FULL_FOR
-from miniray.core.task_client import TaskClient
+from miniray.calls.locality import FULL_FOR
+from miniray.calls.task_client import TaskClient
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import error_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from miniray.core.call import Call
-    from miniray.core.lease_groups import Lease, LeaseGroup
+    from miniray.calls.call import Call
+    from miniray.calls.lease_groups import Lease, LeaseGroup
 
 NODES = [NODE, b"node0001", b"node0002"]
 GONE = b"nodegone"
@@ -146,8 +146,8 @@ class World:
     def __init__(self, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.choice = random.Random(seed)
         self.time = Time()
-        monkeypatch.setattr("miniray.core.task_client.time", self.time)
-        monkeypatch.setattr("miniray.core.lease_groups.time", self.time)
+        monkeypatch.setattr("miniray.calls.task_client.time", self.time)
+        monkeypatch.setattr("miniray.calls.lease_groups.time", self.time)
         self.me = Caller(self.time)
         self.me.calls.recover = lambda _entry, _value: "gone"
         self.head = FakeHead(self.time, self.choice)

@@ -9,10 +9,10 @@ import pytest
 from core_doubles import NODE, FakePeer
 from task_world import TaskWorld
 
-from miniray.config import config
-from miniray.core import protocol as p
-from miniray.core.locality import RATE
+from miniray.calls.locality import RATE
+from miniray.common.config import config
 from miniray.exceptions import TaskCancelledError
+from miniray.messages import protocol as p
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from miniray.core import thread_counts
+from miniray.common import thread_counts
 
 VARIABLE = "OMP_NUM_THREADS"
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from core_doubles import Caller, packed
 
-from miniray.core.borrowing import error_value
-from miniray.core.unseen_errors import MOST_WAITING, WINDOW, UnseenErrors
+from miniray.common.object_ref import hooks
 from miniray.exceptions import ActorDiedError, DeathCause, TaskCancelledError, TaskError
-from miniray.object_ref import hooks
+from miniray.objects.borrowing import error_value
+from miniray.objects.unseen_errors import MOST_WAITING, WINDOW, UnseenErrors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,10 +91,10 @@ def test_of_very_many_most_are_only_counted(told: Told, caplog: pytest.LogCaptur
 def test_they_can_be_hidden(
     told: Told, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from miniray import config
+    from miniray.common import config
 
     hidden = config.Config(ignore_unhandled_errors=True)
-    monkeypatch.setattr("miniray.core.unseen_errors.config", lambda: hidden)
+    monkeypatch.setattr("miniray.objects.unseen_errors.config", lambda: hidden)
     told.drop(failure())
     told.run()
     assert not caplog.messages

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 from core_doubles import Caller, packed
 
-from miniray.core.borrowing import error_value
-from miniray.core.waiting import wait_for
+from miniray.objects.borrowing import error_value
+from miniray.objects.waiting import wait_for
 
 if TYPE_CHECKING:
-    from miniray.core.objects import Entry
+    from miniray.objects.objects import Entry
 
 
 def plain(wait: object, timeout: float | None) -> bool:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from open_files import open_files
 
-from miniray.core import warm_memory
-from miniray.core.mapped import copy_into, map_memory
-from miniray.core.warm_memory import WarmMemory
+from miniray.objects import warm_memory
+from miniray.objects.warm_memory import WarmMemory
+from miniray.values.mapped import copy_into, map_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,13 +13,13 @@ import pytest
 from core_doubles import eventually
 from wire_ends import KEY, End, make_pair, raw_client
 
-from miniray.core import frames
-from miniray.core.frames import encode
-from miniray.core.node_link import NodeLink
+from miniray.wire import frames
+from miniray.wire.frames import encode
+from miniray.wire.node_link import NodeLink
 
 if TYPE_CHECKING:
-    from miniray.core.io_loop import IOLoop
-    from miniray.core.wire import Connection
+    from miniray.wire.io_loop import IOLoop
+    from miniray.wire.wire import Connection
 
 
 # --- frames ------------------------------------------------------------------------

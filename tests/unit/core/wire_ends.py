@@ -7,13 +7,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.core.wire import Connection
 from miniray.security.challenge import answer_blocking
+from miniray.wire.wire import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.core.io_loop import IOLoop
+    from miniray.wire.io_loop import IOLoop
 
 KEY = b"k" * 32
 

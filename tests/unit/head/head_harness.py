@@ -11,16 +11,16 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2
-from miniray.core import plain
 from miniray.head.head import Head, Identity
-from miniray.head.storage import NoStorage
+from miniray.head.storage.storage import NoStorage
+from miniray.messages import plain
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.head.nodes import Node
-    from miniray.head.storage import Storage
+    from miniray.head.directories.nodes import Node
+    from miniray.head.storage.storage import Storage
 
 _ids = itertools.count(1)
 
@@ -209,7 +209,7 @@ class FakeCluster:
 
 
 def actor_spec(**changes: Any) -> dict[str, Any]:
-    """A spec as core/actor_directory.py makes it."""
+    """A spec as client/actor_directory.py makes it."""
     return {
         "class_key": b"k" * 16,
         "class_name": "Thing",
@@ -234,7 +234,7 @@ def actor_spec(**changes: Any) -> dict[str, Any]:
 
 
 def task_spec(**changes: Any) -> dict[str, Any]:
-    """A spec as core/task_shape.py makes it."""
+    """A spec as calls/task_shape.py makes it."""
     return {
         "resources": {"CPU": 1},
         "placement": None,

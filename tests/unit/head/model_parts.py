@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from head_harness import FakeTimers
 
 from miniray._proto import common_pb2, head_pb2
-from miniray.core import plain
-from miniray.head import records
-from miniray.head.actor_states import DEAD
-from miniray.head.storage import Saved
+from miniray.head.directories.actor_states import DEAD
+from miniray.head.storage import records
+from miniray.head.storage.storage import Saved
+from miniray.messages import plain
 from miniray.node.head_requests import HeadRequests
 from miniray.version import VERSION
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id
 
 from miniray._proto import head_pb2
-from miniray.head.sqlite_storage import SqliteStorage
+from miniray.head.storage.sqlite_storage import SqliteStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from miniray.head.storage import Saved
+    from miniray.head.storage.storage import Saved
 
 ARGUMENTS = (0, b"args", ())
 GPU = {"resources": {"GPU": 1}, "placement_resources": {"GPU": 1, "CPU": 1}}

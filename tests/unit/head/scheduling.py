@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from miniray.head.demands import Decisions, Demand, LeaseRequest
-from miniray.head.resources import node_pool
-from miniray.head.scheduler import ClusterScheduler
+from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
+from miniray.head.scheduling.resources import node_pool
+from miniray.head.scheduling.scheduler import ClusterScheduler
 
 _numbers = itertools.count()
 

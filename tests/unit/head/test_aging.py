@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.core.runtime import NodeAffinity
-from miniray.head.aging import Aging
-from miniray.head.demands import Demand, LeaseRequest
-from miniray.head.resources import ResourcePool, node_pool
-from miniray.head.scheduler import ClusterScheduler
+from miniray.common.runtime import NodeAffinity
+from miniray.head.scheduling.aging import Aging
+from miniray.head.scheduling.demands import Demand, LeaseRequest
+from miniray.head.scheduling.resources import ResourcePool, node_pool
+from miniray.head.scheduling.scheduler import ClusterScheduler
 
 
 @pytest.fixture

@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miniray.core.runtime import NodeAffinity
-from miniray.head import groups
-from miniray.head.amounts import UNIT, parse_needs
-from miniray.head.assignment import assign
-from miniray.head.bundles import BundleSpec, PlacementGroupState
-from miniray.head.demands import Demand, LeaseRequest
-from miniray.head.labels import parse_selector
-from miniray.head.packing import Patience
-from miniray.head.planning import plan
-from miniray.head.resources import ResourcePool, node_pool
-from miniray.head.scheduler import ClusterScheduler
+from miniray.common.amounts import UNIT, parse_needs
+from miniray.common.labels import parse_selector
+from miniray.common.runtime import NodeAffinity
+from miniray.head.scheduling import groups
+from miniray.head.scheduling.assignment import assign
+from miniray.head.scheduling.bundles import BundleSpec, PlacementGroupState
+from miniray.head.scheduling.demands import Demand, LeaseRequest
+from miniray.head.scheduling.packing import Patience
+from miniray.head.scheduling.planning import plan
+from miniray.head.scheduling.resources import ResourcePool, node_pool
+from miniray.head.scheduling.scheduler import ClusterScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,13 +4,13 @@ import itertools
 
 import pytest
 
-from miniray.core.runtime import BundleAffinity
-from miniray.head.bundles import GroupStatus, PlacementGroupState
-from miniray.head.demands import Decisions, Demand, LeaseRequest
-from miniray.head.planning import plan
-from miniray.head.reasons import ReasonKind
-from miniray.head.resources import Allocation, ResourcePool, node_pool
-from miniray.head.scheduler import ClusterScheduler
+from miniray.common.runtime import BundleAffinity
+from miniray.head.scheduling.bundles import GroupStatus, PlacementGroupState
+from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
+from miniray.head.scheduling.planning import plan
+from miniray.head.scheduling.reasons import ReasonKind
+from miniray.head.scheduling.resources import Allocation, ResourcePool, node_pool
+from miniray.head.scheduling.scheduler import ClusterScheduler
 
 _numbers = itertools.count()
 

@@ -9,7 +9,7 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, task_spec
 
 from miniray._proto import head_pb2
-from miniray.config import config
+from miniray.common.config import config
 from miniray.exceptions import TaskUnschedulableError
 
 GPU = {"GPU": 1}

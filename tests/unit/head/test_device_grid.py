@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miniray.head.amounts import UNIT, parse_needs
-from miniray.head.bundles import PlacementGroupState
-from miniray.head.device_grid import DeviceGrid, aligned_blocks
-from miniray.head.labels import parse_selector
-from miniray.head.planning import plan
-from miniray.head.reasons import ReasonKind, explain
-from miniray.head.resources import ResourcePool, node_pool
+from miniray.common.amounts import UNIT, parse_needs
+from miniray.common.labels import parse_selector
+from miniray.head.scheduling.bundles import PlacementGroupState
+from miniray.head.scheduling.device_grid import DeviceGrid, aligned_blocks
+from miniray.head.scheduling.planning import plan
+from miniray.head.scheduling.reasons import ReasonKind, explain
+from miniray.head.scheduling.resources import ResourcePool, node_pool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

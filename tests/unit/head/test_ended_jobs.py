@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.head.jobs import _REMEMBERED, JobDirectory
+from miniray.head.directories.jobs import _REMEMBERED, JobDirectory
 
 
 class Jobs(JobDirectory):

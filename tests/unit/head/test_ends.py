@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from miniray.head.clients import ProcessExit
-from miniray.head.ends import REMEMBERED, ProcessEnds
+from miniray.head.directories.clients import ProcessExit
+from miniray.head.directories.ends import REMEMBERED, ProcessEnds
 
 
 class Clients:

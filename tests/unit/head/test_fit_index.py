@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miniray.head import fit_index
-from miniray.head.fit_index import FitIndex
+from miniray.head.scheduling import fit_index
+from miniray.head.scheduling.fit_index import FitIndex
 
 if TYPE_CHECKING:
-    from miniray.head.amounts import Needs
+    from miniray.common.amounts import Needs
 
 NAMES = ("CPU", "GPU", "memory", "special")
 

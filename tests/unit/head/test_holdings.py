@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.head.holdings import sort_out
-from miniray.head.resources import Allocation, ResourcePool, node_pool
+from miniray.head.scheduling.holdings import sort_out
+from miniray.head.scheduling.resources import Allocation, ResourcePool, node_pool
 
 NODE = "00"
 KEY, OTHER = (b"group", 0), (b"other", 0)

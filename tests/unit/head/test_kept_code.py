@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from miniray.core.code_pieces import split
 from miniray.exceptions import CodeStoreFullError
-from miniray.head.job_code import JobCode
-from miniray.head.jobs import JobDirectory
-from miniray.head.kv import KeyValues
+from miniray.head.directories.job_code import JobCode
+from miniray.head.directories.jobs import JobDirectory
+from miniray.head.directories.kv import KeyValues
+from miniray.messages.code_pieces import split
 
 ONE, TWO = b"job  one", b"job  two"
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miniray.head.bundles import GroupStatus, PlacementGroupState
-from miniray.head.demands import Demand
-from miniray.head.label_sets import match
-from miniray.head.labels import describe, parse_selector
-from miniray.head.planning import plan
-from miniray.head.reasons import ReasonKind
-from miniray.head.resources import ResourcePool, node_pool
-from miniray.head.scheduler import ClusterScheduler
+from miniray.common.labels import describe, parse_selector
+from miniray.head.scheduling.bundles import GroupStatus, PlacementGroupState
+from miniray.head.scheduling.demands import Demand
+from miniray.head.scheduling.label_sets import match
+from miniray.head.scheduling.planning import plan
+from miniray.head.scheduling.reasons import ReasonKind
+from miniray.head.scheduling.resources import ResourcePool, node_pool
+from miniray.head.scheduling.scheduler import ClusterScheduler
 
 if TYPE_CHECKING:
     import random

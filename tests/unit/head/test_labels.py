@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.head.labels import describe, matches, parse_selector
+from miniray.common.labels import describe, matches, parse_selector
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from miniray.head.amounts import UNIT
-from miniray.head.bundles import PlacementGroupState
-from miniray.head.packing import Patience, pack_shares
-from miniray.head.planning import plan
-from miniray.head.resources import Allocation, Reservation, node_pool
+from miniray.common.amounts import UNIT
+from miniray.head.scheduling.bundles import PlacementGroupState
+from miniray.head.scheduling.packing import Patience, pack_shares
+from miniray.head.scheduling.planning import plan
+from miniray.head.scheduling.resources import Allocation, Reservation, node_pool
 
 PLENTY = 20_000
 

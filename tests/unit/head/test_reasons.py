@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.head.amounts import parse_needs
-from miniray.head.labels import parse_selector
-from miniray.head.reasons import ReasonKind, explain
-from miniray.head.resources import ResourcePool, node_pool
+from miniray.common.amounts import parse_needs
+from miniray.common.labels import parse_selector
+from miniray.head.scheduling.reasons import ReasonKind, explain
+from miniray.head.scheduling.resources import ResourcePool, node_pool
 
 
 def nodes() -> list[ResourcePool]:

@@ -9,7 +9,7 @@ from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 from restart_harness import ARGUMENTS, GPU, Restarts, Running, attach, make_actor
 
 from miniray._proto import head_pb2
-from miniray.head.demands import Demand
+from miniray.head.scheduling.demands import Demand
 
 ONE_GPU: tuple[Any, ...] = ({"CPU": 1}, {"GPU": ["0"]})
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from scheduling import ask, cluster, granted, join, node_id, places
 
-from miniray.core.runtime import BundleAffinity, NodeAffinity, Spread
-from miniray.head.bundles import PlacementGroupState
-from miniray.head.demands import Demand
-from miniray.head.reasons import ReasonKind
-from miniray.head.resources import node_pool
-from miniray.head.scheduler import ClusterScheduler
+from miniray.common.runtime import BundleAffinity, NodeAffinity, Spread
+from miniray.head.scheduling.bundles import PlacementGroupState
+from miniray.head.scheduling.demands import Demand
+from miniray.head.scheduling.reasons import ReasonKind
+from miniray.head.scheduling.resources import node_pool
+from miniray.head.scheduling.scheduler import ClusterScheduler
 
 
 # --- policies --------------------------------------------------------------------------

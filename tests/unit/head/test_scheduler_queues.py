@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import pytest
 from scheduling import ask, cluster, granted, join, node_id, places
 
-from miniray.core.runtime import NodeAffinity
-from miniray.head.amounts import UNIT
-from miniray.head.demands import Decisions, Demand, LeaseRequest
-from miniray.head.reasons import ReasonKind
-from miniray.head.resources import ResourcePool, node_pool
-from miniray.head.scheduler import ClusterScheduler
+from miniray.common.amounts import UNIT
+from miniray.common.runtime import NodeAffinity
+from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
+from miniray.head.scheduling.reasons import ReasonKind
+from miniray.head.scheduling.resources import ResourcePool, node_pool
+from miniray.head.scheduling.scheduler import ClusterScheduler
 
 if TYPE_CHECKING:
-    from miniray.head.amounts import Needs
+    from miniray.common.amounts import Needs
 
 
 # --- queues ----------------------------------------------------------------------------

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from miniray.core.runtime import BundleAffinity, NodeAffinity, Placement, Spread
-from miniray.head.amounts import UNIT, parse_needs
-from miniray.head.bundles import PlacementGroupState
-from miniray.head.demands import Decisions, Demand, LeaseRequest
-from miniray.head.planning import plan
-from miniray.head.resources import Allocation, ResourcePool, node_pool
-from miniray.head.scheduler import ClusterScheduler
+from miniray.common.amounts import UNIT, parse_needs
+from miniray.common.runtime import BundleAffinity, NodeAffinity, Placement, Spread
+from miniray.head.scheduling.bundles import PlacementGroupState
+from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
+from miniray.head.scheduling.planning import plan
+from miniray.head.scheduling.resources import Allocation, ResourcePool, node_pool
+from miniray.head.scheduling.scheduler import ClusterScheduler
 
 SHAPES: list[dict[str, float]] = [
     {"CPU": 1},

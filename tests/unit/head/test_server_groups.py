@@ -8,7 +8,7 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id
 
 from miniray._proto import head_pb2
-from miniray.core.ids import short_id
+from miniray.common.ids import short_id
 from miniray.exceptions import PlacementGroupRemovedError
 
 
@@ -144,7 +144,7 @@ def test_the_table_of_a_group_says_whether_it_will_ever_fit(
     every = daemon.ask(driver, "placement_group_table", None)
     for id in (held, waits, never):
         assert every[id.hex()] == daemon.ask(driver, "placement_group_table", id)
-    monkeypatch.setattr("miniray.head.placement_groups._LOOKS", 1)
+    monkeypatch.setattr("miniray.head.directories.placement_groups._LOOKS", 1)
     every = daemon.ask(driver, "placement_group_table", None)
     assert every[never.hex()]["stats"]["scheduling_state"] == "QUEUED"
     daemon.ask(driver, "remove_placement_group", held)

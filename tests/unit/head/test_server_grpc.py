@@ -17,7 +17,7 @@ import pytest
 from miniray._proto import common_pb2, head_pb2, head_pb2_grpc
 from miniray.head.head import Head, Identity
 from miniray.head.server import HeadServicer
-from miniray.head.storage import NoStorage
+from miniray.head.storage.storage import NoStorage
 from miniray.security import channels
 from miniray.security.token import JoinToken
 from miniray.version import VERSION

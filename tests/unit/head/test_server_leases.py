@@ -10,9 +10,9 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
 from miniray._proto import head_pb2
-from miniray.core.locality import FULL_FOR
+from miniray.calls.locality import FULL_FOR
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
-from miniray.head.revocations import may_ask
+from miniray.head.directories.revocations import may_ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,8 +9,8 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
 from miniray._proto import common_pb2, head_pb2
-from miniray.config import config
-from miniray.core import plain
+from miniray.common.config import config
+from miniray.messages import plain
 
 
 @pytest.fixture

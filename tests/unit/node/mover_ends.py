@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from node_ends import End, mover_in_thread, two_ends
 
-from miniray.node.addresses import DaemonAddress
-from miniray.node.mover_client import Move, MoverClient, Offer
-from miniray.node.mover_sends import HELLO
-from miniray.node.node_config import MoverConfig
+from miniray.node.base.node_config import MoverConfig
+from miniray.node.transfer.mover_client import Move, MoverClient, Offer
+from miniray.node.transfer.mover_sends import HELLO
+from miniray.system.addresses import DaemonAddress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.segment import Segment
+    from miniray.node.store.segment import Segment
 MIB = 1024 * 1024
 SIZE = 33 * MIB + 1
 OWNER = b"owner000"

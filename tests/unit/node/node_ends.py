@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from miniray.node.control_socket import control_pair
-from miniray.node.mover import Mover
-from miniray.node.mover_client import MoverClient
-from miniray.node.node_config import MoverConfig
-from miniray.node.relay import RelayHub
-from miniray.node.relayed import Relayed
-from miniray.node.segments import SegmentStore
-from miniray.node.services import add_services
-from miniray.node.serving import Serving
-from miniray.node.spill_files import SpillFiles
-from miniray.node.spilling import Spilling
-from miniray.node.template_client import Helper, TemplateGoneError
-from miniray.node.transfers import Transfers
+from miniray.node.base.control_socket import control_pair
+from miniray.node.base.node_config import MoverConfig
+from miniray.node.base.template_client import Helper, TemplateGoneError
+from miniray.node.relay.relay import RelayHub
+from miniray.node.relay.relayed import Relayed
+from miniray.node.store.segments import SegmentStore
+from miniray.node.store.spill_files import SpillFiles
+from miniray.node.store.spilling import Spilling
+from miniray.node.transfer.mover import Mover
+from miniray.node.transfer.mover_client import MoverClient
+from miniray.node.transfer.services import add_services
+from miniray.node.transfer.serving import Serving
+from miniray.node.transfer.transfers import Transfers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from miniray.config import config
-from miniray.core import plain
-from miniray.core import protocol as p
-from miniray.node import adopted
-from miniray.node.adopted_service import AdoptedService
-from miniray.node.relayed import WATCH, Relayed
+from miniray.common.config import config
+from miniray.messages import plain
+from miniray.messages import protocol as p
+from miniray.node.objects.adopted_service import AdoptedService
+from miniray.node.relay.relayed import WATCH, Relayed
+from miniray.node.store import adopted
 
 NODE, FAR = b"node-one", b"node-two"
 OWNER, BORROWER = b"owner000", b"borrower"

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from miniray.node import machine
-from miniray.node.boot_options import (
+from miniray.security.token import JoinToken
+from miniray.system import machine
+from miniray.system.boot_options import (
     BootOptions,
     BootResult,
     advertised_host,
     bind_host,
 )
-from miniray.node.head_address import not_found
-from miniray.security.token import JoinToken
+from miniray.system.head_address import not_found
 
 TOKEN = str(JoinToken(b"f" * 32, b"s" * 32))
 

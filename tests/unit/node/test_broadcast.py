@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from node_ends import End, message, until
 
-from miniray.config import config
+from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
-from miniray.node import spread as spread_module
-from miniray.node import transfers as transfers_module
-from miniray.node.room import Claim
+from miniray.node.store.room import Claim
+from miniray.node.transfer import spread as spread_module
+from miniray.node.transfer import transfers as transfers_module
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.arriving import Key
+    from miniray.node.transfer.arriving import Key
 
 SIZE = 12_000_001  # twelve pieces
 OWNER = b"owner000"

@@ -10,10 +10,10 @@ import pytest
 from node_ends import End, until
 
 from miniray.exceptions import ObjectLostError
-from miniray.node import mover_sends, showing
-from miniray.node import transfers as transfers_module
-from miniray.node.question import Question
-from miniray.node.room import Claim
+from miniray.node.base.question import Question
+from miniray.node.store.room import Claim
+from miniray.node.transfer import mover_sends, showing
+from miniray.node.transfer import transfers as transfers_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

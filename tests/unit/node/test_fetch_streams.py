@@ -12,10 +12,10 @@ from node_ends import until
 
 from miniray._proto import node_pb2
 from miniray.exceptions import ObjectLostError
-from miniray.node import fetch_answers
-from miniray.node.arriving import BrokenTransferError
-from miniray.node.fetch_answers import FetchAnswers
-from miniray.node.fetch_streams import FetchStreams
+from miniray.node.transfer import fetch_answers
+from miniray.node.transfer.arriving import BrokenTransferError
+from miniray.node.transfer.fetch_answers import FetchAnswers
+from miniray.node.transfer.fetch_streams import FetchStreams
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator

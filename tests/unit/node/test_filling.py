@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.node import filling as filling_module
-from miniray.node.filling import CutOffError, Filling
+from miniray.node.transfer import filling as filling_module
+from miniray.node.transfer.filling import CutOffError, Filling
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from miniray._proto import common_pb2, head_pb2
-from miniray.core import protocol as p
 from miniray.exceptions import AuthenticationError
+from miniray.messages import protocol as p
 from miniray.node import head_client, head_session
 from miniray.node.head_client import HeadClient
 from miniray.node.head_session import HeadSession

@@ -4,8 +4,8 @@ import asyncio
 import types
 from typing import TYPE_CHECKING, Any
 
-from miniray.config import config
-from miniray.node.idle_workers import IdleWorkers, surplus
+from miniray.common.config import config
+from miniray.node.workers.idle_workers import IdleWorkers, surplus
 
 if TYPE_CHECKING:
     import pytest

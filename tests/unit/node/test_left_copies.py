@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from miniray.node import relayed as r
-from miniray.node.left_copies import LeftCopies
-from miniray.node.relayed import Relayed
+from miniray.node.objects.left_copies import LeftCopies
+from miniray.node.relay import relayed as r
+from miniray.node.relay.relayed import Relayed
 
 NODE, FAR, GONE, OFF = b"node-one", b"node-two", b"node-was", b"node-off"
 OWNER, ENDED = b"owner000", b"owner-no"

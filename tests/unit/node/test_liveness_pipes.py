@@ -6,8 +6,8 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
-from miniray.node.liveness import Liveness
-from miniray.node.segments import SegmentStore
+from miniray.node.objects.liveness import Liveness
+from miniray.node.store.segments import SegmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.config import config
-from miniray.node.log_file import LogFile, log_name
+from miniray.common.config import config
+from miniray.system.log_file import LogFile, log_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniray.core.log_bars import BarKey, BarRegion
-from miniray.node.log_lines import MAX_LINE, LineSplitter, bar_row, clean_name, mark
+from miniray.common.log_lines import MAX_LINE, LineSplitter, bar_row, clean_name, mark
+from miniray.logs.log_bars import BarKey, BarRegion
 
 
 def split(*chunks):

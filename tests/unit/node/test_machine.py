@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.node.machine import (
+from miniray.system.machine import (
     address_for_others,
     available_memory,
     cpu_count,

@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from open_files import open_memory
 
 from miniray.exceptions import ObjectStoreFullError
-from miniray.node import memories as memories_module
-from miniray.node.memories import Memories, Memory
+from miniray.node.store import memories as memories_module
+from miniray.node.store.memories import Memories, Memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

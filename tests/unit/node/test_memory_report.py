@@ -4,19 +4,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.core import protocol as p
-from miniray.node.holders import describe_holders
-from miniray.node.kept_arguments import KeptArguments, id_of_arguments
-from miniray.node.memory_report import StoreReport, adopted_report, chosen
-from miniray.node.segments import SegmentStore
-from miniray.node.spill_files import SpillFiles
+from miniray.messages import protocol as p
+from miniray.node.store.holders import describe_holders
+from miniray.node.store.kept_arguments import KeptArguments, id_of_arguments
+from miniray.node.store.memory_report import StoreReport, adopted_report, chosen
+from miniray.node.store.segments import SegmentStore
+from miniray.node.store.spill_files import SpillFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from miniray.node.segment import Segment
-    from miniray.util.memory_types import ObjectRow
+    from miniray.common.memory_types import ObjectRow
+    from miniray.node.store.segment import Segment
 
 PAGE = 4096
 NODE, OTHER = b"node0000", b"node1111"

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.node import relayed as r
-from miniray.node.clients import Client
-from miniray.node.memory_service import MemoryService
-from miniray.node.relayed import Relayed
-from miniray.node.segments import SegmentStore
+from miniray.node.base.clients import Client
+from miniray.node.objects.memory_service import MemoryService
+from miniray.node.relay import relayed as r
+from miniray.node.relay.relayed import Relayed
+from miniray.node.store.segments import SegmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from miniray.util.memory_types import NodeMemory
+    from miniray.common.memory_types import NodeMemory
 
 NODE, FAR, LOST = b"node-one", b"node-two", b"node-off"
 DRIVER, WORKER, COMMAND = b"driver00", b"worker00", b"command0"

@@ -19,12 +19,12 @@ from mover_ends import (
 )
 from node_ends import End, no_mover, until
 
-from miniray.config import config
-from miniray.node import transfers as transfers_module
-from miniray.node.addresses import DaemonAddress
-from miniray.node.mover_client import Move, MoverClient, Offer
-from miniray.node.node_config import MoverConfig
-from miniray.node.room import Claim
+from miniray.common.config import config
+from miniray.node.base.node_config import MoverConfig
+from miniray.node.store.room import Claim
+from miniray.node.transfer import transfers as transfers_module
+from miniray.node.transfer.mover_client import Move, MoverClient, Offer
+from miniray.system.addresses import DaemonAddress
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from miniray.exceptions import ObjectLostError
-from miniray.node import relayed as r
-from miniray.node.arriving import Arriving
-from miniray.node.copies import Copies, Owner
-from miniray.node.left_copies import LeftCopies
-from miniray.node.objects import NodeObjects
-from miniray.node.relayed import Relayed
-from miniray.node.segments import SegmentStore
+from miniray.node.objects.left_copies import LeftCopies
+from miniray.node.objects.objects import NodeObjects
+from miniray.node.relay import relayed as r
+from miniray.node.relay.relayed import Relayed
+from miniray.node.store.segments import SegmentStore
+from miniray.node.transfer.arriving import Arriving
+from miniray.node.transfer.copies import Copies, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from miniray.node.arriving import Key
-    from miniray.node.room import Claim
-    from miniray.node.segment import Segment
+    from miniray.node.store.room import Claim
+    from miniray.node.store.segment import Segment
+    from miniray.node.transfer.arriving import Key
 
 HERE, ORIGIN, FEEDER, FAR = b"node-own", b"node-one", b"node-two", b"node-far"
 OWNER, READER = b"owner000", b"reader00"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.config import config
-from miniray.node.log_lines import LogLine
+from miniray.common.config import config
+from miniray.common.log_lines import LogLine
 from miniray.node.output_router import OutputRouter
 
 if TYPE_CHECKING:
-    from miniray.node.relayed import Relayed
+    from miniray.node.relay.relayed import Relayed
 
 NODE, FAR, JOB = b"node-one", b"node-far", b"a-driver"
 

@@ -22,7 +22,7 @@ from mover_ends import (
 )
 from node_ends import until
 
-from miniray.node.mover_client import MoveError
+from miniray.node.transfer.mover_client import MoveError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.copies import Copies, Copy, Owner
-from miniray.node.fetch_ahead import FetchAhead
-from miniray.node.pulls import Pulls
-from miniray.node.room import Claim, Room
-from miniray.node.segments import SegmentStore
+from miniray.node.store.room import Claim, Room
+from miniray.node.store.segments import SegmentStore
+from miniray.node.transfer.copies import Copies, Copy, Owner
+from miniray.node.transfer.fetch_ahead import FetchAhead
+from miniray.node.transfer.pulls import Pulls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from miniray.node.arriving import Key
-    from miniray.node.segment import Segment
+    from miniray.node.store.segment import Segment
+    from miniray.node.transfer.arriving import Key
 
 SIZE = 100_000
 KEY = (b"node", 7)

@@ -12,14 +12,14 @@ from node_ends import dial, message, numbers, two_ends, until
 
 from miniray._proto import node_pb2
 from miniray._proto.node_pb2_grpc import add_NodeServicer_to_server
-from miniray.config import config
-from miniray.core import plain
-from miniray.node import relay as relay_module
-from miniray.node import relay_box
-from miniray.node.relay import RelayHub
-from miniray.node.relay_box import Inbox, Outbox
-from miniray.node.relayed import COPY_ASKED, COPY_TOLD, FREED, PUSH, Relayed
-from miniray.node.services import NodeServicer
+from miniray.common.config import config
+from miniray.messages import plain
+from miniray.node.relay import relay as relay_module
+from miniray.node.relay import relay_box
+from miniray.node.relay.relay import RelayHub
+from miniray.node.relay.relay_box import Inbox, Outbox
+from miniray.node.relay.relayed import COPY_ASKED, COPY_TOLD, FREED, PUSH, Relayed
+from miniray.node.transfer.services import NodeServicer
 from miniray.security import channels
 
 if TYPE_CHECKING:

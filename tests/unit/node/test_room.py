@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 from open_files import open_memory
 
-from miniray.config import config
+from miniray.common.config import config
 from miniray.exceptions import ObjectStoreFullError
-from miniray.node.room import Claim, Room
-from miniray.node.segments import SegmentStore
+from miniray.node.store.room import Claim, Room
+from miniray.node.store.segments import SegmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from miniray.node.segment import Segment
+    from miniray.node.store.segment import Segment
 
 PAGE = 4096
 ROOM = 8  # values of one page

@@ -13,13 +13,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from open_files import open_memory
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.segments import SegmentStore
-from miniray.node.spill_files import SpillFiles
+from miniray.node.store.segments import SegmentStore
+from miniray.node.store.spill_files import SpillFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from miniray.node.segment import Segment
+    from miniray.node.store.segment import Segment
 
 PAGE = 4096
 CAPACITY = 64 * PAGE

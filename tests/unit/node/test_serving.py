@@ -11,17 +11,17 @@ from node_ends import End, until
 
 from miniray._proto import node_pb2
 from miniray.exceptions import ObjectLostError
-from miniray.node import relayed as r
-from miniray.node import serving as serving_module
-from miniray.node.copies import Owner
-from miniray.node.relayed import Relayed
-from miniray.node.transfers import Arriving
+from miniray.node.relay import relayed as r
+from miniray.node.relay.relayed import Relayed
+from miniray.node.transfer import serving as serving_module
+from miniray.node.transfer.copies import Owner
+from miniray.node.transfer.transfers import Arriving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.segment import Segment
+    from miniray.node.store.segment import Segment
 
 SIZE = 3_000_000
 OWNER = b"owner000"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 from open_files import open_files
 
-from miniray.node import spill_files
-from miniray.node.spill_files import SpillFiles, punch, read, read_piece, write
+from miniray.node.store import spill_files
+from miniray.node.store.spill_files import SpillFiles, punch, read, read_piece, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from miniray.node.spill_files import Place
+    from miniray.node.store.spill_files import Place
 
 MIB = 1 << 20
 

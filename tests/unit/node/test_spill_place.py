@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.node import spill_place
-from miniray.node.boot_options import BootError
-from miniray.node.spill_place import is_in_memory, spill_folder
+from miniray.node.store import spill_place
+from miniray.node.store.spill_place import is_in_memory, spill_folder
+from miniray.system.boot_options import BootError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.config import config
+from miniray.common.config import config
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node import memories as memories_module
-from miniray.node import spill_files
-from miniray.node import spilling as spilling_module
-from miniray.node.disk import Disk
-from miniray.node.room import Claim
-from miniray.node.segments import SegmentStore
-from miniray.node.spill_files import Place, SpillFiles
-from miniray.node.spilling import Spilling
+from miniray.node.store import memories as memories_module
+from miniray.node.store import spill_files
+from miniray.node.store import spilling as spilling_module
+from miniray.node.store.disk import Disk
+from miniray.node.store.room import Claim
+from miniray.node.store.segments import SegmentStore
+from miniray.node.store.spill_files import Place, SpillFiles
+from miniray.node.store.spilling import Spilling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.segment import Segment
+    from miniray.node.store.segment import Segment
 
 PAGE = 4096
 ROOM = 8  # values of one page

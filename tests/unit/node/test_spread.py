@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from miniray.node.spread import FANOUT, Place, Spread
+from miniray.node.transfer.spread import FANOUT, Place, Spread
 
 SOURCE = b"source"
 

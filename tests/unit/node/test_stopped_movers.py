@@ -18,12 +18,12 @@ from mover_ends import (
 )
 from node_ends import End, mover_in_thread, until
 
-from miniray.config import config
-from miniray.node.control_socket import control_pair
-from miniray.node.mover_client import Move, MoverClient
-from miniray.node.node_config import MoverConfig
-from miniray.node.room import Claim
-from miniray.node.template_client import Helper
+from miniray.common.config import config
+from miniray.node.base.control_socket import control_pair
+from miniray.node.base.node_config import MoverConfig
+from miniray.node.base.template_client import Helper
+from miniray.node.store.room import Claim
+from miniray.node.transfer.mover_client import Move, MoverClient
 
 if TYPE_CHECKING:
     from pathlib import Path

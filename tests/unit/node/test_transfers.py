@@ -11,16 +11,16 @@ import pytest
 from node_ends import End, message, two_ends, until
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node import serving as serving_module
-from miniray.node import spilling as spilling_module
-from miniray.node import transfers as transfers_module
-from miniray.node.room import Claim
+from miniray.node.store import spilling as spilling_module
+from miniray.node.store.room import Claim
+from miniray.node.transfer import serving as serving_module
+from miniray.node.transfer import transfers as transfers_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.segment import Segment
+    from miniray.node.store.segment import Segment
 
 SIZE = 12_000_001  # twelve pieces
 OWNER = b"owner000"

@@ -8,8 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from miniray.core.serialization import collector
-from miniray.object_ref import ObjectRef, hooks
+from miniray.common.object_ref import ObjectRef, hooks
 from miniray.train import DataParallelTrainer, Result, RunConfig, ScalingConfig, WorkerGroupError
 from miniray.train.checkpoint_book import CheckpointRecord
 from miniray.train.data.config import DataConfig
@@ -22,6 +21,7 @@ from miniray.train.progress_feed import MAX_ROWS, ProgressFeed, Row, Seen
 from miniray.train.state import RunState
 from miniray.train.storage import RunStorage
 from miniray.train.worker import TrainLoop
+from miniray.values.serialization import collector
 
 
 def rows(first, count):

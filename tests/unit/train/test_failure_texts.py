@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 
-from miniray.core.exception_transport import add_note
+from miniray.common.exception_transport import add_note
 from miniray.exceptions import TaskError
 from miniray.train.exceptions import TrainingFailedError
 from miniray.train.failures import MOST_TOLD, WorkerFailure, describe

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from terminal import screen
 
-from miniray.core.log_printer import LogBatch, LogPrinter
+from miniray.logs.log_printer import LogBatch, LogPrinter
 from miniray.train import (
     Checkpoint,
     CSVCallback,

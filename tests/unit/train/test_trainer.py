@@ -11,7 +11,6 @@ import threading
 import pytest
 import rich
 
-from miniray.core.serialization import serialize
 from miniray.train import (
     BackendConfig,
     ControllerError,
@@ -35,6 +34,7 @@ from miniray.train.state import RunState, check_transition
 from miniray.train.torch import TorchConfig, TorchTrainer
 from miniray.train.trainer import make_train_loop
 from miniray.train.worker_group import worker_options
+from miniray.values.serialization import serialize
 
 
 def test_an_unknown_name_of_the_train_layer_is_an_attribute_error():

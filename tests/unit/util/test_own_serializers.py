@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.core.serialization import deserialize, serialize
 from miniray.util import deregister_serializer, inspect_serializability, register_serializer
+from miniray.values.serialization import deserialize, serialize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

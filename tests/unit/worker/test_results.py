@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.core import protocol as p
-from miniray.core.ids import ObjectIds, new_id
+from miniray.common.ids import ObjectIds, new_id
+from miniray.common.object_ref import ObjectRef
 from miniray.exceptions import TaskCancelledError
-from miniray.object_ref import ObjectRef
+from miniray.messages import protocol as p
 from miniray.worker.results import Results
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from miniray.core.objects import Value
-    from miniray.core.serialization import Serialized
+    from miniray.objects.objects import Value
+    from miniray.values.serialization import Serialized
 
 LARGE = b"x" * 200_000
 
@@ -58,8 +58,8 @@ def results(store: Store) -> Any:
 @pytest.fixture
 def refs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes refs as a worker's runtime does: those that are pickled in values are collected."""
-    from miniray.core.serialization import collector
-    from miniray.object_ref import hooks
+    from miniray.common.object_ref import hooks
+    from miniray.values.serialization import collector
 
     ids = ObjectIds(new_id())
     monkeypatch.setattr(hooks, "serialized", lambda ref: collector.refs.append(ref))  # type: ignore[union-attr]

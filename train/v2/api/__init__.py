@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from miniray.core.absent import tell_imports
+from miniray.common.absent import tell_imports
 
 _HERE = "import from miniray.train itself what is public"
 tell_imports(

@@ -1,0 +1,1 @@
+"""Calls that are under way: arguments, leases, retries, lineage."""

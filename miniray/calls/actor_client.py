@@ -1,0 +1,316 @@
+"""The calls of this process to one actor: kept in order, sent when it lives, failed when not.
+
+The head tells where the actor is and every change of that; a lost connection only
+means that calls wait for the head's word. That word and the replies of the actor come by
+different ways: what it was sent fails, or goes to its next process, when its replies are over too.
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.exceptions import (
+    ActorUnavailableError,
+    MinirayError,
+    PendingCallsLimitExceededError,
+    TaskCancelledError,
+)
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import error_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.calls.call import Call
+    from miniray.calls.calls import CallTable
+    from miniray.objects.objects import Value
+    from miniray.wire.peers import Peer, PeerTable
+
+PENDING = "PENDING"
+ALIVE = "ALIVE"
+RESTARTING = "RESTARTING"
+DEAD = "DEAD"
+
+
+class ActorClient:
+    """One actor, seen from one caller. Thread-safe."""
+
+    def __init__(
+        self,
+        actor_id: bytes,
+        name: str,
+        calls: CallTable,
+        peers: PeerTable,
+        *,
+        max_pending_calls: int,
+    ) -> None:
+        self.actor_id = actor_id
+        self.name = name
+        self._calls = calls
+        self._peers = peers
+        self._max_pending = max_pending_calls
+        # Reentrant: a garbage collection may run user code, which may call, in any section.
+        self._lock = threading.RLock()
+        self.state = PENDING
+        self._epoch = -1
+        self._peer: Peer | None = None
+        #: Where it lived last, while its replies may be on their way.
+        self._ending: Peer | None = None
+        #: Where it lives, as (node, process); the connection is made when those calls are settled.
+        self._place: tuple[bytes, bytes] = (b"", b"")
+        #: Not sent yet, in order.
+        self._queue: collections.deque[Call] = collections.deque()
+        #: Sent, without a reply, in order.
+        self._sent: dict[int, Call] = {}
+        #: Sent on a connection that broke; what they get depends on the head's word.
+        self._lost: list[Call] = []
+        #: To be answered with an error once the lock is free: who waits for such a result
+        #: may be a call of another client, which needs the lock of that one.
+        self._failed: collections.deque[tuple[Call, Value]] = collections.deque()
+        self._cause: Callable[[], MinirayError] | None = None
+
+    # --- calling -----------------------------------------------------------------
+    def submit(self, call: Call) -> None:
+        """Send a call, or keep it until it can be sent."""
+        with self._lock:
+            limit = self._max_pending
+            if limit >= 0 and len(self._queue) + len(self._sent) >= limit:
+                self._calls.free_value(call.arguments)
+                raise PendingCallsLimitExceededError(
+                    limit=limit, actor_id=self.actor_id.hex(), class_name=self.name
+                )
+            ready = self._calls.open_call(call)
+            if self.state == DEAD:
+                assert self._cause is not None
+                self._failed.append((call, error_value(self._cause())))
+            elif self._queue or not ready or self._peer is None:
+                self._queue.append(call)
+                if ready:
+                    self._pump()
+            else:
+                self._send(call, self._peer)
+        if self._failed:
+            self._answer_failed()
+
+    def _answer_failed(self) -> None:
+        while True:
+            try:
+                call, error = self._failed.popleft()
+            except IndexError:  # nothing is left, or another thread answers it
+                return
+            self._calls.fail_value(call, error)
+
+    def _send(self, call: Call, peer: Peer) -> None:
+        refs = call.refs
+        if refs:
+            refs, error = self._calls.resolved_refs(call)
+            if error is not None:
+                self._failed.append((call, error))
+                return
+        call.peer = peer
+        self._sent[call.number] = call
+        peer.post(
+            (
+                p.PEER_CALL,
+                call.number,
+                self.actor_id,
+                self._epoch,
+                call.target,
+                call.arguments,
+                refs,
+                call.return_ids,
+                call.options,
+                call.stream.limit if call.stream is not None else None,
+            )
+        )
+
+    def _pump(self) -> None:
+        if self.state == DEAD:  # these were to be sent once more, or waited for their refs again
+            self._fail(self._queue)
+            self._queue.clear()
+            return
+        peer = self._peer
+        queue = self._queue
+        while queue and peer is not None and not queue[0].waiting:
+            self._send(queue.popleft(), peer)
+
+    def dependencies_ready(self, call: Call) -> None:
+        """A queued call can be sent now, when its turn comes."""
+        with self._lock:
+            self._pump()
+        self._answer_failed()
+
+    def finished(self, call: Call) -> None:
+        """A call has its result."""
+        self._sent.pop(call.number, None)
+
+    def retry(self, call: Call) -> None:
+        """A method raised and its options ask for another try."""
+        with self._lock:
+            if not call.cancelled:
+                self._put_back(call)
+                self._pump()
+        self._answer_failed()
+
+    def withdraw(self, call: Call) -> None:
+        """A call did not run, and waits for its refs again."""
+        with self._lock:
+            self._put_back(call)
+
+    def _put_back(self, call: Call) -> None:
+        """Queue a call that was sent, before those that were made later: they may need its result.
+
+        A call that waits for its refs holds up all that are queued behind it, so one that it waits
+        for must not be among these.
+        """
+        self._sent.pop(call.number, None)
+        call.peer = None
+        place = bisect.bisect_left(self._queue, call.number, key=lambda other: other.number)
+        self._queue.insert(place, call)
+
+    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
+        """Withdraw a queued call, or ask the actor to cancel it."""
+        with self._lock:
+            if call in self._queue:
+                self._queue.remove(call)
+                self._failed.append((call, error_value(TaskCancelledError(call.name))))
+                self._pump()  # it may have been the one that the others waited behind
+                withdrawn = True
+            else:
+                waits = call.tries > 1 and call.peer is None and call not in self._lost
+                withdrawn = waits and call.number in self._calls.open
+                if withdrawn:  # it is to run once more, and its time has not come
+                    self._failed.append((call, error_value(TaskCancelledError(call.name))))
+                elif call.peer is not None:
+                    call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
+        self._answer_failed()
+        return withdrawn
+
+    # --- what the head and the sockets say -------------------------------------------
+    def on_state(
+        self,
+        state: str,
+        node_id: bytes,
+        process_id: bytes,
+        epoch: int,
+        cause: Callable[[], MinirayError] | None,
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """The head says where the actor is.
+
+        Args:
+            state: What it is now.
+            node_id: Where it lives, if it does.
+            process_id: The same.
+            epoch: Counts its processes.
+            cause: Makes the error of a dead actor.
+            at_once: Calls in flight have failed, whatever it may still have said.
+        """
+        with self._lock:
+            if self.state == DEAD or (state == ALIVE and epoch <= self._epoch):
+                return
+            self.state = state
+            self._place = (node_id, process_id) if state == ALIVE else (b"", b"")
+            if state == ALIVE:
+                self._epoch = epoch
+            elif state == DEAD:
+                assert cause is not None
+                self._cause = cause
+                self._fail([*self._lost, *self._queue])
+                self._lost = []
+                self._queue.clear()
+            self._leave(at_once)
+        self._answer_failed()
+
+    def on_peer_lost(self, peer: Peer) -> None:
+        """The connection to the actor's process broke."""
+        with self._lock:
+            if peer is self._ending:
+                self._settle()
+            elif peer is self._peer:
+                self._lose()
+                if peer.unreachable:
+                    # To the head it lives, so nobody else will tell; what may have run is not
+                    # repeated unless it may be.
+                    self._requeue("its node could not be reached while {} was in flight")
+                    self._go_on()
+        self._answer_failed()
+
+    def _leave(self, at_once: bool) -> None:
+        """It lives there no more: settle what was sent, when all that it said has come."""
+        if self._peer is not None:
+            self._ending, self._peer = self._peer, None
+        ending = self._ending
+        if at_once or not self._sent or ending is None or ending.lost:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Nothing more comes from where it lived: calls without a reply fail, or go once more."""
+        self._ending = None
+        self._lose()
+        if self.state == DEAD:
+            self._fail(self._lost)
+            self._lost = []
+            return
+        self._requeue()
+        if self.state == ALIVE:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Send to the process in which it lives."""
+        self._peer = self._peers.get(*self._place)
+        self._pump()
+
+    def _fail(self, calls: Iterable[Call]) -> None:
+        assert self._cause is not None
+        cause = self._cause
+        self._failed.extend((call, error_value(cause())) for call in calls)
+
+    def _lose(self) -> None:
+        self._peer = None
+        self._lost.extend(self._sent.values())
+        self._sent.clear()
+
+    def _requeue(
+        self, why: str = "its process ended while {} was in flight, and it restarts"
+    ) -> None:
+        """Calls whose fate is unknown: those that may be repeated go first, the others fail."""
+        again = []
+        for call in self._lost:
+            call.peer = None
+            if call.retries != 0 and not call.cancelled:
+                if call.retries > 0:
+                    call.retries -= 1
+                again.append(call)
+            else:
+                error = ActorUnavailableError(
+                    why.format(call.name),
+                    actor_id=self.actor_id.hex(),
+                    class_name=self.name,
+                )
+                self._failed.append((call, error_value(error)))
+        self._lost = []
+        self._queue.extendleft(reversed(again))
+
+    @property
+    def process_id(self) -> bytes:
+        """The process in which it lives; empty if it does not."""
+        return self._place[1]
+
+    @property
+    def settling(self) -> bool:
+        """Whether replies of the process in which it lived last may be on their way."""
+        return self._ending is not None
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call is queued or in flight."""
+        return not (self._queue or self._sent or self._lost)
+
+    def details(self) -> dict[str, Any]:
+        """Counts, for state listings."""
+        return {"state": self.state, "queued": len(self._queue), "sent": len(self._sent)}

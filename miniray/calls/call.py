@@ -1,0 +1,127 @@
+"""One call that this process has made, and what sends it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.common.config import config
+
+if TYPE_CHECKING:
+    from miniray.calls.lineage import Origin
+    from miniray.common.object_ref import ObjectRef
+    from miniray.objects.objects import Value
+    from miniray.objects.streams import StreamState
+    from miniray.wire.peers import Peer
+
+#: Where a top-level ref goes in the arguments, its id, its owner's node and, if known, its value.
+RefArgument = tuple["int | str", bytes, bytes, "Value | None"]
+
+
+class Channel(Protocol):
+    """What sends a call."""
+
+    def dependencies_ready(self, call: Call) -> None:
+        """All refs that the call waited for have values (or errors)."""
+
+    def finished(self, call: Call) -> None:
+        """The call has its result, or never will."""
+
+    def retry(self, call: Call) -> None:
+        """Send the call once more."""
+
+    def withdraw(self, call: Call) -> None:
+        """The call did not run, and waits for values of its refs again."""
+
+    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
+        """Cancel; True if the call had not been sent and is withdrawn."""
+
+
+class Call:
+    """One call, from its submission to its result."""
+
+    __slots__ = (
+        "arguments",
+        "cancelled",
+        "channel",
+        "name",
+        "number",
+        "options",
+        "origin",
+        "peer",
+        "pins",
+        "refs",
+        "repeatable",
+        "retries",
+        "retry_exceptions",
+        "return_ids",
+        "siblings",
+        "stream",
+        "target",
+        "tries",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        target: Any,
+        name: str,
+        return_ids: tuple[bytes, ...],
+        arguments: Value,
+        refs: list[RefArgument],
+        pins: list[ObjectRef[Any]] | None,
+        channel: Channel,
+        retries: int,
+        retry_exceptions: bool | tuple[type[BaseException], ...],
+        stream: StreamState | None,
+        options: Any = None,
+    ) -> None:
+        self.number = number
+        #: Method name, or the key of the function.
+        self.target = target
+        #: For messages.
+        self.name = name
+        self.return_ids = return_ids
+        self.arguments = arguments
+        self.refs = refs
+        #: Refs that the arguments hold, alive until the reply.
+        self.pins = pins
+        self.channel = channel
+        #: System failures that may still be survived; -1 is no limit.
+        self.retries = retries
+        #: How often it was begun, or will have been.
+        self.tries = 1
+        self.retry_exceptions = retry_exceptions
+        self.stream = stream
+        self.options = options
+        #: It is a task whose results can be made again by running it again.
+        self.repeatable = target.__class__ is bytes and retries != 0
+        #: How many top-level refs have no value yet.
+        self.waiting = 0
+        #: Where it was sent.
+        self.peer: Peer | None = None
+        self.cancelled = False
+        #: What is remembered of it, and keeps its arguments; None if nothing is.
+        self.origin: Origin | None = None
+        #: Of a call that a running one has made: those of that which have not ended.
+        self.siblings: dict[int, Call] | None = None
+
+    def try_again(self, *, crashed: bool = False) -> float:
+        """Count one more run; returns how many seconds after the last it is to be."""
+        steps = self.tries - crashed
+        self.tries += 1
+        if self.retries > 0:
+            self.retries -= 1
+        return config().retry_delay * (0.0, 0.5, 1.0)[min(steps, 2)]
+
+    @property
+    def max_retries(self) -> int | None:
+        """The option; None of a task that runs to make a lost value again."""
+        if self.origin is not None:
+            return None
+        return self.retries if self.retries < 0 else self.retries + self.tries - 1
+
+    @property
+    def cancel_ids(self) -> tuple[bytes, ...]:
+        """Ids by which it can be cancelled: of its results, or of its stream."""
+        return self.return_ids if self.stream is None else (self.stream.id,)

@@ -1,0 +1,321 @@
+"""How the results of tasks came about, so that one that was lost can be made again.
+
+Kept by the owner for results in shared memory while they, or what was made from them,
+are in use. An argument that is a result of such a task is made again first. One that no task can
+make again is kept alive (as in Ray), if the results are on other nodes: those of this node are
+lost together with this process. Bookkeeping only: running a task again is for others to do.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.messages import protocol as p
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from miniray.calls.call import Call, RefArgument
+    from miniray.common.object_ref import ObjectRef
+    from miniray.objects.objects import Value
+
+
+@dataclasses.dataclass(eq=False)
+class Origin:
+    """A task that has run: all that is needed to run it once more."""
+
+    number: int
+    target: Any
+    name: str
+    #: Of a generator: its items so far, which one more run makes as so many results.
+    return_ids: Sequence[bytes]
+    arguments: Value
+    #: Top-level refs; small ones with their values.
+    refs: list[RefArgument]
+    #: What must exist for it to run: (object id, its owner's node).
+    needs: tuple[tuple[bytes, bytes], ...]
+    #: Shape of its lease.
+    options: Any
+    #: How often it may still run again; -1: any number of times.
+    retries: int
+    retry_exceptions: bool | tuple[type[BaseException], ...]
+    #: Refs among its arguments that live as long as this is kept, and some that need not.
+    pins: list[ObjectRef[Any]]
+    #: Whether what no task can make again is kept alive for it.
+    keeps: bool
+    #: Whether ``return_ids`` are items, of which it may make more.
+    of_stream: bool
+    #: Its results that live, and origins kept here that need one of its results.
+    users: int = 0
+    #: Bytes of arguments that it keeps in this process.
+    size: int = 0
+    #: Calls of it that have not ended, and one more while it is kept: until there are none, its
+    #: arguments and ``pins`` are held.
+    uses: int = 1
+    #: What it keeps alive: objects by id, its own large arguments by its number.
+    pinned: list[bytes | int] = dataclasses.field(default_factory=list)
+
+    @property
+    def has_large_arguments(self) -> bool:
+        """Whether its arguments, other than refs, are in shared memory."""
+        return bool(self.arguments[0] == p.VALUE_SHARED)
+
+
+class Lineage:
+    """The origins of this process's results, bounded in number and size. Thread-safe.
+
+    Args:
+        max_calls: How many are kept.
+        max_bytes: Bytes of arguments that they keep in this process.
+        max_pinned: Bytes of values that they keep alive.
+        size_of: Bytes of an object, as far as this process knows.
+    """
+
+    def __init__(
+        self,
+        max_calls: int,
+        max_bytes: int,
+        max_pinned: int,
+        size_of: Callable[[bytes], int],
+    ) -> None:
+        self._max_calls = max_calls
+        self._max_bytes = max_bytes
+        self._max_pinned = max_pinned
+        self._size_of = size_of
+        self._bytes = self._pinned_bytes = 0
+        #: Values that origins keep alive, by object or, of arguments, by number: bytes, how often.
+        self._pinned: dict[bytes | int, tuple[int, int]] = {}
+        #: Arguments in shared memory that nothing needs any more: the caller is to free them.
+        self.unneeded: collections.deque[Value] = collections.deque()
+        self._numbers = itertools.count(1).__next__
+        self._by_result: dict[bytes, Origin] = {}
+        #: In order of arrival: the oldest are given up first.
+        self._origins: collections.OrderedDict[int, Origin] = collections.OrderedDict()
+        #: Those of them that keep values alive, in the same order.
+        self._pinning: collections.OrderedDict[int, Origin] = collections.OrderedDict()
+        # Reentrant: a garbage collection may run user code, which may drop refs, anywhere.
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._origins)
+
+    def pinning(self) -> list[Origin]:
+        """The origins that keep values alive."""
+        with self._lock:
+            return list(self._pinning.values())
+
+    def keep(
+        self,
+        call: Call,
+        refs: list[RefArgument],
+        results: int,
+        pins: Sequence[ObjectRef[Any]] | None,
+    ) -> bool:
+        """Remember the task of a call that ended well; False if it cannot be repeated.
+
+        Args:
+            call: which one; ``ended`` is to be called for its origin when it has.
+            refs: its top-level refs, with the values that they have now.
+            results: how many of its results are in use, each of which is to be forgotten.
+            pins: refs to keep alive that no task can make again; None: neither these nor large
+                arguments.
+        """
+        origin = call.origin or self._origin(call, refs, call.return_ids, pins)
+        if origin is None:
+            return False
+        with self._lock:
+            if any(id in self._by_result for id in origin.return_ids):
+                return True  # it ran again: what is known of it stays good
+            call.origin = origin
+            origin.users = results
+            for id in origin.return_ids:
+                self._by_result[id] = origin
+            self._enter(origin)
+        return True
+
+    def stream(
+        self,
+        call: Call,
+        refs: list[RefArgument],
+        items: Sequence[bytes],
+        pins: Sequence[ObjectRef[Any]] | None,
+    ) -> Origin | None:
+        """What the items of a generator are made again from; None if they cannot be.
+
+        Args:
+            call: its call; ``ended`` is to be called for its origin when it has.
+            refs: as of ``keep``.
+            items: ids of the items so far, which grows.
+            pins: as of ``keep``.
+        """
+        call.origin = self._origin(call, refs, items, pins)
+        return call.origin
+
+    def keep_item(self, origin: Origin, id: bytes) -> None:
+        """Remember a generator for one more of its items, which is to be forgotten."""
+        with self._lock:
+            self._by_result[id] = origin
+            origin.users += 1
+            if origin.number not in self._origins:
+                self._enter(origin)
+
+    def _origin(
+        self,
+        call: Call,
+        refs: list[RefArgument],
+        return_ids: Sequence[bytes],
+        pins: Sequence[ObjectRef[Any]] | None,
+    ) -> Origin | None:
+        large = call.arguments[0] == p.VALUE_SHARED
+        if call.retries == 0 or (large and pins is None):
+            return None
+        kept: list[RefArgument] = []
+        needs = list(call.arguments[2])
+        size = 0 if large else len(call.arguments[1])
+        for where, id, node, value in refs:
+            if value is not None and value[0] != p.VALUE_SHARED:
+                kept.append((where, id, node, value))
+                needs.extend(value[2])
+                size += len(value[1])
+            else:
+                kept.append((where, id, node, None))
+                needs.append((id, node))
+        return Origin(
+            self._numbers(),
+            call.target,
+            call.name,
+            return_ids,
+            call.arguments,
+            kept,
+            tuple((id, node) for id, node in needs if node),
+            call.options,
+            call.retries,
+            call.retry_exceptions,
+            list(pins or ()),
+            pins is not None,
+            call.stream is not None,
+            size=size,
+        )
+
+    def _enter(self, origin: Origin) -> None:
+        origin.uses += 1
+        for id, _ in origin.needs:
+            source = self._by_result.get(id)
+            if source is not None:
+                source.users += 1
+        self._origins[origin.number] = origin
+        self._bytes += origin.size
+        self._pin(origin)
+        while len(self._origins) > self._max_calls or self._bytes > self._max_bytes:
+            self._remove([next(iter(self._origins.values()))])
+        while self._pinned_bytes > self._max_pinned:
+            self._remove([next(iter(self._pinning.values()))])
+
+    def _pin(self, origin: Origin) -> None:
+        """Keep alive what no task can make again."""
+        origin.keeps = origin.keeps or all(self._can_be_made(id) for id, _ in origin.needs)
+        origin.pins = [ref for ref in origin.pins if not self._can_be_made(ref.binary())]
+        if origin.has_large_arguments:
+            self._count(origin, origin.number, origin.arguments[1][2])
+        for id in {ref.binary() for ref in origin.pins}:
+            self._count(origin, id, self._size_of(id))
+        if origin.pinned:
+            self._pinning[origin.number] = origin
+
+    def _can_be_made(self, id: bytes) -> bool:
+        """Whether a task can make an object again, whatever has been dropped by then."""
+        origin = self._by_result.get(id)
+        return origin is not None and origin.keeps
+
+    def _count(self, origin: Origin, what: bytes | int, size: int) -> None:
+        size, count = self._pinned.get(what, (size, 0))
+        if not count:
+            self._pinned_bytes += size
+        self._pinned[what] = size, count + 1
+        origin.pinned.append(what)
+
+    def _unpin(self, origin: Origin) -> None:
+        for what in origin.pinned:
+            size, count = self._pinned.pop(what)
+            if count > 1:
+                self._pinned[what] = size, count - 1
+            else:
+                self._pinned_bytes -= size
+        origin.pinned.clear()
+        self._pinning.pop(origin.number, None)
+
+    def run(self, origins: list[Origin]) -> bool:
+        """Origins are to run again: each of these calls uses what they hold until it has ``ended``.
+
+        Returns:
+            False if one was given up meanwhile; then none is used.
+        """
+        with self._lock:
+            if not all(origin.uses for origin in origins):
+                return False
+            for origin in origins:
+                origin.uses += 1
+            return True
+
+    def ended(self, origin: Origin) -> None:
+        """A call of an origin has ended."""
+        with self._lock:
+            self._used(origin)
+
+    def _used(self, origin: Origin) -> None:
+        origin.uses -= 1
+        if not origin.uses:
+            origin.pins = []
+            if origin.has_large_arguments:
+                self.unneeded.append(origin.arguments)
+
+    def find(self, id: bytes) -> Origin | None:
+        """What made a result."""
+        return self._by_result.get(id)
+
+    def spend(self, origin: Origin) -> bool:
+        """Count one more run; False if it may not run again."""
+        with self._lock:
+            if origin.retries == 0:
+                return False
+            if origin.retries > 0:
+                origin.retries -= 1
+            return True
+
+    def use(self, id: bytes) -> None:
+        """A result that was gone is to be made again for a while."""
+        with self._lock:
+            origin = self._by_result.get(id)
+            if origin is not None:
+                origin.users += 1
+
+    def forget(self, id: bytes) -> None:
+        """A result is not in use any more."""
+        with self._lock:
+            origin = self._by_result.get(id)
+            if origin is not None:
+                origin.users -= 1
+                if origin.users <= 0:
+                    self._remove([origin])
+
+    def _remove(self, gone: list[Origin]) -> None:
+        """Drop origins, and those that only they needed: a loop, for chains can be long."""
+        while gone:
+            origin = gone.pop()
+            if self._origins.pop(origin.number, None) is None:
+                continue
+            self._bytes -= origin.size
+            self._unpin(origin)
+            for id in origin.return_ids:
+                self._by_result.pop(id, None)
+            for id, _ in origin.needs:
+                source = self._by_result.get(id)
+                if source is not None:
+                    source.users -= 1
+                    if source.users <= 0:
+                        gone.append(source)
+            self._used(origin)

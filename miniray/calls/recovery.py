@@ -1,0 +1,192 @@
+"""Making lost values again: which task runs once more, and who is told when none can.
+
+The owner of a value decides. Readers, here and in other processes, come with the value
+that they could not load; one that was replaced meanwhile is simply read again. One of which
+another node has a copy is read there.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.calls.call import Call
+from miniray.common.call_site import describe
+from miniray.exceptions import ObjectLostError
+from miniray.messages import protocol as p
+from miniray.objects.borrowing import error_value
+from miniray.objects.lost_values import LostValues
+
+if TYPE_CHECKING:
+    from miniray.calls.calls import CallTable
+    from miniray.calls.lineage import Lineage, Origin
+    from miniray.calls.task_client import TaskClient
+    from miniray.common.object_ref import ObjectRef
+    from miniray.objects.borrowing import Borrowing
+    from miniray.objects.objects import Entry, ObjectTable, Value
+    from miniray.wire.node_link import NodeLink
+
+_NO_ORIGIN = (
+    "only results of tasks that may run again (max_retries) can be made again, not values of put() "
+    "or results of actors"
+)
+_LIMITS = (
+    "a process remembers MINIRAY_LINEAGE_CALLS tasks, and keeps MINIRAY_LINEAGE_PINNED_BYTES of "
+    "their arguments alive, before the oldest are given up"
+)
+
+
+class Recovery:
+    """Runs tasks again whose results were lost. Thread-safe."""
+
+    def __init__(
+        self,
+        table: ObjectTable,
+        borrowing: Borrowing,
+        calls: CallTable,
+        lineage: Lineage,
+        tasks: TaskClient,
+        link: NodeLink,
+    ) -> None:
+        self._table = table
+        self._borrowing = borrowing
+        self._calls = calls
+        self._lineage = lineage
+        self._tasks = tasks
+        self.values = LostValues(table, link, self._without_copy)
+        # Reentrant: a garbage collection may run user code, which may drop refs, anywhere.
+        self._lock = threading.RLock()
+
+    def lost(self, entry: Entry, value: Value) -> str | None:
+        """A value cannot be loaded: get another one.
+
+        Returns:
+            None if another one is there or will come, maybe an error; else why none will.
+        """
+        if not self._table.is_owned(entry.id):
+            self._borrowing.lost(entry, value)
+            return None
+        return self.again(entry.id, value[1])
+
+    def again(self, id: bytes, payload: Any) -> str | None:
+        """The owner's side of ``lost``.
+
+        Args:
+            id: of an object of this process.
+            payload: of the value in shared memory that could not be loaded.
+        """
+        with self._lock:
+            entry = self._table.entry(id)
+            if entry is None:
+                return "its owner had freed it already"
+            value = entry.value
+            if value is None or value[1] != payload:
+                return None
+            if self.values.wait(entry, value):
+                return None
+            reason = self._make(id, value)
+            return reason and f"it was on node {value[1][0].hex()}; {reason}"
+
+    def _make(self, id: bytes, value: Value) -> str | None:
+        """Run what made a value; returns why that cannot be done."""
+        with self._lock:
+            plan, reason = self._plan(id)
+            if reason is None and not self._lineage.run(plan):
+                reason = f"what made it is remembered no longer: {_LIMITS}"
+            if reason is None:
+                for result in plan[0].return_ids:
+                    self._forget(result, value[1][0])
+                self._carry_out(plan)
+            return reason
+
+    def _without_copy(self, id: bytes, value: Value) -> None:
+        """The node of an object is gone, and nobody has a copy; it is pending if it was read."""
+        if self._calls.find(id) is not None:
+            return  # with another result of the same task
+        reason = self._make(id, value)
+        if reason is not None:
+            why = f"node {value[1][0].hex()} is gone, and no other has a copy; {reason}"
+            self._table.set_value(id, error_value(ObjectLostError(id.hex(), why)))
+
+    def _forget(self, id: bytes, node_id: bytes) -> None:
+        """Make a result of a task pending again, if it was where the lost one was."""
+        entry = self._table.entry(id)
+        value = None if entry is None else entry.value
+        if value is not None and is_shared(value) and value[1][0] == node_id:
+            self._table.forget_value(id)
+            self._calls.free_value(value)  # its node may live, with the segment gone
+
+    def _plan(self, id: bytes) -> tuple[list[Origin], str | None]:
+        """All tasks that have to run for a result, or why they cannot."""
+        plan: dict[int, Origin] = {}
+        pending = [id]
+        while pending:
+            needed = pending.pop()
+            origin = self._lineage.find(needed)
+            if origin is None:
+                return [], self._without_origin(needed)
+            if origin.number in plan:
+                continue
+            if origin.retries == 0:
+                return [], f"{origin.name} ran as often as its max_retries allows"
+            plan[origin.number] = origin
+            for source, _ in origin.needs:
+                if self._table.entry(source) is not None:
+                    continue
+                if self._lineage.find(source) is None:
+                    return [], (
+                        f"{origin.name} cannot run again, because ObjectRef({source.hex()}), "
+                        f"which is one of its arguments, was freed; {_NO_ORIGIN}"
+                    )
+                pending.append(source)
+        return list(plan.values()), None
+
+    def _without_origin(self, id: bytes) -> str:
+        """Why a value cannot be made again, and where it came from."""
+        entry = self._table.entry(id)
+        made = None if entry is None else getattr(entry, "made", None)
+        if entry is not None and entry.kept:
+            return f"it was a result of {made}, which is remembered no longer: {_LIMITS}"
+        if made is None:
+            return _NO_ORIGIN
+        what = f"a result of {made}" if isinstance(made, str) else f"put at {describe(made)}"
+        return f"it was {what}, and {_NO_ORIGIN}"
+
+    def _carry_out(self, plan: list[Origin]) -> None:
+        pins = [self._pins(origin) for origin in plan]  # all of them before anything runs
+        for origin, held in zip(plan, pins, strict=True):
+            self._lineage.spend(origin)
+            call = Call(
+                self._calls.next_number(),
+                origin.target,
+                origin.name,
+                tuple(origin.return_ids),
+                origin.arguments,
+                origin.refs,
+                held,
+                self._tasks,
+                origin.retries,
+                origin.retry_exceptions,
+                None,
+                origin.options,
+            )
+            call.origin = origin
+            self._tasks.submit(call)
+
+    def _pins(self, origin: Origin) -> list[ObjectRef[Any]]:
+        """What a task needs, held for its call; what is gone is an object to be made."""
+        pins = []
+        for id, node in origin.needs:
+            ref, entry = self._table.adopt(id, node)
+            pins.append(ref)
+            if self._table.is_owned(id) and not entry.kept and entry.value is None:
+                origin_of = self._lineage.find(id)
+                if origin_of is not None:
+                    entry.kept = True
+                    self._lineage.use(id)
+        return pins
+
+
+def is_shared(value: Value | None) -> bool:
+    """Whether a value is in the shared memory of some node, and so can be lost."""
+    return value is not None and value[0] == p.VALUE_SHARED

@@ -1,0 +1,509 @@
+"""The tasks of this process: queued per shape, sent down leases of workers.
+
+A lease is the right to use one worker for tasks of one shape (resources, placement,
+environment). The client tells the head how many leases of a shape it could use;
+the head grants them as they come free. Many tasks go down one lease; how many wait
+at a worker depends on how long its tasks have taken so far.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.calls.lease_groups import Lease, LeaseGroup
+from miniray.calls.next_tasks import NextTasks
+from miniray.common.config import config
+from miniray.common.names import short_name
+from miniray.exceptions import TaskCancelledError, WorkerCrashedError, describe_exit
+from miniray.messages import protocol as p
+from miniray.wire.node_link import rebuild_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.calls.call import Call
+    from miniray.calls.calls import CallTable
+    from miniray.wire.io_loop import IOLoop
+    from miniray.wire.node_link import NodeLink
+    from miniray.wire.peers import Peer, PeerTable
+
+#: Seconds that a task whose process has ended waits to hear how.
+_TO_HEAR = 5.0
+#: So many shapes are remembered before it is looked which are of use.
+_FEW = 256
+#: So many functions at most are told of that are tried again.
+_MOST_TOLD = 100
+#: The most leases of one shape that a client asks for at once.
+_MAX_LEASES = 1024
+
+
+class TaskClient:
+    """Queues and leases of all shapes. Thread-safe; implements ``calls.Channel``."""
+
+    def __init__(
+        self,
+        calls: CallTable,
+        peers: PeerTable,
+        link: NodeLink,
+        loop: IOLoop,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._calls = calls
+        self._peers = peers
+        self._link = link
+        self._loop = loop
+        self._lock = threading.RLock()
+        self._numbers = itertools.count(1).__next__
+        self._groups: dict[Any, LeaseGroup] = {}
+        self._by_id: dict[int, LeaseGroup] = {}
+        self._look_at = _FEW
+        self._by_peer: dict[bytes, Lease] = {}
+        self._next = NextTasks(calls, clock)
+        self._sweeping = False
+        self._tell = tell
+        #: Functions of which it was told that they are tried again.
+        self._told: set[str] = set()
+
+    def group(self, key: Any, make_spec: Callable[[], dict[str, Any]]) -> LeaseGroup:
+        """The group of a shape."""
+        group = self._groups.get(key)
+        if group is not None:
+            return group
+        spec = make_spec()  # may upload a folder, and messages must be handled meanwhile
+        with self._lock:
+            group = self._groups.get(key)
+            if group is None:
+                if len(self._by_id) >= self._look_at:
+                    self._forget_unused()
+                scarce = set(spec["resources"]) - {"CPU", "memory"}
+                group = LeaseGroup(self._numbers(), spec, 0.0 if scarce else config().lease_idle)
+                self._groups[key] = self._by_id[group.id] = group
+        return group
+
+    def _forget_unused(self) -> None:
+        """Forget shapes that have nothing to do: those of placement groups that are gone stay so.
+
+        A call that still waits for its refs brings its group back (``_ask``).
+        """
+        self._groups = {key: group for key, group in self._groups.items() if group.in_use}
+        self._by_id = {id: group for id, group in self._by_id.items() if group.in_use}
+        self._look_at = max(_FEW, 2 * len(self._by_id))
+
+    # --- calling -----------------------------------------------------------------
+    def submit(self, call: Call) -> None:
+        """Queue a task; ``call.options`` holds its group."""
+        if self._calls.open_call(call):
+            with self._lock:
+                self._next.enter(call, call.options)
+                self._pump(call.options)
+
+    def dependencies_ready(self, call: Call) -> None:
+        """A task's refs have their values."""
+        with self._lock:
+            if not call.cancelled:
+                self._next.enter(call, call.options)
+                self._pump(call.options)
+
+    def retry(self, call: Call) -> None:
+        """Run a task once more."""
+        self.dependencies_ready(call)
+
+    def withdraw(self, call: Call) -> None:
+        """A task did not run, and waits for its refs again."""
+        with self._lock:
+            self._take_from_lease(call)
+            call.peer = None
+            self._pump(call.options)
+
+    def finished(self, call: Call) -> None:
+        """A task has its result."""
+        with self._lock:
+            self._take_from_lease(call)
+            self._pump(call.options)
+
+    def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
+        """Withdraw a queued task, or ask its worker to cancel it."""
+        group: LeaseGroup = call.options
+        with self._lock:
+            if call.peer is not None:
+                call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
+                return False
+            self._next.withdraw(call, group)
+        self._calls.fail(call, TaskCancelledError(call.name))
+        return True
+
+    def observe(self, call: Call, seconds: float) -> None:
+        """A task took this long at its worker."""
+        group: LeaseGroup = call.options
+        old = group.duration
+        group.duration = seconds if old is None else old + (seconds - old) * 0.2
+        lease = self._by_peer.get(call.peer.process_id) if call.peer is not None else None
+        if lease is not None:
+            lease.window = self._window(group)
+
+    @staticmethod
+    def _window(group: LeaseGroup) -> int:
+        """As many tasks as a worker runs within the time after which they are recalled."""
+        if group.duration is None:
+            return 1
+        tunables = config()
+        fitting = int(tunables.recall_after / max(group.duration, 1e-6))
+        return max(1, min(tunables.lease_window, fitting))
+
+    # --- sending -----------------------------------------------------------------
+    def _pump(self, group: LeaseGroup) -> None:
+        """Send what the leases take, ask for more leases if something is left over."""
+        self._fill(group)
+        if group.queue or group.chosen:
+            self._next.choose(group)
+            # Only the queue's first tasks decide: a lease serves many of them.
+            near = group.wishes.hint(group.queue)
+            wanted = min(self._next.wanted(group, near), _MAX_LEASES)
+            if wanted > group.asked or (near != group.near and group.asked > len(group.leases)):
+                self._ask(group, max(wanted, group.asked), near)
+            if group.wishes.refused:
+                self._look_again(group)
+        elif group.leases:
+            # Most tasks leave it nothing to do.
+            if not self._sweeping or group.keep == 0.0 or group.asked > len(group.leases):
+                self._sweep_later(group)
+        elif group.asked:
+            self._ask(group, 0)
+
+    def _fill(self, group: LeaseGroup) -> None:
+        """Send what the leases take."""
+        with_room, queue, chosen = group.with_room, group.queue, group.chosen
+        index = 0
+        while index < len(with_room) and (queue or chosen):
+            lease = group.leases[with_room[index]]
+            # As `lease.open`, of which each task would cost two calls.
+            while len(lease.calls) < lease.window and lease.remaining and not lease.leaving:
+                call = self._next.take(lease, group) if queue or chosen else None
+                if call is None:
+                    index += 1
+                    break
+                self._send(call, lease)
+            else:
+                group.note_no_room(lease)
+
+    def _send(self, call: Call, lease: Lease) -> None:
+        refs = call.refs
+        if refs:
+            refs, error = self._calls.resolved_refs(call)
+            if error is not None:
+                # Ends the call, which comes back to _pump: the queue is one shorter already.
+                self._loop.call_soon(lambda: self._calls.fail_value(call, error))
+                return
+        stream = None
+        if call.stream is not None:
+            stream = call.stream.limit
+        elif call.origin is not None and call.origin.of_stream:
+            stream = p.STREAM_AGAIN
+        call.peer = lease.peer
+        lease.calls[call.number] = call
+        if lease.remaining > 0:
+            lease.remaining -= 1
+        lease.peer.post(
+            (
+                p.PEER_TASK,
+                call.number,
+                call.target,
+                call.name,
+                call.arguments,
+                refs,
+                call.return_ids,
+                stream,
+                lease.id,
+            )
+        )
+
+    def _ask(self, group: LeaseGroup, wanted: int, near: bytes = b"") -> None:
+        group.asked, group.near = wanted, near
+        self._by_id[group.id] = group
+        if group.queue and group.queue[0].name != group.spec.get("name"):
+            # Functions may share a shape: what is told of who waits names one that does.
+            group.spec = {**group.spec, "name": group.queue[0].name}
+        self._link.head_notice("want_leases", group.id, group.spec, wanted, near)
+
+    def _look_again(self, group: LeaseGroup) -> None:
+        """Send tasks that wait for a certain node elsewhere, once they have waited long enough."""
+        group.wishes.refused = False
+        patience = self._next.patience(group)
+        if patience is None or patience[0] >= group.next_look:
+            return
+        group.next_look, delay = patience
+
+        def over() -> None:
+            with self._lock:
+                group.next_look = math.inf
+                self._next.lose_patience(group)
+                self._pump(group)
+
+        self._loop.call_later(delay, over)
+
+    def _take_from_lease(self, call: Call) -> None:
+        peer = call.peer
+        if peer is None:
+            return
+        lease = self._by_peer.get(peer.process_id)
+        if lease is not None and lease.calls.pop(call.number, None) is not None:
+            self._note_left(lease)
+
+    def _note_left(self, lease: Lease) -> None:
+        """A task has left a lease: if it was the last one, the lease is idle, or over."""
+        lease.group.note_room(lease)
+        if not lease.calls:
+            lease.idle_since = time.monotonic()
+            lease.group.wishes.room(lease.peer.node_id)
+            if not lease.open:
+                self._return(lease)
+
+    # --- leases ------------------------------------------------------------------
+    def on_granted(
+        self,
+        group_id: int,
+        lease_id: int,
+        node_id: bytes,
+        process_id: bytes,
+        max_calls: int,
+    ) -> None:
+        """The head grants a lease of a worker that ends after ``max_calls`` tasks (0: none)."""
+        with self._lock:
+            group = self._by_id.get(group_id)
+            if group is None:
+                self._link.head_notice("return_lease", lease_id)
+                return
+            if lease_id in group.leases:
+                return  # told twice
+            peer = self._peers.get(node_id, process_id)
+            lease = Lease(lease_id, peer, group, max_calls)
+            lease.window = self._window(group)
+            group.add(lease)
+            self._by_peer[process_id] = lease
+            group.wishes.room(node_id)
+            self._pump(group)
+            if peer.lost:
+                self.on_peer_lost(peer)
+
+    def on_no_room(self, group_id: int, node_id: bytes) -> None:
+        """The head says that a lease cannot be on the node that was asked for."""
+        with self._lock:
+            group = self._by_id.get(group_id)
+            if group is not None:
+                self._next.full(node_id, group)
+                self._pump(group)
+
+    def on_failed(self, group_id: int, error: bytes) -> None:
+        """The head says that no lease of this shape can ever be had."""
+        with self._lock:
+            group = self._by_id.get(group_id)
+            if group is None:
+                return
+            failed = self._next.leave_all(group)
+            group.asked = len(group.leases)
+        for call in failed:
+            self._calls.fail(call, rebuild_error(error))
+
+    def on_revoked(self, lease_id: int, group_id: int) -> None:
+        """Others wait for what a lease holds: it goes back after the task that runs.
+
+        One that is idle on the same node goes back in its place, at once.
+        """
+        with self._lock:
+            group = self._by_id.get(group_id)
+            lease = group.leases.get(lease_id) if group is not None else None
+            if group is None or lease is None:
+                return
+            idle = self._idle_instead(lease)
+            if idle is not lease:
+                self._link.head_notice("swap_lease", lease_id, idle.id)
+            if not idle.calls:
+                self._return(idle)
+                return
+            lease.leaving = True
+            lease.peer.send((p.PEER_LEASE_END, lease_id))
+            self._next.give_up(lease, group)
+
+    @staticmethod
+    def _idle_instead(lease: Lease) -> Lease:
+        """A lease without tasks that is as good for others; the same one if there is none."""
+        if not lease.calls:
+            return lease
+        node = lease.peer.node_id
+        for other in lease.group.leases.values():
+            if not other.calls and not other.leaving and other.peer.node_id == node:
+                return other
+        return lease
+
+    def on_head_back(self) -> None:
+        """The head forgot what this client wants, and which leases it knows of."""
+        with self._lock:
+            groups = list(self._by_id.values())
+            held = [number for group in groups for number in group.leases]
+            self._link.head_notice("hold_leases", held)
+            for group in groups:
+                # Leases of before are not counted in what the head grants from now on.
+                wanted = min(group.waiting, _MAX_LEASES)
+                group.asked = wanted + len(group.leases)
+                if wanted:
+                    self._link.head_notice("want_leases", group.id, group.spec, wanted, group.near)
+
+    def on_recalled(self, peer: Peer, numbers: list[int]) -> None:
+        """A worker hands back tasks that it had not begun."""
+        with self._lock:
+            lease = self._by_peer.get(peer.process_id)
+            if lease is None:
+                return
+            back: list[Call] = []
+            cancelled: list[Call] = []
+            for number in numbers:
+                call = lease.calls.pop(number, None)
+                if call is not None:
+                    call.peer = None
+                    (cancelled if call.cancelled else back).append(call)
+                    if lease.remaining >= 0:
+                        lease.remaining += 1
+            group = lease.group
+            # Its running task is a long one: nothing more is queued behind it.
+            lease.window = 1
+            group.duration = max(group.duration or 0.0, config().recall_after)
+            self._next.put_back(back, group)
+            self._note_left(lease)
+            self._pump(group)
+        for call in cancelled:
+            self._calls.fail(call, TaskCancelledError(call.name))
+
+    def _return(self, lease: Lease) -> None:
+        group = lease.group
+        if not group.remove(lease):
+            return
+        self._by_peer.pop(lease.peer.process_id, None)
+        self._next.give_up(lease, group)
+        group.asked = max(0, group.asked - 1)
+        self._link.head_notice("return_lease", lease.id, False, lease.calls_left)
+        if group.waiting:
+            wanted = min(len(group.leases) + group.waiting, _MAX_LEASES)
+            self._ask(group, wanted, group.wishes.hint(group.queue))
+
+    def _sweep_later(self, group: LeaseGroup) -> None:
+        """Return leases that stay idle: one timer for all groups."""
+        if group.asked > len(group.leases):
+            self._ask(group, len(group.leases))  # what is on its way comes back when it arrives
+        if group.keep == 0.0:
+            for lease in group.idle():
+                self._return(lease)
+            return
+        if not self._sweeping:
+            self._sweeping = True
+            self._loop.call_later(group.keep, self._sweep)
+
+    def _sweep(self) -> None:
+        with self._lock:
+            self._sweeping = False
+            now = time.monotonic()
+            again = False
+            for group in self._by_id.values():
+                for lease in group.idle():
+                    if now - lease.idle_since >= group.keep * 0.9:
+                        self._return(lease)
+                    else:
+                        again = True
+            if again and not self._sweeping:
+                self._sweeping = True
+                self._loop.call_later(config().lease_idle, self._sweep)
+
+    def on_peer_lost(self, peer: Peer) -> None:
+        """A leased worker's process ended."""
+        with self._lock:
+            lease = self._by_peer.pop(peer.process_id, None)
+            if lease is None or lease.peer is not peer:
+                if lease is not None:
+                    self._by_peer[peer.process_id] = lease
+                return
+            group = lease.group
+            group.remove(lease)
+            group.asked = max(0, group.asked - 1)
+            # Its process may not be given to anybody else.
+            self._link.head_notice("return_lease", lease.id, True)
+            self._next.give_up(lease, group)
+            calls = list(lease.calls.values())
+            failed = self._sort_lost(calls, group)
+            self._pump(group)
+        if failed:
+            self._fail_crashed(failed, peer)
+        elif calls:
+            self._tell_retry(calls[0], peer)
+
+    def _fail_crashed(self, calls: list[Call], peer: Peer) -> None:
+        """Fail what a process has taken with it, as soon as it is known how that ended."""
+
+        def fail(
+            code: int | None = None, pid: int = 0, with_node: bool = False, detail: str = ""
+        ) -> None:
+            open_calls, calls[:] = list(calls), []
+            for call in open_calls:
+                error = WorkerCrashedError(
+                    call.name,
+                    pid=pid,
+                    node_id=peer.node_id.hex(),
+                    code=code,
+                    with_node=with_node,
+                    detail=detail,
+                    tries=call.tries,
+                    max_retries=call.max_retries,
+                )
+                self._calls.fail(call, error)
+
+        def answer(error: Any, how: Any, _fd: int) -> None:
+            if calls:  # in time
+                cancel()
+                fail(*how if error is None else ())
+
+        cancel = self._loop.call_later(_TO_HEAR, fail)
+        self._link.head_request_async("await_end", (peer.process_id,), answer)
+
+    def _tell_retry(self, call: Call, peer: Peer) -> None:
+        """Tell, once per function, that a task runs again whose worker has ended, and how."""
+        name = short_name(call.name)
+        if name in self._told or len(self._told) == _MOST_TOLD:
+            return
+        self._told.add(name)
+        limit = call.max_retries
+        of = "" if limit is None or limit < 0 else f" of {limit + 1}"
+        attempt = f"attempt {call.tries}{of}"
+
+        def answer(error: Any, how: Any, _fd: int) -> None:
+            if error is not None:
+                return  # this process leaves its cluster, or its node ends
+            code, pid, with_node, detail = how
+            ended = "was lost with its node" if with_node else describe_exit(code, hint=not detail)
+            worker = f"its worker{f' {pid}' if pid else ''} {ended}."
+            self._tell(
+                f"{name} runs again ({attempt}): {' '.join(filter(None, [worker, detail]))} "
+                f"Further retries of {name} are not reported."
+            )
+
+        self._link.head_request_async("await_end", (peer.process_id,), answer)
+
+    def _sort_lost(self, calls: list[Call], group: LeaseGroup) -> list[Call]:
+        """Requeue what may run again; returns what may not. Only the first had begun."""
+        failed = []
+        again = []
+        for index, call in enumerate(calls):
+            call.peer = None
+            if call.cancelled or (index == 0 and call.retries == 0):
+                failed.append(call)
+                continue
+            pause = call.try_again(crashed=True) if index == 0 else 0.0
+            if pause:
+                self._calls.run_later(call, pause)
+            else:
+                again.append(call)
+        self._next.put_back(again, group)
+        return failed

@@ -1,0 +1,111 @@
+"""Which running clusters of this machine are meant: by programs that attach, and by commands.
+
+Commands and ``miniray.util.state`` look at a cluster that ``init()`` of a running program has
+started too, where there is no other; programs never attach to one.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from miniray.client.init_options import ADDRESS_VARIABLE
+from miniray.common.host_port import full_address, same_address
+from miniray.common.names import printable
+from miniray.common.process_state import command_of
+from miniray.system.session import find_clusters
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from miniray.system.session import ClusterRecord
+
+#: So much of a program's command line is shown.
+_LONGEST_COMMAND = 60
+
+
+def at_address(records: Iterable[ClusterRecord], address: str | None) -> list[ClusterRecord]:
+    """Those of a cluster at an address: the same text, or else another way to say it.
+
+    Args:
+        records: Of running nodes.
+        address: As ``full_address`` makes it, or ``unix:...``; None: all that are ready.
+    """
+    ready = [record for record in records if record.ready]
+    if address is None:
+        return ready
+    exact = [record for record in ready if record.address == address]
+    return exact or [record for record in ready if same_address(address, record.address)]
+
+
+def latest_cluster(address: str | None = None) -> ClusterRecord | None:
+    """The running cluster that a program attaches to; None if there is none.
+
+    Of several, the one whose head was started last on this machine, else the one that
+    this machine joined last. Embedded ones belong to their drivers and are left out.
+
+    Args:
+        address: Consider only the cluster with this address.
+    """
+    started = [record for record in find_clusters() if not record.embedded]
+    candidates = at_address(started, address)
+    heads = [record for record in candidates if record.is_head]
+    return next(iter(heads or candidates), None)
+
+
+def wanted_address(address: str | None) -> str | None:
+    """The address that a command is given, by its option or by ``MINIRAY_ADDRESS``; None: any.
+
+    Raises:
+        ValueError: It is no address.
+    """
+    if address in (None, "auto"):
+        address = os.environ.get(ADDRESS_VARIABLE)
+    if address in (None, "", "auto", "local"):  # the last two: what programs attach to, or start
+        return None
+    return address if address.startswith("unix:") else full_address(address)
+
+
+def cluster_to_look_at(address: str | None, argument: str) -> ClusterRecord | None:
+    """The cluster at an address; without one the latest that was started, else a program's own.
+
+    Args:
+        address: What ``wanted_address`` gives.
+        argument: How the user gives an address, to be told of it.
+
+    Returns:
+        None if there is no such cluster on this machine.
+
+    Raises:
+        ConnectionError: There are several, each of a program.
+    """
+    record = latest_cluster(address)
+    if record is not None:
+        return record
+    found: dict[str, ClusterRecord] = {}
+    for each in at_address(find_clusters(), address):
+        found.setdefault(each.address, each)  # several drivers may be of one elsewhere
+    if len(found) > 1:
+        several = "; ".join(f"{each.address} ({program_of(each)})" for each in found.values())
+        raise ConnectionError(
+            f"{len(found)} programs of yours have a cluster of their own here, and none was "
+            f"started with `miniray start --head`. Choose one with {argument}: {several}."
+        )
+    return next(iter(found.values()), None)
+
+
+def running_here() -> str:
+    """A sentence on which clusters of this user run on this machine."""
+    addresses = dict.fromkeys(record.address for record in find_clusters() if record.ready)
+    return f"Running here: {', '.join(addresses) or 'none'}."
+
+
+def program_of(record: ClusterRecord) -> str:
+    """The program that a node belongs to, for a person."""
+    if record.driver is None:
+        return f"node {record.node_id[:8]}"
+    program, *arguments = command_of(record.driver.pid) or [""]
+    command = " ".join(" ".join([os.path.basename(program), *arguments]).split())
+    if len(command) > _LONGEST_COMMAND:
+        command = f"{command[:_LONGEST_COMMAND]}..."
+    return f"pid {record.driver.pid}{f', {printable(command)}' if command else ''}"

@@ -1,0 +1,160 @@
+"""What commands and ``miniray.util.state`` ask of a cluster, without being a driver of it.
+
+A cluster that has a node on this machine is asked through that; any other one through a node that
+is started for the time, as ``init()`` of a driver outside of the cluster does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from miniray.client.attach import Attachment
+from miniray.client.cluster_choice import cluster_to_look_at, running_here, wanted_address
+from miniray.client.places import Place, place_of, start_node
+from miniray.common.config import config
+from miniray.common.ids import new_id
+from miniray.security.token import TOKEN_VARIABLE, take_token
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from miniray.common.memory_types import NodeMemory
+    from miniray.wire.node_link import NodeLink
+
+#: Seconds for an answer of the head: what it is asked is in its memory.
+_PATIENCE = 5.0
+#: Seconds in which a head that was killed is usually back.
+_RESTART = 3.0
+
+
+class CommandConnection:
+    """A cluster to ask."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        #: That of the cluster's head.
+        self.address = place.address
+
+    def status(self) -> Any:
+        """The cluster's status (util/state_types.ClusterStatus)."""
+        return self._ask("status")
+
+    def listing(self, what: str) -> list[dict[str, Any]]:
+        """One of the head's listings: "actors", "nodes", ..."""
+        listing: list[dict[str, Any]] = self._ask("state", what)
+        return listing
+
+    def drain(self, prefix: str, *, undo: bool) -> str:
+        """Place nothing new on a node, or again; returns its id.
+
+        Raises:
+            ValueError: not exactly one living node has an id that begins so.
+        """
+        node_id: str = self._ask("undo_drain" if undo else "drain_node", prefix)
+        return node_id
+
+    def wait_drained(self, node_id: str, seconds: float | None) -> bool:
+        """Wait until nothing runs on a drained node; False if it is not drained any more.
+
+        Raises:
+            TimeoutError: something still runs there after so many seconds.
+        """
+        with self._attached() as link:
+            return bool(link.head_request("await_drained", node_id, timeout=seconds))
+
+    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
+        """What every node and process holds; each process has so many seconds to answer."""
+        with self._attached() as link:
+            reports = link.memory_report(limit, detail, seconds)
+        own = bytes.fromhex(self._place.node_id) if self._place.process is not None else b""
+        return [report for report in reports if report["node"] != own]
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        with self._attached() as link, contextlib.suppress(TimeoutError):
+            return link.head_request(method, *args, timeout=_PATIENCE)
+        with self._attached():  # raises if the head is known to be lost by now
+            raise ConnectionError(
+                f"The head at {self.address} did not answer within {_PATIENCE:g} s: it stands "
+                "still, or is out of reach of this machine."
+            )
+
+    @contextlib.contextmanager
+    def _attached(self) -> Iterator[NodeLink]:
+        """Attach to the node for one question.
+
+        Raises:
+            ConnectionError: The node has lost the head for longer than one takes to start again.
+        """
+        process_id = new_id()
+        attachment = Attachment(
+            self._place.node_socket,
+            self._place.key,
+            process_id,
+            "command",
+            process_id,
+            {},
+            timeout=config().start_timeout,
+            on_shutdown=lambda attachment: attachment.close(),
+        )
+        try:
+            attachment.open()
+            lost = attachment.welcome["head_lost"]
+            if lost is not None and lost > _RESTART:
+                raise ConnectionError(
+                    f"The head at {self.address} has been out of reach of this machine's node for "
+                    f"{lost:.0f} s. The node tries to reach it for {config().head_grace:g} s, and "
+                    "ends then."
+                )
+            yield attachment.link
+        finally:
+            attachment.runtime.shutdown()
+
+    def close(self) -> None:
+        """End the node that was started to ask, if there is one; nothing of it stays."""
+        if self._place.process is not None:
+            self._place.end()
+            shutil.rmtree(self._place.session_dir, ignore_errors=True)  # its logs
+
+
+def connect_for_cli(address: str | None, argument: str, token: str | None) -> CommandConnection:
+    """Connect to a cluster of this user on this machine, or to one elsewhere.
+
+    Args:
+        address: As ``wanted_address`` takes it.
+        argument: How the user gives an address, to be told of it.
+        token: Of a cluster elsewhere; None: that of the environment, if there is one.
+
+    Raises:
+        ConnectionError: There is no such cluster, or it can't be told which one is meant.
+        ValueError: The address or the token is none.
+        BootError, MinirayError, OSError: The cluster elsewhere can't be joined.
+    """
+    wanted = wanted_address(address)
+    record = cluster_to_look_at(wanted, argument)
+    if record is not None:
+        return CommandConnection(place_of(record))
+    if wanted is None:
+        raise ConnectionError(
+            "No cluster of yours is running on this machine. Start one with `miniray start "
+            f"--head`; to look at one elsewhere, give {argument}, and its token in "
+            f"{TOKEN_VARIABLE}."
+        )
+    token = token or take_token()
+    if not token or wanted.startswith("unix:"):
+        raise ConnectionError(
+            f"No cluster at {wanted} of yours is running on this machine. {running_here()} To look "
+            f"at one elsewhere, set {TOKEN_VARIABLE} to its token, which `miniray start --head` "
+            "printed."
+        )
+    return CommandConnection(_place_elsewhere(wanted, token))
+
+
+def _place_elsewhere(address: str, token: str) -> Place:
+    from miniray.system.boot_options import BootOptions
+
+    return start_node(
+        BootOptions(head=False, address=address, token=token, embedded=True, parent_pid=os.getpid())
+    )

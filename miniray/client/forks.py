@@ -1,0 +1,102 @@
+"""What miniray is to a process that user code forks: nothing.
+
+The child of a driver or a worker closes the sockets that it inherited, counts no refs,
+runs none of our exit functions, and is refused the API until it calls ``init()`` itself. It may
+read the arrays that its parent had: nobody writes into that memory again.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from miniray.common.object_ref import hooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.client.attach import Attachment
+    from miniray.objects.liveness import Liveness
+
+_guarded: Attachment | None = None
+_in_child: Callable[[], None] | None = None
+_hook_installed = False
+#: Clears what the API keeps of the parent.
+_forget: Callable[[], None] | None = None
+
+
+class _Forking(threading.local):
+    """What this thread has told that it forks, and is to be told of its end."""
+
+    liveness: Liveness | None = None
+
+
+_forking = _Forking()
+
+
+def forget_with(forget: Callable[[], None]) -> None:
+    """Set what clears the API's own state in a forked child."""
+    global _forget
+    _forget = forget
+
+
+def guard(attachment: Attachment, in_child: Callable[[], None] | None = None) -> None:
+    """Keep the children that this process forks from now on away from its attachment.
+
+    Args:
+        attachment: What this process has open.
+        in_child: Called in each child, after the rest.
+    """
+    global _guarded, _in_child, _hook_installed
+    _guarded, _in_child = attachment, in_child
+    if not _hook_installed:
+        _hook_installed = True
+        os.register_at_fork(
+            before=_tell_of_child, after_in_parent=_child_is_there, after_in_child=_leave_parent
+        )
+
+
+def unguard() -> None:
+    """This process is not attached any more."""
+    global _guarded, _in_child
+    _guarded = _in_child = None
+
+
+def _tell_of_child() -> None:
+    """Runs before: what it has mapped is mapped in the child, however long that lives."""
+    if _guarded is not None:
+        _forking.liveness = _guarded.runtime.shared_memory.liveness
+        _forking.liveness.before_fork()
+
+
+def _child_is_there() -> None:
+    """Runs in the parent, also if it could not fork."""
+    liveness, _forking.liveness = _forking.liveness, None
+    if liveness is not None:
+        liveness.after_fork()
+
+
+def _leave_parent() -> None:
+    """Runs in the child before anything else: takes no lock, another thread may have held it."""
+    if _guarded is None:
+        return
+    from miniray.common.runtime import refuse_runtime
+
+    parent = os.getppid()
+    in_child = _in_child
+    _forking.liveness = None
+    _guarded.runtime.abandon()
+    hooks.dropped = collections.deque(maxlen=0)  # refs of the parent go without being counted
+    unguard()
+    if _forget is not None:
+        _forget()
+    refuse_runtime(
+        f"This process ({os.getpid()}) was forked from process {parent}, which is attached to a "
+        f"cluster, and shares nothing with it. Use miniray in the parent, and pass plain values "
+        f"to the child; or call miniray.init() here, to attach this process as a driver of its "
+        f"own."
+    )
+    if in_child is not None:
+        in_child()

@@ -1,0 +1,189 @@
+"""Handing over what a process owns when it ends by rule, so that refs of others stay good.
+
+The process gives its node daemon every value that somebody else still holds; the
+daemon answers for them under the same owner id (``node/store/adopted.py``). What comes for
+the owner from then on, the process passes on. Calls that use its values, and results
+that are still to come and that others hold, are waited for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.config import config
+from miniray.common.ids import owner_of
+from miniray.messages import plain
+from miniray.messages import protocol as p
+from miniray.wire.gates import Gate
+
+if TYPE_CHECKING:
+    from miniray.calls.call import Call
+    from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.objects.objects import Entry
+    from miniray.wire.peers import Peer, PeerTable
+
+#: (object id, value, borrowers as (process, node, count), refs inside as (id, owner's node))
+Legacy = tuple[
+    bytes, Any, "tuple[tuple[bytes, bytes, int], ...]", "tuple[tuple[bytes, bytes], ...]"
+]
+
+#: What others tell and ask an owner.
+_TO_OWNERS = (p.PEER_BORROW, p.PEER_UNBORROW, p.PEER_WANT, p.PEER_LOST)
+
+
+def hand_over(runtime: ClusterRuntime) -> bool:
+    """Give the daemon what others still hold of this process's objects; False if nothing is."""
+    runtime.settle()
+    while True:
+        _await_calls(runtime)
+        _await_results(runtime)
+        departure = _Departure(runtime)
+        runtime.loop.call_soon(departure.leave)
+        departure.over.wait(None)
+        if departure.left is not None:
+            return departure.left
+
+
+def leave_to_actors(runtime: ClusterRuntime) -> None:
+    """Give the daemon what it holds of this process's objects for detached actors.
+
+    For a driver: its job is over, but those live on. Nothing is waited for that others may do.
+    """
+    departure = _Departure(runtime, holder=runtime.node_id)
+    runtime.loop.call_soon(departure.leave)
+    departure.over.wait(config().stop_grace)
+
+
+class _Departure:
+    """The moment from which on the daemon speaks for this process, and not itself."""
+
+    def __init__(self, runtime: ClusterRuntime, holder: bytes | None = None) -> None:
+        """Leave what anybody holds, or what one holder does."""
+        self._runtime = runtime
+        self._holder = holder
+        #: Opens when it is over; ``left`` tells how it went.
+        self.over = Gate(runtime.loop)
+        #: Whether anything was left to the daemon; None if something is to come before.
+        self.left: bool | None = None
+
+    def leave(self) -> None:
+        """Runs where messages are handled: each comes either before this or is passed on."""
+        try:
+            held = _held_by_others(self._runtime, self._holder)
+            if any(entry.value is None for entry in held):
+                self.over.arrived()  # a result that somebody has borrowed just now is to come
+                return
+            self.left = bool(held)
+            if held:
+                self._pass_on(held)
+            else:
+                self.over.arrived()
+        except BaseException:
+            self.left = False  # nothing would change if it was tried again
+            self.over.arrived()
+            raise
+
+    def _pass_on(self, held: list[Entry]) -> None:
+        runtime = self._runtime
+        runtime.on_kind.update(dict.fromkeys(_TO_OWNERS, self._refer))
+        for entry in held:
+            runtime.table.pin(entry.id)  # it is the daemon's to free
+        legacy = [_legacy(entry, runtime.peers) for entry in held]
+        self._keep_contained(legacy)
+        runtime.link.node_request_async("adopt", (legacy,), lambda *_: self.over.arrived())
+
+    def _refer(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """The daemon answers in this process's place."""
+        body = plain.dumps(message)
+        self._runtime.link.node_notice("for_adopted", peer.node_id, peer.process_id, body)
+
+    def _keep_contained(self, legacy: list[Legacy]) -> None:
+        """The daemon holds from now on what the values contain, as this process did."""
+        runtime = self._runtime
+        for _, _, _, contained in legacy:
+            for id, node in contained:
+                if node and not runtime.table.is_owned(id):
+                    peer = runtime.peers.get(node, owner_of(id))
+                    peer.send((p.PEER_BORROW, 0, [(id, runtime.node_id, runtime.node_id)]))
+
+
+def _await_calls(runtime: ClusterRuntime) -> None:
+    """Wait for calls that were not sent yet, or that use values of this process."""
+    table, calls = runtime.table, runtime.calls
+    waiting: set[int] = set()
+
+    def lends(call: Call) -> bool:
+        if call.peer is None:
+            return True
+        pins = call.pins or ()
+        return call.arguments[0] == p.VALUE_SHARED or any(
+            table.is_owned(pin.binary()) and not table.is_actor(pin.binary()) for pin in pins
+        )
+
+    gate = Gate(runtime.loop)
+
+    def ended(call: Call) -> None:
+        if call.number in waiting:
+            waiting.discard(call.number)
+            if not waiting:
+                gate.arrived()
+
+    calls.on_ended = ended
+    waiting.update(call.number for call in list(calls.open.values()) if lends(call))
+    waiting.intersection_update(calls.open)  # one may have ended meanwhile
+    if waiting:
+        await_others(runtime, gate)
+    calls.on_ended = None
+
+
+def _await_results(runtime: ClusterRuntime) -> None:
+    """Wait for calls of this process whose results others hold: only it can receive them."""
+    while True:
+        pending = [entry for entry in _held_by_others(runtime) if entry.value is None]
+        if not pending:
+            return
+        gate = Gate(runtime.loop, len(pending))
+        for entry in pending:
+            if runtime.table.when_ready(entry, gate.arrived):
+                gate.arrived()
+        await_others(runtime, gate)
+
+
+def await_others(runtime: ClusterRuntime, gate: Gate) -> None:
+    """Wait at a planned exit for what other processes do; each does it in the end, or dies."""
+    if not gate.wait(config().block_after):
+        # What is to come may need the CPU that this process was given. It may also need what
+        # this process keeps until it is gone: the head then ends what could never begin.
+        runtime.link.node_notice("blocked", True)
+        peers = {call.peer.process_id for call in list(runtime.calls.open.values()) if call.peer}
+        runtime.link.node_notice("awaits_calls", list(peers))
+        gate.wait(None)
+
+
+def _held_by_others(runtime: ClusterRuntime, holder: bytes | None = None) -> list[Entry]:
+    """Objects of this process that others, or one of them, hold, and those that these contain."""
+    table = runtime.table
+    found: dict[bytes, Entry] = {}
+    more = [
+        entry
+        for entry in table.snapshot()
+        if entry.borrowers and (holder is None or holder in entry.borrowers)
+    ]
+    while more:
+        entry = more.pop()
+        if entry.id in found or not table.is_owned(entry.id) or table.is_actor(entry.id):
+            continue
+        found[entry.id] = entry
+        inside = [table.entry(ref.binary()) for ref in entry.contained or ()]
+        more.extend(entry for entry in inside if entry is not None)
+    return list(found.values())
+
+
+def _legacy(entry: Entry, peers: PeerTable) -> Legacy:
+    borrowers = []
+    for process, count in (entry.borrowers or {}).items():
+        peer = peers.known(process)
+        if peer is not None:
+            borrowers.append((process, peer.node_id, count))
+    contained = tuple((ref.binary(), ref._owner_node) for ref in entry.contained or ())
+    return (entry.id, entry.value, tuple(borrowers), contained)

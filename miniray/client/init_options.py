@@ -1,0 +1,218 @@
+"""What ``init()`` was asked for, checked; how to get there is ``bootstrap.py``'s business."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.host_port import full_address
+from miniray.system import option_checks as check
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.job_config import JobConfig
+
+#: Environment variable that says which cluster to attach to, where ``address`` does not.
+ADDRESS_VARIABLE = "MINIRAY_ADDRESS"
+
+#: Arguments of Ray that miniray accepts without an effect: what they tune is not there.
+_NO_EFFECT = frozenset(
+    {
+        "configure_logging",
+        "dashboard_host",
+        "dashboard_port",
+        "include_dashboard",
+        "logging_config",
+        "logging_format",
+        "_driver_object_store_memory",
+        "_metrics_export_port",
+        "_redis_password",
+        "_system_config",
+        "_tracing_startup_hook",
+    }
+)
+
+#: Arguments of Ray that would mean something else here, and what to do instead.
+_REFUSED = {
+    "local_mode": "run with num_cpus=1, or call the plain functions (f.__wrapped__)",
+    "enable_resource_isolation": "set limits for the cgroup that the node runs in",
+    "cgroup_path": "set limits for the cgroup that the node runs in",
+    "system_reserved_cpu": "give num_cpus",
+    "system_reserved_memory": "give _memory",
+    "proxy_server_url": "start a web server in an actor",
+    "_node_ip_address": "start the cluster with `miniray start --head`",
+    "storage": "give RunConfig(storage_path=...) to the trainer",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class InitOptions:
+    """Checked arguments of ``init()``. None means: as the cluster or the machine has it."""
+
+    #: "local" (start an embedded cluster), "auto" (find a running one), "host:port", or
+    #: None: find a running one, else start an embedded one.
+    address: str | None = None
+    num_cpus: int | None = None
+    num_gpus: int | None = None
+    gpu_family: str | None = None  # None: the first that is found, else NVIDIA's
+    resources: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    namespace: str | None = None  # None: one of its own
+    runtime_env: Mapping[str, Any] | None = None
+    log_to_driver: bool = True
+    object_store_memory: int | None = None  # bytes
+    memory: int | None = None  # bytes
+    temp_dir: str | None = None
+    logging_level: int | str | None = None  # of miniray's loggers
+    default_actor_lifetime: str = "non_detached"
+    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+def check_init(
+    given: Mapping[str, Any], others: Mapping[str, Any], job_config: JobConfig | None = None
+) -> InitOptions:
+    """Check the arguments of ``init()``.
+
+    Args:
+        given: The arguments that ``init`` names.
+        others: What else was given by name.
+        job_config: Says what the other arguments do not.
+
+    Raises:
+        TypeError: There is no such argument, or a value is of a wrong type.
+        ValueError: A value is not allowed, or the arguments don't go together.
+    """
+    others = dict(others)
+    given = {**given, "logging_level": others.pop("logging_level", None)}
+    _check_others(others, {*given, "job_config", *_NO_EFFECT})
+    checks: dict[str, Callable[[str, Any], Any]] = {
+        "address": _check_address,
+        "num_cpus": check.whole(0),
+        "num_gpus": check.whole(0),
+        "gpu_family": _gpu_family,
+        "resources": _node_resources,
+        "labels": check.labels,
+        "namespace": check.text,
+        "runtime_env": check.runtime_env,
+        "log_to_driver": check.boolean,
+        "object_store_memory": check.size(1),
+        "memory": check.size(0),
+        "temp_dir": check.text,
+        "logging_level": _logging_level,
+    }
+    values = {name: checks[name](name, value) for name, value in given.items() if value is not None}
+    from_variable = os.environ.get(ADDRESS_VARIABLE)
+    if "address" not in values and from_variable:
+        values["address"] = _check_address(ADDRESS_VARIABLE, from_variable)
+    options = InitOptions(**(_configured(job_config) | values))
+    if options.address not in (None, "local"):
+        refuse_node_arguments(options, options.address)
+    return options
+
+
+def _configured(job_config: JobConfig | None) -> dict[str, Any]:
+    """What a ``JobConfig`` says, as options."""
+    if job_config is None:
+        return {}
+    from miniray.job_config import JobConfig
+
+    if not isinstance(job_config, JobConfig):
+        raise check.wrong_type("job_config", job_config, "a miniray.job_config.JobConfig")
+    return {
+        "namespace": job_config.ray_namespace,
+        "runtime_env": job_config.runtime_env,
+        "default_actor_lifetime": job_config.default_actor_lifetime,
+        "metadata": dict(job_config.metadata),
+    }
+
+
+def _logging_level(name: str, value: Any) -> int | str:
+    names = ["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"]
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise check.wrong_type(name, value, f"a number or one of {', '.join(names)}")
+    if isinstance(value, str) and value.upper() not in names:
+        raise ValueError(f"{name} must be a number or one of {', '.join(names)}, not {value!r}.")
+    return value if isinstance(value, int) else value.upper()
+
+
+def _gpu_family(name: str, value: Any) -> str:
+    from miniray.accelerators.registry import GPU_FAMILIES, family_named
+
+    return family_named(check.text(name, value), GPU_FAMILIES).name
+
+
+def _node_resources(name: str, value: Any) -> dict[str, Any]:
+    """What a node is to have: amounts, or declarations of custom devices."""
+    from miniray.system.boot_options import check_resources
+
+    if not isinstance(value, Mapping):
+        raise check.wrong_type(name, value, "a dict of resource name to amount")
+    check_resources(value)
+    return dict(value)
+
+
+def _check_others(others: Mapping[str, Any], known: set[str]) -> None:
+    for name in others:
+        if name in _NO_EFFECT:
+            continue
+        if name in _REFUSED:
+            if not others[name]:
+                continue  # what miniray does anyway
+            raise TypeError(f"init() does not support {name} in miniray: {_REFUSED[name]}.")
+        raise TypeError(f"init() has no argument {name!r}.{check.suggestion(name, known)}")
+    ignored = sorted(name for name in others if name in _NO_EFFECT and others[name])
+    if ignored:
+        warnings.warn(
+            f"These arguments of init() have no effect in miniray: {', '.join(ignored)}.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _check_address(name: str, given: Any) -> str:
+    if not isinstance(given, str):
+        raise check.wrong_type(name, given, '"local", "auto" or "host:port"')
+    value = check.plain_text(given)
+    if value in ("local", "auto"):
+        return value
+    if value.startswith("ray://"):
+        raise ValueError(
+            f"{name}={value!r}: miniray has no client mode. Give host:port, and a driver outside "
+            f"the cluster attaches in the same way as one inside."
+        )
+    if value.startswith("unix:"):
+        raise ValueError(
+            f"{name}={value!r} is the address of a cluster that an init() has started: it ends "
+            f"with its driver and no other can attach. Start one with `miniray start --head`."
+        )
+    try:
+        return full_address(value)
+    except ValueError as error:
+        raise ValueError(f'{name} must be "local", "auto" or an address. {error}') from None
+
+
+def refuse_node_arguments(options: InitOptions, address: str | None) -> None:
+    """Raise ValueError for arguments that only a new cluster could heed."""
+    given = [
+        name
+        for name in (
+            "num_cpus",
+            "num_gpus",
+            "gpu_family",
+            "resources",
+            "labels",
+            "object_store_memory",
+            "memory",
+        )
+        if getattr(options, name) not in (None, {})
+    ]
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} can't be given when attaching to a running cluster "
+            f"(address={address!r}): its nodes have their own. Leave them out, or give "
+            f'address="local" to start a cluster.'
+        )

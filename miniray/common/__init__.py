@@ -1,0 +1,1 @@
+"""What every process uses: errors, ids, names, settings, the runtime's interface."""

@@ -1,0 +1,152 @@
+"""``ObjectRef``: the name of a value that exists, or will exist, somewhere in the cluster.
+
+A ref holds an id and where its owner lives, nothing else; values, counts and
+waiters are the runtime's. Dropping a ref only appends its id to a queue, since
+``__del__`` may run at any point of any thread.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from miniray.common.absent import AbsentAttribute
+
+if TYPE_CHECKING:
+    import asyncio
+    import concurrent.futures
+    from collections.abc import Callable, Generator
+
+T_co = TypeVar("T_co", covariant=True)
+
+#: Bytes of an id: 8 for the process that made it, 8 for its number there.
+ID_LENGTH = 16
+
+
+class RefHooks:
+    """What the runtime of this process wants to know about refs.
+
+    ``dropped`` receives the id of each counted ref that went away, and ``wake``
+    is called when the queue was empty before. ``serialized`` is called for each
+    ref that is being pickled and ``deserialized`` for each that was unpickled.
+    """
+
+    __slots__ = ("deserialized", "dropped", "serialized", "wake", "woken")
+
+    def __init__(self) -> None:
+        self.dropped: collections.deque[bytes] = collections.deque()
+        self.woken = False
+        self.wake: Callable[[], None] | None = None
+        self.serialized: Callable[[ObjectRef[Any]], None] | None = None
+        self.deserialized: Callable[[bytes, bytes], ObjectRef[Any]] | None = None
+
+    def call(self) -> None:
+        """Make the runtime look at what was dropped. Takes no lock."""
+        wake = self.wake
+        if wake is not None and not self.woken:
+            self.woken = True
+            wake()
+
+
+hooks = RefHooks()
+
+
+class ObjectRef(Generic[T_co]):
+    """A reference to a value, as returned by ``remote()`` and ``put()``.
+
+    Refs compare and hash by their id, can be awaited, turned into a
+    ``concurrent.futures.Future``, passed to tasks and actors, and put inside
+    other values.
+    """
+
+    __slots__ = ("__weakref__", "_id", "_owner_node")
+
+    def __init__(self, id: bytes, owner_node: bytes) -> None:
+        #: Id: the owner's process id in the cluster (8 bytes) and a number (8 bytes).
+        self._id = id
+        #: Id of the node where the owner runs; empty for a ref that nobody counts.
+        self._owner_node = owner_node
+
+    def __del__(self) -> None:
+        state = hooks
+        try:
+            if state is None or not self._owner_node:  # interpreter shutdown, or uncounted
+                return
+        except AttributeError:  # it was never made, for lack of arguments
+            return
+        counted = True  # no signal is looked at from here until it is, see ignored_signals.py
+        state.dropped.append(self._id)
+        if counted and not state.woken:
+            state.call()
+
+    def binary(self) -> bytes:
+        """The id as 16 bytes."""
+        return self._id
+
+    def hex(self) -> str:
+        """The id as 32 hexadecimal digits."""
+        return self._id.hex()
+
+    def is_nil(self) -> bool:
+        """False: every ref is that of a value, while Ray has one of none too."""
+        return False
+
+    if not TYPE_CHECKING:  # else a type checker takes them for attributes
+        task_id = AbsentAttribute("get_runtime_context().get_task_id() tells it in the task")
+        job_id = AbsentAttribute("get_runtime_context().get_job_id() tells that of the program")
+        owner_address = AbsentAttribute("miniray.util.state.list_objects() tells who owns what")
+        call_site = AbsentAttribute("miniray.util.state.list_objects() tells what was made where")
+        size = AbsentAttribute("len(ref.binary()) is the length of its id")
+        from_binary = AbsentAttribute("pass the ref itself; an id does not keep the value")
+        from_hex = AbsentAttribute("pass the ref itself; an id does not keep the value")
+        from_random = AbsentAttribute("put() makes refs, each of a value")
+        nil = AbsentAttribute("every ref is that of a value; use None for none")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectRef) and self._id == other._id
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __lt__(self, other: ObjectRef[Any]) -> bool:
+        return self._id < other._id
+
+    def __copy__(self) -> ObjectRef[T_co]:
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> ObjectRef[T_co]:
+        return self
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self._id.hex()})"
+
+    def __reduce__(self) -> tuple[Callable[[bytes, bytes], ObjectRef[Any]], tuple[bytes, bytes]]:
+        if hooks.serialized is not None:
+            hooks.serialized(self)
+        return rebuild_ref, (self._id, self._owner_node)
+
+    def future(self) -> concurrent.futures.Future[T_co]:
+        """A ``concurrent.futures.Future`` that gets this ref's value or its error."""
+        from miniray.common.runtime import runtime_of
+
+        return runtime_of("ref").future(self)
+
+    def as_future(self) -> asyncio.Future[T_co]:
+        """An ``asyncio.Future`` of the running event loop that gets this ref's value."""
+        import asyncio
+
+        from miniray.common.runtime import runtime_of
+
+        return asyncio.ensure_future(runtime_of("ref").value_of(self))
+
+    def __await__(self) -> Generator[Any, None, T_co]:
+        from miniray.common.runtime import runtime_of
+
+        return runtime_of("ref").value_of(self).__await__()
+
+
+def rebuild_ref(id: bytes, owner_node: bytes) -> ObjectRef[Any]:
+    """Make a ref from its pickled form and tell the runtime about it."""
+    if hooks.deserialized is not None:
+        return hooks.deserialized(id, owner_node)
+    return ObjectRef(id, b"")

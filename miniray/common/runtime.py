@@ -1,0 +1,427 @@
+"""The interface between the public API and an engine that runs it.
+
+``miniray.get``, ``.remote()`` and the other public names call only what is
+declared here. The cluster (``client/cluster_runtime.py``) is the first
+implementation; another engine can be a second one without a change to the API
+modules. Nothing here does any work.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import concurrent.futures
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
+
+    from miniray.common.memory_types import NodeMemory
+    from miniray.common.object_ref import ObjectRef
+
+
+@dataclasses.dataclass(frozen=True)
+class NodeAffinity:
+    """Run on the node with this id (hex); elsewhere if ``soft`` and it is gone or too small."""
+
+    node_id: str
+    soft: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class BundleAffinity:
+    """Draw on a bundle of a placement group; ``bundle_index`` -1 means any bundle."""
+
+    placement_group_id: bytes
+    bundle_index: int = -1
+    #: None: as the caller's own placement group has it.
+    capture_child_tasks: bool | None = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Place on the least used nodes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Anywhere:
+    """The default policy, and in no placement group, whatever the caller's group captures."""
+
+
+#: None is the default policy (pack to half, then spread), in the caller's group if that captures.
+Placement = NodeAffinity | BundleAffinity | Spread | Anywhere | None
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskOptions:
+    """Checked options of a task; ``options.py`` makes these from what users write."""
+
+    #: Amount per resource name, in units: ``{"CPU": 1, "GPU": 0.5, "memory": bytes}``.
+    resources: Mapping[str, float]
+    num_returns: int | str = 1  # a number, "streaming" or "dynamic"
+    max_retries: int = 3  # -1: without end
+    retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    max_calls: int = 0  # 0: no limit
+    #: None when the user gave no max_calls, so that accelerator tasks get their default of 1.
+    max_calls_given: bool = False
+    name: str = ""
+    placement: Placement = None
+    runtime_env: Mapping[str, Any] | None = None
+    label_selector: Mapping[str, str] | None = None
+    #: Conditions that will do too where no node that meets those has room, the best first.
+    fallback_selectors: tuple[Mapping[str, str], ...] = ()
+    #: For generators: how many yielded values may wait unread; -1 is no limit.
+    generator_backpressure: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorOptions:
+    """Checked options of an actor."""
+
+    #: What the actor holds while it lives.
+    resources: Mapping[str, float]
+    #: What must be free to place it (1 CPU more when num_cpus was not given).
+    placement_resources: Mapping[str, float]
+    name: str | None = None
+    namespace: str | None = None
+    get_if_exists: bool = False
+    lifetime: str | None = None  # "detached", "non_detached" (counted), or None: the job's default
+    max_restarts: int = 0  # -1: without end
+    max_task_retries: int = 0  # -1: without end
+    max_concurrency: int | None = None  # None: 1, or 1000 for an asyncio actor
+    concurrency_groups: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    max_pending_calls: int = -1
+    placement: Placement = None
+    runtime_env: Mapping[str, Any] | None = None
+    label_selector: Mapping[str, str] | None = None
+    #: Conditions that will do too where no node that meets those has room, the best first.
+    fallback_selectors: tuple[Mapping[str, str], ...] = ()
+    #: Modules that the process has imported when it starts: forked from where they are loaded.
+    preload: tuple[str, ...] = ()
+    #: More of them, which processes have that start when they are loaded; no process waits for it.
+    preload_later: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class MethodOptions:
+    """Options of one method of an actor, from ``@method`` and ``.options``."""
+
+    num_returns: int | str = 1
+    concurrency_group: str | None = None
+    max_task_retries: int | None = None  # None: the actor's
+    retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    generator_backpressure: int = -1
+    name: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorClassInfo:
+    """What a handle knows of its actor's class, pickled with the handle."""
+
+    name: str  # class name, for messages
+    module: str
+    methods: Mapping[str, MethodOptions]
+    is_async: bool = False
+    max_task_retries: int = 0
+    max_pending_calls: int = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class ActorLocation:
+    """A named actor as the head knows it: how to make a handle of it."""
+
+    ref: ObjectRef[Any]
+    info: ActorClassInfo
+
+
+@dataclasses.dataclass(frozen=True)
+class RuntimeContextData:
+    """Who and where the calling code is; ids are hex strings."""
+
+    job_id: str
+    node_id: str
+    worker_id: str
+    namespace: str
+    address: str  # what another driver passes to init()
+    session_dir: str
+    task_id: str | None = None
+    task_name: str | None = None
+    actor_id: str | None = None
+    actor_name: str | None = None
+    #: Class name and method (``Counter.add``) or the function's qualified name.
+    function_name: str | None = None
+    placement_group_id: bytes | None = None
+    capture_child_tasks: bool = False
+    was_restarted: bool = False
+    cancelled: bool = False
+    #: Device ids per accelerator resource: ``{"GPU": ["0", "1"], "TPU": [], ...}``.
+    accelerator_ids: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+    assigned_resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    runtime_env: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Exported:
+    """A function or class as it was registered with a runtime."""
+
+    __slots__ = ("blob", "key", "name")
+
+    def __init__(self, key: bytes, name: str, blob: bytes) -> None:
+        self.key = key  # 16 bytes of the SHA-256 of blob
+        self.name = name  # qualified name, for messages
+        self.blob = blob  # cloudpickle of the function or class
+
+
+class Runtime(abc.ABC):
+    """Everything that the public API needs from an engine. Thread-safe."""
+
+    #: Changes with each init, so that cached exports of an older runtime are not reused.
+    session: object
+
+    # --- values ------------------------------------------------------------------
+    @abc.abstractmethod
+    def put(self, value: Any) -> ObjectRef[Any]:
+        """Store a value and return its ref. This process owns it."""
+
+    @abc.abstractmethod
+    def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
+        """Wait for the values; raise the first error, or GetTimeoutError."""
+
+    @abc.abstractmethod
+    def wait(
+        self,
+        refs: Sequence[ObjectRef[Any]],
+        num_returns: int,
+        timeout: float | None,
+        fetch_local: bool,
+    ) -> tuple[list[ObjectRef[Any]], list[ObjectRef[Any]]]:
+        """Split refs into (ready, not ready), each in the order given."""
+
+    @abc.abstractmethod
+    def future(self, ref: ObjectRef[Any]) -> concurrent.futures.Future[Any]:
+        """A future that gets the value or the error of a ref."""
+
+    @abc.abstractmethod
+    def when_done(self, ref: ObjectRef[Any], callback: Callable[[], None]) -> None:
+        """Call back once a ref has its value or error.
+
+        That may be in the thread that handles messages: the callback must not wait, nor run user
+        code.
+        """
+
+    @abc.abstractmethod
+    def value_of(self, ref: ObjectRef[Any]) -> Coroutine[Any, Any, Any]:
+        """A coroutine that gets the value or raises the error of a ref."""
+
+    # --- calls -------------------------------------------------------------------
+    @abc.abstractmethod
+    def export(self, target: Callable[..., Any] | type, name: str) -> Exported:
+        """Pickle a function or class once; a warning names what drags in much data."""
+
+    @abc.abstractmethod
+    def submit_task(
+        self,
+        function: Exported,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: TaskOptions,
+    ) -> Any:
+        """Start a task: a ref, a list of refs (num_returns > 1), None (0), or a generator."""
+
+    @abc.abstractmethod
+    def create_actor(
+        self,
+        cls: Exported,
+        info: ActorClassInfo,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: ActorOptions,
+    ) -> ActorLocation:
+        """Start an actor and return at once; its errors reach the first call.
+
+        Raises:
+            ActorAlreadyExistsError: the name is taken and get_if_exists is not set.
+        """
+
+    @abc.abstractmethod
+    def submit_actor_call(
+        self,
+        actor: ObjectRef[Any],
+        info: ActorClassInfo,
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: MethodOptions,
+    ) -> Any:
+        """Call a method: returns as ``submit_task`` does."""
+
+    @abc.abstractmethod
+    def kill_actor(self, actor: ObjectRef[Any], no_restart: bool) -> None:
+        """End an actor's process at once."""
+
+    @abc.abstractmethod
+    def cancel(self, ref: ObjectRef[Any], force: bool, recursive: bool) -> None:
+        """Cancel the task or call that makes this ref."""
+
+    @abc.abstractmethod
+    def get_actor(self, name: str, namespace: str | None) -> ActorLocation:
+        """Look up a named actor; ValueError if there is none."""
+
+    @abc.abstractmethod
+    def list_named_actors(self, all_namespaces: bool) -> list[dict[str, str]]:
+        """Names (and namespaces) of the living named actors."""
+
+    # --- placement groups ----------------------------------------------------------
+    @abc.abstractmethod
+    def create_placement_group(
+        self,
+        bundles: Sequence[Mapping[str, float]],
+        strategy: str,
+        name: str,
+        lifetime: str | None,
+        bundle_label_selector: Sequence[Mapping[str, str]] | None,
+    ) -> bytes:
+        """Ask for a placement group; returns its id at once.
+
+        Raises:
+            ValueError: The name is taken.
+        """
+
+    @abc.abstractmethod
+    def placement_group_ready(self, id: bytes, value: Any) -> ObjectRef[Any]:
+        """A ref to the value, that becomes ready when the group is placed."""
+
+    @abc.abstractmethod
+    def remove_placement_group(self, id: bytes) -> None:
+        """Release a group; what runs in it ends."""
+
+    @abc.abstractmethod
+    def placement_group_table(self, id: bytes | None) -> dict[str, Any]:
+        """One group's table (with ``bundle_cache``, ``strategy``, ``state``), or all by hex id."""
+
+    @abc.abstractmethod
+    def find_placement_group(self, name: str, namespace: str | None) -> bytes | None:
+        """Id of the named group, or None."""
+
+    # --- the cluster ---------------------------------------------------------------
+    @abc.abstractmethod
+    def nodes(self) -> list[dict[str, Any]]:
+        """Ray's list of nodes: NodeID, Alive, NodeManagerAddress, Resources, Labels, ..."""
+
+    @abc.abstractmethod
+    def cluster_resources(self) -> dict[str, float]:
+        """Totals over the living nodes."""
+
+    @abc.abstractmethod
+    def available_resources(self) -> dict[str, float]:
+        """What is free over the living nodes."""
+
+    @abc.abstractmethod
+    def head_call(self, method: str, *args: Any) -> Any:
+        """Ask the head (state listings, key-values, jobs); plain data both ways."""
+
+    @abc.abstractmethod
+    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
+        """What every node and process holds; each process has so many seconds to answer."""
+
+    @abc.abstractmethod
+    def context(self) -> RuntimeContextData:
+        """Who and where the caller is."""
+
+    @abc.abstractmethod
+    def current_actor(self) -> ActorLocation:
+        """The actor that the calling code belongs to; RuntimeError outside of actors."""
+
+    @abc.abstractmethod
+    def exit_actor(self) -> None:
+        """End the current actor after this call (raises inside the method)."""
+
+    @abc.abstractmethod
+    def shutdown(self) -> None:
+        """Leave the cluster; an embedded one ends."""
+
+
+_current: Runtime | None = None
+#: Why this process may not get a runtime by merely using the API; "" if it may.
+_refusal = ""
+#: Attaches this process, also if another thread does the same at this moment.
+_init: Callable[[], object] | None = None
+
+
+def start_with(init: Callable[[], object]) -> None:
+    """Set what ``current_runtime`` calls if this process is not attached yet."""
+    global _init
+    _init = init
+
+
+def set_runtime(runtime: Runtime | None) -> None:
+    """Make this the runtime of the process (None: there is none)."""
+    global _current, _refusal
+    _current = runtime
+    _refusal = ""
+
+
+def refuse_runtime(why: str) -> None:
+    """There is no runtime, and using the API fails with this reason until ``init()`` is called."""
+    global _current, _refusal
+    _current = None
+    _refusal = why
+
+
+def runtime_or_none() -> Runtime | None:
+    """The runtime of this process, if it has one."""
+    return _current
+
+
+def runtime_of(what: str) -> Runtime:
+    """The runtime that a ref or a handle of this process belongs to.
+
+    Args:
+        what: "ref" or "actor handle", for the error.
+
+    Raises:
+        NotInitializedError: There is none, and a new one would not know it.
+    """
+    if _current is None and not _refusal:
+        from miniray.exceptions import NotInitializedError
+
+        raise NotInitializedError(
+            f"This {what} is of a cluster that this process is not attached to any more, as "
+            "miniray.shutdown() was called. Values and actors of before cannot be reached; get the "
+            "values before shutdown(), or make them again."
+        )
+    return current_runtime()
+
+
+def current_runtime() -> Runtime:
+    """The runtime of this process; starts an embedded cluster if nobody called init().
+
+    Raises:
+        NotInitializedError: This is a forked child, which has to call init() itself.
+    """
+    if _current is not None:
+        return _current
+    if _refusal:
+        from miniray.exceptions import NotInitializedError
+
+        raise NotInitializedError(_refusal)
+    assert _init is not None  # given when miniray was imported
+    _init()
+    runtime = runtime_or_none()
+    assert runtime is not None
+    _tell_own_cluster(runtime)
+    return runtime
+
+
+def _tell_own_cluster(runtime: Runtime) -> None:
+    """Warn in a child of multiprocessing, which may be meant to use its parent's cluster."""
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    child = multiprocessing is not None and multiprocessing.parent_process() is not None
+    if child and runtime.context().address.startswith("unix:"):
+        warnings.warn(
+            "This process was started by multiprocessing and has started a cluster of its own: "
+            "that of its parent belongs to the parent alone. Use tasks and actors in place of "
+            "processes; or start a cluster with `miniray start --head`, and both attach to it.",
+            stacklevel=4,
+        )

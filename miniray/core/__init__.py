@@ -1,1 +1,0 @@
-"""What every driver and worker runs: calls, references, values, sockets."""

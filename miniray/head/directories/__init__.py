@@ -1,0 +1,1 @@
+"""What the head knows: nodes, actors, leases, jobs, placement groups."""

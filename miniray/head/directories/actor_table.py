@@ -1,0 +1,121 @@
+"""The actors of the cluster by all that they are looked up by: the one place where they are."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING
+
+from miniray.head.directories.actor_states import remembered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from miniray.head.directories.actor import Actor
+    from miniray.head.directories.actor_states import DeadActor
+
+#: So many dead actors are remembered, so that late callers learn why.
+_REMEMBERED = 10_000
+
+
+class ActorTable:
+    """Those that are not dead by id, name, lease, process and owner; and the dead by id."""
+
+    def __init__(self) -> None:
+        self._actors: dict[bytes, Actor] = {}
+        self._names: dict[tuple[str, str], Actor] = {}
+        self._by_process: dict[bytes, Actor] = {}
+        self._by_lease: dict[int, Actor] = {}
+        #: Actors that end with the process that created them, in order; none without any.
+        self._owned: dict[bytes, dict[bytes, None]] = {}
+        self._dead: collections.OrderedDict[bytes, DeadActor] = collections.OrderedDict()
+
+    # --- looking up ------------------------------------------------------------------
+    def get(self, id: bytes) -> Actor | None:
+        """The actor of this id, unless it is dead."""
+        return self._actors.get(id)
+
+    def dead(self, id: bytes) -> DeadActor | None:
+        """What is remembered of a dead actor."""
+        return self._dead.get(id)
+
+    def named(self, name: tuple[str, str]) -> Actor | None:
+        """The actor of this (namespace, name)."""
+        return self._names.get(name)
+
+    def of_process(self, process_id: bytes) -> Actor | None:
+        """The actor that runs in this process."""
+        return self._by_process.get(process_id)
+
+    def of_lease(self, number: int) -> Actor | None:
+        """The actor that has this lease, or has asked for it."""
+        return self._by_lease.get(number)
+
+    def owners(self) -> list[bytes]:
+        """Processes with which actors end."""
+        return list(self._owned)
+
+    def take_owned(self, owner: bytes) -> list[Actor]:
+        """The actors that end with a process, which is forgotten."""
+        ids = self._owned.pop(owner, {})
+        return [self._actors[id] for id in ids if id in self._actors]
+
+    def names(self) -> Iterable[tuple[str, str]]:
+        """Every (namespace, name)."""
+        return self._names.keys()
+
+    def all(self) -> list[Actor]:
+        """Every actor that is not dead."""
+        return list(self._actors.values())
+
+    def all_dead(self) -> list[tuple[bytes, DeadActor]]:
+        """Actors that died, the latest last; so many as are remembered."""
+        return list(self._dead.items())
+
+    # --- changes -----------------------------------------------------------------------
+    def enter(self, actor: Actor) -> None:
+        """A new actor, which has no place yet."""
+        self._actors[actor.id] = actor
+        if actor.name is not None:
+            self._names[actor.name] = actor
+        # Nobody else can tell what a detached one is given, if its arguments have no values yet.
+        if not actor.spec["detached"] or actor.arguments is None:
+            self._owned.setdefault(actor.owner, {})[actor.id] = None
+
+    def leased(self, actor: Actor, number: int) -> None:
+        """An actor has a lease, or asks for it."""
+        actor.lease = number
+        self._by_lease[number] = actor
+
+    def lives_in(self, actor: Actor, process_id: bytes) -> None:
+        """An actor runs in a process."""
+        self._by_process.pop(actor.process_id, None)
+        actor.process_id = process_id
+        self._by_process[process_id] = actor
+
+    def leave_place(self, actor: Actor) -> None:
+        """An actor has neither lease nor process any more."""
+        self._by_lease.pop(actor.lease, None)
+        self._by_process.pop(actor.process_id, None)
+        actor.lease, actor.node, actor.process_id, actor.pid = 0, None, b"", 0
+
+    def died(self, actor: Actor) -> None:
+        """An actor is dead for good, and its name is free."""
+        del self._actors[actor.id]
+        if actor.name is not None:
+            del self._names[actor.name]
+        self.disown(actor)
+        self.enter_dead(actor.id, remembered(actor))
+
+    def enter_dead(self, id: bytes, dead: DeadActor) -> None:
+        """An actor is dead, of which nothing else may be known."""
+        self._dead[id] = dead
+        if len(self._dead) > _REMEMBERED:
+            self._dead.popitem(last=False)
+
+    def disown(self, actor: Actor) -> None:
+        """An actor does not end with its creator."""
+        owned = self._owned.get(actor.owner)
+        if owned is not None:
+            owned.pop(actor.id, None)
+            if not owned:
+                del self._owned[actor.owner]

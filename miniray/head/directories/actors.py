@@ -1,0 +1,521 @@
+"""The actors of the cluster: names, where each lives, who wants to know, and restarts.
+
+Responsible for the life of an actor from its registration to its death; placing it is
+the scheduler's work, and running it a daemon's.
+"""
+
+from __future__ import annotations
+
+import logging
+import marshal
+import pickle
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from miniray._proto import head_pb2
+from miniray.calls.task_shape import placement_from_data
+from miniray.common.ids import owner_of
+from miniray.common.runtime import BundleAffinity
+from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
+from miniray.head.directories.actor import Actor
+from miniray.head.directories.actor_spec import daemon_spec
+from miniray.head.directories.actor_states import (
+    ALIVE,
+    DEAD,
+    NEVER_MADE,
+    ORDINARY,
+    REQUESTED,
+    RESTARTING,
+    Circumstances,
+    DeadActor,
+    cause_of_death,
+    death_of,
+    how_it_ended,
+)
+from miniray.head.directories.actor_subscribers import UNKNOWN, ActorSubscribers
+from miniray.head.directories.actor_table import ActorTable
+from miniray.head.directories.clients import ProcessExit
+from miniray.head.directories.grants import Asker
+from miniray.head.scheduling.allocations import allocation_json
+from miniray.head.scheduling.demands import Demand
+from miniray.head.scheduling.reasons import ReasonKind, severity
+from miniray.messages.specs import ActorSpec  # noqa: TC001 - what a request must be
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Mapping
+
+    from miniray.head.directories.clients import ClientDirectory
+    from miniray.head.directories.grants import GrantTable, Timers
+    from miniray.head.directories.jobs import JobDirectory
+    from miniray.head.directories.nodes import Node, NodeDirectory
+    from miniray.head.directories.pending_notices import PendingNotices
+    from miniray.head.scheduling.reasons import Reason
+    from miniray.head.scheduling.resources import Allocation
+
+logger = logging.getLogger(__name__)
+
+
+class ActorDirectory:
+    """All actors by id, name and process. Implements ``grants.Requester`` for actors."""
+
+    def __init__(
+        self,
+        grants: GrantTable,
+        nodes: NodeDirectory,
+        clients: ClientDirectory,
+        jobs: JobDirectory,
+        timers: Timers,
+        notices: PendingNotices,
+        *,
+        epoch: int,
+        on_change: Callable[[Actor], None],
+    ) -> None:
+        """Start with none.
+
+        Args:
+            grants: where leases are asked for.
+            nodes: where actors live.
+            clients: who subscribes and owns.
+            jobs: whose actors they are.
+            timers: the event loop.
+            notices: tells drivers why actors wait.
+            epoch: the head's start counter.
+            on_change: called when what must survive a restart has changed.
+        """
+        self._grants = grants
+        self._nodes = nodes
+        self._clients = clients
+        self._jobs = jobs
+        self._notices = notices
+        self._epoch = epoch
+        self._on_change = on_change
+        self._table = ActorTable()
+        self._subscribers = ActorSubscribers(clients, timers)
+        #: After a restart of the head: actors and their leases by the node that is to report them.
+        self._awaited: dict[bytes, list[tuple[Actor, int]]] = {}
+        clients.on_ended.append(self._process_ended)
+
+    # --- what clients ask ------------------------------------------------------------
+    def create(
+        self, requester: bytes, id: bytes, spec: ActorSpec, get_if_exists: bool
+    ) -> tuple[bytes, bytes, bool, bytes] | None:
+        """Register an actor; its arguments follow with ``start``.
+
+        Returns:
+            How to make a handle of the one that exists already, for ``get_if_exists``.
+
+        Raises:
+            ActorAlreadyExistsError: the name is taken.
+        """
+        if self._table.get(id) is not None:
+            return None  # repeated after the head before this one had kept it
+        dead = self._table.dead(id)
+        if dead is not None:  # the same; or its end was asked for on another way, which was quicker
+            self._subscribers.tell_dead(requester, id, dead.death)
+            return None
+        client = self._clients.get(requester)
+        job_id = client.job_id if client is not None else b""
+        actor = Actor(
+            id=id,
+            spec=cast("dict[str, Any]", spec),
+            job_id=job_id,
+            job=self._jobs.get(job_id),
+            near=spec["owner_node"].hex(),
+            restarts_left=spec["max_restarts"],
+        )
+        if actor.name is not None:
+            holder = self._table.named(actor.name)
+            if holder is not None and get_if_exists:
+                return holder.location
+            if holder is not None:
+                raise ActorAlreadyExistsError(*reversed(actor.name))
+        self._enter(actor)
+        if client is not None:
+            self._subscribers.add(requester, id)
+        elif not spec["detached"]:
+            self._die(actor, DeathCause.OWNER_DIED)
+        return None
+
+    def _enter(self, actor: Actor) -> None:
+        self._table.enter(actor)
+        if actor.spec["detached"]:
+            self._jobs.hold(actor.id, actor.job_id)
+        self._subscribers.came(actor.id)
+
+    def start(
+        self, id: bytes, arguments: Any, refs: Any, error: tuple[int, bytes, Any] | None
+    ) -> None:
+        """The constructor's arguments have values, or one of them failed: then nothing starts."""
+        actor = self._table.get(id)
+        if actor is None or actor.arguments is not None:
+            return
+        if error is not None:
+            self._die(actor, DeathCause.CREATION_FAILED, creation=error[1])
+            return
+        actor.arguments = marshal.dumps((arguments, refs))
+        if actor.spec["detached"]:
+            self._table.disown(actor)
+        self._on_change(actor)
+        self._submit(actor)
+
+    def refuse(self, requester: bytes, why: str, id: bytes, *_: object) -> None:
+        """An actor could not be registered or started: it is dead for all who ask."""
+        actor = self._table.get(id)
+        if actor is not None:
+            self._die_unschedulable(actor, why)
+        elif self._table.dead(id) is None:
+            creation = _unschedulable(id.hex(), why)
+            death = NEVER_MADE._replace(cause=DeathCause.CREATION_FAILED.name, creation=creation)
+            self._table.enter_dead(id, DeadActor(death, when=time.time()))
+            self._subscribers.tell_dead(requester, id, death)
+
+    def subscribe(self, process_id: bytes, id: bytes) -> None:
+        """Tell a process of the actor's state, now and whenever it changes."""
+        actor = self._table.get(id)
+        dead = self._table.dead(id)
+        if actor is not None:
+            self._subscribers.add(process_id, id)
+            if actor.state != ALIVE or actor.node is not None:  # else its node has yet to report
+                self._subscribers.tell(process_id, actor)
+        elif dead is None and self._clients.get(owner_of(id)) is not None:
+            self._subscribers.add(process_id, id)
+            self._subscribers.wait_for(id)
+        else:
+            death = dead.death if dead is not None else UNKNOWN
+            self._subscribers.tell_dead(process_id, id, death)
+
+    def kill(self, id: bytes, no_restart: bool) -> None:
+        """End an actor's process; it starts again if it may and ``no_restart`` is False."""
+        actor = self._table.get(id)
+        if actor is None:
+            if no_restart and self._table.dead(id) is None:  # it is not to be made any more
+                self._table.enter_dead(id, DeadActor(NEVER_MADE, when=time.time()))
+            return
+        if no_restart or actor.restarts_left == 0:
+            self._die(actor, DeathCause.KILLED)
+        elif actor.node is not None:
+            actor.killed = True
+            self._end(actor, kill=True)
+
+    def out_of_scope(self, process_id: bytes, id: bytes) -> None:
+        """The owner's last handle went away."""
+        actor = self._table.get(id)
+        if actor is not None and actor.owner == process_id and not actor.spec["detached"]:
+            self._die(actor, DeathCause.OUT_OF_SCOPE)
+
+    def find(self, name: str, namespace: str) -> tuple[bytes, bytes, bool, bytes]:
+        """How to make a handle of a named actor; ValueError if there is none."""
+        actor = self._table.named((namespace, name))
+        if actor is None:
+            raise ValueError(
+                f"There is no actor named {name!r} in namespace {namespace!r}: none was created "
+                f"there, or it has ended. For one of another namespace, pass its namespace."
+            )
+        return actor.location
+
+    def named(self, namespace: str | None) -> list[dict[str, str]]:
+        """Names and namespaces of living named actors, of one namespace or of all."""
+        return [
+            {"name": name, "namespace": where}
+            for where, name in self._table.names()
+            if namespace is None or where == namespace
+        ]
+
+    # --- placing ---------------------------------------------------------------------
+    def _submit(self, actor: Actor) -> None:
+        try:
+            actor.demand = demand_of(actor)
+        except ValueError as error:
+            self._die_unschedulable(actor, str(error))
+            return
+        number = self._grants.reserve_number()
+        self._table.leased(actor, number)
+        self._grants.submit_as(number, self, actor, actor.demand, actor.near)
+
+    def granted(self, token: Actor, number: int, allocation: Allocation) -> None:
+        """There is room: the daemon starts it."""
+        node = self._nodes.get(bytes.fromhex(allocation.node_id))
+        assert node is not None  # the scheduler has living nodes only
+        token.node = node
+        token.told = 0
+        self._on_change(token)
+        node.send(
+            start_actor=head_pb2.StartActor(
+                lease=number,
+                epoch=self._epoch,
+                actor_id=token.id,
+                owner=token.owner,
+                job_id=token.job_id,
+                spec=daemon_spec(token),
+                allocation=allocation_json(allocation),
+                arguments=token.arguments,
+                restarts=token.restarts,
+            )
+        )
+
+    def refused(self, token: Actor, number: int, reason: Reason) -> None:
+        """It can never be placed."""
+        if reason.kind is ReasonKind.GROUP_GONE:
+            self._die(token, DeathCause.GROUP_REMOVED, ended=True)
+        else:
+            self._die_unschedulable(token, reason.sentence())
+
+    def lost(self, token: Actor, number: int) -> None:
+        """Its node is gone."""
+        if token.lease == number:  # else it was dead already, and only its process was left
+            self._ended(token, ProcessExit(pid=token.pid, with_node=True))
+
+    def must_end(self, token: Actor, number: int) -> None:
+        """Its placement group was removed."""
+        if token.lease == number and token.state != DEAD:
+            self._die(token, DeathCause.GROUP_REMOVED)
+
+    def waits(self, token: Actor, number: int, reason: Reason) -> None:
+        """Tell the driver why it waits."""
+        if token.job is not None and severity(reason) > token.told:
+            token.told = severity(reason)
+            self._notices.tell(
+                token.job.driver,
+                token.class_name,
+                reason,
+                lambda: self.waiting(token.id) == number,
+            )
+
+    def waiting(self, id: bytes) -> int:
+        """The number of an actor's request that waits; 0 if none does."""
+        actor = self._table.get(id)
+        return actor.lease if actor is not None and actor.node is None else 0
+
+    def describe(self, token: Actor) -> Asker:
+        """Who waits."""
+        return Asker("actor", token.class_name, token.job_id, token.owner)
+
+    def _die_unschedulable(self, actor: Actor, why: str) -> None:
+        creation = _unschedulable(f"{actor.class_name} ({actor.id.hex()})", why)
+        self._die(actor, DeathCause.CREATION_FAILED, creation=creation, ended=True)
+
+    # --- what daemons say --------------------------------------------------------------
+    def reported(self, report: head_pb2.ActorReported) -> None:
+        """An actor's constructor ended, or it ends itself."""
+        actor = self._table.of_lease(report.lease)
+        if actor is None or actor.id != report.actor_id:
+            return  # it is dead or elsewhere already
+        if report.process_id:
+            self._table.lives_in(actor, report.process_id)
+        actor.pid = report.pid
+        if report.exiting:
+            actor.exiting = True
+        elif report.error:
+            self._die(actor, DeathCause.CREATION_FAILED, creation=report.error, ended=True)
+        else:
+            actor.state = ALIVE
+            self._on_change(actor)
+            self._subscribers.tell_all(actor)
+
+    def process_of_lease(self, number: int, process_id: bytes) -> None:
+        """A daemon says which process a lease had; it may be told nowhere else."""
+        actor = self._table.of_lease(number)
+        if actor is not None and process_id:
+            self._table.lives_in(actor, process_id)
+
+    def lease_failed(self, number: int, error: bytes, tries: int) -> bool:
+        """A daemon cannot start a process; False if it is no actor's.
+
+        If it may be tried more than once, the place was no good, and there may be another one.
+        """
+        actor = self._table.of_lease(number)
+        if actor is None:
+            return False
+        if tries > 1:
+            self._table.leave_place(actor)
+            self._submit(actor)
+        else:
+            self._die(actor, DeathCause.CREATION_FAILED, creation=error, ended=True)
+        return True
+
+    def lease_over(self, number: int) -> None:
+        """A lease is over; if its actor was not heard to end, it has."""
+        actor = self._table.of_lease(number)
+        if actor is not None:
+            self._ended(actor, ProcessExit(pid=actor.pid))
+
+    # --- ending ------------------------------------------------------------------------
+    def _process_ended(self, process_id: bytes, how: ProcessExit) -> None:
+        actor = self._table.of_process(process_id)
+        if actor is not None:
+            self._ended(actor, how)
+        self._subscribers.process_ended(process_id)
+        self._end_owned(process_id, how.detail if how.with_node else "")
+
+    def _end_owned(self, process_id: bytes, detail: str = "") -> None:
+        for owned in self._table.take_owned(process_id):
+            if owned.state != DEAD:  # the end of one may have refused another
+                self._die(owned, DeathCause.OWNER_DIED, how=ProcessExit(detail=detail))
+
+    def _ended(self, actor: Actor, how: ProcessExit) -> None:
+        """The actor's process is gone: it starts again, or is dead."""
+        known = Circumstances(actor.restarts_left, actor.exiting, actor.killed)
+        cause = cause_of_death(how, known)
+        if cause is not None:
+            self._die(actor, cause, how=how, ended=True)
+            return
+        died = death_of(actor, how_it_ended(how, known), how, None)
+        self._table.leave_place(actor)
+        actor.killed = False
+        actor.restarts += 1
+        if actor.restarts_left > 0:
+            actor.restarts_left -= 1
+        actor.state = RESTARTING
+        logger.warning("%s It starts again.", died.error(actor.id))
+        self._on_change(actor)
+        self._subscribers.tell_all(actor)
+        self._submit(actor)
+
+    def _end(self, actor: Actor, *, kill: bool) -> None:
+        if actor.node is not None:
+            actor.node.send(
+                end_actor=head_pb2.EndActor(actor_id=actor.id, lease=actor.lease, kill=kill)
+            )
+
+    def _die(
+        self,
+        actor: Actor,
+        cause: DeathCause,
+        *,
+        creation: bytes | None = None,
+        how: ProcessExit | None = None,
+        ended: bool = False,
+    ) -> None:
+        """The actor is dead for all who ask; its process may be on its way out.
+
+        Args:
+            actor: which one.
+            cause: why.
+            creation: pickled error of its creation.
+            how: how its process ended, if that is known.
+            ended: its process ends without being asked, or never was.
+        """
+        death = death_of(actor, cause, how or ProcessExit(), creation)
+        if actor.node is None and actor.lease:
+            self._grants.withdraw(actor.lease)
+        elif not ended:
+            self._end(actor, kill=cause is not DeathCause.OUT_OF_SCOPE)
+        self._table.leave_place(actor)
+        actor.state, actor.death, actor.died = DEAD, death, time.time()
+        if cause not in ORDINARY:
+            level = logging.INFO if cause in REQUESTED else logging.WARNING
+            logger.log(level, "%s", death.error(actor.id))
+        self._table.died(actor)
+        if actor.spec["detached"]:
+            self._jobs.release(actor.id)
+        self._subscribers.tell_death(actor.id, death)
+        self._on_change(actor)
+
+    # --- restarts of the head ------------------------------------------------------------
+    def restore(self, actor: Actor, node_id: bytes) -> None:
+        """Enter an actor of before; it is placed, or its node is to report it."""
+        actor.job = self._jobs.get(actor.job_id)
+        self._enter(actor)
+        if node_id:
+            self._awaited.setdefault(node_id, []).append((actor, actor.lease))
+            # So it is found by what its node tells of its end.
+            self._table.leased(actor, actor.lease)
+            if actor.process_id:
+                self._table.lives_in(actor, actor.process_id)
+        else:
+            actor.lease = 0
+            self._submit(actor)
+
+    def restore_dead(self, id: bytes, dead: DeadActor) -> None:
+        """Remember an actor that died under an earlier head."""
+        self._table.enter_dead(id, dead)
+
+    def node_reports(
+        self, node: Node, processes: Mapping[int, bytes], homeless: Container[int]
+    ) -> None:
+        """A node says which leases it runs; what it lacks has ended.
+
+        Args:
+            node: that was to report.
+            processes: by lease.
+            homeless: those of the leases whose bundle is gone.
+        """
+        for actor, lease in self._awaited.pop(node.id, ()):
+            if actor.lease != lease:  # it has ended
+                continue
+            process_id = processes.get(actor.lease)
+            if process_id is None:
+                self._not_there(actor)
+                continue
+            if actor.lease in homeless:
+                self._bundle_gone(actor)
+                continue
+            actor.node = node
+            actor.demand = demand_of(actor)
+            self._table.leased(actor, actor.lease)
+            self._grants.restore(actor.lease, self, actor, actor.demand)
+            if process_id:
+                self._table.lives_in(actor, process_id)
+            if actor.state == ALIVE:
+                self._subscribers.tell_all(actor)
+
+    def _not_there(self, actor: Actor) -> None:
+        """The node that was to have an actor does not: it has ended, or was never begun."""
+        if actor.state == ALIVE:
+            self._ended(actor, ProcessExit(pid=actor.pid))
+            return
+        self._table.leave_place(actor)
+        self._on_change(actor)
+        self._submit(actor)
+
+    def _bundle_gone(self, actor: Actor) -> None:
+        placement = demand_of(actor).placement
+        assert isinstance(placement, BundleAffinity)
+        if self._grants.scheduler.group(placement.placement_group_id) is None:
+            self._die(actor, DeathCause.GROUP_REMOVED, ended=True)
+        else:
+            self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
+
+    def node_never_came(self, node_id: bytes) -> None:
+        """A node did not come back, or was of no use."""
+        for actor, lease in self._awaited.pop(node_id, ()):
+            if actor.lease == lease:
+                self._ended(actor, ProcessExit(pid=actor.pid, with_node=True))
+
+    def end_orphans(self) -> None:
+        """End the actors whose owner did not come back."""
+        for owner in [owner for owner in self._table.owners() if self._clients.get(owner) is None]:
+            self._end_owned(owner)
+
+    def has_lease(self, number: int) -> bool:
+        """Whether a lease is that of an actor which is not dead."""
+        return self._table.of_lease(number) is not None
+
+    # --- listings ------------------------------------------------------------------------
+    def all(self) -> list[Actor]:
+        """Every actor that is not dead."""
+        return self._table.all()
+
+    def dead(self) -> list[tuple[bytes, DeadActor]]:
+        """Actors that died, the latest last; so many as are remembered."""
+        return self._table.all_dead()
+
+
+def _unschedulable(actor: str, why: str) -> bytes:
+    """The pickled error of an actor that cannot be placed."""
+    return pickle.dumps(
+        ActorUnschedulableError(f"The actor {actor} cannot be scheduled: {why}."), 5
+    )
+
+
+def demand_of(actor: Actor) -> Demand:
+    """What an actor asks for; ValueError if that is malformed."""
+    spec = actor.spec
+    return Demand.of(
+        spec["resources"],
+        spec["placement_resources"],
+        placement_from_data(spec["placement"]),
+        spec["labels"],
+        spec.get("fallback_labels", ()),
+        lasting=True,
+    )

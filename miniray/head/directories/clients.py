@@ -1,0 +1,132 @@
+"""The drivers and workers of the cluster: where each is attached, and how to reach it.
+
+Responsible for the directory, for answers and pushes; what ends with a process is
+told by hooks to whoever owns that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import marshal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from miniray._proto import common_pb2
+from miniray.common.sizes import format_bytes
+from miniray.messages.answers import encode_error
+from miniray.messages.protocol import MAX_HEAD_REQUEST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.head.directories.nodes import Node, NodeDirectory
+
+
+class ProcessExit(NamedTuple):
+    """How a process ended."""
+
+    #: Exit code, negative for a signal; None: not known.
+    code: int | None = None
+    pid: int = 0
+    #: It ended by rule.
+    planned: bool = False
+    #: Its node was lost with it.
+    with_node: bool = False
+    #: What else is known, as a sentence.
+    detail: str = ""
+
+
+@dataclasses.dataclass(eq=False)
+class Client:
+    """A driver or worker."""
+
+    id: bytes
+    node: Node
+    pid: int
+    is_driver: bool
+    job_id: bytes
+
+
+class ClientDirectory:
+    """Attached processes by id."""
+
+    def __init__(self, nodes: NodeDirectory) -> None:
+        self._nodes = nodes
+        self._clients: dict[bytes, Client] = {}
+        self._on_node: dict[bytes, dict[bytes, Client]] = {}
+        #: Called with each process that ended, in this order.
+        self.on_ended: list[Callable[[bytes, ProcessExit], None]] = []
+
+    def attach(self, client: Client) -> None:
+        """A process attached to its daemon."""
+        self._clients[client.id] = client
+        self._on_node.setdefault(client.node.id, {})[client.id] = client
+
+    def get(self, process_id: bytes) -> Client | None:
+        """An attached process."""
+        return self._clients.get(process_id)
+
+    def node_of(self, process_id: bytes) -> Node | None:
+        """Where a process is attached; a daemon's own id is that of its node."""
+        client = self._clients.get(process_id)
+        return client.node if client is not None else self._nodes.get(process_id)
+
+    def all(self) -> list[Client]:
+        """Every attached process."""
+        return list(self._clients.values())
+
+    def ended(self, process_id: bytes, how: ProcessExit) -> None:
+        """A process is gone; those that did not attach may have ended too."""
+        client = self._clients.pop(process_id, None)
+        if client is not None:
+            self._on_node[client.node.id].pop(process_id, None)
+        for hook in self.on_ended:
+            hook(process_id, how)
+
+    def node_lost(self, node: Node) -> None:
+        """All processes of a node are gone with it."""
+        why = f"Node {node.name} is gone: {node.reason}."
+        for client in self._on_node.pop(node.id, {}).values():
+            if self._clients.get(client.id) is client:
+                del self._clients[client.id]
+                for hook in self.on_ended:
+                    hook(client.id, ProcessExit(pid=client.pid, with_node=True, detail=why))
+        for hook in self.on_ended:  # its daemon
+            hook(node.id, ProcessExit(with_node=True, detail=why))
+
+    def push(self, process_id: bytes, topic: str, *body: Any) -> bool:
+        """Tell a process, or a daemon under its node's id, something; False if it is not there."""
+        node = self.node_of(process_id)
+        if node is None:
+            return False
+        node.send(
+            push=common_pb2.ClientPush(process_id=process_id, topic=topic, body=marshal.dumps(body))
+        )
+        return True
+
+    def answer(self, process_id: bytes, request: int, result: Any) -> None:
+        """Answer a request of a process, or of a daemon under its node's id.
+
+        Raises:
+            ValueError: The answer is too large, or cannot travel.
+        """
+        body = marshal.dumps(result)
+        if len(body) > MAX_HEAD_REQUEST:
+            # The daemon would not take it, and its session would end.
+            raise ValueError(
+                f"The answer takes {format_bytes(len(body))}, and may take "
+                f"{format_bytes(MAX_HEAD_REQUEST)}. Ask for less at once."
+            )
+        self._reply(process_id, request, b"", body)
+
+    def refuse(self, process_id: bytes, request: int, error: BaseException) -> None:
+        """Answer a request with what its caller is to raise."""
+        self._reply(process_id, request, encode_error(error), b"")
+
+    def _reply(self, process_id: bytes, request: int, error: bytes, body: bytes) -> None:
+        node = self.node_of(process_id)
+        if node is not None:
+            node.send(
+                reply=common_pb2.ClientReply(
+                    process_id=process_id, request=request, error=error, body=body
+                )
+            )

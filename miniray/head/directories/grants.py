@@ -1,0 +1,377 @@
+"""Carries the scheduler's decisions to those who asked: grants, refusals, lost leases.
+
+Responsible for who waits for what and for the timers that come with waiting; who gets
+what is decided in ``scheduler.py``, and what a grant means is the asker's business.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import logging
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from miniray.head.scheduling.allocations import lease_id, lease_number
+from miniray.head.scheduling.demands import LeaseRequest
+from miniray.head.scheduling.reasons import severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.head.scheduling.bundles import PlacementGroupState
+    from miniray.head.scheduling.demands import Decisions, Demand
+    from miniray.head.scheduling.reasons import Reason, Told
+    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.head.scheduling.scheduler import ClusterScheduler
+    from miniray.head.scheduling.table import Lease
+
+logger = logging.getLogger(__name__)
+
+#: Lease numbers of one start of the head; the start counter is in the bits above.
+_NUMBER_BITS = 32
+
+
+class Timers(Protocol):
+    """The part of an event loop that is needed here."""
+
+    def time(self) -> float:
+        """Seconds of a monotonic clock."""
+
+    def call_later(self, delay: float, callback: Callable[[], object]) -> Any:
+        """Call back after ``delay`` seconds."""
+
+
+class Asker(NamedTuple):
+    """Who waits, for messages and listings."""
+
+    #: "task" or "actor".
+    kind: str
+    #: Name of the function or class.
+    name: str
+    job_id: bytes
+    #: The process whose call it is.
+    process_id: bytes
+    #: How many leases it waits for in all, with those it has not asked for yet.
+    waiting: int = 1
+
+
+class Requester(Protocol):
+    """Asks for leases. ``token`` is what it gave with its request."""
+
+    def granted(self, token: Any, number: int, allocation: Allocation) -> None:
+        """The lease is granted."""
+
+    def refused(self, token: Any, number: int, reason: Reason) -> None:
+        """The lease can never be granted."""
+
+    def lost(self, token: Any, number: int) -> None:
+        """The lease's node is gone, what it held with it."""
+
+    def must_end(self, token: Any, number: int) -> None:
+        """The lease's placement group is removed: what runs on it has to end."""
+
+    def waits(self, token: Any, number: int, reason: Reason) -> None:
+        """The request has waited long, or no node could serve it as the cluster is now."""
+
+    def describe(self, token: Any) -> Asker:
+        """Who this is."""
+
+
+@dataclasses.dataclass(slots=True)
+class Request:
+    """A request that waits, or its lease."""
+
+    number: int
+    requester: Requester
+    token: Any
+    demand: Demand
+    #: When it was made, by the loop's clock.
+    since: float
+    #: The same in seconds since the epoch.
+    since_epoch: float
+    #: What its requester heard of why it waits.
+    told: Told = 0
+
+
+class GrantTable:
+    """Requests and leases by number, over one scheduler."""
+
+    def __init__(
+        self,
+        scheduler: ClusterScheduler,
+        timers: Timers,
+        *,
+        epoch: int,
+        pending_warning: float,
+    ) -> None:
+        """Start with nothing.
+
+        Args:
+            scheduler: decides; used by nobody else.
+            timers: the clock of its times.
+            epoch: the head's start counter; makes numbers unique over restarts.
+            pending_warning: seconds after which a requester hears why it waits.
+        """
+        self.scheduler = scheduler
+        self._timers = timers
+        self._numbers = itertools.count((epoch << _NUMBER_BITS) + 1).__next__
+        self._warn_after = pending_warning
+        self._requests: dict[int, Request] = {}
+        #: Those that wait, in order of arrival.
+        self.waiting: dict[int, Request] = {}
+        #: Placement groups that were never placed, and since when they wait.
+        self.waiting_groups: dict[bytes, float] = {}
+        #: Called when a request begins to wait, when leases are granted while some wait, and
+        #: when room was set aside.
+        self.on_contention: list[Callable[[], None]] = []
+        #: Called after a lease has ended.
+        self.on_ended: Callable[[], None] = _ignore
+        #: Called with the id of each placement group that got all its bundles.
+        self.on_placed: Callable[[bytes], None] = _ignore
+        #: Called with a placement group that has waited long, and why.
+        self.on_group_waits: Callable[[bytes, Reason], None] = _ignore
+        self._todo: collections.deque[Decisions] = collections.deque()
+        self._busy = False
+        self._deadline_armed = False
+        #: (when to tell, number), in that order.
+        self._to_warn: collections.deque[tuple[float, int]] = collections.deque()
+        self._groups_to_warn: collections.deque[tuple[float, bytes]] = collections.deque()
+        self._warning_armed = False
+
+    # --- leases --------------------------------------------------------------------
+    def submit(self, requester: Requester, token: Any, demand: Demand, near: str | None) -> int:
+        """Ask for a lease; the answer comes to the requester, maybe before this returns.
+
+        Returns:
+            The number of the request, and of its lease.
+        """
+        number = self._numbers()
+        self.submit_as(number, requester, token, demand, near)
+        return number
+
+    def reserve_number(self) -> int:
+        """A number for ``submit_as``, for a requester that must know it first."""
+        return self._numbers()
+
+    def submit_as(
+        self,
+        number: int,
+        requester: Requester,
+        token: Any,
+        demand: Demand,
+        near: str | None,
+        *,
+        fill: bool = False,
+    ) -> None:
+        """``submit`` under a number from ``reserve_number``; for ``fill`` see ``LeaseRequest``."""
+        now = self._timers.time()
+        request = Request(number, requester, token, demand, now, time.time())
+        self._requests[number] = self.waiting[number] = request
+        self.apply(self.scheduler.submit(LeaseRequest(lease_id(number), demand, near, fill), now))
+        if number in self.waiting:
+            self._to_warn.append((now + self._warn_after, number))
+            self._arm_warning()
+            self._tell_contention()
+
+    def restore(self, number: int, requester: Requester, token: Any, demand: Demand) -> None:
+        """Enter a lease of before a restart; the scheduler learns of it with its node."""
+        now = self._timers.time()
+        self._requests[number] = Request(number, requester, token, demand, now, time.time())
+
+    def withdraw(self, number: int) -> None:
+        """The requester does not want it any more: waiting, or granted and not begun."""
+        if self._requests.pop(number, None) is None:
+            return
+        self.waiting.pop(number, None)
+        id = lease_id(number)
+        self.apply(self.scheduler.cancel(id, self._timers.time()))
+        self.release(number)
+
+    def refuse(self, number: int, reason: Reason) -> None:
+        """End a request that waits, because it can never be granted."""
+        request = self.waiting.pop(number, None)
+        if request is not None:
+            del self._requests[number]
+            self.apply(self.scheduler.cancel(lease_id(number), self._timers.time()))
+            request.requester.refused(request.token, number, reason)
+
+    def release(self, number: int) -> None:
+        """A lease ended; numbers that hold nothing change nothing."""
+        self._requests.pop(number, None)
+        self.apply(self.scheduler.release(lease_id(number), self._timers.time()))
+        self.on_ended()
+
+    def set_blocked(self, number: int, blocked: bool) -> None:
+        """The lease's task waits for others, or goes on."""
+        if blocked:
+            self.apply(self.scheduler.release_cpu(lease_id(number), self._timers.time()))
+        else:
+            self.scheduler.take_cpu(lease_id(number))
+
+    def request(self, number: int) -> Request | None:
+        """A request or lease by its number."""
+        return self._requests.get(number)
+
+    def lease(self, number: int) -> Lease | None:
+        """What a lease holds, for reading only; None if there is no such lease."""
+        return self.scheduler.lease(lease_id(number))
+
+    # --- nodes and groups ----------------------------------------------------------
+    def add_node(
+        self,
+        pool: ResourcePool,
+        bundles: Iterable[tuple[tuple[bytes, int], Allocation]] = (),
+        leases: Iterable[tuple[int, Allocation]] = (),
+        actors: Iterable[int] = (),
+    ) -> None:
+        """A node joined, with what runs there; ValueError if that does not fit it.
+
+        Args:
+            pool: of the node.
+            bundles: ((group id, index), allocation) held there.
+            leases: (number, allocation) held there.
+            actors: numbers of those leases that are of actors.
+        """
+        reported = [(lease_id(number), allocation) for number, allocation in leases]
+        lasting = {lease_id(number) for number in actors}
+        now = self._timers.time()
+        self.apply(self.scheduler.add_node(pool, now, bundles, reported, lasting))
+
+    def await_no_more(self) -> None:
+        """Nodes of before a restart that have not reported by now do not exist."""
+        self.apply(self.scheduler.await_no_more(self._timers.time()))
+
+    def remove_node(self, name: str) -> None:
+        """A node is gone."""
+        self.apply(self.scheduler.remove_node(name, self._timers.time()))
+
+    def drain(self, name: str, draining: bool) -> None:
+        """Grant nothing new on a node, or again."""
+        self.apply(self.scheduler.drain_node(name, self._timers.time(), draining))
+
+    def set_in_service(self, name: str, resource: str, device: str, why: str) -> None:
+        """Take a device out of service and say why, or (with an empty reason) back into it."""
+        now = self._timers.time()
+        self.apply(self.scheduler.set_device_in_service(name, resource, device, not why, now, why))
+
+    def create_group(self, state: PlacementGroupState) -> None:
+        """Ask for a placement group."""
+        now = self._timers.time()
+        self.waiting_groups[state.group_id] = now
+        self.apply(self.scheduler.create_group(state, now))
+        if state.group_id in self.waiting_groups:
+            reason = self.scheduler.explain_group(state.group_id)
+            if reason is not None and reason.infeasible:
+                self.on_group_waits(state.group_id, reason)
+            else:
+                self._groups_to_warn.append((now + self._warn_after, state.group_id))
+                self._arm_warning()
+            self._tell_contention()
+
+    def remove_group(self, group_id: bytes) -> None:
+        """Remove a placement group."""
+        self.waiting_groups.pop(group_id, None)
+        self.apply(self.scheduler.remove_group(group_id, self._timers.time()))
+
+    # --- carrying out --------------------------------------------------------------
+    def apply(self, decisions: Decisions) -> None:
+        """Tell everybody concerned; what they do in turn is carried out after it."""
+        self._todo.append(decisions)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._todo:
+                self._carry_out(self._todo.popleft())
+        finally:
+            self._busy = False
+        self._arm_deadline()
+
+    def _carry_out(self, decisions: Decisions) -> None:
+        for id in decisions.lost:
+            request = self._requests.pop(lease_number(id), None)
+            if request is not None:
+                _tell(request, request.requester.lost)
+        for id in decisions.to_end:
+            request = self._requests.get(lease_number(id))
+            if request is not None:
+                _tell(request, request.requester.must_end)
+        for id, reason in decisions.failures:
+            request = self._requests.pop(lease_number(id), None)
+            if request is not None:
+                self.waiting.pop(request.number, None)
+                _tell(request, request.requester.refused, reason)
+        for id, allocation in decisions.grants:
+            request = self._requests.get(lease_number(id))
+            if request is not None:
+                self.waiting.pop(request.number, None)
+                _tell(request, request.requester.granted, allocation)
+        if decisions.grants and self.waiting:
+            self._tell_contention()
+        for placed in decisions.placed:
+            self.waiting_groups.pop(placed.group_id, None)
+            self.on_placed(placed.group_id)
+        for id, reason in decisions.infeasible:
+            self._tell(lease_number(id), reason)
+
+    # --- waiting -------------------------------------------------------------------
+    def _arm_deadline(self) -> None:
+        if self._deadline_armed:
+            return  # whatever came since then is due later
+        due = self.scheduler.next_deadline()
+        if due is not None:
+            self._deadline_armed = True
+            self._timers.call_later(max(0.0, due - self._timers.time()), self._advance)
+
+    def _advance(self) -> None:
+        self._deadline_armed = False
+        self.apply(self.scheduler.advance(self._timers.time()))
+        self._tell_contention()
+
+    def _tell_contention(self) -> None:
+        for hook in self.on_contention:
+            hook()
+
+    def _arm_warning(self) -> None:
+        due = [waiting[0][0] for waiting in (self._to_warn, self._groups_to_warn) if waiting]
+        if due and not self._warning_armed:
+            self._warning_armed = True
+            self._timers.call_later(max(0.0, min(due) - self._timers.time()), self._warn)
+
+    def _warn(self) -> None:
+        self._warning_armed = False
+        now = self._timers.time()
+        while self._to_warn and self._to_warn[0][0] <= now:
+            _, number = self._to_warn.popleft()
+            request = self.waiting.get(number)
+            if request is not None and not request.told:
+                reason = self.scheduler.explain(lease_id(number))
+                if reason is not None:
+                    self._tell(number, reason)
+        while self._groups_to_warn and self._groups_to_warn[0][0] <= now:
+            _, id = self._groups_to_warn.popleft()
+            if id in self.waiting_groups:
+                reason = self.scheduler.explain_group(id)
+                if reason is not None:
+                    self.on_group_waits(id, reason)
+        self._arm_warning()
+
+    def _tell(self, number: int, reason: Reason) -> None:
+        request = self._requests.get(number)
+        if request is not None and severity(reason) > request.told:
+            request.told = severity(reason)
+            request.requester.waits(request.token, number, reason)
+
+
+def _tell(request: Request, decision: Callable[..., None], *what: object) -> None:
+    """One requester that cannot deal with a decision must not keep others from hearing theirs."""
+    try:
+        decision(request.token, request.number, *what)
+    except Exception:
+        logger.exception("what was decided of request %d could not be done", request.number)
+
+
+def _ignore(*_: object) -> None:
+    """Nothing is to be done."""

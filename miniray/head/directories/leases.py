@@ -1,0 +1,458 @@
+"""Leases of workers for tasks: how many each client wants of a shape, has, and gives back.
+
+A client says how many leases of a group it wants in all. Only one request of a group
+waits at the scheduler (more while leases for it are on their way back), so that a long
+queue of tasks costs nothing here. None waits while many of its workers start: those that
+run may be done with the queue before.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from miniray._proto import head_pb2
+from miniray.calls.locality import FULL_FOR
+from miniray.calls.task_shape import placement_from_data
+from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
+from miniray.head.directories.clients import ProcessExit
+from miniray.head.directories.grants import Asker
+from miniray.head.directories.task_lease import LeaseGroup, TaskLease
+from miniray.head.scheduling.allocations import allocation_json
+from miniray.head.scheduling.demands import Demand
+from miniray.head.scheduling.reasons import ReasonKind, severity
+from miniray.messages.specs import TaskSpec  # noqa: TC001 - what a request must be
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.head.directories.clients import Client, ClientDirectory
+    from miniray.head.directories.grants import GrantTable, Timers
+    from miniray.head.directories.jobs import JobDirectory
+    from miniray.head.directories.nodes import NodeDirectory
+    from miniray.head.directories.pending_notices import PendingNotices
+    from miniray.head.scheduling.reasons import Reason
+    from miniray.head.scheduling.resources import Allocation
+
+#: Group of the leases that a restarted head learns of; it never asks for one.
+_ADOPTED = -1
+#: Seconds between attempts to start a worker, after the second failure in a row and at most.
+_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+#: So many workers of a group may start at once (Ray: requests of a scheduling class that wait), or
+#: as many as there are CPUs: tasks that take a whole one are limited by what they take alone.
+_MOST_STARTING = 10
+
+
+class TaskLeases:
+    """Groups and leases of all clients. Implements ``grants.Requester`` for groups."""
+
+    def __init__(
+        self,
+        grants: GrantTable,
+        nodes: NodeDirectory,
+        clients: ClientDirectory,
+        jobs: JobDirectory,
+        timers: Timers,
+        notices: PendingNotices,
+        *,
+        epoch: int,
+    ) -> None:
+        self._grants = grants
+        self._nodes = nodes
+        self._clients = clients
+        self._jobs = jobs
+        self._timers = timers
+        self._notices = notices
+        self._epoch = epoch
+        self._groups: dict[bytes, dict[int, LeaseGroup]] = {}
+        self.leases: dict[int, TaskLease] = {}
+        #: Leases of before a restart of the head that clients said they have.
+        self._held: dict[bytes, set[int]] = {}
+        #: Called when a lease is over, or its worker runs, so that it can be asked for.
+        self.on_over: Callable[[], None] = _ignore
+        self.on_started: Callable[[], None] = _ignore
+        #: Called with a lease that was asked back and the one that comes in its place.
+        self.on_swap: Callable[[int, int], None] = _ignore
+        #: Called with a process that is about to be ended, and why.
+        self.on_kill: Callable[[bytes, str], None] = _ignore
+        clients.on_ended.append(self._client_ended)
+
+    # --- what clients ask ------------------------------------------------------------
+    def want(
+        self, client_id: bytes, group_id: int, spec: TaskSpec, total: int, near: bytes = b""
+    ) -> None:
+        """A client wants so many leases of a group in all; near a node, if it names one."""
+        client = self._clients.get(client_id)
+        if client is None:
+            return  # it ended meanwhile
+        groups = self._groups.setdefault(client_id, {})
+        group = groups.get(group_id)
+        if group is None:
+            try:
+                group = self._group(client, group_id, spec)
+            except ValueError as error:
+                self._fail(client_id, group_id, TaskUnschedulableError(str(error)))
+                return
+            groups[group_id] = group
+        group.name = spec["name"]
+        group.total = total
+        if group.near != near.hex():
+            group.near, group.told_full = near.hex(), -math.inf
+        self._balance(group)
+        if group.waiting:
+            self._tell_full(group)
+        self._forget_unused(group)
+
+    def refuse(
+        self, client_id: bytes, why: str, group_id: int, spec: dict[str, Any], *_: object
+    ) -> None:
+        """What a client wants could not be looked at: its tasks fail."""
+        name = spec.get("name", "")
+        error = TaskUnschedulableError(f"The task {name} cannot be scheduled: {why}.")
+        self._fail(client_id, group_id, error)
+
+    def _tell_full(self, group: LeaseGroup) -> None:
+        """The client's tasks need not wait for a further lease on the node that it named.
+
+        Not told while the worker of one starts there: the client does not know that it may wait
+        for that one.
+        """
+        now = self._timers.time()
+        if not group.near or now - group.told_full < FULL_FOR:
+            return
+        near = bytes.fromhex(group.near)
+        if any(not x.process_id and x.node_id == near for x in group.leases.values()):
+            return
+        group.told_full = now
+        self._clients.push(group.client_id, "no_room_near", group.id, near)
+
+    def give_back(
+        self, client_id: bytes, number: int, broken: bool = False, calls_left: int = 0
+    ) -> None:
+        """A client is done with a lease.
+
+        Args:
+            client_id: of the client.
+            number: of the lease.
+            broken: its worker cannot be reached any more.
+            calls_left: how many of the tasks after which its worker ends were not used.
+        """
+        lease = self.leases.get(number)
+        if lease is None:
+            self._held.get(client_id, set()).discard(number)  # its node has yet to report it
+        if lease is None or lease.returned or lease.group.client_id != client_id:
+            return
+        lease.group.total = max(0, lease.group.total - 1)
+        self._drop(lease, kill=broken, calls_left=min(calls_left, lease.max_calls))
+        self._balance(lease.group)
+        self._forget_unused(lease.group)
+
+    def _forget_unused(self, group: LeaseGroup) -> None:
+        """Forget a group of which nothing is wanted, unless something is known of why it waited."""
+        if not group.in_use:
+            self._groups.get(group.client_id, {}).pop(group.id, None)
+
+    def _group(self, client: Client, group_id: int, spec: TaskSpec) -> LeaseGroup:
+        placement: Any = spec["placement"]
+        in_group = placement is not None and placement[0] == "bundle"
+        job = self._jobs.get(client.job_id)
+        told = {
+            "name": spec["name"],
+            "runtime_env": spec["runtime_env"],
+            "namespace": job.namespace if job is not None else "",
+            "max_calls": spec["max_calls"],
+            "placement_group": placement[1].hex() if in_group else None,
+            "capture_child_tasks": bool(in_group and placement[3]),
+            "job": job.environment if job is not None else None,
+        }
+        return LeaseGroup(
+            client_id=client.id,
+            id=group_id,
+            name=spec["name"],
+            job_id=client.job_id,
+            home=client.node.name,
+            demand=Demand.of(
+                spec["resources"],
+                placement=placement_from_data(placement),
+                label_selector=spec["labels"],
+                fallback_selectors=spec.get("fallback_labels", ()),
+            ),
+            spec=told,
+        )
+
+    def _balance(self, group: LeaseGroup) -> None:
+        """Let as many requests wait as are wanted, up to the limit."""
+        while len(group.waiting) < self._may_wait(group):
+            number = self._grants.reserve_number()
+            group.waiting[number] = None
+            near, fill = group.near or group.home, bool(group.near)
+            self._grants.submit_as(number, self, group, group.demand, near, fill=fill)
+        while len(group.waiting) > max(0, self._may_wait(group)):
+            number, _ = group.waiting.popitem()
+            self._grants.withdraw(number)
+
+    def _may_wait(self, group: LeaseGroup) -> int:
+        """How many of a group's requests may wait as things are; none if it is not above 0."""
+        if group.pausing:
+            return 0
+        may_start = max(_MOST_STARTING, int(self._nodes.cpus)) - len(group.starting)
+        return min(group.may_wait, group.total - len(group.leases), may_start)
+
+    def swap(self, client_id: bytes, kept: int, instead: int) -> None:
+        """A client that was asked for a lease gives an equal one back, which it does not use."""
+        lease, other = self.leases.get(kept), self.leases.get(instead)
+        if lease is None or other is None or lease.group is not other.group:
+            return
+        if lease.group.client_id == client_id and lease.revoked and not lease.returned:
+            lease.revoked, other.revoked = False, True
+            self.on_swap(kept, instead)
+
+    def recall_from(self, node_id: bytes) -> None:
+        """Ask for all leases of a node: each comes back after the task that runs."""
+        for lease in self.leases.values():
+            if lease.node_id == node_id and not (lease.revoked or lease.returned or lease.ended):
+                lease.revoked = True
+                if lease.process_id:
+                    self._ask_for(lease)
+
+    def _ask_for(self, lease: TaskLease) -> None:
+        self._clients.push(lease.group.client_id, "lease_revoked", lease.number, lease.group.id)
+
+    def let_wait(self, group: LeaseGroup, expected: int) -> None:
+        """So many leases are expected to come back for a group: as many requests may wait."""
+        group.may_wait = max(1, expected)
+        self._balance(group)
+
+    def wait_again(self, group: LeaseGroup) -> None:
+        """Let a group wait behind all others that wait."""
+        for number in tuple(group.waiting):
+            del group.waiting[number]
+            self._grants.withdraw(number)
+        self._balance(group)
+
+    # --- what the scheduler says -------------------------------------------------------
+    def granted(self, token: LeaseGroup, number: int, allocation: Allocation) -> None:
+        """A lease is granted: its daemon gives it a worker."""
+        token.waiting.pop(number, None)
+        token.told = 0
+        node = self._nodes.get(bytes.fromhex(allocation.node_id))
+        assert node is not None  # the scheduler has living nodes only
+        limit = token.max_calls(allocation)
+        lease = TaskLease(number, token, node.id, self._timers.time(), limit)
+        if token.near == allocation.node_id:
+            token.told_full = -math.inf
+        else:
+            self._tell_full(token)
+        self.leases[number] = token.leases[number] = lease
+        token.starting.add(number)
+        node.send(
+            start_lease=head_pb2.StartLease(
+                lease=number,
+                epoch=self._epoch,
+                owner=token.client_id,
+                job_id=token.job_id,
+                spec=json.dumps({**token.spec, "max_calls": limit}).encode(),
+                allocation=allocation_json(allocation),
+            )
+        )
+        self._balance(token)
+
+    def refused(self, token: LeaseGroup, number: int, reason: Reason) -> None:
+        """No lease of the group can ever be had: its tasks fail."""
+        token.waiting.pop(number, None)
+        self._give_up(token, self._error(token, reason))
+
+    def lost(self, token: LeaseGroup, number: int) -> None:
+        """A lease's node is gone."""
+        self._over(number)
+
+    def must_end(self, token: LeaseGroup, number: int) -> None:
+        """A lease's placement group is removed; its client sees the worker end."""
+        lease = self.leases.get(number)
+        if lease is not None:
+            if lease.process_id:
+                self.on_kill(lease.process_id, "The placement group that it ran in was removed.")
+            self._end(lease, kill=True)
+
+    def waits(self, token: LeaseGroup, number: int, reason: Reason) -> None:
+        """Tell the driver why its tasks wait; once until something is granted."""
+        job = self._jobs.get(token.job_id)
+        if job is not None and severity(reason) > token.told:
+            token.told = severity(reason)
+            self._notices.tell(job.driver, token.name, reason, lambda: bool(token.waiting))
+
+    def first_waiting(self, client_id: bytes, group_id: int) -> int:
+        """The number of a request of a client's shape that waits; 0 if none does."""
+        group = self._groups.get(client_id, {}).get(group_id)
+        return next(iter(group.waiting), 0) if group is not None else 0
+
+    def describe(self, token: LeaseGroup) -> Asker:
+        """Who waits."""
+        waiting = max(0, token.total - len(token.leases))
+        return Asker("task", token.name, token.job_id, token.client_id, waiting)
+
+    @staticmethod
+    def _error(group: LeaseGroup, reason: Reason) -> Exception:
+        placement = group.demand.placement
+        if reason.kind is ReasonKind.GROUP_GONE:
+            return PlacementGroupRemovedError(placement.placement_group_id.hex())  # type: ignore[union-attr]
+        return TaskUnschedulableError(
+            f"The task {group.name} cannot be scheduled: {reason.sentence()}."
+        )
+
+    # --- what daemons say --------------------------------------------------------------
+    def started(self, number: int, process_id: bytes, calls_left: int = 0) -> None:
+        """A lease has its worker: its client may use it.
+
+        Args:
+            number: of the lease.
+            process_id: of the worker.
+            calls_left: after how many tasks it ends, if it has run some already; else 0.
+        """
+        lease = self.leases.get(number)
+        if lease is None or lease.returned or lease.ended or lease.process_id:
+            return
+        lease.process_id = process_id
+        lease.group.starting.discard(number)
+        lease.group.start_failures.clear()
+        self._clients.push(
+            lease.group.client_id,
+            "lease_granted",
+            lease.group.id,
+            number,
+            lease.node_id,
+            process_id,
+            calls_left or lease.max_calls,
+        )
+        if lease.revoked:  # while its worker started
+            self._ask_for(lease)
+        self._balance(lease.group)
+        self.on_started()
+
+    def failed(self, number: int, error: bytes, tries: int) -> None:
+        """A lease cannot have a worker; its daemon has forgotten it.
+
+        Another one is tried until ``tries`` of the group have failed so in a row.
+        """
+        lease = self.leases.pop(number, None)
+        if lease is not None and not lease.returned:
+            self._start_failed(lease, error, tries)
+        self._grants.release(number)
+
+    def _start_failed(self, lease: TaskLease, error: bytes, tries: int) -> None:
+        lease.ended = lease.returned = True
+        group = lease.group
+        group.remove(lease.number)
+        group.start_failures[tries] += 1
+        if group.start_failures[tries] < tries:
+            self._pause(group, group.start_failures.total())
+        else:
+            self._give_up(group, error)
+
+    def _pause(self, group: LeaseGroup, failures: int) -> None:
+        """Go on after a while, a longer one after each failure in a row but the first."""
+        if failures > 1 and not group.pausing:
+            group.pausing = True
+            delay = min(_PAUSE * 2 ** (failures - 2), _LONGEST_PAUSE)
+            self._timers.call_later(delay, lambda: self._go_on(group))
+        self._balance(group)
+
+    def _go_on(self, group: LeaseGroup) -> None:
+        group.pausing = False
+        self._balance(group)
+
+    def over(self, number: int) -> None:
+        """A lease's worker is gone or idle: what it held is free."""
+        self._over(number)
+        self._grants.release(number)
+        self.on_over()
+
+    def _over(self, number: int) -> None:
+        lease = self.leases.get(number)
+        if lease is None:
+            return
+        lease.ended = True
+        if lease.returned:
+            del self.leases[number]
+        elif not lease.process_id:
+            # The client never heard of it.
+            del self.leases[number]
+            lease.group.remove(number)
+            self._balance(lease.group)
+
+    # --- restarts of the head ------------------------------------------------------------
+    def adopt(self, number: int, owner: bytes, node_id: bytes, process_id: bytes) -> None:
+        """Enter a lease that a daemon reports; its client gives it back when it is done."""
+        groups = self._groups.setdefault(owner, {})
+        group = groups.get(_ADOPTED)
+        if group is None:
+            group = LeaseGroup(owner, _ADOPTED, "", b"", "", Demand.of({}), {}, may_wait=0)
+            groups[_ADOPTED] = group
+        lease = TaskLease(number, group, node_id, self._timers.time(), process_id=process_id)
+        # The client knows its group under another number, so it cannot be asked for it.
+        lease.revoked = True
+        self.leases[number] = group.leases[number] = lease
+        self._grants.restore(number, self, group, group.demand)
+        group.total = len(group.leases)
+        if number not in self._held.get(owner, (number,)):
+            self.give_back(owner, number)
+
+    def hold(self, client_id: bytes, numbers: list[int]) -> None:
+        """A client says which leases it still has: it never heard of others, or forgot them."""
+        held = self._held[client_id] = set(numbers)
+        group = self._groups.get(client_id, {}).get(_ADOPTED)
+        if group is not None:
+            for number in [each for each in group.leases if each not in held]:
+                self.give_back(client_id, number)
+
+    def end_orphans(self) -> None:
+        """End the leases whose client did not come back."""
+        for client_id in [c for c in self._groups if self._clients.get(c) is None]:
+            self._client_ended(client_id, ProcessExit())
+
+    # --- ending ------------------------------------------------------------------------
+    def _drop(self, lease: TaskLease, *, kill: bool, calls_left: int = 0) -> None:
+        """The client has no part in it any more."""
+        lease.returned = True
+        lease.group.remove(lease.number)
+        if lease.ended:
+            self.leases.pop(lease.number, None)
+        else:
+            self._end(lease, kill=kill, calls_left=calls_left)
+
+    def _end(self, lease: TaskLease, *, kill: bool, calls_left: int = 0) -> None:
+        node = self._nodes.get(lease.node_id)
+        if node is not None and not lease.ended:
+            end = head_pb2.EndLease(lease=lease.number, kill=kill, calls_left=calls_left)
+            node.send(end_lease=end)
+
+    def _give_up(self, group: LeaseGroup, error: BaseException | bytes) -> None:
+        """The group's queued tasks fail; it keeps the leases that it has."""
+        group.total = len(group.leases)
+        group.start_failures.clear()
+        group.told = 0
+        self._balance(group)
+        self._forget_unused(group)
+        self._fail(group.client_id, group.id, error)
+
+    def _fail(self, client_id: bytes, group_id: int, error: BaseException | bytes) -> None:
+        pickled = error if isinstance(error, bytes) else pickle.dumps(error, 5)
+        self._clients.push(client_id, "lease_failed", group_id, pickled)
+
+    def _client_ended(self, process_id: bytes, how: ProcessExit) -> None:
+        self._held.pop(process_id, None)
+        for group in self._groups.pop(process_id, {}).values():
+            group.total = 0
+            for lease in list(group.leases.values()):
+                self._drop(lease, kill=True)
+            self._balance(group)
+
+    def groups(self) -> list[LeaseGroup]:
+        """Every group of every client."""
+        return [group for groups in self._groups.values() for group in groups.values()]
+
+
+def _ignore(*_: object) -> None:
+    """Nothing is to be done."""

@@ -1,0 +1,205 @@
+"""The nodes of the cluster: who is there, since when, and what was last heard of them.
+
+Responsible for the directory and for judging liveness; what follows when a node is
+lost is for others to do.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+import logging
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray._proto import head_pb2
+from miniray.head.scheduling.resources import node_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from miniray.head.directories.quarantines import Quarantine
+    from miniray.head.scheduling.resources import ResourcePool
+
+logger = logging.getLogger(__name__)
+
+#: So many lost nodes are remembered, for listings.
+_REMEMBERED = 128
+
+
+class Outbox(Protocol):
+    """Takes messages for one daemon."""
+
+    def put(self, message: head_pb2.ToNode) -> None:
+        """Queue a message; never blocks."""
+
+    def close(self) -> None:
+        """End the session after what is queued."""
+
+
+@dataclasses.dataclass(eq=False)
+class Node:
+    """One node, living or lost."""
+
+    id: bytes
+    #: Its id in hex, which is its name in the scheduler.
+    name: str
+    host: str
+    hostname: str
+    #: Where other daemons dial it.
+    address: str
+    socket_path: str
+    is_head_node: bool
+    #: Nothing is placed there.
+    drivers_only: bool
+    #: Amounts per resource, devices included, in units.
+    totals: dict[str, float]
+    labels: dict[str, str]
+    outbox: Outbox
+    pool: ResourcePool
+    #: When it was last heard of, in seconds of the loop's clock.
+    heard: float
+    alive: bool = True
+    #: Nothing new is placed there.
+    draining: bool = False
+    #: Workers there that could not be killed.
+    quarantines: list[Quarantine] = dataclasses.field(default_factory=list)
+    #: Why it is not alive.
+    reason: str = ""
+    #: Bytes of shared memory that objects take there, and that they may take at most.
+    object_store_used: int = 0
+    object_store_capacity: int = 0
+    #: Bytes of disk that values take.
+    object_store_spilled: int = 0
+
+    @classmethod
+    def of(cls, hello: head_pb2.NodeHello, outbox: Outbox, now: float) -> Node:
+        """Make a node from what its daemon says first; ValueError if that is malformed."""
+        told: dict[str, Any] = json.loads(hello.resources or b"{}")
+        scalars: dict[str, float] = told.get("scalars", {})
+        devices: dict[str, list[str]] = told.get("devices", {})
+        labels: dict[str, str] = told.get("labels", {})
+        divisible: dict[str, bool] = told.get("fractional", {})
+        whole = {device for device in devices if not divisible.get(device, True)}
+        name = hello.node_id.hex()
+        counts = {device: float(len(ids)) for device, ids in devices.items()}
+        return cls(
+            id=hello.node_id,
+            name=name,
+            host=hello.host,
+            hostname=hello.hostname,
+            address=hello.address,
+            socket_path=hello.socket_path,
+            is_head_node=hello.is_head_node,
+            drivers_only=hello.drivers_only,
+            totals={**scalars, **counts},
+            labels=labels,
+            outbox=outbox,
+            pool=node_pool(name, scalars, devices, labels, whole),
+            heard=now,
+        )
+
+    def beat(self, heartbeat: head_pb2.Heartbeat) -> None:
+        """Keep what a heartbeat tells."""
+        self.object_store_used = heartbeat.object_store_used
+        self.object_store_capacity = heartbeat.object_store_capacity
+        self.object_store_spilled = heartbeat.object_store_spilled
+
+    def send(self, **kind: Any) -> None:
+        """Queue a message for its daemon; the argument names its kind."""
+        if self.alive:
+            self.outbox.put(head_pb2.ToNode(**kind))
+
+
+class NodeDirectory:
+    """All nodes by id."""
+
+    def __init__(self) -> None:
+        self._living: dict[bytes, Node] = {}
+        self._lost: collections.OrderedDict[bytes, Node] = collections.OrderedDict()
+        #: CPUs of the living nodes.
+        self.cpus = 0.0
+        #: When it was last asked who is silent.
+        self._asked = math.inf
+
+    def __iter__(self) -> Iterator[Node]:
+        """The living nodes, in order of arrival."""
+        return iter(tuple(self._living.values()))
+
+    def get(self, node_id: bytes) -> Node | None:
+        """A living node."""
+        return self._living.get(node_id)
+
+    def lost(self) -> list[Node]:
+        """Nodes that were lost, the latest last; so many as are remembered."""
+        return list(self._lost.values())
+
+    def add(self, node: Node) -> None:
+        """A node joined, and the others hear of it."""
+        self._lost.pop(node.id, None)
+        for other in self._living.values():
+            other.send(node_joined=self.introduction(node))
+        self._living[node.id] = node
+        self._count_cpus()
+
+    def remove(self, node: Node, reason: str) -> None:
+        """A node is lost, and the others hear of it."""
+        if self._living.get(node.id) is not node:
+            return
+        del self._living[node.id]
+        self._count_cpus()
+        node.alive = False
+        node.reason = reason
+        if not node.drivers_only:
+            self._lost[node.id] = node
+        if len(self._lost) > _REMEMBERED:
+            self._lost.popitem(last=False)
+        for other in self._living.values():
+            other.send(node_died=head_pb2.NodeDied(node_id=node.id, reason=reason))
+
+    def _count_cpus(self) -> None:
+        self.cpus = sum(node.totals.get("CPU", 0.0) for node in self._living.values())
+
+    def tell_all(self) -> None:
+        """Tell all nodes who lives: an earlier head may not have told them of an end."""
+        living = head_pb2.LivingNodes(ids=list(self._living))
+        for node in self._living.values():
+            node.send(living=living)
+
+    def silent(self, now: float, timeout: float, every: float) -> list[Node]:
+        """Living nodes that were not heard of for so long while the head itself heard others.
+
+        The head's own node is not judged by what it says: the head ends with that process. If not
+        even that node was heard, over a Unix socket, and no other either, the head is at fault.
+
+        Args:
+            now: by the loop's clock.
+            timeout: seconds.
+            every: seconds between two of these questions. One that comes much later shows that the
+                head stood still (it was stopped, or its machine was), and what nodes have said
+                since is not read yet.
+        """
+        late = now - self._asked - every
+        self._asked = now
+        living = self._living.values()
+        if late > every:
+            logger.warning("the head stood still for %.1f s", late)
+            for node in living:
+                node.heard = min(now, node.heard + late)
+        silent = [node for node in living if now - node.heard > timeout]
+        if len(silent) == len(living) and any(node.is_head_node for node in silent):
+            logger.warning(
+                "the head heard nobody for %g s, not even the node on its own machine: it takes "
+                "that for a fault of its own, and gives no node up",
+                timeout,
+            )
+            for node in living:
+                node.heard = now
+            return []
+        return [node for node in silent if not node.is_head_node]
+
+    @staticmethod
+    def introduction(node: Node) -> head_pb2.NodeJoined:
+        """What other daemons need to know of a node."""
+        return head_pb2.NodeJoined(node_id=node.id, address=node.address)

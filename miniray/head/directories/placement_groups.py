@@ -1,0 +1,352 @@
+"""Placement groups: who asked for them, who waits for them, and what is told of them.
+
+Responsible for names, waiters and the table that users see; where bundles go is the
+scheduler's decision.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.ids import owner_of, short_id
+from miniray.exceptions import PlacementGroupRemovedError
+from miniray.head.scheduling.bundles import GroupStatus, PlacementGroupState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from miniray.head.directories.clients import ClientDirectory, ProcessExit
+    from miniray.head.directories.grants import GrantTable, Timers
+    from miniray.head.directories.jobs import JobDirectory
+    from miniray.head.directories.pending_notices import PendingNotices
+    from miniray.head.scheduling.reasons import Reason
+
+#: So many removed groups are remembered.
+_REMEMBERED = 1024
+#: For the table of all groups, so many looks at a node are taken to say why groups wait.
+_LOOKS = 1000
+#: A handle can be quicker than the notice that its group exists; it waits this long, in seconds.
+_EARLY_WAIT = 10.0
+
+#: A request that waits: (process id, number of the request).
+Waiter = tuple[bytes, int]
+
+
+_WAITING = (GroupStatus.PENDING.value, GroupStatus.RESCHEDULING.value)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class PlacementGroup:
+    """One placement group."""
+
+    id: bytes
+    name: str
+    namespace: str
+    detached: bool
+    strategy: str
+    #: As they were asked for, amounts in units.
+    bundles: list[dict[str, float]]
+    selectors: list[dict[str, str]] | None
+    #: None if it could not even be asked for.
+    state: PlacementGroupState | None = None
+    #: Why it can never be there.
+    error: Exception | None = None
+    removed: bool = False
+    waiters: list[Waiter] = dataclasses.field(default_factory=list)
+    #: Seconds since the epoch.
+    asked: float = dataclasses.field(default_factory=time.time)
+    placed: float | None = None
+
+    @property
+    def status(self) -> str:
+        """State in the words of Ray's table."""
+        if self.removed or self.state is None:
+            return GroupStatus.REMOVED.value
+        return self.state.status.value
+
+    def table(self, waits: Reason | None = None) -> dict[str, Any]:
+        """What users see, in the form of Ray's ``placement_group_table``.
+
+        Args:
+            waits: why it is not placed, if that was looked at.
+        """
+        placed = self.state.allocations if self.state is not None and not self.removed else {}
+        created = self.status == GroupStatus.CREATED.value
+        took = 1000 * ((self.placed or time.time()) - self.asked)
+        return {
+            "placement_group_id": self.id.hex(),
+            "name": self.name,
+            "bundles": {index: dict(bundle) for index, bundle in enumerate(self.bundles)},
+            "bundles_to_node_id": {
+                index: placed[index].node_id if index in placed else ""
+                for index in range(len(self.bundles))
+            },
+            "strategy": self.strategy,
+            "state": self.status,
+            "stats": {
+                "end_to_end_creation_latency_ms": took if created else 0.0,
+                "scheduling_latency_ms": took if created else 0.0,
+                "scheduling_attempt": 1,
+                "highest_retry_delay_ms": 0.0,
+                "scheduling_state": self._progress(waits),
+            },
+        }
+
+    def _progress(self, waits: Reason | None) -> str:
+        """How far its placing is, in the words of Ray's table."""
+        if self.status == GroupStatus.CREATED.value:
+            return "FINISHED"
+        if self.status == GroupStatus.REMOVED.value:
+            return "REMOVED"
+        if waits is None:
+            return "QUEUED"
+        return "INFEASIBLE" if waits.infeasible else "NO_RESOURCES"
+
+
+class PlacementGroups:
+    """All groups by id and name."""
+
+    def __init__(
+        self,
+        grants: GrantTable,
+        clients: ClientDirectory,
+        jobs: JobDirectory,
+        timers: Timers,
+        notices: PendingNotices,
+        on_change: Callable[[PlacementGroup], None],
+    ) -> None:
+        self._grants = grants
+        self._clients = clients
+        self._jobs = jobs
+        self._timers = timers
+        self._notices = notices
+        self._on_change = on_change
+        self._groups: dict[bytes, PlacementGroup] = {}
+        self._removed: collections.OrderedDict[bytes, PlacementGroup] = collections.OrderedDict()
+        self._names: dict[tuple[str, str], PlacementGroup] = {}
+        #: Groups that are removed when their creator ends, in order.
+        self._owned: dict[bytes, dict[bytes, None]] = {}
+        #: Groups that were removed before this head heard of them.
+        self._never: dict[bytes, None] = {}
+        #: Waiters of groups that the head has not heard of yet.
+        self._early: dict[bytes, list[Waiter]] = {}
+        clients.on_ended.append(self._creator_ended)
+        grants.on_placed = self._placed
+        grants.on_group_waits = self._waits
+
+    # --- what clients ask ------------------------------------------------------------
+    def create(
+        self,
+        id: bytes,
+        bundles: list[dict[str, float]],
+        strategy: str,
+        name: str,
+        namespace: str,
+        detached: bool,
+        selectors: list[dict[str, str]] | None,
+    ) -> None:
+        """Ask for a group; what is wrong with its bundles is told to who waits for it.
+
+        Raises:
+            ValueError: the name is taken.
+        """
+        if id in self._groups or id in self._removed:
+            return  # repeated after the head before this one had kept it
+        if (namespace, name) in self._names:
+            raise ValueError(
+                f"The name {name!r} is taken by another placement group in namespace "
+                f"{namespace!r}. Use get_placement_group({name!r}) for it."
+            )
+        group = PlacementGroup(id, name, namespace, detached, strategy, bundles, selectors)
+        group.waiters = self._early.pop(id, [])
+        self._groups[id] = group
+        creator = owner_of(id)
+        if id in self._never or (not detached and self._clients.get(creator) is None):
+            self.remove(id)
+            return
+        if not detached:
+            self._owned.setdefault(creator, {})[id] = None
+        if name:
+            self._names[namespace, name] = group
+        try:
+            group.state = PlacementGroupState.of(id, bundles, strategy, selectors)
+        except ValueError as error:
+            group.error = error
+            self._settle(group)
+            return
+        self._grants.create_group(group.state)
+        if group.placed is None:
+            self._on_change(group)
+
+    def refuse(self, creator: bytes, why: str, id: bytes, *_: object) -> None:
+        """A group could not be asked for: who waits for it hears why."""
+        error = ValueError(f"The placement group {id.hex()} cannot be made: {why}.")
+        group = self._groups.get(id)
+        if group is None and self._clients.get(creator) is not None:
+            group = self._groups[id] = PlacementGroup(id, "", "", False, "", [], None)
+            group.waiters = self._early.pop(id, [])
+            self._owned.setdefault(creator, {})[id] = None
+        if group is not None:
+            group.error = error
+            self._settle(group)
+
+    def pin(self, id: bytes, label: str) -> list[str]:
+        """Keep a group on nodes with the values of a label that its nodes have now.
+
+        Should a node of it be lost, the bundles of that one wait for another node with its value.
+
+        Returns:
+            The value for each bundle; none if not all bundles are placed, and nothing is changed.
+
+        Raises:
+            ValueError: a node of it has no such label.
+        """
+        group = self._groups.get(id)
+        if group is None or group.state is None or group.status != GroupStatus.CREATED.value:
+            return []
+        nodes = self._grants.scheduler.nodes
+        placed = [group.state.allocations[index] for index in range(len(group.bundles))]
+        values = [nodes[held.node_id].labels.get(label, "") for held in placed]
+        if not all(values):
+            raise ValueError(
+                f"A node of the placement group {short_id(id.hex())} has no label {label!r}."
+            )
+        selectors = group.selectors or [{} for _ in values]
+        group.selectors = [
+            {**selector, label: value} for selector, value in zip(selectors, values, strict=True)
+        ]
+        group.state.choose_nodes(group.selectors)
+        self._on_change(group)
+        return values
+
+    def wait(self, waiter: Waiter, id: bytes) -> None:
+        """Answer a request when the group is created, or can't be."""
+        group = self._groups.get(id) or self._removed.get(id)
+        if group is not None:
+            group.waiters.append(waiter)
+            self._settle(group)
+        elif self._clients.get(owner_of(id)) is None:
+            self._clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
+        else:
+            waiting = self._early.setdefault(id, [])
+            waiting.append(waiter)
+            if len(waiting) == 1:
+                self._timers.call_later(_EARLY_WAIT, lambda: self._never_came(id))
+
+    def _never_came(self, id: bytes) -> None:
+        for waiter in self._early.pop(id, ()):
+            self._clients.refuse(*waiter, PlacementGroupRemovedError(id.hex()))
+
+    def remove(self, id: bytes) -> None:
+        """Remove a group, with what runs in it; one that is not known is never made."""
+        group = self._groups.pop(id, None)
+        if group is None:
+            self.forbid(id)
+            return
+        group.removed = True
+        owned = self._owned.get(owner_of(id))
+        if owned is not None:
+            owned.pop(id, None)
+        if self._names.get((group.namespace, group.name)) is group:
+            del self._names[group.namespace, group.name]
+        self._removed[id] = group
+        if len(self._removed) > _REMEMBERED:
+            self._removed.popitem(last=False)
+        if group.state is not None:
+            self._grants.remove_group(id)
+        self._on_change(group)
+        self._settle(group)
+
+    def forbid(self, id: bytes) -> None:
+        """A group is not to be made, though its creator may ask for it (again)."""
+        self._never[id] = None
+        if len(self._never) > _REMEMBERED:
+            del self._never[next(iter(self._never))]
+
+    def table(self, id: bytes | None) -> dict[str, Any]:
+        """Ray's table of one group ({} if it is not known), or of all by hex id."""
+        if id is None:
+            known: Sequence[Mapping[bytes, PlacementGroup]] = (self._removed, self._groups)
+            waits = self._grants.scheduler.explain_groups(_LOOKS)
+            return {
+                key.hex(): group.table(waits.get(key))
+                for some in known
+                for key, group in some.items()
+            }
+        group = self._groups.get(id) or self._removed.get(id)
+        return {} if group is None else group.table(self._grants.scheduler.explain_group(id))
+
+    def find(self, name: str, namespace: str) -> bytes | None:
+        """Id of a named group, or None."""
+        group = self._names.get((namespace, name))
+        return None if group is None else group.id
+
+    def all(self) -> list[PlacementGroup]:
+        """Every group that is not removed."""
+        return list(self._groups.values())
+
+    def restore(self, group: PlacementGroup) -> None:
+        """Enter a group of before a restart of the head; its bundles await their nodes."""
+        assert group.state is not None
+        self._groups[group.id] = group
+        if group.name:
+            self._names[group.namespace, group.name] = group
+        if not group.detached:
+            self._owned.setdefault(owner_of(group.id), {})[group.id] = None
+        self._grants.create_group(group.state)
+
+    def reported(self, id: bytes) -> None:
+        """A node reported bundles of a group."""
+        group = self._groups.get(id)
+        if group is not None and group.status == GroupStatus.CREATED.value:
+            self._grants.waiting_groups.pop(id, None)
+            self._settle(group)
+
+    def end_orphans(self) -> None:
+        """Remove the groups whose creator did not come back."""
+        for creator in [c for c in self._owned if self._clients.get(c) is None]:
+            for id in self._owned.pop(creator):
+                self.remove(id)
+
+    # --- what happens to them --------------------------------------------------------
+    def _placed(self, id: bytes) -> None:
+        """A group has all its bundles."""
+        group = self._groups.get(id)
+        if group is not None:
+            if group.placed is None:
+                group.placed = time.time()
+            self._on_change(group)
+            self._settle(group)
+
+    def _waits(self, id: bytes, reason: Reason) -> None:
+        """Tell the driver of its creator why a group waits."""
+        group = self._groups.get(id)
+        creator = self._clients.get(owner_of(id))
+        job = None if creator is None else self._jobs.get(creator.job_id)
+        if group is None or job is None:
+            return
+        name = f"placement group {group.name or short_id(id.hex())}"
+        self._notices.tell(
+            job.driver, name, reason, lambda: group.status in _WAITING, "placement group"
+        )
+
+    def _settle(self, group: PlacementGroup) -> None:
+        """Answer those who wait, if there is an answer."""
+        error = group.error
+        if group.removed:
+            error = PlacementGroupRemovedError(group.id.hex())
+        if error is None and group.status != GroupStatus.CREATED.value:
+            return
+        waiters, group.waiters = group.waiters, []
+        for waiter in waiters:
+            if error is None:
+                self._clients.answer(*waiter, True)
+            else:
+                self._clients.refuse(*waiter, error)
+
+    def _creator_ended(self, process_id: bytes, how: ProcessExit) -> None:
+        for id in self._owned.pop(process_id, {}):
+            self.remove(id)

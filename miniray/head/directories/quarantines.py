@@ -1,0 +1,125 @@
+"""Devices out of service because a process that had them could not be killed.
+
+Responsible for what daemons tell of it: the table is told which devices to leave alone, and
+drivers are warned. A daemon tells all that it has whenever that changes, and when it joins; so a
+head that starts again, or a session that broke, forgets nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from miniray._proto import head_pb2
+    from miniray.head.directories.clients import ClientDirectory
+    from miniray.head.directories.grants import GrantTable
+    from miniray.head.directories.jobs import JobDirectory
+    from miniray.head.directories.nodes import Node
+
+logger = logging.getLogger(__name__)
+
+#: So many of the processes that are left of one worker are named.
+_MAX_NAMED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Quarantine:
+    """A worker that is to be gone and could not be killed."""
+
+    process_id: bytes
+    job_id: bytes
+    #: What is left of it: (pid, name).
+    processes: tuple[tuple[int, str], ...]
+    #: Device ids by resource.
+    devices: Mapping[str, tuple[str, ...]]
+    #: Seconds since the epoch.
+    since: float
+
+    @classmethod
+    def of(cls, told: head_pb2.Quarantine) -> Quarantine:
+        """From what a daemon tells."""
+        return cls(
+            told.process_id,
+            told.job_id,
+            tuple((process.pid, process.name) for process in told.processes),
+            {group.resource: tuple(group.ids) for group in told.devices},
+            told.since,
+        )
+
+    @property
+    def why(self) -> str:
+        """Why its devices are out of service."""
+        named = [f"pid {pid} ({name})" for pid, name in self.processes[:_MAX_NAMED]]
+        more = len(self.processes) - len(named)
+        who = ", ".join(named) or "a process"
+        return f"{who}{f' and {more} more' if more else ''} could not be killed"
+
+    @property
+    def held(self) -> str:
+        """Its devices in words; empty if it has none."""
+        return "; ".join(f"{name} {', '.join(ids)}" for name, ids in self.devices.items())
+
+
+class Quarantines:
+    """What the nodes have in quarantine; the records themselves are the nodes'."""
+
+    def __init__(self, grants: GrantTable, clients: ClientDirectory, jobs: JobDirectory) -> None:
+        self._grants = grants
+        self._clients = clients
+        self._jobs = jobs
+
+    def joins(self, node: Node, told: head_pb2.Quarantines) -> None:
+        """Count what a node tells when it joins; to be called before anything is placed there."""
+        node.quarantines = [Quarantine.of(each) for each in told.all]
+        for (resource, device), why in _reasons(node.quarantines).items():
+            node.pool.set_in_service(resource, device, False, why)
+            _log(node, resource, device, why)
+
+    def told(self, node: Node, told: head_pb2.Quarantines) -> None:
+        """A node tells all that it has in quarantine now."""
+        before = {each.process_id for each in node.quarantines}
+        out = _reasons(node.quarantines)
+        node.quarantines = [Quarantine.of(each) for each in told.all]
+        out_now = _reasons(node.quarantines)
+        for device in {**out, **out_now}:
+            why = out_now.get(device, "")
+            if why != out.get(device):
+                _log(node, *device, why)
+                self._grants.set_in_service(node.name, *device, why)
+        for quarantine in node.quarantines:
+            if quarantine.process_id not in before:
+                self._warn(node, quarantine)
+
+    def _warn(self, node: Node, quarantine: Quarantine) -> None:
+        """Tell the driver of the job whose process it was."""
+        job = self._jobs.get(quarantine.job_id)
+        if job is None:
+            return
+        text = f"On node {node.name[:8]}, {quarantine.why}. "
+        if quarantine.held:
+            text += f"{quarantine.held} will not be handed out before it is gone."
+        else:
+            text += "It held no device; what it held of other resources is free again."
+        self._clients.push(job.driver, "warning", text)
+
+
+def _reasons(quarantines: Iterable[Quarantine]) -> dict[tuple[str, str], str]:
+    """Why each device, by resource and id, is out of service."""
+    return {
+        (resource, id): quarantine.why
+        for quarantine in quarantines
+        for resource, ids in quarantine.devices.items()
+        for id in ids
+    }
+
+
+def _log(node: Node, resource: str, device: str, why: str) -> None:
+    what = f"{resource} {device} of node {node.name}"
+    if why:
+        logger.error("%s is out of service: %s", what, why)
+    else:
+        logger.warning("%s is back in service", what)

@@ -1,0 +1,286 @@
+"""Asks clients to give leases back that others wait for, and keeps their queueing fair.
+
+Responsible for shares and for bounded work; which leases make room is found by
+``revocation.py``. A client finishes the task that runs before it gives a lease back.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from typing import TYPE_CHECKING
+
+from miniray.head.directories.task_lease import LeaseGroup
+from miniray.head.scheduling.allocations import lease_id, lease_number
+from miniray.head.scheduling.groups import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from miniray.head.directories.clients import ClientDirectory
+    from miniray.head.directories.grants import GrantTable, Request, Timers
+    from miniray.head.directories.leases import TaskLeases
+    from miniray.head.directories.task_lease import TaskLease
+    from miniray.head.scheduling.resources import ResourcePool
+
+    #: Who waits: a group, the number of an actor's request, or a node on which room is set
+    #: aside for a placement group.
+    Waiter = LeaseGroup | int | str
+
+#: How long a client has a lease for itself, in seconds.
+QUANTUM = 0.010
+#: A demand that needs several leases of others waits so long, in seconds, before they are asked
+#: for: what the first of them frees stands idle until the last one is back.
+GATHER_AFTER = 1.0
+#: Waiting requests that are looked at in one round, in order of arrival.
+_MAX_SCANNED = 512
+#: Shapes for which nothing is found before a round ends.
+_MAX_HOPELESS = 8
+#: Times that leases are asked back for one waiter in one round.
+_MAX_ASKS = 32
+#: Leases that are looked at to serve one request.
+_MAX_LEASES = 2048
+
+
+def may_ask(held: int, by_waiter: int) -> bool:
+    """Whether a group with ``held`` leases should give one to a waiter with ``by_waiter``.
+
+    Ends with equal shares. A waiter without any takes the only one too, so that
+    groups take turns where there are fewer leases than groups.
+    """
+    return by_waiter == 0 or held > by_waiter + 1
+
+
+class Revocations:
+    """One timer that looks for leases to ask back while requests wait."""
+
+    def __init__(
+        self,
+        grants: GrantTable,
+        leases: TaskLeases,
+        clients: ClientDirectory,
+        timers: Timers,
+        *,
+        reserve_after: float,
+    ) -> None:
+        """Watch over a table of grants.
+
+        Args:
+            grants: what waits.
+            leases: what can be given back.
+            clients: who is asked.
+            timers: the event loop.
+            reserve_after: seconds after which room is set aside in any case.
+        """
+        self._gather_after = min(GATHER_AFTER, reserve_after)
+        #: Requests that are looked at again when they have waited so long.
+        self._too_early: set[int] = set()
+        self._grants = grants
+        self._leases = leases
+        self._clients = clients
+        self._timers = timers
+        self._armed = False
+        #: For each waiter the sets of leases that were asked back and are not over.
+        self._asked: dict[Waiter, list[set[int]]] = {}
+        grants.on_contention.append(self.arm)
+        leases.on_over = leases.on_started = self._changed
+        leases.on_swap = self._swapped
+
+    def arm(self) -> None:
+        """Look for leases soon."""
+        if not self._armed:
+            self._armed = True
+            self._timers.call_later(QUANTUM, self._look)
+
+    def _changed(self) -> None:
+        """A lease is over, so that its waiter is served or needs another one; or it is held now."""
+        if self._asked or self._grants.waiting:
+            self.arm()
+
+    def _swapped(self, kept: int, instead: int) -> None:
+        for asked in self._asked.values():
+            for numbers in asked:
+                if kept in numbers:
+                    numbers.remove(kept)
+                    numbers.add(instead)
+
+    def _look(self) -> None:
+        self._armed = False
+        self._forget_done()
+        if not self._leases.leases:
+            return
+        shares = self._shares()
+        too_young = False
+        hopeless: set[object] = set()
+        for request in self._first_waiting():
+            group = _group_of(request)
+            shape = (request.demand, group)
+            if shape in hopeless:
+                continue
+            found, young = self._serve(request, group, shares)
+            too_young = too_young or young
+            if not found:
+                hopeless.add(shape)
+                if len(hopeless) == _MAX_HOPELESS:
+                    break
+        self._let_the_poor_go_first()
+        for pool in self._grants.scheduler.nodes.values():
+            if pool.reservation is not None and isinstance(pool.reservation.owner, Group):
+                self._make_room(pool, shares)
+        if too_young:
+            self.arm()
+
+    def _first_waiting(self) -> list[Request]:
+        return list(itertools.islice(self._grants.waiting.values(), _MAX_SCANNED))
+
+    def _forget_done(self) -> None:
+        """Forget leases that are over, and actors that do not wait any more."""
+        living = self._leases.leases
+        for waiter, asked in list(self._asked.items()):
+            for numbers in asked:
+                numbers.intersection_update(living)
+            asked[:] = [numbers for numbers in asked if numbers]
+            if not asked or (isinstance(waiter, int) and waiter not in self._grants.waiting):
+                del self._asked[waiter]
+            if isinstance(waiter, LeaseGroup):
+                self._leases.let_wait(waiter, len(asked))
+
+    def _shares(self) -> collections.Counter[LeaseGroup]:
+        """Leases per group, as they will be when what was asked back has moved."""
+        shares: collections.Counter[LeaseGroup] = collections.Counter()
+        for lease in self._leases.leases.values():
+            if not lease.revoked and not lease.returned:
+                shares[lease.group] += 1
+        for waiter, asked in self._asked.items():
+            if isinstance(waiter, LeaseGroup):
+                shares[waiter] += len(asked)
+        return shares
+
+    def _let_the_poor_go_first(self) -> None:
+        """Move groups that should give leases behind those with fewer that wait too."""
+        waiting = self._first_waiting()
+        shares = [_held_by(request) for request in waiting]
+        since = list(self._grants.waiting_groups.values())
+        poorest = min(shares, default=0) if not since else 0
+        since += [r.since for r, share in zip(waiting, shares, strict=True) if share == poorest]
+        last = max(since, default=0.0)
+        for request, share in zip(waiting, shares, strict=True):
+            if request.since <= last and share > poorest and may_ask(share, poorest):
+                self._leases.wait_again(request.token)
+
+    # --- asking ------------------------------------------------------------------
+    def _serve(
+        self,
+        request: Request,
+        group: LeaseGroup | None,
+        shares: collections.Counter[LeaseGroup],
+    ) -> tuple[bool, bool]:
+        """Ask back what a waiter may have: (whether anything was, whether more may be soon)."""
+        waiter: Waiter = request.number if group is None else group
+        wanted = 1 if group is None else group.total - len(group.leases)
+        wanted -= len(self._asked.get(waiter, ()))
+        asked = False
+        young = False
+        for _ in range(min(wanted, _MAX_ASKS)):
+            offers, young = self._offers(group, shares)
+            found = self._grants.scheduler.revocation_candidates(lease_id(request.number), offers)
+            if len(found) > 1:
+                found = self._gather(request, offers, found)
+            if not found:
+                break
+            asked = True
+            several = len(found) > 1
+            self._ask(waiter, [lease_number(id) for id in found], shares)
+            if several:
+                break  # room is set aside for one request of a shape at a time
+        if asked and group is not None:
+            self._leases.let_wait(group, len(self._asked[group]))
+        return asked, young
+
+    def _gather(self, request: Request, offers: list[bytes], found: list[bytes]) -> list[bytes]:
+        """Several leases for one request; none before it has waited for a while.
+
+        What the first of them frees is set aside, as others would take it.
+        """
+        scheduler = self._grants.scheduler
+        early = request.since + self._gather_after - self._timers.time()
+        if early > 0:
+            if request.number not in self._too_early:
+                self._too_early.add(request.number)
+                self._timers.call_later(early, lambda: self._look_again(request.number))
+            return []
+        if not scheduler.set_aside(lease_id(request.number), found[0]):
+            return []
+        return scheduler.revocation_candidates(lease_id(request.number), offers)
+
+    def _look_again(self, number: int) -> None:
+        self._too_early.discard(number)
+        if number in self._grants.waiting:
+            self.arm()
+
+    def _make_room(self, pool: ResourcePool, shares: collections.Counter[LeaseGroup]) -> None:
+        """Ask back what stands in the way of a placement group on a node set aside for it."""
+        assert pool.reservation is not None
+        wanted = {*pool.reservation.scalars, *pool.reservation.devices}
+        trial = pool.copy()
+        numbers: list[int] = []
+        for number in sorted(lease_number(id) for id in pool.leases):
+            if trial.has_room_set_aside():
+                break
+            lease = self._leases.leases.get(number)
+            granted = self._grants.scheduler.lease(lease_id(number))
+            if lease is None or granted is None or not wanted & granted.allocation.names():
+                continue
+            trial.release(granted.allocation)
+            if _is_held(lease):
+                numbers.append(number)
+        if numbers and trial.has_room_set_aside():
+            self._ask(pool.node_id, numbers, shares)
+
+    def _offers(
+        self, waiter: LeaseGroup | None, shares: Mapping[LeaseGroup, int]
+    ) -> tuple[list[bytes], bool]:
+        """Leases that a waiter may be given, and whether there will be more soon."""
+        had = shares[waiter] if waiter is not None else 0
+        granted_before = self._timers.time() - QUANTUM
+        offers: list[bytes] = []
+        young = False
+        for lease in self._leases.leases.values():
+            if not _is_held(lease) or lease.group is waiter:
+                continue
+            if not may_ask(shares[lease.group], had):
+                continue
+            if lease.granted > granted_before:
+                young = True
+                continue
+            offers.append(lease_id(lease.number))
+            if len(offers) == _MAX_LEASES:
+                break
+        return offers, young
+
+    def _ask(
+        self, waiter: Waiter, numbers: list[int], shares: collections.Counter[LeaseGroup]
+    ) -> None:
+        self._asked.setdefault(waiter, []).append(set(numbers))
+        if isinstance(waiter, LeaseGroup):
+            shares[waiter] += 1
+        for number in numbers:
+            lease = self._leases.leases[number]
+            lease.revoked = True
+            shares[lease.group] -= 1
+            self._clients.push(lease.group.client_id, "lease_revoked", number, lease.group.id)
+
+
+def _group_of(request: Request) -> LeaseGroup | None:
+    return request.token if isinstance(request.token, LeaseGroup) else None
+
+
+def _is_held(lease: TaskLease) -> bool:
+    """Whether a client has the lease and was not asked for it yet."""
+    return bool(lease.process_id) and not (lease.revoked or lease.returned or lease.ended)
+
+
+def _held_by(request: Request) -> int:
+    """How many leases its asker has; an actor has none."""
+    group = _group_of(request)
+    return 0 if group is None else len(group.leases)

@@ -1,0 +1,157 @@
+"""Placement groups as plain data: what was asked for, and what each bundle has reserved.
+
+Responsible for the checks of what is asked for; planning is in ``planning.py``.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.common.amounts import Needs, parse_needs
+from miniray.common.labels import LabelSelector, matches, parse_selector, set_name, shared_label
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from miniray.head.scheduling.resources import Allocation, ResourcePool
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+class BundleSpec(NamedTuple):
+    """What one bundle reserves, and where it may be."""
+
+    needs: Needs
+    selector: LabelSelector = ()
+
+    def fits(self, pool: ResourcePool, owner: object) -> bool:
+        """Whether this bundle, for this owner, can be placed on the pool now."""
+        return pool.admits(owner, self.needs) and matches(self.selector, pool.labels)
+
+    def copies(self, pool: ResourcePool, owner: object) -> int:
+        """How many such bundles, for this owner, the pool may have room for at most now."""
+        return pool.copies(self.needs, owner) if matches(self.selector, pool.labels) else 0
+
+    def could_fit(self, pool: ResourcePool) -> bool:
+        """Whether this bundle could be placed on the pool if nothing were held there."""
+        return pool.could_fit(self.needs) and matches(self.selector, pool.labels)
+
+
+class GroupStatus(str, enum.Enum):
+    """State of a placement group, in the words of Ray's table."""
+
+    PENDING = "PENDING"
+    CREATED = "CREATED"
+    RESCHEDULING = "RESCHEDULING"
+    REMOVED = "REMOVED"
+
+
+@dataclasses.dataclass
+class PlacementGroupState:
+    """A placement group as plain data."""
+
+    group_id: bytes
+    strategy: str
+    bundles: tuple[BundleSpec, ...]
+    status: GroupStatus = GroupStatus.PENDING
+    #: What each placed bundle reserved, by bundle index.
+    allocations: dict[int, Allocation] = dataclasses.field(default_factory=dict)
+    #: The same of those placed before a restart of the head, whose nodes have not reported yet.
+    awaited: dict[int, Allocation] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        group_id: bytes,
+        bundles: Sequence[Mapping[str, float]],
+        strategy: str = "PACK",
+        bundle_label_selector: Sequence[Mapping[str, str]] | None = None,
+    ) -> PlacementGroupState:
+        """Make the state of a new group.
+
+        Args:
+            group_id: id of the group.
+            bundles: amount per resource, in units, for each bundle.
+            strategy: PACK, SPREAD, STRICT_PACK or STRICT_SPREAD.
+            bundle_label_selector: for each bundle, conditions on its node's labels.
+
+        Raises:
+            ValueError: no bundles, an empty or malformed bundle, an unknown strategy, or
+                selectors that are not one per bundle or that contradict each other.
+        """
+        if strategy not in STRATEGIES:
+            raise ValueError(f"the strategy {strategy!r} is not one of {', '.join(STRATEGIES)}")
+        if not bundles:
+            raise ValueError("a placement group needs at least one bundle")
+        selectors = bundle_label_selector or [{}] * len(bundles)
+        if len(selectors) != len(bundles):
+            raise ValueError(
+                f"bundle_label_selector has {len(selectors)} entries for {len(bundles)} bundles; "
+                "give one per bundle"
+            )
+        specs = []
+        for index, (resources, selector) in enumerate(zip(bundles, selectors, strict=True)):
+            try:
+                spec = BundleSpec(parse_needs(resources), parse_selector(selector, of_bundle=True))
+            except ValueError as error:
+                raise ValueError(f"bundle {index}: {error}") from None
+            if not spec.needs:
+                raise ValueError(f"bundle {index} reserves nothing; name at least one resource")
+            specs.append(spec)
+        shared_label([spec.selector for spec in specs])
+        return cls(group_id, strategy, tuple(specs))
+
+    def choose_nodes(self, selectors: Sequence[Mapping[str, str]]) -> None:
+        """From now on, bundles that are to be placed go to nodes with these labels.
+
+        Args:
+            selectors: conditions for each bundle; those that are placed meet them.
+        """
+        self.bundles = tuple(
+            spec._replace(selector=parse_selector(selector, of_bundle=True))
+            for spec, selector in zip(self.bundles, selectors, strict=True)
+        )
+
+    @property
+    def missing(self) -> dict[int, BundleSpec]:
+        """Bundles that have no node and do not wait for one to report."""
+        return {
+            index: spec
+            for index, spec in enumerate(self.bundles)
+            if index not in self.allocations and index not in self.awaited
+        }
+
+    @property
+    def missing_sets(self) -> dict[str, dict[int, BundleSpec]]:
+        """The missing bundles by the set that has to share the value of a label.
+
+        In a group without sets all are in one, without a name.
+        """
+        sets: dict[str, dict[int, BundleSpec]] = {}
+        for index, spec in self.missing.items():
+            sets.setdefault(set_name(spec.selector), {})[index] = spec
+        return sets
+
+    def places(self, name: str) -> dict[int, str]:
+        """Nodes of the bundles of a set that are placed, or awaited to be reported."""
+        return {
+            index: made.node_id
+            for index, made in (self.allocations | self.awaited).items()
+            if set_name(self.bundles[index].selector) == name
+        }
+
+    @property
+    def nodes(self) -> set[str]:
+        """Nodes that hold bundles of the group, or are awaited to report them."""
+        return {made.node_id for made in (*self.allocations.values(), *self.awaited.values())}
+
+
+def total_needs(specs: Iterable[BundleSpec]) -> Needs:
+    """The sum of what bundles reserve."""
+    totals: collections.Counter[str] = collections.Counter()
+    for spec in specs:
+        totals.update(dict(spec.needs))
+    return tuple(sorted(totals.items()))

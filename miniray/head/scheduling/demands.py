@@ -1,0 +1,142 @@
+"""What the scheduler is asked and what it answers, as plain data.
+
+Responsible for the shape of demands and of decisions; decides nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.common.amounts import Needs, parse_needs
+from miniray.common.labels import LabelSelector, matches, parse_selector
+from miniray.common.runtime import BundleAffinity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from miniray.common.runtime import Placement
+    from miniray.head.scheduling.reasons import Reason
+    from miniray.head.scheduling.resources import Allocation
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """The shape of a lease: demands that compare equal wait in one queue."""
+
+    #: What the lease holds.
+    needs: Needs
+    #: What must be free to place it; differs for actors that hold no CPU.
+    placing: Needs
+    placement: Placement = None
+    selector: LabelSelector = ()
+    #: Nodes that will do too if none that meets the selector has room, the best first.
+    fallbacks: tuple[LabelSelector, ...] = ()
+    #: An actor's: it may be held for ever.
+    lasting: bool = False
+
+    def __post_init__(self) -> None:
+        parts = (self.needs, self.placing, self.placement, self.selector, self.fallbacks)
+        object.__setattr__(self, "_hash", hash((*parts, self.lasting)))
+
+    def __hash__(self) -> int:
+        return self._hash  # type: ignore[attr-defined, no-any-return]
+
+    def accepts(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels will do."""
+        return matches(self.selector, labels) or any(
+            matches(each, labels) for each in self.fallbacks
+        )
+
+    @property
+    def load(self) -> int:
+        """Fixed-point CPU that is needed to place it and not held."""
+        return dict(self.placing).get("CPU", 0) - dict(self.needs).get("CPU", 0)
+
+    @classmethod
+    def of(
+        cls,
+        resources: Mapping[str, float],
+        placement_resources: Mapping[str, float] | None = None,
+        placement: Placement = None,
+        label_selector: Mapping[str, str] | None = None,
+        fallback_selectors: Sequence[Mapping[str, str]] = (),
+        *,
+        lasting: bool = False,
+    ) -> Demand:
+        """Make a demand from checked options.
+
+        Args:
+            resources: what the lease holds, in units.
+            placement_resources: what must be free to place it; None: the same.
+            placement: the strategy; None is the default policy.
+            label_selector: conditions on the node's labels.
+            fallback_selectors: others, for when no node that meets the former has room.
+            lasting: whether it is an actor's, which may hold it for ever.
+
+        Raises:
+            ValueError: an amount or a condition is malformed.
+        """
+        needs = parse_needs(resources)
+        placing = needs if placement_resources is None else parse_needs(placement_resources)
+        if isinstance(placement, BundleAffinity) and placement.capture_child_tasks:
+            placement = dataclasses.replace(placement, capture_child_tasks=False)
+        fallbacks = tuple(parse_selector(each) for each in fallback_selectors)
+        return cls(needs, placing, placement, parse_selector(label_selector), fallbacks, lasting)
+
+
+class LeaseRequest(NamedTuple):
+    """A demand by someone: asks for one lease."""
+
+    #: Names the request while it waits and the lease once it is granted.
+    lease_id: bytes
+    demand: Demand
+    #: Node that the default policy prefers: where the requester runs, or what it will read is.
+    near: str | None = None
+    #: Prefer it as long as it has room, not only while the policy packs.
+    fill: bool = False
+
+
+class Grant(NamedTuple):
+    """A lease was granted."""
+
+    lease_id: bytes
+    allocation: Allocation
+
+
+class Unschedulable(NamedTuple):
+    """A request that can never be granted: the caller fails it."""
+
+    lease_id: bytes
+    reason: Reason
+
+
+class Waiting(NamedTuple):
+    """A request that no node could serve as the cluster is now: it waits for one to join."""
+
+    lease_id: bytes
+    reason: Reason
+
+
+class PlacedBundles(NamedTuple):
+    """Bundles of a group got their nodes; ``created`` when the group is complete with them."""
+
+    group_id: bytes
+    #: What each newly placed bundle reserved, by bundle index.
+    bundles: dict[int, Allocation]
+
+
+@dataclasses.dataclass(slots=True)
+class Decisions:
+    """All that a call to the scheduler decided."""
+
+    grants: list[Grant] = dataclasses.field(default_factory=list)
+    failures: list[Unschedulable] = dataclasses.field(default_factory=list)
+    #: Newly found infeasible; they wait on.
+    infeasible: list[Waiting] = dataclasses.field(default_factory=list)
+    #: Groups of which all bundles are placed now.
+    placed: list[PlacedBundles] = dataclasses.field(default_factory=list)
+    #: Leases that are gone, because their node is.
+    lost: list[bytes] = dataclasses.field(default_factory=list)
+    #: Leases that must be ended, because their group was removed; then ``release`` them.
+    to_end: list[bytes] = dataclasses.field(default_factory=list)

@@ -1,0 +1,230 @@
+"""The free capacity of a device resource, device by device.
+
+Responsible for which devices an amount is taken from; not for the rest of a pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from miniray.common.amounts import UNIT, from_units
+from miniray.head.scheduling.packing import pack_shares
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from miniray.head.scheduling.packing import Patience
+
+#: Devices held: (device id, fixed-point units).
+DeviceShares = tuple[tuple[str, int], ...]
+#: Fixed-point units of each device, in their order.
+Aside = Sequence[int]
+
+
+class Devices:
+    """Free capacity of one device resource, device by device.
+
+    A device out of service has its capacity taken off its free amount, so that
+    it is never above 0 and no demand fits it; what is held there is still counted.
+    """
+
+    __slots__ = ("_positions", "capacity", "divisible", "free", "ids", "out")
+
+    def __init__(self, shares: Iterable[tuple[str, int]], *, divisible: bool = True) -> None:
+        """Start with everything free.
+
+        Args:
+            shares: device ids with what of each there is.
+            divisible: whether a device may be shared.
+        """
+        pairs = tuple(shares)
+        self.divisible = divisible
+        self.ids = tuple(id for id, _ in pairs)
+        self.capacity = [units for _, units in pairs]
+        self.free = list(self.capacity)
+        #: Why each of those out of service is.
+        self.out: dict[str, str] = {}
+        self._positions = {id: position for position, id in enumerate(self.ids)}
+        if len(self._positions) != len(pairs):
+            raise ValueError(f"device ids must differ, not {list(self.ids)}")
+
+    def fits(self, units: int, aside: Aside | None = None) -> bool:
+        """Whether this amount can be taken now: of one device, or as whole devices.
+
+        Args:
+            units: how much.
+            aside: what of each device is to be left alone.
+        """
+        return self.takes(units) and self.most_of(self._beyond(aside), units) >= units
+
+    def most(self, aside: Aside | None = None) -> int:
+        """The largest amount that can be taken now, beside what is to be left alone."""
+        free = self._beyond(aside)
+        return free.count(UNIT) * UNIT or max(free, default=0)
+
+    def takes(self, units: int) -> bool:
+        """Whether such an amount can be taken of devices like these at all."""
+        return units % UNIT == 0 or (units < UNIT and self.divisible)
+
+    def could_fit(self, units: int) -> bool:
+        """Whether this amount could be taken if nothing were held."""
+        return self.takes(units) and self.most_of(self.usable(), units) >= units
+
+    def could_ever_fit(self, units: int) -> bool:
+        """The same, with all devices in service."""
+        return self.takes(units) and self.most_of(self.capacity, units) >= units
+
+    def most_of(self, amounts: Sequence[int], units: int) -> int:
+        """How much of these amounts could serve a demand for so much.
+
+        Args:
+            amounts: what there is of each device.
+            units: what is wanted: below 1 it is one device's, above it whole devices'.
+        """
+        if units < UNIT:
+            return max(amounts, default=0)
+        return amounts.count(UNIT) * UNIT
+
+    def usable(self) -> list[int]:
+        """Capacity of each device; 0 of one out of service."""
+        if not self.out:
+            return self.capacity
+        pairs = zip(self.ids, self.capacity, strict=True)
+        return [0 if id in self.out else capacity for id, capacity in pairs]
+
+    def copies(self, units: int, aside: Aside | None = None) -> int:
+        """How many such amounts could be taken at most; there may be fewer."""
+        free = self._beyond(aside)
+        if units < UNIT:
+            return sum(have // units for have in free if have > 0)
+        return free.count(UNIT) // (units // UNIT)
+
+    def outline(self, aside: Aside | None = None) -> tuple[int, ...]:
+        """What is free, so that what fits is told by the amounts in their order."""
+        return tuple(sorted(self._beyond(aside), reverse=True))
+
+    def tightest(self, units: int) -> int:
+        """Free amount of the fullest device that still has this much; UNIT + 1 if none has."""
+        return min([free for free in self.free if free >= units], default=UNIT + 1)
+
+    def _beyond(self, aside: Aside | None) -> list[int]:
+        if aside is None:
+            return self.free
+        return [free - left for free, left in zip(self.free, aside, strict=True)]
+
+    def take(self, units: int, aside: Aside | None = None) -> DeviceShares:
+        """Take an amount that fits: the fullest device that has it, or the first whole ones."""
+        free = self._beyond(aside)
+        if units < UNIT:
+            position = free.index(min(have for have in free if have >= units))
+            self.free[position] -= units
+            return ((self.ids[position], units),)
+        positions = self._whole(free, units // UNIT)
+        for position in positions:
+            self.free[position] = 0
+        return tuple([(self.ids[position], UNIT) for position in positions])
+
+    def _whole(self, free: Sequence[int], count: int) -> Sequence[int]:
+        """Positions of the wholly free devices to take; there are as many."""
+        positions = []
+        position = -1
+        for _ in range(count):
+            position = free.index(UNIT, position + 1)
+            positions.append(position)
+        return positions
+
+    def choose_together(
+        self, amounts: Sequence[int], patience: Patience, aside: Aside | None = None
+    ) -> list[DeviceShares] | None:
+        """Devices for several amounts at once; None if no way was found. Takes nothing.
+
+        Args:
+            amounts: how much for each; 0 is nothing.
+            patience: for the search.
+            aside: what of each device is to be left alone.
+        """
+        if not all(self.takes(units) for units in amounts):
+            return None
+        free = list(self._beyond(aside))
+        found: list[DeviceShares] = [()] * len(amounts)
+        for at, units in sorted(enumerate(amounts), key=lambda item: -item[1]):
+            if units < UNIT:
+                break
+            if self.most_of(free, units) < units:
+                return None
+            taken = self._whole(free, units // UNIT)
+            for position in taken:
+                free[position] = 0
+            found[at] = tuple((self.ids[position], UNIT) for position in taken)
+        shared = [at for at, units in enumerate(amounts) if 0 < units < UNIT]
+        positions = pack_shares(free, [amounts[at] for at in shared], patience)
+        if positions is None:
+            return None
+        for at, position in zip(shared, positions, strict=True):
+            found[at] = ((self.ids[position], amounts[at]),)
+        return found
+
+    def soonest(self, units: int, later: Devices) -> DeviceShares:
+        """The devices to wait for: of those that will have this much, the freest now.
+
+        Args:
+            units: how much; it fits later.
+            later: the same devices when what is expected to end has ended.
+        """
+        will = [at for at, free in enumerate(later.free) if free >= min(units, UNIT)]
+        will.sort(key=lambda position: -self.free[position])
+        count, share = (1, units) if units < UNIT else (units // UNIT, UNIT)
+        return tuple((self.ids[position], share) for position in sorted(will[:count]))
+
+    def amounts(self, shares: DeviceShares) -> list[int]:
+        """Shares as an amount of each device."""
+        amounts = [0] * len(self.ids)
+        for id, units in shares:
+            amounts[self._positions[id]] += units
+        return amounts
+
+    def take_exactly(self, shares: DeviceShares) -> None:
+        """Take the named shares; ValueError if a device is unknown or lacks the room."""
+        for id, units in shares:
+            position = self._positions.get(id)
+            if position is None:
+                raise ValueError(f"there is no device {id!r}; the devices are {list(self.ids)}")
+            room = self.free[position] + (self.capacity[position] if id in self.out else 0)
+            if room < units:
+                raise ValueError(
+                    f"device {id!r} has {from_units(room):g} free, not {from_units(units):g}"
+                )
+        for id, units in shares:
+            self.free[self._positions[id]] -= units
+
+    def put(self, shares: DeviceShares) -> None:
+        """Give back shares taken before."""
+        for id, units in shares:
+            self.free[self._positions[id]] += units
+
+    def set_in_service(self, id: str, in_service: bool, why: str = "") -> bool:
+        """Take a device out of service, and say why, or back into it; False if it was so."""
+        position = self._positions.get(id)
+        if position is None or (id not in self.out) == in_service:
+            if id in self.out:
+                self.out[id] = why
+            return False
+        if in_service:
+            del self.out[id]
+            self.free[position] += self.capacity[position]
+        else:
+            self.out[id] = why
+            self.free[position] -= self.capacity[position]
+        return True
+
+    def available(self) -> int:
+        """Free amount over the devices in service."""
+        return sum(free for free in self.free if free > 0)
+
+    def copy(self) -> Devices:
+        """An independent copy."""
+        twin = type(self).__new__(type(self))
+        twin.ids, twin.capacity, twin._positions = self.ids, self.capacity, self._positions
+        twin.free, twin.out, twin.divisible = list(self.free), dict(self.out), self.divisible
+        return twin

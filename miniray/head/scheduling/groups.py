@@ -1,0 +1,377 @@
+"""The table of placement groups: their bundles as pools that leases draw on.
+
+Responsible for the life of bundles on nodes; planning is in ``bundles.py``, and
+who draws on them is the scheduler's decision.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING
+
+from miniray.common.amounts import UNIT
+from miniray.common.labels import shared_label
+from miniray.head.scheduling.bundles import GroupStatus, total_needs
+from miniray.head.scheduling.fit_index import FitIndex
+from miniray.head.scheduling.planning import plan
+from miniray.head.scheduling.prospects import Prospects
+from miniray.head.scheduling.queues import Domain
+from miniray.head.scheduling.reasons import Reason, ReasonKind, explain, first_quarantined
+from miniray.head.scheduling.resources import bundle_pool
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+
+    from miniray.common.amounts import Needs
+    from miniray.head.scheduling.bundles import PlacementGroupState
+    from miniray.head.scheduling.resources import Allocation, ResourcePool
+
+    BundleKey = tuple[bytes, int]
+
+
+@dataclasses.dataclass(eq=False)
+class Group:
+    """A placement group with the pools of its placed bundles."""
+
+    state: PlacementGroupState
+    #: Order of arrival among demands and groups.
+    number: int
+    #: When it was asked for, or lost a bundle.
+    since: float
+    domain: Domain
+    #: What it lacks, while it is to be placed; groups with an equal one wait in line.
+    like: Hashable = None
+    #: What there was for it when it could not be placed; None: it was not tried as it is now.
+    prospects: Prospects | None = None
+    #: Nodes on which room is set aside for it.
+    reserved: list[ResourcePool] = dataclasses.field(default_factory=list)
+
+    def may_be_placed_by(self, node: ResourcePool) -> bool:
+        """Whether it might have a place now that a node has more room; to be asked then."""
+        if not any(spec.fits(node, self) for spec in set(self.state.missing.values())):
+            return False
+        return self.prospects is None or self.prospects.improved_by(node)
+
+    @property
+    def is_for_one_node(self) -> bool:
+        """Whether all its bundles are to be on one node, and none is on one yet."""
+        state = self.state
+        if state.strategy != "STRICT_PACK" or state.nodes:
+            return False
+        return shared_label([spec.selector for spec in state.bundles]) is None
+
+    def could_hold(self, needs: Needs, bundle_index: int) -> bool:
+        """Whether the bundle (-1: some bundle) is large enough for this; False if there is none."""
+        bundles = self.state.bundles
+        if bundle_index == -1:
+            return any(_within(needs, dict(spec.needs)) for spec in bundles)
+        return 0 <= bundle_index < len(bundles) and _within(
+            needs, dict(bundles[bundle_index].needs)
+        )
+
+    def explain(self, nodes: Collection[ResourcePool]) -> Reason | None:
+        """Why the group is not placed; None if it is."""
+        missing = self.state.missing
+        if not missing:
+            if not self.state.awaited:
+                return None
+            node_id = min(held.node_id for held in self.state.awaited.values())
+            return Reason(ReasonKind.NODE_AWAITED, node_id=node_id)
+        reasons = self._reasons(nodes)
+        never = next((reason for reason in reasons if reason.infeasible), None)
+        if never is not None:
+            return never
+        if plan(self.state, [node.emptied() for node in nodes], self) is None:
+            whole = [node.emptied(repaired=True) for node in nodes]
+            if plan(self.state, whole, self) is not None:
+                out = next(reason for reason in map(first_quarantined, nodes) if reason is not None)
+                return dataclasses.replace(out, resource="", needed=0)
+            detail = f"the {len(self.state.bundles)} bundles of {self._rule()}"
+            never = Reason(ReasonKind.NEVER_TOGETHER, detail=detail, total=len(nodes))
+            return self._not_enough(nodes) or never
+        return reasons[0] if reasons else Reason(ReasonKind.TOGETHER, detail=self._rule())
+
+    def _not_enough(self, nodes: Collection[ResourcePool]) -> Reason | None:
+        """Which resource all nodes together have too little of; None if there is none."""
+        missing = self.state.missing
+        totals = [node.totals() for node in nodes]
+        for name, units in total_needs(missing.values()):
+            total = sum(each.get(name, 0) for each in totals)
+            if total < units:
+                detail = f"the {len(missing)} bundles"
+                return Reason(ReasonKind.NOT_ENOUGH, name, units, total=total, detail=detail)
+        return None
+
+    def _rule(self) -> str:
+        """What the bundles have to be to each other, in words."""
+        label = shared_label([spec.selector for spec in self.state.bundles])
+        if label is None:
+            return self.state.strategy
+        return f"{self.state.strategy} (each set on nodes with one value of {label})"
+
+    def _reasons(self, nodes: Collection[ResourcePool]) -> list[Reason]:
+        """Why single bundles, or for STRICT_PACK all together, cannot be placed now."""
+        missing = self.state.missing
+        found = [explain(spec.needs, spec.selector, nodes, self) for spec in missing.values()]
+        if self.state.strategy == "STRICT_PACK":
+            names = {name for node in nodes for name in node.devices}
+            for specs in self.state.missing_sets.values():
+                selector = tuple({c: None for spec in specs.values() for c in spec.selector})
+                needs = tuple(
+                    (name, -(-units // UNIT) * UNIT if name in names and units > UNIT else units)
+                    for name, units in total_needs(specs.values())
+                )
+                found.append(explain(needs, selector, nodes, self))
+        return [reason for reason in found if reason.kind is not ReasonKind.QUEUED]
+
+
+class GroupTable:
+    """All groups, and which bundles each node holds."""
+
+    def __init__(self, threshold: float) -> None:
+        self._threshold = threshold
+        self.groups: dict[bytes, Group] = {}
+        #: Groups with bundles to place.
+        self.unplaced: dict[bytes, Group] = {}
+        #: The same by what they lack: where the oldest has no room, the others have none.
+        self._alike: dict[Hashable, dict[bytes, Group]] = {}
+        #: The oldest of each of those, by what single bundles that it lacks need.
+        self._by_need: FitIndex[tuple[Group, int]] = FitIndex()
+        #: Called with a group that has become the oldest of those that lack the same.
+        self.on_first: Callable[[Group], None] = _ignore
+        self._on_node: dict[str, dict[BundleKey, ResourcePool]] = collections.defaultdict(dict)
+        #: After a restart of the head: the groups with bundles that a node is to report.
+        self._awaiting: dict[str, dict[bytes, None]] = collections.defaultdict(dict)
+        #: Bundles of removed groups that still hold leases.
+        self._closing: dict[BundleKey, Allocation] = {}
+
+    def add(self, state: PlacementGroupState, number: int, since: float) -> Group:
+        """Enter a group; ValueError if its id is taken."""
+        if state.group_id in self.groups:
+            raise ValueError(f"placement group {state.group_id.hex()} exists already")
+        group = Group(state, number, since, Domain(self._threshold))
+        self.groups[state.group_id] = group
+        for held in state.awaited.values():
+            self._awaiting[held.node_id][state.group_id] = None
+        self._enqueue(group)
+        return group
+
+    def place(
+        self, group: Group, nodes: Mapping[str, ResourcePool], grown: ResourcePool | None = None
+    ) -> dict[int, ResourcePool] | None:
+        """Place the missing bundles of a group.
+
+        Args:
+            group: the first of those that lack the same.
+            nodes: of the cluster.
+            grown: the only one that has got room since the last attempt; None: any may have.
+
+        Returns:
+            Their new pools; None if there is no room.
+        """
+        prospects = group.prospects
+        alone = grown if prospects is not None and group.is_for_one_node else None
+        made = plan(
+            group.state, nodes.values() if alone is None else [alone], group, self._threshold
+        )
+        if made is None:
+            if alone is None or prospects is None or not prospects.failed_on(alone):
+                self._failed(group, nodes.values())
+            return None
+        self._dequeue(group)
+        return {
+            index: self.install(group, index, node, allocation)
+            for index, (node, allocation) in sorted(made.items())
+        }
+
+    def _failed(self, group: Group, nodes: Collection[ResourcePool]) -> None:
+        """A group that is the first of its like waits until what it lacks may be there."""
+        missing = group.state.missing.values()
+        group.prospects = Prospects(missing, nodes, group)
+        scarce = group.prospects.scarce
+        self._watch(group, {spec.needs for spec in missing} if scarce is None else {scarce})
+
+    def _watch(self, group: Group, needs: Iterable[Needs]) -> None:
+        """Have a group come up when a node has room for one of these."""
+        for number, _ in enumerate(group.state.bundles):
+            self._by_need.discard((group, number))
+        for number, need in enumerate(sorted(needs)):
+            self._by_need.add((group, number), need, group.number)
+
+    def install(
+        self, group: Group, index: int, node: ResourcePool, allocation: Allocation
+    ) -> ResourcePool:
+        """Make the pool of a bundle whose allocation is counted on its node."""
+        state = group.state
+        key = (state.group_id, index)
+        state.allocations[index] = allocation
+        state.awaited.pop(index, None)
+        if len(state.allocations) == len(state.bundles):
+            state.status = GroupStatus.CREATED
+        pool = bundle_pool(allocation, node, key)
+        for name, devices in node.devices.items():
+            for id, why in devices.out.items():
+                pool.set_in_service(name, id, False, why)
+        pool.closed = node.closed
+        self._on_node[node.node_id][key] = pool
+        group.domain.pools.add(key, pool)
+        return pool
+
+    def adopt(self, key: BundleKey, node: ResourcePool, allocation: Allocation) -> None:
+        """Count a bundle that a daemon reports; ValueError if the group does not know it."""
+        group = self.groups.get(key[0])
+        if group is None or not 0 <= key[1] < len(group.state.bundles):
+            raise ValueError(f"bundle {key[1]} of placement group {key[0].hex()} is unknown")
+        if key[1] in group.state.allocations:
+            raise ValueError(f"bundle {key[1]} of placement group {key[0].hex()} is placed already")
+        node.adopt(allocation)
+        self._dequeue(group)
+        self.install(group, key[1], node, allocation)
+        self._enqueue(group)
+
+    def remove(self, group_id: bytes) -> tuple[Group, list[ResourcePool]]:
+        """Take a group out: it, and its bundle pools, of which the empty ones are to be freed."""
+        group = self.groups.pop(group_id)
+        self._dequeue(group)
+        group.state.status = GroupStatus.REMOVED
+        pools = list(group.domain.pools.pools.values())
+        for pool in pools:
+            assert pool.key is not None
+            group.domain.pools.remove(pool.key)
+            self._closing[pool.key] = group.state.allocations[pool.key[1]]
+        return group, pools
+
+    def free_if_done(self, bundle: ResourcePool) -> Allocation | None:
+        """What the node gets back once the last lease of a removed group's bundle has ended."""
+        key = bundle.key
+        if key is None or bundle.leases or key not in self._closing:
+            return None
+        del self._on_node[bundle.node_id][key]
+        return self._closing.pop(key)
+
+    def on_node(self, node_id: str) -> list[ResourcePool]:
+        """Pools of the bundles on a node, those of removed groups included."""
+        return list(self._on_node.get(node_id, {}).values())
+
+    def pool_of(self, key: BundleKey) -> ResourcePool | None:
+        """The pool of a placed bundle."""
+        group = self.groups.get(key[0])
+        return None if group is None else group.domain.pools.pools.get(key)
+
+    def lose_node(
+        self, node_id: str, next_number: Callable[[], int], now: float
+    ) -> list[ResourcePool]:
+        """Drop the bundles of a node that is gone; their groups are to be placed again."""
+        lost = self._on_node.pop(node_id, {})
+        incomplete: dict[Group, None] = {}
+        for key in lost:
+            self._closing.pop(key, None)
+            group = self.groups.get(key[0])
+            if group is not None:
+                self._dequeue(group)
+                group.domain.pools.remove(key)
+                del group.state.allocations[key[1]]
+                incomplete[group] = None
+        self._reschedule(incomplete, next_number, now)
+        self.await_no_more(node_id, next_number, now)
+        return list(lost.values())
+
+    def awaited_on(self, node_id: str) -> dict[BundleKey, Allocation]:
+        """The bundles that a node is to report after a restart of the head."""
+        ids = self._awaiting.get(node_id, ())
+        return {
+            (id, index): held
+            for id in ids
+            if id in self.groups
+            for index, held in self.groups[id].state.awaited.items()
+            if held.node_id == node_id
+        }
+
+    def await_no_more(self, node_id: str, next_number: Callable[[], int], now: float) -> None:
+        """A node will not report the bundles that it was to: their groups are placed again."""
+        incomplete: dict[Group, None] = {}
+        for id, index in self.awaited_on(node_id):
+            group = self.groups[id]
+            self._dequeue(group)
+            del group.state.awaited[index]
+            incomplete[group] = None
+        self._awaiting.pop(node_id, None)
+        self._reschedule(incomplete, next_number, now)
+
+    def _reschedule(
+        self, groups: Iterable[Group], next_number: Callable[[], int], now: float
+    ) -> None:
+        """Let groups wait behind all others, among themselves in the order that they had."""
+        for group in sorted(groups, key=lambda group: group.number):
+            group.state.status = GroupStatus.RESCHEDULING
+            group.number, group.since = next_number(), now
+            self._enqueue(group)
+
+    def is_first_of_its_like(self, group: Group) -> bool:
+        """Whether it waits, and no older group lacks the same."""
+        return next(iter(self._alike.get(group.like, {}).values()), None) is group
+
+    def first_unplaced(self) -> list[Group]:
+        """The oldest group of those that lack the same, in order of arrival."""
+        firsts = [next(iter(alike.values())) for alike in self._alike.values()]
+        return sorted(firsts, key=lambda group: group.number)
+
+    def first_that_may_use(self, node: ResourcePool) -> list[Group]:
+        """Those of ``first_unplaced`` that might have a place now that a node has more room."""
+        if node.closed or not self._by_need:
+            return []
+        reservation = node.reservation
+        found: dict[Group, None] = {}
+        owner = None if reservation is None else reservation.owner
+        if isinstance(owner, Group) and owner.state.group_id in self.unplaced:
+            found[owner] = None
+        for _, (group, _) in self._by_need.oldest_first((*node.free, *node.devices), node.most):
+            found[group] = None
+        return sorted(
+            [group for group in found if group.may_be_placed_by(node)],
+            key=lambda group: group.number,
+        )
+
+    def next_alike(self, group: Group) -> Group | None:
+        """The group to try after one that lacked the same was placed."""
+        return next(iter(self._alike.get(group.like, {}).values()), None)
+
+    def _enqueue(self, group: Group) -> None:
+        state = group.state
+        if not state.missing:
+            return
+        group.like = (state.strategy, tuple(state.missing.items()), frozenset(state.nodes))
+        group.prospects = None
+        self.unplaced[state.group_id] = group
+        alike = self._alike.setdefault(group.like, {})
+        alike[state.group_id] = group
+        if len(alike) == 1:
+            self._is_first(group)
+
+    def _dequeue(self, group: Group) -> None:
+        if self.unplaced.pop(group.state.group_id, None) is None:
+            return
+        alike = self._alike[group.like]
+        was_first = next(iter(alike.values())) is group
+        del alike[group.state.group_id]
+        if was_first:
+            for number, _ in enumerate(group.state.bundles):
+                self._by_need.discard((group, number))
+        if not alike:
+            del self._alike[group.like]
+        elif was_first:
+            self._is_first(next(iter(alike.values())))
+
+    def _is_first(self, group: Group) -> None:
+        """A group is the oldest of those that lack the same."""
+        self._watch(group, {spec.needs for spec in group.state.missing.values()})
+        self.on_first(group)
+
+
+def _ignore(_group: Group) -> None:
+    """Nobody wants to know."""
+
+
+def _within(needs: Needs, reserved: dict[str, int]) -> bool:
+    return all(reserved.get(name, 0) >= units for name, units in needs)

@@ -1,0 +1,442 @@
+"""Pools: what a node has, or a bundle has reserved, and what of it is free.
+
+Responsible for exact bookkeeping; not for which pool a demand goes to.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.common.amounts import GRIDS, UNIT, from_units, to_units
+from miniray.head.scheduling.device_grid import DeviceGrid
+from miniray.head.scheduling.devices import Devices
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Mapping, Sequence
+
+    from miniray.common.amounts import Needs
+    from miniray.head.scheduling.devices import Aside, DeviceShares
+    from miniray.head.scheduling.packing import Patience
+
+
+class Allocation(NamedTuple):
+    """What one lease or one bundle holds: exactly this is given back."""
+
+    node_id: str
+    #: Scalar amounts in fixed point.
+    scalars: Needs = ()
+    #: Per device resource, the devices and the share held of each.
+    devices: tuple[tuple[str, DeviceShares], ...] = ()
+    #: (placement group id, bundle index) that it draws on, if any.
+    bundle: tuple[bytes, int] | None = None
+
+    def device_ids(self, resource: str) -> list[str]:
+        """Ids of the held devices of a resource, in the node's order."""
+        return [id for name, shares in self.devices if name == resource for id, _ in shares]
+
+    @property
+    def cpu(self) -> int:
+        """Fixed-point CPU held."""
+        return next((units for name, units in self.scalars if name == "CPU"), 0)
+
+    def names(self) -> set[str]:
+        """Names of the resources held."""
+        return {name for name, _ in self.scalars} | {name for name, _ in self.devices}
+
+    def resources(self) -> dict[str, float]:
+        """Amounts held per resource name, in units."""
+        held = {name: from_units(units) for name, units in self.scalars}
+        for name, shares in self.devices:
+            held[name] = from_units(sum(units for _, units in shares))
+        return held
+
+
+class Reservation(NamedTuple):
+    """Room on a pool that is set aside for a demand that has waited long."""
+
+    #: Who may use it; compared by identity.
+    owner: object
+    #: Fixed-point amount of each scalar resource.
+    scalars: Mapping[str, int]
+    #: Of each device resource, what of each device.
+    devices: Mapping[str, Aside]
+
+
+class ResourcePool:
+    """What one node has, or one bundle has reserved, and what of it is free.
+
+    CPU may go below zero: a task that resumes takes its CPU at once, and the pool
+    is in debt until others end.
+    """
+
+    __slots__ = (
+        "closed",
+        "devices",
+        "free",
+        "key",
+        "labels",
+        "last_placed",
+        "leases",
+        "load",
+        "node_id",
+        "order",
+        "reservation",
+        "total",
+        "version",
+    )
+
+    def __init__(
+        self,
+        node_id: str,
+        scalars: Iterable[tuple[str, int]],
+        devices: Iterable[tuple[str, Iterable[tuple[str, int]]]] = (),
+        labels: Mapping[str, str] | None = None,
+        bundle: tuple[bytes, int] | None = None,
+        whole: Container[str] = (),
+    ) -> None:
+        self.node_id = node_id
+        #: (group id, index) for a bundle, None for a node.
+        self.key = bundle
+        self.total: dict[str, int] = dict(scalars)
+        self.free: dict[str, int] = dict(self.total)
+        self.devices = {
+            name: (DeviceGrid if name in GRIDS else Devices)(shares, divisible=name not in whole)
+            for name, shares in devices
+        }
+        self.labels: Mapping[str, str] = labels or {}
+        #: Grants nothing new: draining, or gone.
+        self.closed = False
+        #: Position in the stable order of its set.
+        self.order = 0
+        #: Counts every change, so that what was computed from the pool can be told stale.
+        self.version = 0
+        #: CPU that leases needed to be placed and don't hold; counts as use when pools are ranked.
+        self.load = 0
+        #: Number of the last placement made here, for taking turns.
+        self.last_placed = 0
+        #: In the order in which they were granted.
+        self.leases: dict[bytes, None] = {}
+        self.reservation: Reservation | None = None
+
+    # --- asking --------------------------------------------------------------------
+    def fits(self, needs: Needs) -> bool:
+        """Whether all of this is free now."""
+        if self.closed:
+            return False
+        free = self.free
+        for name, units in needs:
+            have = free.get(name)
+            if have is None:
+                devices = self.devices.get(name)
+                if devices is None or not devices.fits(units):
+                    return False
+            elif have < units:
+                return False
+        return True
+
+    def could_fit(self, needs: Needs) -> bool:
+        """Whether all of this would be free if nothing were held."""
+        for name, units in needs:
+            devices = self.devices.get(name)
+            if devices is not None:
+                if not devices.could_fit(units):
+                    return False
+            elif self.total.get(name, 0) < units:
+                return False
+        return True
+
+    def could_ever_fit(self, needs: Needs) -> bool:
+        """The same, with all devices in service again."""
+        return all(
+            self.devices[name].could_ever_fit(units)
+            if name in self.devices
+            else self.total.get(name, 0) >= units
+            for name, units in needs
+        )
+
+    def admits(self, owner: object, needs: Needs) -> bool:
+        """Whether this fits now and leaves alone what is reserved for others."""
+        if not self.fits(needs):
+            return False
+        reservation = self.reservation
+        if reservation is None or reservation.owner is owner:
+            return True
+        for name, units in needs:
+            devices = self.devices.get(name)
+            if devices is not None:
+                if not devices.fits(units, reservation.devices.get(name)):
+                    return False
+            elif units > self.free[name] - reservation.scalars.get(name, 0):
+                return False
+        return True
+
+    def copies(self, needs: Needs, owner: object) -> int:
+        """How many of this could be taken for an owner at most; there may be room for fewer."""
+        if self.closed:
+            return 0
+        reservation = self._reserved_for_others(owner)
+        found = []
+        for name, units in needs:
+            devices = self.devices.get(name)
+            if devices is not None:
+                aside = None if reservation is None else reservation.devices.get(name)
+                found.append(devices.copies(units, aside))
+            else:
+                free = self.free.get(name, 0)
+                if reservation is not None:
+                    free -= reservation.scalars.get(name, 0)
+                found.append(max(free, 0) // units)
+        return min(found, default=0)
+
+    def outline(self, most: Needs, owner: object) -> tuple[int, ...]:
+        """What an owner could take, so that what fits is told by the amounts in their order.
+
+        Args:
+            most: of which resources, and how much of each matters at most.
+            owner: whose reservation may be used.
+        """
+        if self.closed:
+            return ()
+        reservation = self._reserved_for_others(owner)
+        found: list[int] = []
+        for name, units in most:
+            devices = self.devices.get(name)
+            if devices is not None:
+                aside = None if reservation is None else reservation.devices.get(name)
+                found.extend(devices.outline(aside))
+            else:
+                aside_of_it = 0 if reservation is None else reservation.scalars.get(name, 0)
+                found.append(min(self.free.get(name, 0) - aside_of_it, units))
+        return tuple(found)
+
+    def _reserved_for_others(self, owner: object) -> Reservation | None:
+        reservation = self.reservation
+        return None if reservation is None or reservation.owner is owner else reservation
+
+    def most(self, name: str) -> int:
+        """The most of a resource that one demand can have now, beside what is set aside."""
+        reservation = self.reservation
+        devices = self.devices.get(name)
+        if devices is not None:
+            return devices.most(None if reservation is None else reservation.devices.get(name))
+        free = self.free.get(name, 0)
+        return free if reservation is None else free - reservation.scalars.get(name, 0)
+
+    def has_room_set_aside(self) -> bool:
+        """Whether all that is set aside here is free by now."""
+        reservation = self.reservation
+        if reservation is None:
+            return True
+        if any(self.free[name] < units for name, units in reservation.scalars.items()):
+            return False
+        return all(
+            free >= units
+            for name, aside in reservation.devices.items()
+            for free, units in zip(self.devices[name].free, aside, strict=True)
+        )
+
+    def utilisation(self, names: Iterable[str]) -> float:
+        """Share in use of the most used of these resources; 0 to 1, above 1 in debt."""
+        most = 0.0
+        for name in names:
+            total = self.total.get(name)
+            if total:
+                used = total - self.free[name] + (self.load if name == "CPU" else 0)
+                most = max(most, used / total)
+            elif (devices := self.devices.get(name)) is not None and devices.ids:
+                most = max(most, 1 - sum(devices.free) / sum(devices.capacity))
+        return most
+
+    def totals(self) -> dict[str, int]:
+        """Fixed-point amount of each resource; devices out of service are left out."""
+        usable = {name: sum(devices.usable()) for name, devices in self.devices.items()}
+        return self.total | usable
+
+    def available(self) -> dict[str, int]:
+        """Fixed-point free amount of each resource; 0 in debt, all 0 if nothing new is granted."""
+        if self.closed:
+            return dict.fromkeys([*self.free, *self.devices], 0)
+        return self.unused()
+
+    def unused(self) -> dict[str, int]:
+        """Fixed-point amount of each resource that nobody holds, granted or not; 0 in debt."""
+        free = {name: max(units, 0) for name, units in self.free.items()}
+        return free | {name: devices.available() for name, devices in self.devices.items()}
+
+    # --- changing ------------------------------------------------------------------
+    def allocate(self, needs: Needs, owner: object = None) -> Allocation:
+        """Take all of this for an owner; only for needs that it is admitted with."""
+        scalars = []
+        devices = []
+        reservation = self.reservation
+        aside: Mapping[str, Aside] = {}
+        if reservation is not None and reservation.owner is not owner:
+            aside = reservation.devices
+        for name, units in needs:
+            if name in self.free:
+                self.free[name] -= units
+                scalars.append((name, units))
+            else:
+                devices.append((name, self.devices[name].take(units, aside.get(name))))
+        self.version += 1
+        return Allocation(self.node_id, tuple(scalars), tuple(devices), self.key)
+
+    def allocate_together(
+        self, needs: Sequence[Needs], owner: object, patience: Patience
+    ) -> list[Allocation] | None:
+        """Take all of these at once for an owner, however their shares have to be put on devices.
+
+        Args:
+            needs: what each takes.
+            owner: whose reservation may be used.
+            patience: for the search.
+
+        Returns:
+            What each has got; None, and nothing is taken, if no way was found.
+        """
+        reservation = self.reservation
+        if reservation is not None and reservation.owner is owner:
+            reservation = None
+        names = sorted({name for each in needs for name, _ in each})
+        shares: dict[str, list[DeviceShares]] = {}
+        for name in names:
+            wanted = [dict(each).get(name, 0) for each in needs]
+            devices = self.devices.get(name)
+            if devices is None:
+                aside = 0 if reservation is None else reservation.scalars.get(name, 0)
+                if self.closed or self.free.get(name, 0) - aside < sum(wanted):
+                    return None
+                continue
+            left_alone = None if reservation is None else reservation.devices.get(name)
+            found = devices.choose_together(wanted, patience, left_alone)
+            if self.closed or found is None:
+                return None
+            shares[name] = found
+        made = [
+            Allocation(
+                self.node_id,
+                tuple((name, units) for name, units in each if name not in shares),
+                tuple((name, shares[name][at]) for name, _ in each if name in shares),
+                self.key,
+            )
+            for at, each in enumerate(needs)
+        ]
+        for allocation in made:
+            self.adopt(allocation)
+        return made
+
+    def adopt(self, allocation: Allocation) -> None:
+        """Count an allocation made earlier, as a daemon reports it.
+
+        Raises:
+            ValueError: it names a resource or device that is not here, or a device without room.
+        """
+        unknown = allocation.names() - set(self.free) - set(self.devices)
+        if unknown:
+            raise ValueError(f"node {self.node_id} has no {', '.join(sorted(unknown))}")
+        taken: list[tuple[str, DeviceShares]] = []
+        try:
+            for name, shares in allocation.devices:
+                self.devices[name].take_exactly(shares)
+                taken.append((name, shares))
+        except ValueError as error:
+            for name, shares in taken:
+                self.devices[name].put(shares)
+            raise ValueError(f"node {self.node_id}: {error}") from None
+        for name, units in allocation.scalars:
+            self.free[name] -= units
+        self.version += 1
+
+    def release(self, allocation: Allocation) -> None:
+        """Give back an allocation: the exact reverse of ``allocate`` and ``adopt``."""
+        for name, units in allocation.scalars:
+            self.free[name] += units
+        for name, shares in allocation.devices:
+            self.devices[name].put(shares)
+        self.version += 1
+
+    def add_cpu(self, units: int) -> None:
+        """Add free CPU (a task blocks) or take it, if negative, even into debt (it resumes)."""
+        self.free["CPU"] += units
+        self.version += 1
+
+    def set_in_service(
+        self, resource: str, device_id: str, in_service: bool, why: str = ""
+    ) -> bool:
+        """Take a device out of service, and say why, or back into it; False if it was so."""
+        devices = self.devices.get(resource)
+        if devices is None or not devices.set_in_service(device_id, in_service, why):
+            return False
+        self.version += 1
+        return True
+
+    def copy(self) -> ResourcePool:
+        """An independent copy of the amounts, for what-if questions."""
+        twin = self.emptied()
+        twin.free = dict(self.free)
+        twin.devices = {name: devices.copy() for name, devices in self.devices.items()}
+        twin.closed, twin.reservation = self.closed, self.reservation
+        return twin
+
+    def emptied(self, *, repaired: bool = False) -> ResourcePool:
+        """A copy in which nothing is held, without what is out of service unless ``repaired``."""
+        devices = [
+            (
+                name,
+                [
+                    pair
+                    for pair in zip(held.ids, held.capacity, strict=True)
+                    if repaired or pair[0] not in held.out
+                ],
+            )
+            for name, held in self.devices.items()
+        ]
+        return ResourcePool(
+            self.node_id, self.total.items(), devices, self.labels, self.key, self.whole
+        )
+
+    @property
+    def whole(self) -> set[str]:
+        """The device resources of which only whole devices can be had."""
+        return {name for name, devices in self.devices.items() if not devices.divisible}
+
+
+def node_pool(
+    node_id: str,
+    resources: Mapping[str, float],
+    devices: Mapping[str, Sequence[str]] | None = None,
+    labels: Mapping[str, str] | None = None,
+    whole: Container[str] = (),
+) -> ResourcePool:
+    """Make the pool of a node from what its daemon declares.
+
+    Args:
+        node_id: hex id of the node.
+        resources: amount per scalar resource, in units; names in ``devices`` are left out.
+        devices: device ids per device resource, in the order in which they are to be used.
+        labels: the node's labels.
+        whole: device resources of which a device can't be shared.
+
+    Raises:
+        ValueError: an amount is malformed or a device id is named twice.
+    """
+    devices = devices or {}
+    return ResourcePool(
+        node_id,
+        [(name, to_units(resources[name], name)) for name in resources if name not in devices],
+        [(name, [(id, UNIT) for id in ids]) for name, ids in devices.items()],
+        labels,
+        whole=whole,
+    )
+
+
+def bundle_pool(allocation: Allocation, node: ResourcePool, key: tuple[bytes, int]) -> ResourcePool:
+    """Make the pool of a bundle from what it reserved on its node."""
+    return ResourcePool(
+        allocation.node_id,
+        allocation.scalars,
+        allocation.devices,
+        node.labels,
+        key,
+        node.whole,
+    )

@@ -1,0 +1,372 @@
+"""The resource table: pools, leases, queues and groups, and the work of filling freed room.
+
+Responsible for keeping them consistent and for granting whatever fits; the
+requests that change the table are in ``scheduler.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+from miniray.common.amounts import UNIT
+from miniray.common.runtime import BundleAffinity
+from miniray.head.scheduling.aging import Aging
+from miniray.head.scheduling.demands import Decisions, Grant, PlacedBundles, Unschedulable, Waiting
+from miniray.head.scheduling.groups import Group, GroupTable
+from miniray.head.scheduling.queues import Domain, Pending, ShapeQueue
+from miniray.head.scheduling.reservations import lift, reserve_for_group, reserve_for_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from miniray.head.scheduling.demands import Demand, LeaseRequest
+    from miniray.head.scheduling.reasons import Reason
+    from miniray.head.scheduling.resources import Allocation, ResourcePool
+
+_RESERVATIONS_AT_ONCE = 16  # reservations made per call, each looks at every node
+
+
+@dataclasses.dataclass(slots=True)
+class Lease:
+    """A granted lease."""
+
+    pool: ResourcePool
+    allocation: Allocation
+    #: Fixed-point CPU counted as load of the pool though not held.
+    load: int = 0
+    #: Its CPU is given back while its task waits.
+    cpu_released: bool = False
+    #: It is an actor's: nobody knows whether it will end.
+    lasting: bool = False
+
+
+class ResourceTable:
+    """State of the scheduler. Whoever makes room calls ``grow``, and in the end ``settle``."""
+
+    def __init__(self, reserve_after: float, threshold: float) -> None:
+        self.domain = Domain(threshold)
+        self.groups = GroupTable(threshold)
+        self.leases: dict[bytes, Lease] = {}
+        #: Queue of each waiting request.
+        self.queue_of: dict[bytes, ShapeQueue] = {}
+        self.time = float("-inf")
+        self._reserve_after = reserve_after
+        self._threshold = threshold
+        self._arrivals = 0
+        self._placements = 0
+        #: Domains that may have waiting requests.
+        self._busy: dict[Domain, None] = {}
+        #: Pools that got room.
+        self._grown: dict[ResourcePool, None] = {}
+        self._reserve_again = False
+        #: Those without room set aside for them that may be due to get it.
+        self._aging: Aging[ShapeQueue | Group] = Aging(self._waits_with)
+        #: Those that no pool of their domain could serve, with its topology when that was seen.
+        self._hopeless: dict[Domain, tuple[int, list[ShapeQueue]]] = {}
+        self.groups.on_first = self._first_of_its_like
+        #: When to look again for room to set aside, if something that has waited long has none.
+        self._retry_at: float | None = None
+
+    # --- asking --------------------------------------------------------------------
+    @property
+    def nodes(self) -> Mapping[str, ResourcePool]:
+        """The nodes by id."""
+        return self.domain.pools.pools  # type: ignore[return-value]
+
+    def domain_for(self, demand: Demand) -> Domain:
+        """The pools that a demand chooses from; its group must exist."""
+        if isinstance(demand.placement, BundleAffinity):
+            return self.groups.groups[demand.placement.placement_group_id].domain
+        return self.domain
+
+    def waiting_queues(self) -> Iterator[ShapeQueue]:
+        """Queues in which something waits."""
+        for domain in tuple(self._busy):
+            if domain.waiting:
+                yield from domain.waiting
+            else:
+                del self._busy[domain]
+
+    def next_deadline(self) -> float | None:
+        """The first time after now at which something will have waited long."""
+        since = self._aging.first_after(self.time - self._reserve_after)
+        deadlines = [] if since is None else [since + self._reserve_after]
+        waits = self.queue_of or self.groups.unplaced
+        if waits and self._retry_at is not None and self._retry_at > self.time:
+            deadlines.append(self._retry_at)
+        return min(deadlines, default=None)
+
+    # --- leases --------------------------------------------------------------------
+    def next_arrival(self) -> int:
+        """Number of the next request or group, in order of arrival."""
+        self._arrivals += 1
+        return self._arrivals
+
+    def grant(self, queue: ShapeQueue, lease_id: bytes, pool: ResourcePool, out: Decisions) -> None:
+        """Grant a lease of a queue's shape on a pool that admits it."""
+        demand = queue.demand
+        allocation = pool.allocate(demand.needs, queue)
+        pool.load += demand.load
+        pool.leases[lease_id] = None
+        self._placements += 1
+        pool.last_placed = self._placements
+        self._note_sharing(queue.domain, pool, allocation)
+        self.leases[lease_id] = Lease(pool, allocation, demand.load, lasting=demand.lasting)
+        out.grants.append(Grant(lease_id, allocation))
+
+    def adopt(
+        self, lease_id: bytes, allocation: Allocation, node: ResourcePool, *, lasting: bool
+    ) -> None:
+        """Count a lease as its daemon reports it; ValueError if it does not fit the table."""
+        pool: ResourcePool | None = node
+        if lease_id in self.leases:
+            raise ValueError(f"lease {lease_id.hex()} exists already")
+        if allocation.bundle is not None:
+            pool = self.groups.pool_of(allocation.bundle)
+        if pool is None or pool.node_id != node.node_id:
+            raise ValueError(f"lease {lease_id.hex()} draws on a bundle that is not on its node")
+        pool.adopt(allocation)
+        pool.leases[lease_id] = None
+        self.leases[lease_id] = Lease(pool, allocation, lasting=lasting)
+
+    def enqueue(self, queue: ShapeQueue, request: LeaseRequest, now: float) -> None:
+        """Let a request wait."""
+        pending = Pending(request, self.next_arrival(), now)
+        queue.domain.add(queue, pending)
+        self.queue_of[request.lease_id] = queue
+        self._busy[queue.domain] = None
+        if queue.head is pending:
+            self._aging.add(queue, pending.number, now)
+
+    def dequeue(self, lease_id: bytes) -> ShapeQueue:
+        """Take a request out of its queue."""
+        queue = self.queue_of.pop(lease_id)
+        taken = queue.domain.take(queue, lease_id)
+        if queue.waiting and queue.head.number > taken.number:
+            self._aging.add(queue, queue.head.number, queue.head.since)
+        return queue
+
+    def fail_all(self, queue: ShapeQueue, reason: Reason, out: Decisions) -> None:
+        """Fail every request of a queue."""
+        for lease_id in tuple(queue.waiting):
+            self.dequeue(lease_id)
+            out.failures.append(Unschedulable(lease_id, reason))
+        self.lift(queue)
+
+    def head_changed(self, queue: ShapeQueue) -> None:
+        """Drop what is set aside for a queue unless its head has waited long too."""
+        if not queue.waiting or queue.head.since > self.time - self._reserve_after:
+            self.lift(queue)
+
+    def leave(self, node_id: str, out: Decisions) -> None:
+        """A node may be of no use any more to those that waited there and could go elsewhere."""
+        for queue in self.domain.preferring(node_id):
+            while queue.waiting:
+                pool = queue.find(None)
+                if pool is None:
+                    break
+                lease_id = next(iter(queue.waiting))
+                self.dequeue(lease_id)
+                self.grant(queue, lease_id, pool, out)
+                self.lift(queue)
+
+    def report_infeasible(self, out: Decisions) -> None:
+        """Name the requests that no node can serve any more."""
+        for queue in self.domain.waiting:
+            if queue.was_infeasible:
+                continue
+            reason = queue.infeasible()
+            if reason is not None:
+                out.infeasible.extend(Waiting(lease_id, reason) for lease_id in queue.waiting)
+
+    # --- groups --------------------------------------------------------------------
+    def place_group(self, group: Group, out: Decisions, grown: ResourcePool | None = None) -> bool:
+        """Place the missing bundles of a group if there is room; as ``GroupTable.place``."""
+        bundles = self.groups.place(group, self.nodes, grown)
+        if bundles is None:
+            return False
+        self.lift(group)
+        allocations = {}
+        for index, pool in bundles.items():
+            allocations[index] = group.state.allocations[index]
+            self._note_sharing(self.domain, self.nodes[pool.node_id], allocations[index])
+            self.grow(pool)
+        out.placed.append(PlacedBundles(group.state.group_id, allocations))
+        return True
+
+    def place_groups(self, out: Decisions, node: ResourcePool | None = None) -> None:
+        """Place what can be placed of the waiting groups, the oldest first.
+
+        Args:
+            out: where decisions go.
+            node: only this node has got room; None: any may have.
+        """
+        if node is None:
+            firsts = self.groups.first_unplaced()
+        else:
+            firsts = self.groups.first_that_may_use(node)
+        for first in firsts:
+            group: Group | None = first
+            while group is not None and self.place_group(group, out, node):
+                group = self.groups.next_alike(group)
+                if group is not None and node is not None and not group.may_be_placed_by(node):
+                    break
+
+    def free_bundle(self, pool: ResourcePool) -> None:
+        """Give a removed group's bundle back to its node if nothing holds it any more."""
+        allocation = self.groups.free_if_done(pool)
+        if allocation is not None:
+            node = self.nodes[allocation.node_id]
+            node.release(allocation)
+            self.grow(node)
+
+    # --- filling room --------------------------------------------------------------
+    def grow(self, pool: ResourcePool) -> None:
+        """Note that a pool has more room."""
+        domain = self._domain_of(pool)
+        if domain is not None:
+            domain.pools.note_growth(pool)
+            self._grown[pool] = None
+
+    def forget(self, pool: ResourcePool) -> None:
+        """Drop a pool that is gone from what is to be filled."""
+        self._grown.pop(pool, None)
+        if pool.reservation is not None:
+            owner = pool.reservation.owner
+            assert isinstance(owner, ShapeQueue | Group)
+            self.lift(owner)
+
+    def lift(self, owner: ShapeQueue | Group) -> None:
+        """Drop what is set aside for an owner."""
+        pools = lift(owner)
+        if not pools:
+            return
+        self._reserve_again = True
+        self._wait_again(owner)
+        for pool in pools:
+            if not pool.closed:
+                self.grow(pool)
+
+    def reserve_soon(self) -> None:
+        """Let the next ``settle`` set room aside where that is due."""
+        self._reserve_again = True
+
+    def settle(self, out: Decisions, now: float) -> Decisions:
+        """Use all room that came free, then set room aside where that is due."""
+        self.time = max(self.time, now)
+        while True:
+            while self._grown:
+                pool, _ = self._grown.popitem()
+                if pool.key is None:
+                    self.place_groups(out, pool)
+                self._fill(pool, out)
+            if not self._reserve_again:
+                return out
+            self._reserve_again = False
+            self._reserve()
+
+    def _fill(self, pool: ResourcePool, out: Decisions) -> None:
+        """Grant what waits and fits on a pool, oldest first."""
+        domain = self._domain_of(pool)
+        if domain is None:
+            return
+        key = pool.node_id if pool.key is None else pool.key
+        while domain.waiting:
+            queue = domain.first_for(key, pool)
+            if queue is None:
+                return
+            lease_id = next(iter(queue.waiting))
+            self.dequeue(lease_id)
+            self.grant(queue, lease_id, pool, out)
+            self.lift(queue)
+
+    # --- setting room aside ----------------------------------------------------------
+    def _waits_with(self, owner: ShapeQueue | Group, number: int) -> bool:
+        """Whether what waits longest of an owner's has this number."""
+        if isinstance(owner, ShapeQueue):
+            return bool(owner.waiting) and owner.head.number == number
+        return owner.number == number and self.groups.is_first_of_its_like(owner)
+
+    def _first_of_its_like(self, group: Group) -> None:
+        self._aging.add(group, group.number, group.since)
+
+    def _wait_again(self, owner: ShapeQueue | Group) -> None:
+        """An owner without room set aside for it may be due to get it."""
+        if isinstance(owner, Group):
+            self._aging.add(owner, owner.number, owner.since)
+        elif owner.waiting:
+            self._aging.add(owner, owner.head.number, owner.head.since)
+
+    def _hope_again(self) -> None:
+        """Pools came or changed: some of those that none could serve may be served."""
+        for domain, (topology, queues) in list(self._hopeless.items()):
+            if topology != domain.pools.topology:
+                del self._hopeless[domain]
+                for queue in queues:
+                    self._wait_again(queue)
+
+    def _due(self) -> list[ShapeQueue | Group]:
+        """The first of those that have waited long and have no room set aside for them."""
+        found: dict[ShapeQueue | Group, None] = {}
+        self._hope_again()
+        while len(found) < _RESERVATIONS_AT_ONCE:
+            taken = self._aging.take_old(self.time - self._reserve_after)
+            if taken is None:
+                break
+            owner = taken[0]
+            if owner.reserved:
+                continue
+            if isinstance(owner, ShapeQueue) and owner.infeasible() is not None:
+                topology = owner.domain.pools.topology
+                self._hopeless.setdefault(owner.domain, (topology, []))[1].append(owner)
+                continue
+            found[owner] = None
+        return list(found)
+
+    def set_aside(self, queue: ShapeQueue, pool: ResourcePool) -> bool:
+        """Set room aside for the head of a queue, however long it has waited; whether there is."""
+        return queue.reserved is not None or reserve_for_queue(queue, self._without_tasks, pool)
+
+    def _reserve(self) -> None:
+        """Set room aside for the oldest demands and groups that have waited long enough."""
+        later = functools.cache(self._without_tasks)
+        owners = self._due()
+        failed = []
+        for owner in owners:
+            if isinstance(owner, ShapeQueue):
+                made = reserve_for_queue(owner, later)
+            else:
+                made = reserve_for_group(owner, self.nodes.values(), self._threshold, later)
+            if not made:
+                failed.append(owner)
+        for owner in failed:
+            self._wait_again(owner)
+        # Actors may end meanwhile, of which nothing can be expected now.
+        again = failed or len(owners) == _RESERVATIONS_AT_ONCE
+        self._retry_at = self.time + self._reserve_after if again else None
+
+    def _without_tasks(self, pool: ResourcePool) -> ResourcePool:
+        """A copy of a pool as it will be when its tasks have ended."""
+        twin = pool.copy()
+        for lease_id in pool.leases:
+            lease = self.leases[lease_id]
+            if lease.lasting:
+                continue
+            if lease.cpu_released:
+                twin.add_cpu(-lease.allocation.cpu)
+            twin.release(lease.allocation)
+        return twin
+
+    def _domain_of(self, pool: ResourcePool) -> Domain | None:
+        if pool.key is None:
+            return self.domain
+        group = self.groups.groups.get(pool.key[0])
+        return None if group is None else group.domain
+
+    @staticmethod
+    def _note_sharing(domain: Domain, pool: ResourcePool, allocation: Allocation) -> None:
+        for name, shares in allocation.devices:
+            if shares[0][1] < UNIT:
+                domain.pools.note_sharing(pool, name)

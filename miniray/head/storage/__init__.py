@@ -1,0 +1,1 @@
+"""How the head keeps its state over a restart."""

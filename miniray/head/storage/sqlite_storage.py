@@ -1,0 +1,270 @@
+"""Keeps the head's state in an SQLite file.
+
+Changes are gathered in the event loop, the latest of each thing only, and written by
+one thread in one transaction at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import concurrent.futures
+import contextlib
+import logging
+import sqlite3
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from miniray.common.config import config
+from miniray.head.directories.actor_states import DEAD
+from miniray.head.storage import records
+from miniray.head.storage.storage import Saved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from miniray.head.directories.actor import Actor
+    from miniray.head.directories.jobs import Job
+    from miniray.head.directories.kv import Key
+    from miniray.head.directories.placement_groups import PlacementGroup
+
+logger = logging.getLogger(__name__)
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS cluster (
+    id TEXT NOT NULL, epoch INTEGER NOT NULL, started REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS things (
+    kind TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL, PRIMARY KEY (kind, key)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS key_values (
+    namespace TEXT NOT NULL, key NOT NULL, value BLOB NOT NULL, PRIMARY KEY (namespace, key)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ended (
+    kind TEXT NOT NULL, key BLOB NOT NULL, record BLOB NOT NULL, at REAL NOT NULL,
+    PRIMARY KEY (kind, key)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS ended_at ON ended (at);
+"""
+_ACTOR, _GROUP, _JOB = "actor", "placement_group", "job"
+_THING, _VALUE = "thing", "value"
+_REPLACE = {
+    _THING: "REPLACE INTO things VALUES (?, ?, ?)",
+    _VALUE: "REPLACE INTO key_values VALUES (?, ?, ?)",
+}
+_DELETE = {
+    _THING: "DELETE FROM things WHERE kind = ? AND key = ?",
+    _VALUE: "DELETE FROM key_values WHERE namespace = ? AND key = ?",
+}
+#: Seconds until a disk that took nothing is tried again, at first and at most.
+_AGAIN_AFTER = (0.5, 10.0)
+#: What has changed: table, kind or namespace, key.
+_What = tuple[str, str, "bytes | str"]
+#: So many of each kind that have ended are told to the next head.
+_REMEMBERED = 10_000
+
+
+class _Change(NamedTuple):
+    """How something is to be kept from now on."""
+
+    #: None: it is removed.
+    record: bytes | None
+    #: What is to be remembered of one that has ended.
+    ended: bytes | None = None
+
+
+class SqliteStorage:
+    """A database file, made if there is none. Implements ``storage.Storage``.
+
+    Args:
+        path: Of the file.
+        warn: Called with what users should know: that nothing can be written.
+
+    Raises:
+        sqlite3.Error: the file cannot be opened, or is no such database.
+    """
+
+    def __init__(self, path: Path, warn: Callable[[str], object] | None = None) -> None:
+        self._path = path
+        self._warn = warn
+        # Made here, then used by the writing thread only.
+        self._database = sqlite3.connect(path, check_same_thread=False)
+        path.chmod(0o600)
+        self._database.executescript(
+            # What is deleted, as the code of a job, is given back to the disk, and not written
+            # over with zeros before, for which everything else would wait.
+            "PRAGMA auto_vacuum = FULL; PRAGMA secure_delete = OFF;"
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;" + _SCHEMA
+        )
+        self._writer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="storage")
+        #: What changed since the last write, and is not being written.
+        self._changes: dict[_What, _Change] = {}
+        self._in_trouble = False
+        self._closing = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+
+    def start(self, cluster_id: str) -> Saved:
+        """Count this start of the head and read what was kept.
+
+        Args:
+            cluster_id: of a new cluster; an older one keeps its own.
+        """
+        database = self._database
+        row = database.execute("SELECT id, epoch, started FROM cluster").fetchone()
+        if row is None:
+            row = (cluster_id, 0, time.time())
+            database.execute("INSERT INTO cluster VALUES (?, ?, ?)", row)
+        epoch = row[1] + 1
+        database.execute("UPDATE cluster SET epoch = ?", (epoch,))
+        database.commit()
+        kept: dict[str, list[bytes]] = {_ACTOR: [], _GROUP: [], _JOB: []}
+        for kind, record in database.execute("SELECT kind, record FROM things"):
+            kept[kind].append(record)
+        values = database.execute("SELECT namespace, key, value FROM key_values").fetchall()
+        return Saved(
+            row[0],
+            epoch,
+            kept[_ACTOR],
+            kept[_GROUP],
+            kept[_JOB],
+            values,
+            [record for _, record in self._read_ended(_ACTOR)],
+            [key for key, _ in self._read_ended(_GROUP)],
+            row[2],
+        )
+
+    def _read_ended(self, kind: str) -> list[tuple[bytes, bytes]]:
+        """(key, record) of what ended lately, the latest last."""
+        rows = self._database.execute(
+            "SELECT key, record FROM ended WHERE kind = ? ORDER BY at DESC LIMIT ?",
+            (kind, _REMEMBERED),
+        ).fetchall()
+        return rows[::-1]
+
+    # --- hearing of changes ----------------------------------------------------------
+    def actor(self, actor: Actor) -> None:
+        """An actor can start, moved, or died."""
+        if actor.state == DEAD:
+            self._end(_ACTOR, actor.id, records.dead_actor_record(actor))
+        else:
+            self._change(_ACTOR, actor.id, records.actor_record(actor))
+
+    def placement_group(self, group: PlacementGroup) -> None:
+        """A group was asked for, placed, or removed."""
+        if group.removed or group.state is None:
+            self._end(_GROUP, group.id, b"")
+        else:
+            self._change(_GROUP, group.id, records.group_record(group))
+
+    def job(self, job: Job) -> None:
+        """A job began or ended."""
+        self._change(_JOB, job.id, records.job_record(job))
+
+    def job_forgotten(self, job_id: bytes) -> None:
+        """A job that is over is remembered no longer."""
+        self._change(_JOB, job_id, None)
+
+    def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
+        """A value was set, or removed."""
+        self._note((_VALUE, namespace, key), _Change(value))
+
+    def _change(self, kind: str, key: bytes, record: bytes | None) -> None:
+        self._note((_THING, kind, key), _Change(record))
+
+    def _end(self, kind: str, key: bytes, record: bytes) -> None:
+        self._note((_THING, kind, key), _Change(None, record))
+
+    def _note(self, what: _What, change: _Change) -> None:
+        self._changes[what] = change
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.ensure_future(self._write_all())
+
+    # --- writing -----------------------------------------------------------------
+    async def _write_all(self) -> None:
+        """Write until nothing is left. While nothing can be written, only the latest stays of each.
+
+        So what waits takes no more than the head's own state, and a key for all that has ended.
+        """
+        pause = _AGAIN_AFTER[0]
+        while self._changes:
+            changes, self._changes = self._changes, {}
+            trouble = await self._write(changes)
+            if trouble is not None and not isinstance(trouble, sqlite3.OperationalError):
+                trouble = await self._write_each(changes)
+            elif trouble is None:
+                changes = {}
+            self._changes = {**changes, **self._changes}
+            self._tell(trouble)
+            if trouble is not None:
+                if self._closing.is_set():
+                    return
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), pause)
+                pause = min(2 * pause, _AGAIN_AFTER[1])
+
+    async def _write_each(self, changes: dict[_What, _Change]) -> Exception | None:
+        """Write one by one, and drop those that can never be written; what is left stays in."""
+        for what, change in list(changes.items()):
+            trouble = await self._write({what: change})
+            if isinstance(trouble, sqlite3.OperationalError):
+                return trouble
+            if trouble is not None:
+                logger.error(
+                    "the %s %s %.80r cannot be kept, and a restart of the head will miss it: %s",
+                    *what,
+                    trouble,
+                )
+            del changes[what]
+        return None
+
+    async def _write(self, changes: dict[_What, _Change]) -> Exception | None:
+        """Write all or nothing; what went wrong."""
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._writer, self._transact, changes)
+        except Exception as error:  # noqa: BLE001 - told by those who asked
+            return error
+        return None
+
+    def _tell(self, trouble: Exception | None) -> None:
+        """Tell once that the disk takes nothing, and once that it does again."""
+        if trouble is not None and not self._in_trouble:
+            text = (
+                f"The head cannot write its state to {self._path} ({trouble}). The cluster goes on "
+                f"and the head tries again; what changes meanwhile is lost if the head dies."
+            )
+            logger.error(text)
+            if self._warn is not None:
+                self._warn(text)
+        elif trouble is None and self._in_trouble:
+            logger.warning("all changes are written to %s again", self._path)
+        self._in_trouble = trouble is not None
+
+    def _transact(self, changes: dict[_What, _Change]) -> None:
+        now = time.time()
+        rows: dict[str, list[tuple[Any, ...]]] = collections.defaultdict(list)
+        for (table, kind, key), (record, ended) in changes.items():
+            if record is None:
+                rows[_DELETE[table]].append((kind, key))
+            else:
+                rows[_REPLACE[table]].append((kind, key, record))
+            if ended is not None:
+                rows["REPLACE INTO ended VALUES (?, ?, ?, ?)"].append((kind, key, ended, now))
+                # Daemons that come back later than this have stopped.
+                rows["DELETE FROM ended WHERE at < ?"] = [(now - 2 * config().head_grace,)]
+        with self._database as database:
+            for statement, values in rows.items():
+                database.executemany(statement, values)
+        if _DELETE[_VALUE] in rows:  # it may have been the code of a job, which is large
+            self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    async def close(self) -> None:
+        """Write what is left, then close the file."""
+        self._closing.set()
+        if self._writing is not None:
+            await self._writing
+        if self._changes:
+            logger.error("%d changes were never written to %s", len(self._changes), self._path)
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._database.close)
+        self._writer.shutdown()

@@ -1,0 +1,1 @@
+"""What drivers print of their workers' output."""

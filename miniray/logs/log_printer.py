@@ -1,0 +1,248 @@
+"""Prints what workers write on the driver's own streams.
+
+Each line gets a prefix that says who wrote it. What is folded is decided by
+``log_dedup``, and what belongs to a trace, which is kept in one piece, by ``log_traces``.
+Which progress bars there are is known by ``log_bars``, and how the terminal is written
+to by ``screen``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.common.config import config
+from miniray.common.log_lines import bar_row
+from miniray.common.log_traces import Traces
+from miniray.common.names import printable
+from miniray.logs.log_bars import BarKey, BarRegion
+from miniray.logs.log_dedup import Folded, LogDeduplicator
+from miniray.logs.screen import SCREEN, stream
+from miniray.logs.user_streams import is_terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+#: Prefixes alternate between these (magenta, cyan, yellow, blue and their bright forms).
+_COLOURS = (35, 36, 33, 34, 95, 96, 93, 94)
+_COUNT_COLOUR = 32
+#: Seconds, and lines, for which a trace that has begun waits for its end.
+_TRACE_WAIT = 0.2
+_TRACE_LINES = 1000
+_HINT = " (MINIRAY_DEDUP_LOGS=0 prints every line)"
+
+
+@dataclasses.dataclass(frozen=True)
+class LogBatch:
+    """Lines that one worker wrote to one of its streams, as ``LineSplitter`` gives them."""
+
+    name: str  # of the task or actor; "" if unknown
+    pid: int
+    node: str  # short hex id; "" on the driver's own node, which is not named
+    is_stderr: bool
+    lines: Sequence[str]
+
+
+class _Source(NamedTuple):
+    """A worker under the name it has at the moment."""
+
+    node: str
+    pid: int
+    name: str
+
+
+class _Stream(NamedTuple):
+    """One stream of a worker."""
+
+    node: str
+    pid: int
+    is_stderr: bool
+
+
+@dataclasses.dataclass
+class _Begun:
+    """The lines of a trace that has not ended, as they will be printed."""
+
+    until: float
+    lines: list[str] = dataclasses.field(default_factory=list)
+
+
+class LogPrinter:
+    """Prints batches of lines. Thread-safe; no method raises for a stream that fails.
+
+    Writing takes as long as the stream takes: a paused terminal holds up the caller
+    (see ``log_thread``).
+
+    Args:
+        call_later: Calls a function once, after a number of seconds, on any thread. It
+            prints counts of folded lines whose window has passed.
+        dedup: Fold lines that several workers write; None takes it from the config.
+        window: Seconds over which lines are folded; None takes it from the config.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        call_later: Callable[[float, Callable[[], None]], object],
+        *,
+        dedup: bool | None = None,
+        window: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        window = config().dedup_window if window is None else window
+        self._call_later = call_later
+        self._dedup = config().dedup_logs if dedup is None else dedup
+        self._clock = clock
+        self._deduplicators = {
+            is_stderr: LogDeduplicator[_Source](window) for is_stderr in (False, True)
+        }
+        self._traces = Traces[_Stream]()
+        self._begun: dict[_Stream, _Begun] = {}
+        self._bars = BarRegion()
+        self._timer_at: float | None = None
+        self._hint_given = False
+        self._closed = False
+        # Reentrant, since a signal handler may call shutdown while its thread prints.
+        self._lock = threading.RLock()
+
+    def print_batch(self, batch: LogBatch) -> None:
+        """Print the lines of a worker, or count them if others have written the same."""
+        with self._lock:
+            if self._closed:
+                return
+            now = self._clock()
+            printed = self._due(now)
+            source = _Source(batch.node, batch.pid, batch.name)
+            prefix = _prefix(source, batch.is_stderr)
+            bars_changed = False
+            for line in batch.lines:
+                row = bar_row(line)
+                if row is None:
+                    bars_changed |= self._finish_row(batch)
+                    printed += self._line(batch, source, prefix, line, now)
+                elif is_terminal(stream(batch.is_stderr)):
+                    self._update_bar(batch, row, line.rstrip("\r"))
+                    bars_changed = True
+            if printed or bars_changed:
+                self._show(printed)
+            self._set_timer(now)
+
+    def print_note(self, text: str) -> None:
+        """Print a line of miniray itself on stderr, above the progress bars."""
+        with self._lock:
+            if not self._closed:
+                self._show([(True, text)])
+
+    def close(self) -> None:
+        """Print the counts that are still held back, and forget the progress bars."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            printed = self._ended_traces(None)
+            printed += [
+                (is_stderr, self._folded_line(folded, is_stderr))
+                for is_stderr, deduplicator in self._deduplicators.items()
+                for folded in deduplicator.drain()
+            ]
+            self._bars.clear()
+            self._show(printed)
+
+    def _on_timer(self) -> None:
+        with self._lock:
+            self._timer_at = None
+            if self._closed:
+                return
+            now = self._clock()
+            printed = self._due(now)
+            if printed:
+                self._show(printed)
+            self._set_timer(now)
+
+    def _set_timer(self, now: float) -> None:
+        times = [deduplicator.next_due() for deduplicator in self._deduplicators.values()]
+        times += [begun.until for begun in self._begun.values()]
+        first = min((at for at in times if at is not None), default=None)
+        if first is not None and (self._timer_at is None or first < self._timer_at):
+            self._timer_at = first
+            self._call_later(max(0.0, first - now), self._on_timer)
+
+    def _line(
+        self, batch: LogBatch, source: _Source, prefix: str, line: str, now: float
+    ) -> list[tuple[bool, str]]:
+        """What is to be printed now that a worker has written a line."""
+        stream = _Stream(batch.node, batch.pid, batch.is_stderr)
+        printed: list[tuple[bool, str]] = []
+        if self._traces.is_part(stream, line):
+            begun = self._begun.setdefault(stream, _Begun(now + _TRACE_WAIT))
+            begun.lines.append(prefix + line)
+            if self._traces.is_open(stream) and len(begun.lines) < _TRACE_LINES:
+                return printed
+            return self._end_trace(stream)
+        if stream in self._begun:
+            printed = self._end_trace(stream)
+        if not self._dedup or self._deduplicators[batch.is_stderr].admit(source, line, now):
+            printed.append((batch.is_stderr, prefix + line))
+        return printed
+
+    def _end_trace(self, stream: _Stream) -> list[tuple[bool, str]]:
+        return [(stream.is_stderr, line) for line in self._begun.pop(stream).lines]
+
+    def _ended_traces(self, now: float | None) -> list[tuple[bool, str]]:
+        """The traces of which nothing more is awaited; None: all."""
+        ended = [each for each, begun in self._begun.items() if now is None or begun.until <= now]
+        return [line for stream in ended for line in self._end_trace(stream)]
+
+    def _due(self, now: float) -> list[tuple[bool, str]]:
+        return self._ended_traces(now) + [
+            (is_stderr, self._folded_line(folded, is_stderr))
+            for is_stderr, deduplicator in self._deduplicators.items()
+            for folded in deduplicator.due(now)
+        ]
+
+    def _folded_line(self, folded: Folded[_Source], is_stderr: bool) -> str:
+        text = _prefix(folded.last, is_stderr) + folded.text
+        if folded.count == 1:
+            return text
+        across = " across cluster" if len({source.node for source in folded.sources}) > 1 else ""
+        note = f"[repeated {folded.count}x{across}]"
+        if not self._hint_given:
+            self._hint_given = True
+            note += _HINT
+        return f"{text} {_coloured(note, _COUNT_COLOUR, is_stderr)}"
+
+    def _finish_row(self, batch: LogBatch) -> bool:
+        if not self._bars:
+            return False
+        self._bars.finish_row(batch.node, batch.pid, batch.is_stderr)
+        return True
+
+    def _update_bar(self, batch: LogBatch, row: int, text: str) -> None:
+        line = ""
+        if text.strip():
+            # Without colour: a cut line must not lose the end of an escape sequence.
+            line = _plain_prefix(_Source(batch.node, batch.pid, batch.name)) + text
+        self._bars.update(BarKey(batch.node, batch.pid, batch.is_stderr, row), line)
+
+    def _show(self, printed: Sequence[tuple[bool, str]]) -> None:
+        SCREEN.show(printed, self._bars.lines())
+
+
+def _plain_prefix(source: _Source) -> str:
+    name = f"{printable(source.name)} " if source.name else ""
+    node = f", node={source.node}" if source.node else ""
+    return f"({name}pid={source.pid}{node}) "
+
+
+def _prefix(source: _Source, is_stderr: bool) -> str:
+    plain = _plain_prefix(source)
+    return _coloured(plain[:-1], _COLOURS[source.pid % len(_COLOURS)], is_stderr) + " "
+
+
+def _coloured(text: str, colour: int, is_stderr: bool) -> str:
+    if "NO_COLOR" in os.environ or not is_terminal(stream(is_stderr)):
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"

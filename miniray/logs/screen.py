@@ -1,0 +1,140 @@
+"""The driver's terminal: lines of workers, and below them progress bars that stay in place.
+
+What is drawn at the bottom, and by whom, is known here alone. Bars are below the cursor, which
+stays where the driver's own output has left it: so that is above them, and is never erased. A live
+display, such as that of a training run, may take the bottom over, and then draws the bars too.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import sys
+import threading
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from miniray.logs.user_streams import is_terminal, write
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+logger = logging.getLogger(__name__)
+
+#: So many bars are shown at once; the others wait until one of them ends.
+SHOWN_BARS = 16
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+#: Cursor sequences of VT100: one line down, with scrolling (IND), which keeps the column.
+_DOWN = "\x1bD"
+_SAVE, _RESTORE = "\x1b7", "\x1b8"
+_NEXT_LINE, _ERASE_BELOW = "\x1b[B\r", "\x1b[J"
+
+
+class TerminalDisplay(Protocol):
+    """Keeps the bottom of the terminal up to date by itself."""
+
+    def print_above(self, lines: Sequence[str], bars: Sequence[str]) -> None:
+        """Print lines above itself, and show these bars with itself until the next call."""
+
+
+class Screen:
+    """Writes to the driver's streams of the moment. Thread-safe; no method raises."""
+
+    def __init__(self) -> None:
+        # Reentrant, since a signal handler may call shutdown while its thread prints.
+        self._lock = threading.RLock()
+        self._displays: list[TerminalDisplay] = []
+        self._drawn_on: TextIO | None = None  # where bars are drawn
+
+    def show(self, printed: Sequence[tuple[bool, str]], bars: Sequence[str]) -> None:
+        """Write lines above the progress bars, and the bars below them.
+
+        Args:
+            printed: Lines, and whether each is for stderr.
+            bars: The bars from now on. Those that find no room are not shown.
+        """
+        with self._lock:
+            if self._displays and self._show_in(self._displays[-1], printed, bars):
+                return
+            self._erase()
+            _print(printed)
+            if bars:
+                # One place for all bars; both streams are the same terminal when both are one.
+                self._drawn_on = next(filter(is_terminal, (stream(True), stream(False))), None)
+                if self._drawn_on is not None:
+                    write(self._drawn_on, draw(bars, *_terminal_size(self._drawn_on)))
+
+    def hand_over(self, display: TerminalDisplay) -> None:
+        """The bottom of the terminal is this display's until ``take_back``."""
+        with self._lock:
+            self._erase()
+            self._displays.append(display)
+
+    def take_back(self, display: TerminalDisplay) -> None:
+        """A display has ended; bars are drawn again when the next one changes."""
+        with self._lock:
+            self._displays.remove(display)
+
+    def _show_in(
+        self,
+        display: TerminalDisplay,
+        printed: Sequence[tuple[bool, str]],
+        bars: Sequence[str],
+    ) -> bool:
+        """Show it in a live display. What goes elsewhere than to the terminal is not its."""
+        on_terminal = {is_stderr: is_terminal(stream(is_stderr)) for is_stderr in (False, True)}
+        try:
+            above = [line for is_stderr, line in printed if on_terminal[is_stderr]]
+            display.print_above(above, bars[:SHOWN_BARS])
+        except Exception:  # the terminal is gone, or a stand-in that may raise anything
+            logger.debug("A live display can't show what workers print.", exc_info=True)
+            return False
+        _print([(is_stderr, line) for is_stderr, line in printed if not on_terminal[is_stderr]])
+        return True
+
+    def _erase(self) -> None:
+        if self._drawn_on is not None:
+            write(self._drawn_on, _ERASE_BELOW)  # from where the driver's output ends
+            self._drawn_on = None
+
+
+#: That of this process.
+SCREEN = Screen()
+
+
+def stream(is_stderr: bool) -> TextIO | None:
+    """The stream of this moment: notebooks and test runners replace it."""
+    return sys.stderr if is_stderr else sys.stdout
+
+
+def draw(bars: Sequence[str], width: int, height: int) -> str:
+    """What draws bars below the cursor's line and leaves the cursor where it is.
+
+    Args:
+        bars: A line each.
+        width: Columns of the terminal; longer bars are cut, since a wrapped line takes two.
+        height: Rows of the terminal.
+    """
+    room = max(1, min(SHOWN_BARS, height - 1))
+    lines = [f"{_NEXT_LINE}{_cut(bar, width - 1)}" for bar in bars[:room]]
+    return f"{_DOWN * len(lines)}\x1b[{len(lines)}A{_SAVE}{''.join(lines)}{_RESTORE}"
+
+
+def _print(printed: Sequence[tuple[bool, str]]) -> None:
+    for is_stderr in (False, True):
+        text = "".join(f"{line}\n" for to_stderr, line in printed if to_stderr == is_stderr)
+        if text:
+            write(stream(is_stderr), text)
+
+
+def _cut(line: str, width: int) -> str:
+    return line if len(line) <= width else _ESCAPE.sub("", line)[:width]
+
+
+def _terminal_size(terminal: TextIO) -> tuple[int, int]:
+    try:
+        size = os.get_terminal_size(terminal.fileno())
+    except Exception:  # it says that it is a terminal, but has no descriptor of one
+        logger.debug("The size of the terminal can't be read.", exc_info=True)
+        return 80, 24
+    return size.columns or 80, size.lines or 24

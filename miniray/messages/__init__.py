@@ -1,0 +1,1 @@
+"""What travels between processes, and how its form is checked."""

@@ -1,0 +1,51 @@
+"""Why an actor is dead: as the head keeps it, as it travels, and as the error that callers get."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from miniray.common.task_error import last_line
+from miniray.exceptions import ActorDiedError, DeathCause
+
+if TYPE_CHECKING:
+    from miniray.common.task_error import TaskError
+
+
+class ActorExit(BaseException):
+    """Raised in a method to end its actor; not an Exception, so that user code lets it pass."""
+
+
+class Death(NamedTuple):
+    """Why an actor is dead."""
+
+    #: Name of a DeathCause.
+    cause: str
+    class_name: str
+    exit_code: int | None = None
+    pid: int = 0
+    #: Hex id of its last node, or empty.
+    node_id: str = ""
+    detail: str = ""
+    #: Pickled error of its creation.
+    creation: bytes | None = None
+    #: How often it was started again, and might have been (-1: without end).
+    restarts: int = 0
+    max_restarts: int = 0
+
+    def error(self, actor_id: bytes, creation_error: TaskError | None = None) -> ActorDiedError:
+        """What callers get, with the error of its creation if that was loaded: it is user code."""
+        detail = self.detail
+        if creation_error is None and self.creation is not None:
+            detail = last_line(self.creation)
+        return ActorDiedError(
+            DeathCause[self.cause],
+            actor_id=actor_id.hex(),
+            class_name=self.class_name,
+            exit_code=self.exit_code,
+            pid=self.pid,
+            node_id=self.node_id,
+            creation_error=creation_error,
+            detail=detail,
+            restarts=self.restarts,
+            max_restarts=self.max_restarts,
+        )

@@ -1,0 +1,106 @@
+"""The kinds of messages that processes of one machine exchange, and their fields.
+
+Every message is a tuple ``(kind, ...)``. Ids are bytes (``common/ids.py``). A *value*
+is ``(form, payload, contained)``: see the VALUE_* constants; ``contained`` lists the
+refs inside it as ``(object_id, owner_node)``.
+
+Between a process and its node daemon (``NODE_*``), and between two processes that
+call each other (``PEER_*``), the latter straight over a socket or wrapped in
+NODE_RELAY when they are on different nodes.
+"""
+
+from __future__ import annotations
+
+#: Bytes of one request or notice to the head. gRPC would refuse a message above its own limit
+#: (``security/channels.py``), with room for what is around the request.
+MAX_HEAD_REQUEST = 63 << 20
+
+# --- values ----------------------------------------------------------------------
+VALUE_PICKLE = 0  # payload: pickle bytes
+VALUE_PACKED = 1  # payload: pickle and its out-of-band buffers in one block (serialization.py)
+VALUE_SHARED = 2  # payload: (node_id, segment, size): a packed block in that node's shared memory
+VALUE_ERROR = 3  # payload: pickle of the exception that `get` raises
+VALUE_BYTES = 4  # payload: the bytes of a `bytes` object themselves
+VALUE_TENSORS = 5  # as VALUE_PACKED, with tensors in it: who reads it maps it for itself alone
+
+# --- a process and its daemon ------------------------------------------------------
+#: process → daemon, first: (kind, process_id, role, pid, job_id, {details})
+NODE_HELLO = 1
+#: daemon → process, answer: (kind, {facts}): node_id, config and what the role needs
+NODE_WELCOME = 2
+#: process → daemon: (kind, request, method, args tuple)
+NODE_REQUEST = 3
+#: daemon → process: (kind, request, error or None, result); a descriptor may come along
+NODE_REPLY = 4
+#: process → daemon, without an answer: (kind, method, args tuple)
+NODE_NOTICE = 5
+#: process → daemon → head: (kind, request, method, body)
+HEAD_REQUEST = 6
+#: head → daemon → process: (kind, request, error or None, body)
+HEAD_REPLY = 7
+#: head or daemon → process: (kind, topic, body tuple)
+NODE_PUSH = 8
+#: process → daemon: (kind, node_id, process_id, [messages]): to a process of another node
+NODE_RELAY = 9
+#: daemon → process: (kind, node_id, process_id, [messages]): from such a process
+NODE_RELAYED = 10
+#: process → daemon, without an answer, for the head: (kind, method, body)
+HEAD_NOTICE = 11
+#: daemon → process, last: (kind, reason): the daemon closes the connection for this reason
+NODE_REFUSAL = 12
+
+# --- two processes ---------------------------------------------------------------
+#: first on a direct connection: (kind, node_id, process_id)
+PEER_HELLO = 32
+#: (kind, call, actor_id, epoch, method, args value, refs, return_ids, how, stream): how is None,
+#: or (concurrency group or None, name or None) as this call was given them; stream is None, or for
+#: generators how many items may wait unread (-1: any)
+PEER_CALL = 33
+#: (kind, call, status, values, borrowed, seconds the task took, pin): the executor keeps the
+#: refs in the values under the number ``pin`` until PEER_RELEASE; 0: there are none
+PEER_REPLY = 34
+#: (kind, call, function key, name, args value, refs, return_ids, stream, lease)
+PEER_TASK = 35
+#: worker → owner: (kind, [calls]): tasks that had not started come back
+PEER_RECALLED = 36
+#: caller → executor: (kind, call, force, recursive)
+PEER_CANCEL = 37
+#: executor → caller: (kind, call, index, value, pin): as for PEER_REPLY
+PEER_STREAM = 38
+#: caller → executor: (kind, call, consumed): backpressure; -1 closes the stream
+PEER_STREAM_ACK = 39
+#: borrower → owner: (kind, [object ids]): tell me the values when they are there
+PEER_WANT = 40
+#: owner → borrower: (kind, [(object_id, value)])
+PEER_VALUE = 41
+#: borrower → owner: (kind, request, [(object_id, borrower process, borrower node)])
+PEER_BORROW = 42
+#: borrower → owner: (kind, [object ids]): this process holds them no more
+PEER_UNBORROW = 43
+#: owner → borrower: (kind, request): the borrow of that number is counted
+PEER_ACK = 44
+#: receiver of a value → its sender: (kind, [pin]): the refs in that message are counted now
+PEER_RELEASE = 45
+#: owner → worker: (kind, lease): the lease goes back to the head
+PEER_LEASE_END = 46
+#: borrower → owner: (kind, [(object_id, payload)]): these values are gone from shared memory,
+#: tell me others when they are there
+PEER_LOST = 47
+#: borrower → owner: (kind, object id, force, recursive): cancel the call that makes it
+PEER_CANCEL_MAKER = 48
+#: caller → worker: (kind, call, values): what a task will read that is to be sent there when the
+#: running one has ended; none: it is not to be sent there
+PEER_AHEAD = 49
+
+#: receiver of relayed messages → their sender: (kind, bytes taken): room for more
+PEER_CREDIT = 63
+
+# --- what a call makes (PEER_TASK and PEER_CALL, ``stream``), if not as many results as it has ids:
+# as many items as may wait unread (-1: any number), or these
+STREAM_AGAIN = -2  # the first items of a stream, made once more as so many results
+
+# --- how a call ended (PEER_REPLY status) ------------------------------------------
+STATUS_OK = 0  # values: one per return id
+STATUS_ERROR = 1  # values: one error value
+STATUS_STREAM_END = 2  # values: (); all items were sent
+STATUS_LOST = 3  # it did not run: values of its refs are gone: [(object_id, payload)]

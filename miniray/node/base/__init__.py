@@ -1,0 +1,1 @@
+"""What the parts of a daemon share: clients, sockets, its configuration."""

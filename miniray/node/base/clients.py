@@ -1,0 +1,270 @@
+"""The drivers and workers that are connected to this daemon, and what they ask of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.common.config import config
+from miniray.common.sizes import format_bytes
+from miniray.messages import plain
+from miniray.messages import protocol as p
+from miniray.messages.answers import encode_error
+from miniray.messages.door import Arguments
+from miniray.wire.listener import Listener
+from miniray.wire.wire import Connection
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from miniray.wire.poller import Poller
+
+logger = logging.getLogger(__name__)
+
+
+class Client:
+    """One connected process."""
+
+    __slots__ = ("conn", "details", "is_command", "is_driver", "job_id", "pid", "process_id")
+
+    def __init__(
+        self,
+        conn: Connection,
+        process_id: bytes,
+        role: str,
+        pid: int,
+        job_id: bytes,
+        details: dict[str, Any],
+    ) -> None:
+        self.process_id = process_id
+        #: A driver, a command such as `miniray status`, or else a worker.
+        self.is_driver = role == "driver"
+        self.is_command = role == "command"
+        self.pid = pid
+        self.job_id = job_id
+        self.details = details
+        self.conn = conn
+
+    def __str__(self) -> str:
+        return f"process {self.process_id.hex()} (pid {self.pid})"
+
+
+#: What a process says of itself.
+_HELLO = Arguments(Client, 1)
+
+
+class ClientEvents(Protocol):
+    """What the daemon does for its clients."""
+
+    def expects(self, process_id: bytes, role: str) -> bool:
+        """Whether a process of this id may be there."""
+
+    def welcome(self, client: Client) -> dict[str, Any]:
+        """A process has introduced itself; returns what it must know."""
+
+    def gone(self, client: Client, refused: str) -> None:
+        """A process hung up: it has ended, or its socket broke.
+
+        Args:
+            client: The process.
+            refused: Why this daemon has closed its connection; empty if it has not.
+        """
+
+    def head_request(self, client: Client, number: int, method: str, body: bytes) -> None:
+        """Pass a request (number 0: a notice) on to the head."""
+
+    def relay(self, client: Client, node_id: bytes, process_id: bytes, bodies: list[bytes]) -> None:
+        """Pass a message on to a process of another node."""
+
+
+class ClientServer:
+    """The daemon's socket for processes of this machine."""
+
+    def __init__(self, path: str, poller: Poller, key: bytes, events: ClientEvents) -> None:
+        self._poller = poller
+        self._key = key
+        self._events = events
+        self.clients: dict[bytes, Client] = {}
+        self._unnamed: set[Connection] = set()
+        #: Requests: method → coroutine function (client, *args) → result or (result, fd).
+        self.requests: dict[str, Callable[..., Awaitable[Any]]] = {}
+        #: Those that can be answered without waiting: method → function (client, *args) →
+        #: (result, fd), or None if it has to be a coroutine after all.
+        self.quick: dict[str, Callable[..., tuple[Any, int] | None]] = {}
+        #: Notices: method → function (client, *args).
+        self.notices: dict[str, Callable[..., None]] = {}
+        self._arguments: dict[Callable[..., Any], Arguments] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._listener = Listener(path, poller, self._accepted)
+
+    def _accepted(self, sock: socket.socket) -> None:
+        self._unnamed.add(
+            Connection(
+                sock,
+                self._poller,
+                self._key,
+                server=True,
+                on_message=self._received,
+                on_close=self._closed,
+                auth_timeout=config().auth_timeout,
+                limit=config().unread_limit,
+                on_overflow=self._refuse,
+                loads=plain.loads,
+            )
+        )
+
+    def _received(self, conn: Connection, message: tuple[Any, ...]) -> None:
+        client: Client | None = conn.peer
+        if client is None:
+            self._introduce(conn, message)
+            return
+        try:
+            self._take(client, message)
+        except Exception as error:
+            logger.exception("a message of kind %.40r of %s was not handled", message[0], client)
+            _refuse(client, message, error)
+
+    def _take(self, client: Client, message: tuple[Any, ...]) -> None:
+        kind = message[0]
+        if kind == p.NODE_RELAY:
+            _, node_id, process_id, bodies = message
+            if set(map(type, (node_id, process_id, *bodies))) != {bytes}:
+                raise ValueError("ids and messages to another process are bytes")
+            self._events.relay(client, node_id, process_id, bodies)
+        elif kind == p.NODE_REQUEST:
+            self._request(client, message[1], message[2], message[3])
+        elif kind == p.NODE_NOTICE:
+            self._checked(message[1], self.notices, message[2])(client, *message[2])
+        elif kind == p.HEAD_REQUEST:
+            self._events.head_request(client, message[1], message[2], message[3])
+        elif kind == p.HEAD_NOTICE:
+            self._events.head_request(client, 0, message[1], message[2])
+        else:
+            logger.error("%s sent a message of kind %.40r", client, kind)
+
+    def _introduce(self, conn: Connection, message: tuple[Any, ...]) -> None:
+        try:
+            kind, *hello = message
+            if kind != p.NODE_HELLO:
+                raise ValueError(f"it is of kind {kind!r:.40}")
+            _HELLO.check(tuple(hello))
+        except ValueError as error:
+            logger.error("the first message of a process is not its name: %.80s", error)  # noqa: TRY400
+            conn.close()
+            return
+        self._unnamed.discard(conn)
+        client = Client(conn, *hello)
+        if not self._events.expects(client.process_id, hello[1]):
+            conn.close()  # it has ended since
+            return
+        conn.peer = client
+        self.clients[client.process_id] = client
+        conn.send((p.NODE_WELCOME, self._events.welcome(client)))
+
+    def _checked(
+        self, method: str, handlers: Mapping[str, Callable[..., Any]], args: tuple[Any, ...]
+    ) -> Callable[..., Any]:
+        """The handler of a request or notice, if that is what the handler can take."""
+        handler = handlers.get(method)
+        if handler is None:
+            raise ValueError(f"A node has no request {method!r}.")
+        arguments = self._arguments.get(handler)
+        if arguments is None:
+            arguments = self._arguments[handler] = Arguments(handler, 1)
+        arguments.check(args)
+        return handler
+
+    def _request(self, client: Client, number: int, method: str, args: tuple[Any, ...]) -> None:
+        quick = self.quick.get(method)
+        self._checked(method, self.requests if quick is None else self.quick, args)
+        if quick is not None:
+            try:
+                answer = quick(client, *args)
+            except Exception as error:  # noqa: BLE001 - it is the answer
+                _answer_error(client, p.NODE_REPLY, number, error)
+                return
+            if answer is not None:
+                self._reply(client, number, *answer)
+                return
+        task = asyncio.get_running_loop().create_task(self._answer(client, number, method, args))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(
+        self, client: Client, number: int, method: str, args: tuple[Any, ...]
+    ) -> None:
+        try:
+            result, fd = await self.requests[method](client, *args)
+            self._reply(client, number, result, fd)
+        except Exception as error:  # noqa: BLE001 - it is the answer
+            _answer_error(client, p.NODE_REPLY, number, error)
+
+    @staticmethod
+    def _reply(client: Client, number: int, result: Any, fd: int) -> None:
+        if fd < 0:
+            client.conn.send((p.NODE_REPLY, number, None, result, False))
+            return
+        try:
+            copy = os.dup(fd)
+        except OSError as error:  # this process has too many files open
+            client.conn.send((p.NODE_REPLY, number, encode_error(error), result, False))
+            return
+        client.conn.send_with_fds((p.NODE_REPLY, number, None, result, True), [copy])
+
+    def _closed(self, conn: Connection, refused: str = "") -> None:
+        self._unnamed.discard(conn)
+        client: Client | None = conn.peer
+        if client is not None and self.clients.get(client.process_id) is client:
+            del self.clients[client.process_id]
+            self._events.gone(client, refused)
+
+    def _refuse(self, conn: Connection) -> None:
+        """A process does not read, and what waits for it is more than this daemon may hold."""
+        waiting, limit = format_bytes(conn.backlog()), format_bytes(config().unread_limit)
+        reason = (
+            f"its daemon disconnected this process, which left {waiting} unread that were sent to "
+            f"it (MINIRAY_UNREAD_LIMIT is {limit})"
+        )
+        client: Client | None = conn.peer
+        pid = 0 if client is None else client.pid
+        logger.error("process %d is disconnected: it left %s unread", pid, waiting)
+        conn.refuse((p.NODE_REFUSAL, reason))
+        self._closed(conn, reason)
+
+    def ended(self, process_id: bytes) -> None:
+        """A process is gone: handle what it had sent; nothing is sent to it any more."""
+        client = self.clients.get(process_id)
+        if client is not None:
+            client.conn.read_to_end()
+            self.clients.pop(process_id, None)
+
+    def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> bool:
+        """Tell a process something; False if it is not connected."""
+        client = self.clients.get(process_id)
+        if client is None:
+            return False
+        client.conn.send((p.NODE_PUSH, topic, body))
+        return True
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        self._listener.close()
+        for client in list(self.clients.values()):
+            client.conn.close()
+        for conn in list(self._unnamed):
+            conn.close()
+
+
+def _refuse(client: Client, message: tuple[Any, ...], error: Exception) -> None:
+    """Answer a request that could not be handled, if it says which one it is."""
+    reply = {p.NODE_REQUEST: p.NODE_REPLY, p.HEAD_REQUEST: p.HEAD_REPLY}.get(message[0])
+    if reply is not None and len(message) > 1:
+        _answer_error(client, reply, message[1], error)
+
+
+def _answer_error(client: Client, kind: int, number: int, error: Exception) -> None:
+    rest = (None, False) if kind == p.NODE_REPLY else (None,)
+    client.conn.send((kind, number, encode_error(error), *rest))

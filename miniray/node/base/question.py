@@ -1,0 +1,59 @@
+"""Something that one process asks several at once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from miniray.node.base.tasks import set_within
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+def _all_are_wanted(_who: bytes, _answer: Any) -> bool:
+    return False
+
+
+class Question:
+    """Something that was asked of several; over when each has answered or is gone.
+
+    Args:
+        whom: Those who were asked.
+        enough: Whether what one of them answers will do; then the others need not answer.
+    """
+
+    def __init__(
+        self, whom: Iterable[bytes], enough: Callable[[bytes, Any], bool] = _all_are_wanted
+    ) -> None:
+        self._missing = set(whom)
+        self._enough = enough
+        self._over = asyncio.Event()
+        self.answers: dict[bytes, Any] = {}
+        #: Those that ended before they answered.
+        self.gone: set[bytes] = set()
+        self._check()
+
+    def answered(self, who: bytes, answer: Any) -> None:
+        """One has."""
+        if who in self._missing:
+            self.answers[who] = answer
+            self._missing.discard(who)
+            if self._enough(who, answer):
+                self._missing.clear()
+            self._check()
+
+    def ended(self, who: bytes) -> None:
+        """One is gone."""
+        if who in self._missing:
+            self.gone.add(who)
+            self._missing.discard(who)
+            self._check()
+
+    async def wait(self, seconds: float | None = None) -> None:
+        """Until it is over, or the time is."""
+        await set_within(self._over, seconds)
+
+    def _check(self) -> None:
+        if not self._missing:
+            self._over.set()

@@ -1,0 +1,203 @@
+"""The daemon's side of its template: ask for workers, hear how they ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import logging
+import marshal
+import signal
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from miniray.node.base.control_socket import MESSAGE_LIMIT, ControlSender, close_all, control_pair
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+class TemplateGoneError(RuntimeError):
+    """The template process ended; its workers did too."""
+
+
+class Helper(NamedTuple):
+    """A process of the node's own."""
+
+    #: The daemon's end of its control socket, which ends with the process.
+    control: socket.socket
+    #: Ends it at once, if it is there yet, also if it is stopped.
+    kill: Callable[[], None]
+
+
+class TemplateClient:
+    """One template process."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        pid: int,
+        on_exited: Callable[[int, int], None],
+        on_gone: Callable[[], None],
+        on_lingers: Callable[[int, list[int]], None],
+    ) -> None:
+        """Talk to a template.
+
+        Args:
+            control: the daemon's end of its socket.
+            pid: of the template; 0: it will tell.
+            on_exited: called with the pid and wait status of a worker that is gone, with all
+                that it had started.
+            on_gone: called when the template is gone.
+            on_lingers: called with the pid of a worker that has ended, and those of what it
+                had started that were killed and are not gone; again whenever these change.
+        """
+        self._control = control
+        self._sender = ControlSender(control)
+        self.pid = pid
+        #: Whether it has imported its modules and serves.
+        self.ready = False
+        self._on_exited = on_exited
+        self._on_gone = on_gone
+        self._on_lingers = on_lingers
+        self._numbers = itertools.count(1).__next__
+        #: Requests that were not answered, by number.
+        self._open: dict[int, asyncio.Future[int]] = {}
+        self._gone = False
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(control.fileno(), self._on_readable)
+
+    async def fork(self, file: int, stdout: int, stderr: int) -> int:
+        """Start a worker; returns its pid. The descriptors are closed here in any case.
+
+        Args:
+            file: that of the worker (``worker_file``).
+            stdout: where the worker writes.
+            stderr: where it writes errors.
+
+        Raises:
+            TemplateGoneError: the template is gone.
+            OSError: the machine has no room for another process.
+        """
+        if self._gone:
+            close_all((stdout, stderr, file))
+            raise TemplateGoneError("the template process is gone")
+        number = self._numbers()
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._open[number] = future
+        refuse = functools.partial(self._refuse, number)
+        self._sender.send(marshal.dumps(("fork", number)), [stdout, stderr, file], refuse)
+        return await future
+
+    def fork_template(self, preload: list[str], *, beside: bool = False) -> socket.socket:
+        """Start a template with more modules; returns the control socket of it.
+
+        Args:
+            preload: the modules.
+            beside: import them at a lower priority than that of other processes.
+
+        Raises:
+            TemplateGoneError: this template is gone.
+        """
+        return self._start("template", (preload, beside), self._numbers())
+
+    def fork_helper(self, module: str) -> Helper:
+        """Start a process of the node's own: ``serve(control)`` of a module.
+
+        Raises:
+            TemplateGoneError: this template is gone.
+        """
+        number = self._numbers()
+        control = self._start("helper", module, number)
+        return Helper(control, functools.partial(self._kill_helper, number))
+
+    def _start(self, *message: Any) -> socket.socket:
+        if self._gone:
+            raise TemplateGoneError("the template process is gone")
+        ours, theirs = control_pair()
+        self._sender.send(marshal.dumps(message), [theirs.detach()])
+        return ours
+
+    def _kill_helper(self, number: int) -> None:
+        if not self._gone:
+            self._sender.send(marshal.dumps(("kill_helper", number)))
+
+    def kill(self, pid: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a worker, if it still runs."""
+        if not self._gone:
+            self._sender.send(marshal.dumps(("kill", pid, int(number))))
+
+    async def settled(self, template: int) -> None:
+        """Wait until nothing is left of a template that was forked from this one and has hung up.
+
+        Its workers fall to this one, which kills them with all that they had started.
+
+        Args:
+            template: its pid.
+
+        Raises:
+            TemplateGoneError: this template is gone.
+        """
+        if self._gone:
+            raise TemplateGoneError("the template process is gone")
+        number = self._numbers()
+        future: asyncio.Future[int] = self._loop.create_future()
+        self._open[number] = future
+        gone = TemplateGoneError("the template process is gone")
+        question = marshal.dumps(("fence", number, template))
+        self._sender.send(question, (), lambda _error: self._refuse(number, gone))
+        await future
+
+    def _on_readable(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(MESSAGE_LIMIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lose()
+                return
+            message = marshal.loads(data)
+            if message[0] == "exited":
+                self._on_exited(message[1], message[2])
+            elif message[0] == "lingers":
+                self._on_lingers(message[1], message[2])
+            elif message[0] == "forked":
+                future = self._open.pop(message[1])
+                if not future.done():
+                    future.set_result(message[2])
+            elif message[0] == "settled":
+                settled = self._open.pop(message[1])
+                if not settled.done():
+                    settled.set_result(0)
+            elif message[0] == "ready":
+                self.pid, self.ready = message[1], True
+            elif message[0] == "refused":
+                self._refuse(message[1], OSError(f"cannot start a process: {message[2]}"))
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        future = self._open.pop(number, None)
+        if future is not None and not future.done():
+            future.set_exception(error)
+
+    def _lose(self) -> None:
+        self.close()
+        self._on_gone()
+
+    def close(self) -> None:
+        """Hang up: the template ends all its workers and itself."""
+        if self._gone:
+            return
+        self._gone, self.ready = True, False
+        with contextlib.suppress(OSError):  # it is gone already, or so busy that it cleans up too
+            self._control.send(marshal.dumps(("end",)))
+        self._loop.remove_reader(self._control.fileno())
+        self._sender.close()
+        self._control.close()
+        for number in list(self._open):
+            self._refuse(number, TemplateGoneError("the template process is gone"))

@@ -1,0 +1,1 @@
+"""What a daemon does for the objects of its node."""

@@ -1,0 +1,231 @@
+"""The daemon in place of owners that ended by rule: their messages in, answers out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.config import config
+from miniray.common.ids import owner_of
+from miniray.messages import plain
+from miniray.messages import protocol as p
+from miniray.node.relay.relayed import WATCH, Relayed
+from miniray.node.store.adopted import AdoptedObjects
+from miniray.node.store.kept_arguments import KeptArguments, id_of_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.objects.objects import NodeObjects
+    from miniray.node.relay.relay import RelayHub
+    from miniray.node.store.adopted import Freed
+
+logger = logging.getLogger(__name__)
+
+
+class AdoptedService:
+    """Speaks for the objects of ``AdoptedObjects``."""
+
+    def __init__(
+        self,
+        node_id: bytes,
+        clients: ClientServer,
+        relay: RelayHub,
+        objects: NodeObjects,
+        runs: Callable[[bytes], bool],
+    ) -> None:
+        """Register what it answers.
+
+        Args:
+            node_id: Of this node.
+            clients: The processes of this node that are connected.
+            relay: The way to other daemons.
+            objects: The store.
+            runs: Whether a process of this node has not ended.
+        """
+        self._runs = runs
+        self._node_id = node_id
+        self._clients = clients
+        self._relay = relay
+        self._objects = objects
+        self._adopted = AdoptedObjects(node_id)
+        #: By owner that is gone: bytes that each process has sent to it, and was not told of.
+        self._taken: dict[bytes, dict[bytes, int]] = {}
+        #: The nodes of borrowers that are not of this one.
+        self._elsewhere: dict[bytes, bytes] = {}
+        #: Waits until the daemon has heard of copies of what a node had, if that is gone.
+        self.settle: Callable[[bytes], Awaitable[bool]]
+        self._losses: set[asyncio.Task[None]] = set()
+        #: Detached actors whose arguments are kept here, and what tells when one is dead for good.
+        self._actors: dict[bytes, KeptArguments] = {}
+        self.await_death: Callable[[bytes], None] = _nobody
+        clients.quick["adopt"] = self._adopt
+        clients.notices["keep_arguments"] = self._keep_arguments
+        clients.notices["for_adopted"] = lambda client, node, sender, body: self._handle(
+            node, sender, client.process_id, body
+        )
+
+    def speaks_for(self, owner: bytes) -> bool:
+        """Whether objects of this owner are here."""
+        return self._adopted.speaks_for(owner)
+
+    def held(self) -> list[tuple[bytes, Any, list[bytes], int]]:
+        """Each object: id, value, who has borrowed it, and how many others here contain it."""
+        return self._adopted.held()
+
+    def moved(self, old: tuple[bytes, int], new: tuple[bytes, int]) -> bool:
+        """A value in shared memory is elsewhere now; whether it is one of the daemon's."""
+        return self._adopted.moved(old, new)
+
+    def process_died(self, process_id: bytes) -> None:
+        """A process, of any node, that may have held some is gone."""
+        for taken in self._taken.values():
+            taken.pop(process_id, None)
+        self._elsewhere.pop(process_id, None)
+        self._free(self._adopted.process_died(process_id))
+
+    def node_died(self, node_id: bytes) -> None:
+        """A node is gone, and with it what held objects there, its daemon included."""
+        for process_id in [process for process, node in self._elsewhere.items() if node == node_id]:
+            self.process_died(process_id)
+
+    def _adopt(self, client: Client, legacy: list[Any]) -> tuple[None, int]:
+        """A process that ends by rule leaves what others hold of its objects.
+
+        A driver leaves only what detached actors start with.
+        """
+        for _id, value, _borrowers, _contained in legacy:
+            if value[0] == p.VALUE_SHARED:
+                self._objects.left_to(value[1][0], value[1][1])
+        driver = f"the driver (pid {client.pid}) on node {self._node_id.hex()[:8]}"
+        partly = driver if client.is_driver else ""
+        self._free(self._adopted.add(client.process_id, legacy, partly))
+        for _id, _value, borrowers, _contained in legacy:
+            for process, node, _count in borrowers:
+                self._watch(process, node)
+        return None, -1
+
+    def _keep_arguments(
+        self,
+        _client: Client,
+        actor_id: bytes,
+        value: Any,
+        inside: tuple[tuple[bytes, bytes], ...],
+        about: tuple[str, str, str, bool],
+    ) -> None:
+        """What a detached actor starts with, each time, outlives the process that made it.
+
+        Args:
+            actor_id: The actor, which holds this as a process holds what it has borrowed.
+            value: Its arguments.
+            inside: Refs that they contain; this daemon is counted as their borrower already.
+            about: For reports: the constructor, the actor's name, where it was made, and whether
+                it may restart.
+        """
+        if value[0] == p.VALUE_SHARED:
+            self._objects.left_to(value[1][0], value[1][1])
+        held = ((actor_id, self._node_id, 1),)
+        id = id_of_arguments(self._node_id, actor_id)
+        self._adopted.add(self._node_id, [(id, value, held, inside)])
+        refs = frozenset(ref for ref, _node in inside)
+        self._actors[actor_id] = KeptArguments(actor_id, *about, refs)
+        self.await_death(actor_id)
+
+    def actors(self) -> list[bytes]:
+        """Detached actors whose arguments are kept here."""
+        return list(self._actors)
+
+    def kept(self) -> list[KeptArguments]:
+        """What is known of them."""
+        return list(self._actors.values())
+
+    def actor_died(self, actor_id: bytes) -> None:
+        """An actor does not start again."""
+        self._actors.pop(actor_id, None)
+        self._free(self._adopted.process_died(actor_id))
+
+    def _watch(self, process_id: bytes, node: bytes) -> None:
+        """Hear of the end of a borrower, which may have ended before it was counted."""
+        if node != self._node_id:
+            self._elsewhere[process_id] = node
+            if process_id != node:  # a daemon ends with its node
+                self._relay.send(node, Relayed(to=process_id, sender=self._node_id, notice=WATCH))
+        elif process_id != self._node_id and not self._runs(process_id):
+            self.process_died(process_id)
+
+    def answer(self, node: bytes, sender: bytes, owner: bytes, bodies: Sequence[bytes]) -> None:
+        """Messages of a process to an owner that is gone."""
+        for body in bodies:
+            self._handle(node, sender, owner, body)
+        self._credit(node, sender, owner, sum(map(len, bodies)))
+
+    def _handle(self, node: bytes, sender: bytes, owner: bytes, body: bytes) -> None:
+        """One message; one that cannot be handled harms no other that came with it."""
+        try:
+            self._handle_message(node, sender, owner, plain.loads(body))
+        except Exception:
+            logger.exception(
+                "a message of process %s to the ended process %s was not handled",
+                sender.hex(),
+                owner.hex(),
+            )
+
+    def _handle_message(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
+        if message[0] == p.PEER_CREDIT:
+            return  # what is sent here is not counted
+        if message[0] == p.PEER_LOST:
+            task = asyncio.ensure_future(self._lost(node, sender, owner, message))
+            self._losses.add(task)
+            task.add_done_callback(self._losses.discard)
+            return
+        self._take(node, sender, owner, message)
+
+    async def _lost(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
+        """Values that a process could not read: there may be copies elsewhere."""
+        for gone in {payload[0] for _id, payload in message[1]}:
+            await self.settle(gone)
+        self._take(node, sender, owner, message)
+
+    def _take(self, node: bytes, sender: bytes, owner: bytes, message: Any) -> None:
+        answers, freed = self._adopted.handle(sender, message)
+        for reply in answers:
+            self._send_as(owner, node, sender, reply)
+        self._free(freed)
+        if message[0] == p.PEER_BORROW:
+            for _id, process, its_node in message[2]:
+                self._watch(process, its_node)
+
+    def _credit(self, node: bytes, sender: bytes, owner: bytes, size: int) -> None:
+        """Tell a sender now and then how much was taken: it stops when too much is on its way."""
+        taken = self._taken.setdefault(owner, {})
+        taken[sender] = taken.get(sender, 0) + size
+        if taken[sender] >= config().relay_window // 8:
+            self._send_as(owner, node, sender, (p.PEER_CREDIT, taken.pop(sender)))
+        if not taken or not self.speaks_for(owner):
+            del self._taken[owner]
+
+    def _send_as(self, sender: bytes, node: bytes, to: bytes, message: tuple[Any, ...]) -> None:
+        """A message to any process, in the name of one of this node."""
+        body = plain.dumps(message)
+        if node == self._node_id:
+            client = self._clients.clients.get(to)
+            if client is not None:
+                client.conn.send((p.NODE_RELAYED, self._node_id, sender, [body]))
+        else:
+            self._relay.send(node, Relayed(to=to, sender=sender, bodies=[body]))
+
+    def _free(self, freed: list[Freed]) -> None:
+        for item in freed:
+            if not self.speaks_for(item.owner):
+                self._taken.pop(item.owner, None)
+            if item.value[0] == p.VALUE_SHARED:
+                node, number, _size = item.value[1]
+                self._objects.free(node, number)
+            for id, node in item.borrowed:
+                self._send_as(self._node_id, node, owner_of(id), (p.PEER_UNBORROW, [id]))
+
+
+def _nobody(_actor_id: bytes) -> None:
+    """Nobody has said yet how to hear of it."""

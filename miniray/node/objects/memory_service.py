@@ -1,0 +1,242 @@
+"""The report of the cluster's object store: asked of every node, and there of every process.
+
+Nobody is waited for longer than the report may take: user code may keep a process busy for
+minutes, and a node may be out of reach. What is missing is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.common.memory_types import MAX_OBJECTS
+from miniray.node.base.question import Question
+from miniray.node.relay import relayed as r
+from miniray.node.relay.relayed import Relayed
+from miniray.node.store.memory_report import StoreReport, adopted_report, chosen, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from miniray.common.memory_types import (
+        NodeMemory,
+        ObjectsHeld,
+        OwnMemory,
+        ProcessRow,
+        ProcessTotals,
+    )
+    from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.objects.adopted_service import AdoptedService
+    from miniray.node.objects.objects import NodeObjects
+    from miniray.node.relay.relay import RelayHub
+    from miniray.node.workers.process_names import ProcessNames
+
+#: Segments that are looked at in one go: about a millisecond.
+_SLICE = 1000
+#: Seconds that a node's answer may take beyond what its processes may.
+_ON_THE_WAY = 1.0
+#: What a process holds that knows of no objects.
+_NOTHING: ProcessTotals = {
+    "shared": 0,
+    "shared_bytes": 0,
+    "inline": 0,
+    "inline_bytes": 0,
+    "pending": 0,
+    "borrowed": 0,
+}
+
+
+class HasTables(Protocol):
+    """A part of the daemon that keeps something for objects."""
+
+    def table_sizes(self) -> dict[str, int]:
+        """How many entries each table has; all are empty when no value is in use."""
+
+
+class MemoryService:
+    """Asks, and answers other daemons."""
+
+    def __init__(
+        self,
+        node_id: bytes,
+        objects: NodeObjects,
+        adopted: AdoptedService,
+        clients: ClientServer,
+        relay: RelayHub,
+        names: ProcessNames,
+        tables: Iterable[HasTables],
+    ) -> None:
+        """Register what it answers.
+
+        Args:
+            node_id: Of this node.
+            objects: Its store.
+            adopted: What owners that ended left to this daemon.
+            clients: The processes of this node.
+            relay: The way to other nodes.
+            names: What processes are called.
+            tables: The parts of this daemon that keep something for objects.
+        """
+        self._node_id = node_id
+        self._objects = objects
+        self._adopted = adopted
+        self._clients = clients
+        self._relay = relay
+        self._names = names
+        self._tables = tuple(tables)
+        self._numbers = itertools.count(1).__next__
+        self._questions: dict[int, Question] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        clients.requests["memory_report"] = self._cluster
+        clients.quick["own_memory"] = lambda _client: (self.own(), -1)
+        clients.notices["objects_held"] = lambda client, number, held: self._answered(
+            number, client.process_id, held
+        )
+        relay.notices[r.MEMORY_ASKED] = self._asked
+        relay.notices[r.MEMORY_TOLD] = lambda node, message: self._answered(
+            message.items[0], node, message.items[1]
+        )
+
+    # --- what happens meanwhile --------------------------------------------------------
+    def _answered(self, number: int, who: bytes, answer: Any) -> None:
+        question = self._questions.get(number)
+        if question is not None:  # else it came too late
+            question.answered(who, answer)
+
+    def ended(self, who: bytes) -> None:
+        """A process of this node, or another node, is gone."""
+        for question in self._questions.values():
+            question.ended(who)
+
+    # --- all nodes ---------------------------------------------------------------
+    async def _cluster(
+        self, _client: Client, limit: int, detail: bool, seconds: float
+    ) -> tuple[list[NodeMemory], int]:
+        """What every node tells; processes have so many seconds to answer."""
+        limit = min(limit, MAX_OBJECTS)
+        others = self._relay.nodes()
+        number = self._numbers()
+        question = self._questions[number] = Question(others)
+        asked = Relayed(notice=r.MEMORY_ASKED, items=(number, limit, detail, seconds))
+        unreachable = {node for node in others if not self._relay.send(node, asked)}
+        for node in unreachable:
+            question.ended(node)
+        try:
+            own = await self.report(limit, detail, seconds)
+            await question.wait(_ON_THE_WAY + seconds)
+        finally:
+            del self._questions[number]
+        reports = [own]
+        for node in others:
+            report = question.answers.get(node)
+            if report is None:
+                if node in unreachable:
+                    why = "there is no way to it from the node that asked"
+                else:
+                    why = "it is gone" if node in question.gone else "it did not answer in time"
+                report = silent(node, why)
+            reports.append(report)
+        return reports, -1
+
+    def _asked(self, node_id: bytes, message: Relayed) -> None:
+        """Another daemon asks."""
+        number, limit, detail, seconds = message.items
+        task = asyncio.get_running_loop().create_task(
+            self._tell(node_id, number, limit, detail, seconds)
+        )
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell(
+        self, node_id: bytes, number: int, limit: int, detail: bool, seconds: float
+    ) -> None:
+        report = await self.report(limit, detail, seconds)
+        self._relay.send(node_id, Relayed(notice=r.MEMORY_TOLD, items=(number, report)))
+
+    # --- this node ---------------------------------------------------------------
+    async def report(self, limit: int, detail: bool, seconds: float) -> NodeMemory:
+        """What this node has, and what its processes know of it."""
+        clients = [each for each in self._clients.clients.values() if not each.is_command]
+        held = await self._ask(clients, limit, detail, seconds)
+        store = self._objects.store
+        report = StoreReport(self._node_id, limit, self._objects.source_of)
+        segments = list(store)
+        for start in range(0, len(segments), _SLICE):
+            report.add(segments[start : start + _SLICE])
+            await asyncio.sleep(0)
+        own = self._own_objects(limit, detail=detail)
+        told = (row for each in (own, *held.values()) for row in each["objects"])
+        return {
+            "node": self._node_id,
+            "reason": "",
+            "totals": report.totals(store),
+            "processes": self._processes(clients, held, own),
+            "segments": report.rows(),
+            "objects": chosen(told, limit),
+        }
+
+    def own(self) -> OwnMemory:
+        """What this daemon keeps, without what processes know of it."""
+        report = StoreReport(self._node_id, MAX_OBJECTS, self._objects.source_of)
+        report.add(self._objects.store)
+        tables: dict[str, int] = {}
+        for part in self._tables:
+            tables.update(part.table_sizes())
+        return {
+            "pid": os.getpid(),
+            "segments": report.rows(),
+            "adopted": self._own_objects(MAX_OBJECTS, detail=True)["objects"],
+            "tables": tables,
+        }
+
+    def _own_objects(self, limit: int, *, detail: bool) -> ObjectsHeld:
+        """What this daemon holds in place of others."""
+        held, kept = self._adopted.held(), self._adopted.kept()
+        return adopted_report(self._node_id, held, kept, limit, detail=detail)
+
+    async def _ask(
+        self, clients: list[Client], limit: int, detail: bool, seconds: float
+    ) -> dict[bytes, ObjectsHeld]:
+        """What processes of this node tell, those that answer in time."""
+        number = self._numbers()
+        question = self._questions[number] = Question(client.process_id for client in clients)
+        deadline = time.monotonic() + seconds
+        for client in clients:
+            body = (number, limit, detail, deadline)
+            self._clients.push(client.process_id, "report_objects", body)
+        try:
+            await question.wait(seconds)
+        finally:
+            del self._questions[number]
+        return question.answers
+
+    def _processes(
+        self, asked: list[Client], held: dict[bytes, ObjectsHeld], own: ObjectsHeld
+    ) -> list[ProcessRow]:
+        """This process, those that were asked and live, and those that cannot be asked."""
+        daemon: ProcessRow = {
+            "process": self._node_id,
+            "pid": os.getpid(),
+            "type": "NODE",
+            "name": "",
+            "totals": own["totals"],
+        }
+        others: list[ProcessRow] = [
+            {
+                "process": client.process_id,
+                "pid": client.pid,
+                "type": "DRIVER" if client.is_driver else "WORKER",
+                "name": self._names.work_of(client.process_id),
+                "totals": held[client.process_id]["totals"] if client.process_id in held else None,
+            }
+            for client in asked
+            if client.process_id in self._clients.clients
+        ]
+        unconnected: list[ProcessRow] = [
+            {"process": id, "pid": 0, "type": "LEFT", "name": name, "totals": _NOTHING}
+            for id, name in self._names.others.items()
+        ]
+        return [daemon, *others, *unconnected]

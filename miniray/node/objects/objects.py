@@ -1,0 +1,337 @@
+"""Objects for the processes of this node: room to write, segments to map, copies from elsewhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from miniray.common.descriptors import is_lack_of_memory
+from miniray.node.relay import relayed as r
+from miniray.node.relay.relayed import Relayed
+from miniray.node.transfer.fetch_ahead import FetchAhead
+from miniray.node.transfer.pulls import Pulls
+
+#: A value whose node is gone: its segment there, that of a copy here, and its owner.
+Left = tuple[int, int, bytes]
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.node.relay.relay import RelayHub
+    from miniray.node.store.memories import Memory
+    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import SegmentStore
+    from miniray.node.store.spill_files import Place
+    from miniray.node.store.spilling import Spilling
+    from miniray.node.transfer.copies import Copy
+    from miniray.node.transfer.serving import Serving
+    from miniray.node.transfer.transfers import Transfers
+
+
+class NodeObjects:
+    """The store of this node and its traffic with others."""
+
+    def __init__(
+        self,
+        node_id: bytes,
+        store: SegmentStore,
+        spilling: Spilling,
+        relay: RelayHub,
+        transfers: Transfers,
+        serving: Serving,
+    ) -> None:
+        self.node_id = node_id
+        self.store = store
+        self._spilling = spilling
+        spilling.is_copy = lambda segment: self._copies.is_copy(segment.number)
+        spilling.evict = lambda segment: self.drop(segment.number)
+        self._relay = relay
+        self._transfers = transfers
+        self._serving = serving
+        self._copies = serving.copies
+        serving.node_of = lambda owner: self._remote_owners.get(owner, node_id)
+        #: Copies on their way.
+        self.pulls = Pulls(store, transfers.copy, self._copies)
+        #: Called with a node that is gone, and (segment there, segment here, owner) of each copy
+        #: here whose owner may live, by the owner's node. Until somebody says more, the daemons
+        #: of those nodes are the owners.
+        self.on_left: Callable[[bytes, dict[bytes, list[Left]]], object] = _nobody
+        self.pulls.on_left = self._left_late
+        #: Copies that are wanted here before they are read.
+        self.ahead = FetchAhead(self.pulls, self._copies, store)
+        #: Owners of segments here that are on other nodes, or are those nodes' daemons.
+        self._remote_owners: dict[bytes, bytes] = {}
+        relay.notices[r.FREED] = lambda _, message: self.free_here(message.items)
+        relay.notices[r.FREED_COPIES] = lambda node, message: self.free_copies(node, message.items)
+        relay.notices[r.ADOPTED] = self._adopt_all
+
+    def table_sizes(self) -> dict[str, int]:
+        """How many entries each table has; all are empty when no value is in use."""
+        return {
+            "copies": len(self._copies),
+            "pulls": len(self.pulls),
+            "fetches ahead": len(self.ahead),
+        }
+
+    # --- writing -----------------------------------------------------------------
+    def create(
+        self,
+        size: int,
+        form: int,
+        owner: bytes,
+        owner_node: bytes,
+        creator: bytes,
+        memory: Memory | None = None,
+    ) -> Segment:
+        """Room for a value that a process of any node owns, in memory if that was taken already.
+
+        Raises:
+            ObjectStoreFullError: there is no room.
+        """
+        segment = self.store.create(size, form, owner, creator, memory)
+        self._look_after(segment.number, owner, owner_node)
+        return segment
+
+    def create_on_disk(
+        self, place: Place, form: int, owner: bytes, owner_node: bytes, creator: bytes
+    ) -> Segment:
+        """The same on disk, where the writer puts it."""
+        segment = self.store.create_on_disk(place, form, owner, creator)
+        self._look_after(segment.number, owner, owner_node)
+        return segment
+
+    def _look_after(self, number: int, owner: bytes, owner_node: bytes) -> None:
+        """See to it that a segment goes when its owner does."""
+        if owner_node != self.node_id and owner not in self._remote_owners:
+            watch = Relayed(to=owner, sender=self.node_id, notice=r.WATCH)
+            if self._relay.send(owner_node, watch):
+                self._remote_owners[owner] = owner_node
+            else:
+                self.store.free(number)  # nobody will: its owner went with its node
+
+    def adopt(self, number: int, node_id: bytes) -> None:
+        """A node's daemon answers for a segment of this node."""
+        self.store.change_owner(number, node_id)
+        if node_id != self.node_id:
+            self._remote_owners[node_id] = node_id
+
+    def give(self, number: int, owner: bytes, owner_node: bytes) -> None:
+        """A process of any node owns a segment of this node, which a daemon answered for."""
+        if self.store.has_number(number):
+            self.store.change_owner(number, owner)
+            self._look_after(number, owner, owner_node)
+
+    def _adopt_all(self, node_id: bytes, message: Relayed) -> None:
+        if not self._relay.knows(node_id):  # the notice outlived it
+            self.free_here(message.items)
+            return
+        for number in message.items:
+            self.adopt(number, node_id)
+
+    def node_unreachable(self, node_id: bytes) -> None:
+        """Messages to or from a node were lost. If it is no node any more, nothing is its own here.
+
+        If it is, it may have given up this one, or word of what it freed is among them: it hears
+        what is here that is its own, and says what of that goes.
+        """
+        if self._relay.knows(node_id):
+            self._tell_copies(node_id)
+            for owner, node in list(self._remote_owners.items()):
+                if node == node_id != owner:
+                    self._ask_owner(owner, node_id)
+        elif node_id in self._remote_owners:
+            self.process_died(node_id)
+
+    def _tell_copies(self, node_id: bytes) -> None:
+        here = [copy.key[1] for copy in self._copies.of_node(node_id) if not copy.left]
+        if here:
+            self._relay.send(node_id, Relayed(notice=r.COPIED, items=tuple(here)))
+
+    def _ask_owner(self, owner: bytes, node_id: bytes) -> None:
+        """Have a process of another node free what it does not know of, or hear that it has ended.
+
+        What was on its way to it when messages were lost never comes, as the connections between
+        its calls and the processes here are over.
+        """
+        self._relay.send(node_id, Relayed(to=owner, sender=self.node_id, notice=r.WATCH))
+        found = self.store.owned_by(owner)
+        if found:
+            listed = ("unclaimed", (b"", self.node_id, found))
+            self._relay.send(node_id, Relayed(to=owner, notice=r.PUSH, items=listed))
+
+    def left_to(self, node_id: bytes, number: int) -> None:
+        """A process of this node leaves a segment of any node to this daemon."""
+        if node_id == self.node_id:
+            self.adopt(number, node_id)
+        else:
+            self._relay.send(node_id, Relayed(notice=r.ADOPTED, items=(number,)))
+
+    # --- reading -----------------------------------------------------------------
+    def is_here(self, node_id: bytes, number: int) -> bool:
+        """Whether a segment of any node is on this one, in memory or on disk."""
+        return self._local(node_id, number) is not None
+
+    def map_here(self, node_id: bytes, number: int, mapper: bytes) -> Segment | None:
+        """A segment of any node, mapped by a process of this node; None if it is not in memory.
+
+        Raises:
+            ObjectLostError: it is of this node, and gone.
+        """
+        local = self._local(node_id, number)
+        if local is None or not self.store.get(local).in_memory:
+            return None
+        return self.store.map(local, mapper)
+
+    def _local(self, node_id: bytes, number: int) -> int | None:
+        if node_id == self.node_id:
+            return number
+        copy = self._copies.find((node_id, number))
+        return None if copy is None else copy.number
+
+    async def map(
+        self,
+        node_id: bytes,
+        number: int,
+        size: int,
+        mapper: bytes,
+        request: int,
+        *,
+        or_disk: bool,
+    ) -> Segment:
+        """The same; it is copied to this node, or read back from disk, if need be.
+
+        Args:
+            node_id: Its node.
+            number: Its number there.
+            size: Its bytes.
+            mapper: The process that maps it.
+            request: Number under which that process may withdraw.
+            or_disk: Whether to map it on disk if only what processes look at is in the way.
+
+        Raises:
+            ObjectLostError: it, or its node, is gone, or the process has withdrawn.
+            ObjectStoreFullError: there is no room for it.
+        """
+        local = self._local(node_id, number)
+        if local is not None:
+            segment = self.store.map(local, mapper)
+            if not segment.in_memory:
+                await self._restore(segment, mapper, or_disk=or_disk)
+            return segment
+        waiter = self.pulls.wait(
+            (node_id, number), size, mapper, request, maps=True, or_disk=or_disk
+        )
+        return await waiter.segment
+
+    async def _restore(self, segment: Segment, mapper: bytes, *, or_disk: bool) -> None:
+        try:
+            await self._spilling.restore(segment, mapper)
+        except BaseException as error:
+            if or_disk and is_lack_of_memory(error) and self.store.has(segment):
+                return
+            self.store.unmap([segment.number], mapper)
+            raise
+
+    def source_of(self, number: int) -> tuple[bytes, int] | None:
+        """Of which node, and which segment there, a segment here is a copy; None if of none."""
+        return self._copies.source_of(number)
+
+    # --- freeing -----------------------------------------------------------------
+    def free(self, node_id: bytes, number: int) -> None:
+        """The owner, a process of this node, freed a segment of any node."""
+        if node_id == self.node_id:
+            self.free_here([number])
+        else:
+            self._relay.send(node_id, Relayed(notice=r.FREED, items=(number,)))
+
+    def free_here(self, numbers: Iterable[int]) -> None:
+        """Segments of this node were freed by their owners."""
+        for number in numbers:
+            self.drop(number)
+            self._free_copies_of(number)
+
+    def _free_copies_of(self, number: int) -> None:
+        for node in self._serving.forget(number):
+            self._relay.send(node, Relayed(notice=r.FREED_COPIES, items=(number,)))
+
+    def free_copies(self, node_id: bytes, numbers: Iterable[int]) -> None:
+        """Segments of another node were freed: so are their copies here."""
+        for number in numbers:
+            copy = self._copies.find((node_id, number))
+            if copy is not None:
+                self.drop(copy.number)
+            else:
+                self.pulls.lose((node_id, number), "its owner has freed it")
+
+    def drop(self, number: int) -> None:
+        """A segment of this node is not wanted any more."""
+        self._copies.remove(number)
+        self.store.free(number)
+
+    def node_died(self, node_id: bytes) -> None:
+        """A node is gone: what it sent, and what its processes owned here.
+
+        Copies of its segments become the values, unless their owners were there too. What is on
+        its way from another node that has a copy goes on, and what has come in part if another
+        node has one.
+        """
+        for key, arriving in list(self._transfers.arriving.items()):
+            if key[0] == node_id:
+                self.pulls.origin_died(key)
+                if arriving.feeder == node_id and not arriving.begun:
+                    self.pulls.lose(key, f"node {node_id.hex()} is gone")
+        self._leave(node_id)
+        for owner in [owner for owner, node in self._remote_owners.items() if node == node_id]:
+            self.process_died(owner)
+
+    def _leave(self, node_id: bytes) -> None:
+        """Copies of segments of a node that is gone: see who still wants them."""
+        left: dict[bytes, list[Left]] = {}
+        for copy in self._copies.of_node(node_id):
+            found = self._left(copy)
+            if found is not None:
+                left.setdefault(copy.owner.node, []).append(found)
+        self.on_left(node_id, left)
+
+    def _left_late(self, copy: Copy) -> None:
+        found = self._left(copy)
+        if found is not None:
+            self.on_left(copy.key[0], {copy.owner.node: [found]})
+
+    def _left(self, copy: Copy) -> Left | None:
+        """A copy is the value from now on; None if its owner is gone too: nobody wants it."""
+        owner = copy.owner
+        if owner.node != self.node_id and not self._relay.knows(owner.node):
+            self.drop(copy.number)
+            return None
+        copy.left = True
+        self.adopt(copy.number, owner.node)
+        return copy.key[1], copy.number, owner.process
+
+    def unclaimed(self, process_id: bytes) -> list[tuple[bytes, bytes, list[int]]]:
+        """What a process that was killed wrote for others: (owner's node, owner, segments)."""
+        written = self.store.written_by(process_id)
+        nodes = self._remote_owners
+        return [(nodes.get(owner, self.node_id), owner, found) for owner, found in written.items()]
+
+    def asks_no_more(self, process_id: bytes) -> None:
+        """A process is gone, or will be; until then what it has mapped stays."""
+        self._remote_owners.pop(process_id, None)
+        self._spilling.room.process_died(process_id)
+        self.ahead.process_died(process_id)
+        self.pulls.process_died(process_id)
+
+    def process_died(self, process_id: bytes, *, may_look: bool = True) -> None:
+        """A process that may own, write or map segments here is gone.
+
+        Args:
+            process_id: Which one.
+            may_look: Whether it may only have left, and look at what it had mapped.
+        """
+        self.asks_no_more(process_id)
+        for number in self.store.process_died(process_id, may_look=may_look):
+            self._copies.remove(number)
+            self._free_copies_of(number)
+
+
+def _nobody(*_what: object) -> None:
+    """Nobody has said what to do yet."""

@@ -1,0 +1,180 @@
+"""What the processes of a node ask and tell of its object store."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from miniray.common.descriptors import OUT_OF_DESCRIPTORS
+from miniray.exceptions import ObjectStoreFullError
+from miniray.node.store.room import Claim
+from miniray.node.store.spill_files import Place
+from miniray.objects.warm_memory import ON_DISK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.node.base.clients import Client, ClientServer
+    from miniray.node.objects.objects import NodeObjects
+    from miniray.node.store.memories import Memory
+    from miniray.node.store.segment import Segment
+    from miniray.node.store.spilling import Spilling
+
+#: (segment of this node, form, where it begins), and the descriptor of its memory or file.
+_Mapped = tuple[tuple[int, int, int], int]
+#: (segment, memory or ON_DISK), and the descriptor to write to or -1.
+_Created = tuple[tuple[int, int], int]
+
+
+class StoreRequests:
+    """Answers them."""
+
+    def __init__(
+        self,
+        node_id: bytes,
+        objects: NodeObjects,
+        clients: ClientServer,
+        spilling: Spilling,
+        runs: Callable[[bytes], bool],
+    ) -> None:
+        """Register what it answers.
+
+        Args:
+            node_id: Of this node.
+            objects: The store.
+            clients: Where requests come from.
+            spilling: What makes room in it.
+            runs: Whether a process of this node has not ended.
+        """
+        self._spilling = spilling
+        self._room = spilling.room
+        self._node_id = node_id
+        self._objects = objects
+        self._store = store = objects.store
+        self._runs = runs
+        memories = store.memories
+        clients.requests["map_segment"] = self._fetch_and_map
+        clients.requests["create_segment"] = self._create_later
+        clients.quick.update(
+            {
+                "create_segment": self._create,
+                "memory": lambda _client, number: (None, memories.descriptor(number)),
+                "map_segment": self._map,
+            }
+        )
+        clients.notices.update(
+            {
+                "seal_segment": lambda _client, number, made="": store.seal(number, made),
+                "free_segment": lambda _client, node, number: objects.free(node, number),
+                "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
+                "in_use": lambda client, numbers: store.in_use(numbers, client.process_id),
+                "keep_segment": lambda client, number: store.keep(number, client.process_id),
+                "mapped_memory": lambda client, number: memories.mapped(number, client.process_id),
+                "unmapped_memory": lambda client, numbers: memories.unmapped(
+                    numbers, client.process_id
+                ),
+            }
+        )
+
+    def _create(
+        self,
+        client: Client,
+        size: int,
+        form: int,
+        owner: bytes,
+        owner_node: bytes,
+        _or_disk: bool,
+    ) -> _Created | None:
+        """Room for a value: (segment, memory), and no descriptor if the writer has it mapped."""
+        if not self._room.is_free(size):
+            return None
+        try:
+            return self._room_for(client, size, form, owner, owner_node)
+        except ObjectStoreFullError:
+            return None
+        except OSError as error:
+            if error.errno in OUT_OF_DESCRIPTORS:  # values have to leave memory
+                return None
+            raise
+        finally:
+            self._spilling.spill_ahead()
+
+    async def _create_later(
+        self,
+        client: Client,
+        size: int,
+        form: int,
+        owner: bytes,
+        owner_node: bytes,
+        or_disk: bool,
+    ) -> _Created:
+        """The same, when there is room; on disk if only what processes look at is in the way."""
+        process = client.process_id
+        claim = Claim(size, process, patient=False)
+        if or_disk and size <= self._store.capacity:
+            room = await self._spilling.room_for(claim)
+        else:
+            room = await self._room.get(claim)
+        if not self._runs(process):
+            self._spilling.give_back(room)
+            raise ConnectionError("the process that asked has ended")  # nobody hears it
+        if not isinstance(room, Place):
+            return self._room_for(client, size, form, owner, owner_node, room)
+        segment = self._objects.create_on_disk(room, form, owner, owner_node, process)
+        self._free_if_unowned(segment, owner, owner_node)
+        return (segment.number, ON_DISK), room.fd
+
+    def _room_for(
+        self,
+        client: Client,
+        size: int,
+        form: int,
+        owner: bytes,
+        owner_node: bytes,
+        memory: Memory | None = None,
+    ) -> _Created:
+        segment = self._objects.create(size, form, owner, owner_node, client.process_id, memory)
+        self._free_if_unowned(segment, owner, owner_node)
+        memory = segment.memory
+        assert memory is not None
+        fd = -1 if client.process_id in memory.writers else memory.fd
+        return (segment.number, memory.number), fd
+
+    def _free_if_unowned(self, segment: Segment, owner: bytes, owner_node: bytes) -> None:
+        if owner_node == self._node_id and not self._runs(owner):
+            self._store.free(segment.number)  # nobody will: its owner has ended
+
+    def _map(
+        self,
+        client: Client,
+        node_id: bytes,
+        number: int,
+        _size: int,
+        _request: int,
+        _or_disk: bool,
+    ) -> _Mapped | None:
+        segment = self._objects.map_here(node_id, number, client.process_id)
+        return None if segment is None else _shown(segment)
+
+    async def _fetch_and_map(
+        self,
+        client: Client,
+        node_id: bytes,
+        number: int,
+        size: int,
+        request: int,
+        or_disk: bool,
+    ) -> _Mapped:
+        process = client.process_id
+        segment = await self._objects.map(node_id, number, size, process, request, or_disk=or_disk)
+        if not self._runs(process):  # it ended while it waited
+            self._store.unmap([segment.number], process)
+            raise ConnectionError("the process that asked has ended")
+        return _shown(segment)
+
+
+def _shown(segment: Segment) -> _Mapped:
+    """What a process needs to map a segment, in memory or on disk."""
+    if not segment.in_memory:
+        assert segment.place is not None
+        segment.place.shown = True
+    return (segment.number, segment.form, segment.offset), segment.fd

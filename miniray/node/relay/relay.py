@@ -1,0 +1,348 @@
+"""Calls between nodes: messages to processes of other nodes, batched by what waits.
+
+Each daemon writes to another one over one stream, which it opens itself or, where
+the other one cannot be dialled, the answering half of the stream that came from there.
+A stream that breaks is opened again until the head says that the node is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+from typing import TYPE_CHECKING, Any
+
+from miniray._proto import node_pb2
+from miniray.common.config import config
+from miniray.node.base.tasks import BROKEN, first_of, set_within
+from miniray.node.relay.relay_box import Inbox, Outbox
+from miniray.node.relay.relayed import Relayed, refusal
+from miniray.security.channels import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    import grpc
+
+logger = logging.getLogger(__name__)
+
+#: Seconds after which what was received is acknowledged if nothing else goes to that node, and it
+#: is not much; meanwhile its sender keeps it.
+_ACKNOWLEDGE_AFTER = 0.5
+#: Seconds until a broken stream is opened again, at first and at most.
+_REOPEN_AFTER = (0.05, 1.0)
+#: So many nodes that were given up are remembered.
+_REMEMBERED = 1024
+
+
+class RelayHub:
+    """All other nodes."""
+
+    def __init__(
+        self,
+        node_id: bytes,
+        dial: Callable[[str], grpc.aio.Channel],
+        *,
+        only_dials: bool = False,
+    ) -> None:
+        """Start with none.
+
+        Args:
+            node_id: of this node.
+            dial: makes a channel to an address.
+            only_dials: whether nodes of other machines cannot dial this one.
+        """
+        self._only_dials = only_dials
+        self._node_id = node_id
+        self._dial = dial
+        #: Called with (node, message) for each message between processes, in the order sent, and
+        #: in order with the notices.
+        self.on_message: Callable[[bytes, Relayed], object] = _ignore
+        #: Called with a node that the head still counts in, when messages to it or from it were
+        #: given up, by either end: it was out of reach for ``node_timeout`` seconds, or the head
+        #: had given up one of the two.
+        self.on_lost: Callable[[bytes], object] = _ignore
+        #: What to do about a notice of another daemon: kind → function (node, message).
+        self.notices: dict[str, Callable[[bytes, Relayed], object]] = {}
+        #: Address of each living node; empty if it cannot be dialled.
+        self._addresses: dict[bytes, str] = {}
+        self._outboxes: dict[bytes, Outbox] = {}
+        self._inboxes: dict[bytes, Inbox] = {}
+        self._channels: dict[bytes, grpc.aio.Channel] = {}
+        self._tasks: dict[bytes, asyncio.Task[None]] = {}
+        #: Nodes with streams to this one; what ends each of these.
+        self._incoming: dict[bytes, set[asyncio.Event]] = {}
+        #: Nodes that opened a stream before the head told of them, or after it gave them up.
+        self._unannounced: set[bytes] = set()
+        #: Nodes that were given up, and what had come from them. They may live and not know of it.
+        self._given_up: collections.OrderedDict[bytes, Inbox] = collections.OrderedDict()
+
+    def connected(self) -> set[bytes]:
+        """Nodes to which or from which there is a stream."""
+        return self._incoming.keys() | self._outboxes.keys()
+
+    def nodes(self) -> list[bytes]:
+        """The other nodes that live."""
+        return list(self._addresses)
+
+    def announced(self) -> list[bytes]:
+        """Those of them that the head has told of."""
+        return [node_id for node_id in self._addresses if node_id not in self._unannounced]
+
+    def knows(self, node_id: bytes) -> bool:
+        """Whether another node lives, as far as the head has told."""
+        return node_id in self._addresses
+
+    def joined(self, node_id: bytes, address: str) -> None:
+        """The head says that a node is there."""
+        if node_id == self._node_id:
+            return
+        self._addresses[node_id] = address
+        self._unannounced.discard(node_id)
+        inbox = self._given_up.pop(node_id, None)
+        if inbox is not None:
+            self._inboxes.setdefault(node_id, inbox)
+            # What its processes watch here, and what was on its way, is forgotten.
+            self.send(node_id, Relayed())
+
+    def died(self, node_id: bytes) -> None:
+        """The head says that a node is gone."""
+        self._addresses.pop(node_id, None)
+        self._unannounced.discard(node_id)
+        outbox = self._outboxes.pop(node_id, None)
+        inbox = self._inboxes.pop(node_id, None)
+        if inbox is not None or outbox is not None:
+            # If it lives it sends again what was not acknowledged, which may have come.
+            self._given_up[node_id] = inbox or Inbox()
+            if len(self._given_up) > _REMEMBERED:
+                self._given_up.popitem(last=False)
+        for end in self._incoming.get(node_id, ()):
+            end.set()  # it opens another one, over which it hears what is new
+        task = self._tasks.pop(node_id, None)
+        if task is not None:
+            task.cancel()
+        self._channels.pop(node_id, None)
+
+    def send(self, node_id: bytes, message: Relayed) -> bool:
+        """Send a message; False if there is no such node, or no way to it."""
+        outbox = self._outboxes.get(node_id)
+        if outbox is None:
+            if node_id not in self._addresses:
+                return False
+            if self._only_dials and not self._addresses[node_id]:
+                return False  # neither can dial the other
+            outbox = self._outboxes[node_id] = Outbox()
+        address = self._addresses[node_id]
+        if address and node_id not in self._tasks:
+            self._tasks[node_id] = asyncio.get_running_loop().create_task(
+                self._hold_open(node_id, address, outbox)
+            )
+        outbox.put(message)
+        return True
+
+    def backlog(self, node_id: bytes) -> int:
+        """Bytes that wait because the way to a node takes no more."""
+        outbox = self._outboxes.get(node_id)
+        return 0 if outbox is None else outbox.waiting
+
+    def can_dial(self, node_id: bytes) -> bool:
+        """Whether there is such a node, and it can be dialled."""
+        return bool(self._addresses.get(node_id))
+
+    def channel(self, node_id: bytes) -> grpc.aio.Channel | None:
+        """A channel for objects: apart from calls, which must not wait behind gigabytes."""
+        address = self._addresses.get(node_id)
+        if not address:
+            return None
+        channel = self._channels.get(node_id)
+        if channel is None:
+            channel = self._channels[node_id] = self._dial(address)
+        return channel
+
+    # --- streams that this node opens --------------------------------------------------
+    async def _hold_open(self, node_id: bytes, address: str, outbox: Outbox) -> None:
+        """Write to a node until the head says that it is gone, over as many streams as it takes."""
+        now = asyncio.get_running_loop().time
+        pause = _REOPEN_AFTER[0]
+        reached = now()
+        given_up = told = False
+        while self._tasks.get(node_id) is asyncio.current_task():
+            heard = asyncio.Event()
+            try:
+                await self._stream(node_id, address, outbox, heard)
+            except BROKEN as error:
+                if heard.is_set() or not told:  # and not each time that it is tried again
+                    logger.info("the stream to node %s broke: %s", node_id.hex(), one_line(error))
+                told = True
+            except asyncio.CancelledError:
+                if self._tasks.get(node_id) is not asyncio.current_task():
+                    raise
+                logger.info("gRPC cancelled the stream to node %s", node_id.hex())
+            except Exception:
+                logger.exception("the stream to node %s broke in an unknown way", node_id.hex())
+            if heard.is_set():
+                reached, given_up, pause = now(), False, _REOPEN_AFTER[0]
+            elif now() - reached > config().node_timeout and not given_up:
+                logger.warning("node %s cannot be reached from here", node_id.hex())
+                given_up = True
+                outbox.give_up()
+                self.on_lost(node_id)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _REOPEN_AFTER[1])
+
+    async def _stream(
+        self, node_id: bytes, address: str, outbox: Outbox, heard: asyncio.Event
+    ) -> None:
+        """One stream to a node, until it breaks; sets ``heard`` when the node answers."""
+        from miniray._proto import node_pb2_grpc
+
+        async with self._dial(address) as channel:
+            stub = node_pb2_grpc.NodeStub(channel)  # type: ignore[no-untyped-call]
+            call = stub.Relay()
+            write = _one_at_a_time(call.write)
+            await first_of(
+                self._write(node_id, outbox, write),
+                self._read(node_id, call, heard),
+                self._acknowledge(node_id, write),
+            )
+
+    async def _write(
+        self,
+        node_id: bytes,
+        outbox: Outbox,
+        write: Callable[[node_pb2.RelayBatch], Awaitable[None]],
+    ) -> None:
+        inbox = self._inbox(node_id)
+        # What the last stream told of that may be lost.
+        await write(inbox.acknowledge(node_pb2.RelayBatch(node_id=self._node_id)))
+        await outbox.drain_to(write, inbox)
+
+    async def _read(
+        self,
+        node_id: bytes,
+        batches: AsyncIterator[node_pb2.RelayBatch],
+        heard: asyncio.Event | None = None,
+    ) -> None:
+        async for batch in batches:
+            if heard is not None:
+                heard.set()
+            self._handle(node_id, batch)
+
+    def _handle(self, node_id: bytes, batch: node_pb2.RelayBatch) -> None:
+        if batch.received:
+            outbox = self._outboxes.get(node_id)
+            if outbox is not None:
+                outbox.acknowledged(batch)
+        if batch.messages:
+            inbox = self._inbox(node_id)
+            gaps = inbox.gaps
+            messages = inbox.accept(batch)
+            if inbox.gaps != gaps:
+                self.on_lost(node_id)
+            for message in messages:
+                self._handle_one(node_id, message)
+
+    def _handle_one(self, node_id: bytes, message: Relayed) -> None:
+        """One that cannot be handled harms no other: nobody would send those behind it again."""
+        try:
+            if message.notice:
+                self.notices[message.notice](node_id, message)
+            else:
+                self.on_message(node_id, message)
+        except Exception as error:
+            logger.exception("%s of node %s was not handled", message, node_id.hex())
+            answer = refusal(message, f"{type(error).__name__}: {error}")
+            if answer is not None and node_id in self._addresses:
+                self.send(node_id, answer)
+
+    def _inbox(self, node_id: bytes) -> Inbox:
+        inbox = self._inboxes.get(node_id)
+        if inbox is None:
+            inbox = self._inboxes[node_id] = self._given_up.get(node_id) or Inbox()
+        return inbox
+
+    async def _acknowledge(
+        self, node_id: bytes, write: Callable[[node_pb2.RelayBatch], Awaitable[None]]
+    ) -> None:
+        """Tell a node now and then what has come from it.
+
+        Over every stream: one of them may be broken, which nobody has noticed yet.
+        """
+        inbox = self._inbox(node_id)
+        told: node_pb2.RelayBatch | None = None
+        while True:
+            await inbox.arrived.wait()
+            await set_within(inbox.much, _ACKNOWLEDGE_AFTER)
+            batch = inbox.acknowledge()
+            if batch != told:
+                await write(batch)
+                told = batch
+
+    # --- streams that others open --------------------------------------------------------
+    async def serve(
+        self,
+        incoming: AsyncIterator[node_pb2.RelayBatch],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> None:
+        """The Relay RPC: another node's stream to this one."""
+        first = await anext(incoming, None)
+        if first is None or not first.node_id:
+            return
+        node_id = first.node_id
+        if node_id not in self._addresses:
+            self._addresses[node_id] = ""
+            self._unannounced.add(node_id)
+        end = asyncio.Event()
+        self._incoming.setdefault(node_id, set()).add(end)
+        write = _one_at_a_time(context.write)
+        try:
+            inbox = self._inbox(node_id)
+            await write(inbox.acknowledge())
+            self._handle(node_id, first)
+            parts = [self._read(node_id, incoming), self._acknowledge(node_id, write), end.wait()]
+            if not self._addresses.get(node_id):
+                outbox = self._outboxes.setdefault(node_id, Outbox())
+                parts.append(outbox.drain_to(write, inbox))
+            await first_of(*parts)
+        except BROKEN as error:
+            logger.info("the stream from node %s broke: %s", node_id.hex(), one_line(error))
+        finally:
+            self._left(node_id, end)
+
+    def _left(self, node_id: bytes, stream: asyncio.Event) -> None:
+        """A stream of a node ended; the head says what that means, unless it knows no such node."""
+        self._incoming[node_id].discard(stream)
+        if not self._incoming[node_id]:
+            del self._incoming[node_id]
+            if node_id in self._unannounced:
+                self.died(node_id)
+                self.on_lost(node_id)
+
+    async def close(self) -> None:
+        """End all streams."""
+        self._addresses.clear()  # nothing is sent any more
+        self._outboxes.clear()
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close(None)
+
+
+def _one_at_a_time(
+    write: Callable[[node_pb2.RelayBatch], Awaitable[None]],
+) -> Callable[[node_pb2.RelayBatch], Awaitable[None]]:
+    """A stream's ``write`` that several tasks may use."""
+    turn = asyncio.Lock()
+
+    async def in_turn(batch: node_pb2.RelayBatch) -> None:
+        async with turn:
+            await write(batch)
+
+    return in_turn
+
+
+def _ignore(*_what: object) -> None:
+    """Nobody has said what to do yet."""

@@ -1,0 +1,192 @@
+"""The two ends of the way between a pair of daemons: numbered, so that nothing is lost or doubled.
+
+A stream may break with messages on it. The sender keeps what the receiver has not
+acknowledged and sends it again over the next stream; the receiver drops what it has
+had. Bookkeeping only: streams are ``relay.py``'s business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+from miniray._proto import node_pb2
+from miniray.node.relay.relayed import PIECE, Relayed, pack, size_of, split, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+#: Bytes in one gRPC message, but for the last of what is in it.
+_BATCH_BYTES = 1 << 20
+#: Bytes that are acknowledged at once: their sender keeps them until then.
+_MUCH = 16 << 20
+#: Stands for a message that was given up, with its size.
+_GIVEN_UP = (32, Relayed())
+#: A larger message travels in pieces of this size: gRPC refuses what is above a limit, and all
+#: that waits behind would never arrive.
+_PIECE_BYTES = 8 << 20
+
+
+def _is_notice(message: Relayed) -> bool:
+    return message.items[1] if message.notice == PIECE else bool(message.notice)
+
+
+class Outbox:
+    """What waits for one other node, and what that node may not have received."""
+
+    def __init__(self) -> None:
+        #: Tells this numbering from others, as after the node was given up and came back.
+        self.id = int.from_bytes(os.urandom(8), "big") | 1
+        #: With the size of each.
+        self._waiting: collections.deque[tuple[int, Relayed]] = collections.deque()
+        self._sent: collections.deque[tuple[int, Relayed]] = collections.deque()
+        #: Bytes that wait.
+        self.waiting = 0
+        #: Number of the oldest message that is not acknowledged.
+        self._oldest = 1
+        self._filled = asyncio.Event()
+        #: Counts the streams that it was written to.
+        self._stream = 0
+
+    def put(self, message: Relayed) -> None:
+        """Queue a message."""
+        size = size_of(message)
+        if size <= _PIECE_BYTES:
+            self._waiting.append((size, message))
+            self.waiting += size
+        else:
+            self._waiting.extend((size_of(each), each) for each in split(message, _PIECE_BYTES))
+            self._count()
+        self._filled.set()
+
+    def acknowledged(self, batch: node_pb2.RelayBatch) -> None:
+        """The other node has told what it has received."""
+        if batch.received_of != self.id:
+            return  # of what was sent before the node was given up and came back
+        number = batch.received
+        while self._sent and self._oldest <= number:
+            self._sent.popleft()
+            self._oldest += 1
+
+    def rewind(self) -> None:
+        """The stream broke: what was not acknowledged is to be sent again."""
+        self._waiting.extendleft(reversed(self._sent))
+        self._sent.clear()
+        self._count()
+
+    def _count(self) -> None:
+        self.waiting = sum(size for size, _ in self._waiting)
+
+    def give_up(self) -> None:
+        """Drop what processes said; an empty message in its place tells the receiver.
+
+        Notices of this daemon stay: they are few and small, and nobody would say again that a
+        segment is free.
+        """
+        for box in (self._sent, self._waiting):
+            kept = [each if _is_notice(each[1]) else _GIVEN_UP for each in box]
+            box.clear()
+            box.extend(kept)
+        self._count()
+        self.put(Relayed())
+
+    def take(self) -> node_pb2.RelayBatch:
+        """As much of what waits as goes into one message."""
+        first = self._oldest + len(self._sent)
+        batch: list[Relayed] = []
+        size = 0
+        while self._waiting and size < _BATCH_BYTES:
+            each = self._waiting.popleft()
+            size += each[0]
+            self.waiting -= each[0]
+            batch.append(each[1])
+            self._sent.append(each)
+        return node_pb2.RelayBatch(messages=pack(batch), first=first, outbox=self.id)
+
+    async def drain_to(
+        self, write: Callable[[node_pb2.RelayBatch], Awaitable[None]], inbox: Inbox
+    ) -> None:
+        """Write batches until another stream takes over; each takes all that waits.
+
+        Args:
+            write: Writes one.
+            inbox: What came from that node, and is acknowledged by the way.
+        """
+        self._stream += 1
+        own = self._stream
+        self.rewind()
+        self._filled.set()  # whoever wrote before sees that it is over
+        while True:
+            while not self._waiting and self._stream == own:
+                self._filled.clear()
+                await self._filled.wait()
+            if self._stream != own:
+                return
+            batch = self.take()
+            if inbox.arrived.is_set():
+                inbox.acknowledge(batch)
+            await write(batch)
+
+
+class Inbox:
+    """What came from one other node."""
+
+    def __init__(self) -> None:
+        #: Highest number that was received; what comes below it is a repetition.
+        self.received = 0
+        #: Something came that is not acknowledged.
+        self.arrived = asyncio.Event()
+        #: So much of it that it is to be acknowledged at once.
+        self.much = asyncio.Event()
+        self._size = 0
+        #: How often messages are missing: their sender gave them up.
+        self.gaps = 0
+        self._in_gap = False
+        self._outbox = 0
+        #: Of a message whose last piece has not come.
+        self._pieces: list[bytes] = []
+
+    def acknowledge(self, batch: node_pb2.RelayBatch | None = None) -> node_pb2.RelayBatch:
+        """What to tell the sender now, in a batch that goes there or in one of its own."""
+        if batch is None:
+            batch = node_pb2.RelayBatch()
+        batch.received, batch.received_of = self.received, self._outbox
+        self._size = 0
+        self.arrived.clear()
+        self.much.clear()
+        return batch
+
+    def accept(self, batch: node_pb2.RelayBatch) -> list[Relayed]:
+        """The messages of a batch that were not received before, in order."""
+        if batch.outbox != self._outbox:
+            self._outbox, self.received = batch.outbox, 0
+            self._in_gap = False
+            self._pieces.clear()
+        messages = unpack(batch.messages)
+        known = max(0, self.received + 1 - batch.first)
+        self.received = max(self.received, batch.first + len(messages) - 1)
+        self.arrived.set()
+        self._size += len(batch.messages)
+        if self._size >= _MUCH:
+            self.much.set()
+        return list(self._whole(itertools.islice(messages, known, None)))
+
+    def _whole(self, messages: Iterable[Relayed]) -> Iterable[Relayed]:
+        """The messages, those that came in pieces put together."""
+        for message in messages:
+            was_in_gap, self._in_gap = self._in_gap, not (message.bodies or message.notice)
+            if self._in_gap:
+                if was_in_gap:
+                    continue
+                self.gaps += 1
+                self._pieces.clear()
+            if message.notice != PIECE:
+                yield message
+                continue
+            self._pieces += message.bodies
+            if message.items[0]:
+                yield from unpack(b"".join(self._pieces))
+                self._pieces.clear()

@@ -1,0 +1,1 @@
+"""The object store of a node: memory, spilling, admission."""

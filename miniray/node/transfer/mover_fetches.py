@@ -1,0 +1,202 @@
+"""The receiving end of a mover: values that it fetches from the movers of other nodes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from miniray.node.transfer import moving
+from miniray.node.transfer.filling import CutOffError, Filling
+from miniray.node.transfer.mover_sends import HELLO, IDLE, READ
+from miniray.node.transfer.mover_sockets import address_of, hear_no_more, watch_network
+from miniray.security.certificates import NODE_NAME
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+#: Seconds for a connection to be made.
+_CONNECT_WITHIN = 3.0
+#: Connections to one node that are kept for the next value.
+_KEPT = 4
+#: Seconds after which the daemon is told again how much has come.
+_TELL_EVERY = 0.1
+
+
+class _Job:
+    """A value that comes from another node."""
+
+    def __init__(self, number: int, fd: int, offset: int, size: int) -> None:
+        self.number = number
+        self.fd = fd
+        self.size = size
+        self.filling = Filling(offset)
+        #: What it comes over.
+        self.sock: socket.socket | None = None
+        self.stopped = False
+
+
+class Fetches:
+    """All that comes.
+
+    Args:
+        tell: Tells the daemon something.
+    """
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
+        #: For other machines; None if there is nobody to trust.
+        self.context: ssl.SSLContext | None = None
+        self._lock = threading.Lock()
+        self._jobs: dict[int, _Job] = {}
+        #: Connections to other movers that wait for the next value, by target, and since when.
+        self._idle: dict[str, list[tuple[socket.socket, float]]] = {}
+
+    def begin(
+        self, number: int, fd: int, target: str, ticket: bytes, offset: int, size: int
+    ) -> None:
+        """Fill memory from an offset to its end; the daemon hears how it goes on and ends."""
+        job = _Job(number, fd, offset, size)
+        with self._lock:
+            self._jobs[number] = job
+        run = threading.Thread(target=self._run, args=(job, target, ticket), daemon=True)
+        try:
+            run.start()
+        except RuntimeError as error:  # the machine has no room for another thread
+            self._end(job, str(error))
+
+    def stop(self, number: int) -> None:
+        """End a transfer; the daemon is told when its memory is not written any more."""
+        with self._lock:
+            job = self._jobs.get(number)
+            if job is None:
+                return
+            job.stopped = True
+            if job.sock is not None:
+                hear_no_more(job.sock)
+
+    def forget(self, number: int) -> None:
+        """The daemon has heard that a transfer ended, and offers it no more as one that comes."""
+        with self._lock:
+            self._jobs.pop(number, None)
+
+    def filling(self, number: int) -> Filling | None:
+        """What fills the memory of a transfer."""
+        with self._lock:
+            job = self._jobs.get(number)
+        return job.filling if job is not None else None
+
+    def _run(self, job: _Job, target: str, ticket: bytes) -> None:
+        reason = ""
+        try:
+            self._receive(job, target, ticket)
+        except Exception as error:  # noqa: BLE001 - the daemon is told
+            reason = str(error) or type(error).__name__
+        self._end(job, reason)
+
+    def _end(self, job: _Job, reason: str) -> None:
+        """Nothing more is written."""
+        job.filling.end()
+        os.close(job.fd)
+        self._tell("came", job.number, job.filling.offset)
+        self._tell("ended", job.number, reason)
+
+    def _receive(self, job: _Job, target: str, ticket: bytes) -> None:
+        hello = HELLO.pack(ticket, job.filling.offset)
+        kept = self._kept(target)
+        if kept is not None:
+            begun = job.filling.offset
+            try:
+                self._receive_over(kept, job, hello)
+            except (OSError, CutOffError):
+                kept.close()
+                # The other end may have hung up while nothing was asked of it.
+                if job.filling.offset != begun or job.stopped:
+                    raise
+            else:
+                self._keep(job, target, kept)
+                return
+        sock = self._connect(job, target)
+        try:
+            self._receive_over(sock, job, hello)
+        except BaseException:
+            sock.close()
+            raise
+        self._keep(job, target, sock)
+
+    def _connect(self, job: _Job, target: str) -> socket.socket:
+        family, address = address_of(target)
+        sock = socket.socket(family)
+        try:
+            self._uses(job, sock)
+            sock.settimeout(_CONNECT_WITHIN)
+            sock.connect(address)
+            if family == socket.AF_UNIX:
+                return sock
+            watch_network(sock)
+            if self.context is None:
+                raise OSError("this node does not know the authority of its cluster")
+            sock = self.context.wrap_socket(
+                sock, server_hostname=NODE_NAME, do_handshake_on_connect=False
+            )
+            self._uses(job, sock)
+            sock.do_handshake()
+            return sock
+        except BaseException:
+            self._uses_no_more(job)
+            sock.close()
+            raise
+
+    def _receive_over(self, sock: socket.socket, job: _Job, hello: bytes) -> None:
+        self._uses(job, sock)
+        sock.settimeout(None)
+        told = 0.0
+
+        def came(count: int) -> None:
+            nonlocal told
+            job.filling.came(count)
+            now = time.monotonic()
+            if now - told >= _TELL_EVERY:
+                told = now
+                self._tell("came", job.number, job.filling.offset)
+
+        try:
+            sock.sendall(hello)
+            moving.receive(sock, job.fd, job.filling.offset, job.size, came)
+            sock.sendall(READ)
+        finally:
+            # Before it is another's, or closed.
+            self._uses_no_more(job)
+
+    def _uses(self, job: _Job, sock: socket.socket) -> None:
+        with self._lock:
+            if job.stopped:
+                raise CutOffError("nobody waits for it any more")
+            job.sock = sock
+
+    def _uses_no_more(self, job: _Job) -> None:
+        with self._lock:
+            job.sock = None
+
+    def _kept(self, target: str) -> socket.socket | None:
+        now = time.monotonic()
+        with self._lock:
+            for name, kept in list(self._idle.items()):
+                while kept and now - kept[0][1] > IDLE:
+                    kept.pop(0)[0].close()
+                if not kept:
+                    del self._idle[name]
+            of_target = self._idle.get(target)
+            return of_target.pop()[0] if of_target else None
+
+    def _keep(self, job: _Job, target: str, sock: socket.socket) -> None:
+        with self._lock:
+            kept = self._idle.setdefault(target, [])
+            # One that was stopped when all had come hears no more.
+            if len(kept) < _KEPT and not job.stopped:
+                kept.append((sock, time.monotonic()))
+                return
+        sock.close()

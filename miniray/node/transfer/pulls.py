@@ -1,0 +1,226 @@
+"""Copies on their way to this node: one transfer for all who wait, ended when nobody does.
+
+How a segment gets here is ``transfers.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from miniray.exceptions import ObjectLostError
+from miniray.node.store.room import Claim
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from miniray.exceptions import ObjectStoreFullError
+    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import SegmentStore
+    from miniray.node.transfer.arriving import Key
+    from miniray.node.transfer.copies import Copies, Copy, Owner
+
+
+class Waiter:
+    """One request of a process that waits for a copy."""
+
+    def __init__(
+        self, process_id: bytes, request: int, pull: _Pull, *, maps: bool, or_disk: bool
+    ) -> None:
+        self.name = (process_id, request)
+        self.pull = pull
+        self.maps = maps
+        self.or_disk = or_disk
+        #: The copy, mapped for the process if it wanted that.
+        self.segment: asyncio.Future[Segment] = asyncio.get_running_loop().create_future()
+        self.segment.add_done_callback(_retrieve)
+
+
+class _Pull:
+    """One transfer, and who waits for it."""
+
+    def __init__(self, key: Key, size: int) -> None:
+        self.key = key
+        #: The room that it needs first. Who wants memory only gives up; the rest goes on.
+        self.claim = Claim(size, on_stuck=self._give_up)
+        self.task: asyncio.Task[None]
+        self.waiters: set[Waiter] = set()
+        #: The node of the segment died meanwhile: no other copy can be had from there.
+        self.last = False
+        #: Called with who gives up, and why.
+        self.on_given_up: Callable[[Waiter, Exception], object]
+
+    def _give_up(self, error: ObjectStoreFullError) -> None:
+        for waiter in [waiter for waiter in self.waiters if not waiter.or_disk]:
+            self.on_given_up(waiter, error)
+
+
+class Pulls:
+    """All of them.
+
+    Args:
+        store: Where copies are.
+        copy: Copies a segment of another node into room that it claims. The one that it
+            returns is to be sealed; it may be a copy of another one of the same value.
+        copies: Where a copy is noted when it is there.
+    """
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        copy: Callable[[bytes, int, Claim], Awaitable[tuple[Segment, Owner, Key]]],
+        copies: Copies,
+    ) -> None:
+        self._store = store
+        self._copy = copy
+        self._copies = copies
+        #: Called with a copy that was still coming when its segment's node died.
+        self.on_left: Callable[[Copy], object] = _nobody
+        self._pulls: dict[Key, _Pull] = {}
+        #: By process and number of its request.
+        self._waiters: dict[tuple[bytes, int], Waiter] = {}
+        self._waiting: dict[bytes, set[Waiter]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._pulls)
+
+    def wait(
+        self,
+        key: Key,
+        size: int,
+        process_id: bytes,
+        request: int,
+        *,
+        maps: bool,
+        or_disk: bool = True,
+    ) -> Waiter:
+        """Let a process wait for a copy; the first who does begins the transfer.
+
+        Args:
+            key: The node and the number there, of which there is no copy here.
+            size: Bytes of the segment.
+            process_id: Who waits.
+            request: A number of its own, for ``withdraw``.
+            maps: Whether the copy is mapped for the process when it is there.
+            or_disk: Whether to take it on disk if only what processes look at is in the way of
+                having it in memory.
+        """
+        assert self._copies.find(key) is None  # a second one would never be freed
+        pull = self._pulls.get(key)
+        if pull is None:
+            pull = self._pulls[key] = _Pull(key, size)
+            pull.on_given_up = self._drop
+            pull.task = asyncio.get_running_loop().create_task(self._run(pull))
+            self._tasks.add(pull.task)
+            pull.task.add_done_callback(self._tasks.discard)
+        waiter = Waiter(process_id, request, pull, maps=maps, or_disk=or_disk)
+        pull.waiters.add(waiter)
+        pull.claim.join(process_id)
+        if not or_disk:
+            pull.claim.hurry()
+        self._waiters[waiter.name] = waiter
+        self._waiting.setdefault(process_id, set()).add(waiter)
+        return waiter
+
+    def withdraw(self, process_id: bytes, request: int) -> None:
+        """A process does not wait any more."""
+        waiter = self._waiters.get((process_id, request))
+        if waiter is not None:
+            self._withdraw(waiter, "nobody waits for it any more")
+
+    def process_died(self, process_id: bytes) -> None:
+        """A process is gone, and waits no more."""
+        for waiter in list(self._waiting.get(process_id, ())):
+            self._withdraw(waiter, "the process that asked for it has ended")
+
+    def lose(self, key: Key, reason: str) -> None:
+        """A copy will not come any more."""
+        pull = self._pulls.get(key)
+        if pull is not None:
+            for waiter in list(pull.waiters):
+                self._withdraw(waiter, reason)
+
+    def origin_died(self, key: Key) -> None:
+        """The node of a segment is gone, but a copy comes from elsewhere."""
+        pull = self._pulls.get(key)
+        if pull is not None:
+            pull.last = True
+
+    def _withdraw(self, waiter: Waiter, reason: str) -> None:
+        self._drop(waiter, ObjectLostError(f"segment {waiter.pull.key[1]}", reason))
+
+    def _drop(self, waiter: Waiter, error: Exception) -> None:
+        pull = waiter.pull
+        self._forget(waiter)
+        _fail(waiter, error)
+        if not pull.waiters and self._pulls.get(pull.key) is pull:
+            del self._pulls[pull.key]
+            pull.task.cancel()
+
+    def _forget(self, waiter: Waiter) -> None:
+        waiter.pull.waiters.discard(waiter)
+        waiter.pull.claim.leave(waiter.name[0])
+        del self._waiters[waiter.name]
+        mine = self._waiting[waiter.name[0]]
+        mine.discard(waiter)
+        if not mine:
+            del self._waiting[waiter.name[0]]
+
+    async def _run(self, pull: _Pull) -> None:
+        try:
+            segment, owner, source = await self._copy(*pull.key, pull.claim)
+        except asyncio.CancelledError:
+            self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "its transfer was ended"))
+            raise
+        except Exception as error:  # noqa: BLE001 - it is the answer to all who wait
+            self._end(pull, error)
+            return
+        self._store.seal(segment.number)
+        if self._pulls.get(pull.key) is not pull:
+            self._store.free(segment.number)  # all who waited have left
+        elif not self._store.has(segment):
+            self._end(pull, ObjectLostError(f"segment {pull.key[1]}", "it was freed meanwhile"))
+        else:
+            self._arrived(pull, segment, owner, source)
+
+    def _arrived(self, pull: _Pull, segment: Segment, owner: Owner, source: Key) -> None:
+        """A copy is here, of the segment that was asked for or of one that took its place."""
+        del self._pulls[pull.key]
+        copy: Copy | None = None
+        if self._copies.find(source) is None:
+            self._store.change_owner(segment.number, source[0])
+            copy = self._copies.add(source, segment.number, owner)
+        for waiter in list(pull.waiters):
+            self._forget(waiter)
+            if waiter.segment.done():  # who waited was cancelled
+                continue
+            if waiter.maps:  # at once: its owner may free it before who waits goes on
+                self._store.map(segment.number, waiter.name[0])
+            waiter.segment.set_result(segment)
+        if copy is None:
+            self._store.free(segment.number)  # there is another one for who comes later
+        elif pull.last and source == pull.key:
+            self.on_left(copy)
+
+    def _end(self, pull: _Pull, error: Exception) -> None:
+        if self._pulls.get(pull.key) is pull:
+            del self._pulls[pull.key]
+        for waiter in list(pull.waiters):
+            self._forget(waiter)
+            _fail(waiter, error)
+
+
+def _nobody(_copy: Copy) -> None:
+    """Nobody has said what to do yet."""
+
+
+def _fail(waiter: Waiter, error: Exception) -> None:
+    if not waiter.segment.done():
+        waiter.segment.set_exception(error)
+
+
+def _retrieve(future: asyncio.Future[Segment]) -> None:
+    """Who waited may be gone: then nobody else looks at how it ended."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,474 @@
+"""The template process: forks workers in milliseconds, reaps them, and ends what they leave.
+
+It has the worker's code imported and nothing of miniray running: no thread, no
+socket but the one to its daemon. Being the parent of all workers it can kill them
+without a race and knows how each one ended. It is a subreaper: children of user
+code fall to it when their worker ends, and end with it. If the daemon dies, by
+SIGKILL too, the template ends every worker and removes what the session has on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import gc
+import importlib
+import marshal
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from miniray.node.base import control_socket
+from miniray.node.workers.origins import Unsure, read_apart, worker_of
+from miniray.system.python_command import python_command
+from miniray.worker import worker_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PR_SET_CHILD_SUBREAPER = 36
+_WORKER_FDS = 3
+#: Seconds after which what does not end is looked for, and killed, once more.
+_KILL_AGAIN = 0.2
+#: So many of the processes that keep a worker from being over are named.
+_MAX_NAMED = 16
+#: By so much the priority is lower of what is imported beside others. It has two thirds of their
+#: share then: with far less it is not ready on a busy machine when the next ranks start.
+_NICER = 2
+#: https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
+
+def set_subreaper() -> None:
+    """Make orphaned descendants children of this process."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+
+
+class Template:
+    """Serves one daemon until it is gone."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        preload: list[str],
+        clean_up: Callable[[], None] | None,
+        *,
+        beside: bool = False,
+    ) -> None:
+        self._control = control
+        self._preload = preload
+        #: Whether others are to have the processors while it imports.
+        self._beside = beside
+        #: Removes what nobody else does if the daemon is killed.
+        self._clean_up = clean_up
+        #: Living workers: pid to the id they carry in their environment.
+        self._workers: dict[int, str] = {}
+        #: Templates with more modules, and other processes of the node's own, forked from this one.
+        #: Each with the number under which the daemon knows it.
+        self._helpers: dict[int, int] = {}
+        #: Ended workers whose children are not all gone yet: pid to (wait status, id).
+        self._ended: dict[int, tuple[int, str]] = {}
+        #: Children of ended workers that were killed and are not gone: pid to the workers whose
+        #: end is not told before. One that a driver holds in the kernel may stay for long.
+        self._strays: dict[int, set[int]] = {}
+        #: Those of which it cannot be told now whose they are: they are not killed yet.
+        self._unsure: dict[int, Unsure] = {}
+        #: Children of this process that read of such, and may hang in it.
+        self._readers: set[int] = set()
+        #: Ended workers of which the daemon knows that these children are left.
+        self._told: dict[int, list[int]] = {}
+        #: Ended templates, of which the daemon asked to hear when all their workers are gone.
+        self._fences: dict[int, int] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self) -> Callable[[], NoReturn]:
+        """Serve; in a new worker this returns what the worker has to run."""
+        set_subreaper()
+        signal.set_wakeup_fd(self._wake_write)
+        signal.signal(signal.SIGCHLD, _ignore_signal)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the daemon decides when it ends
+        gc.disable()  # imports leave little garbage, and looking for it takes a tenth of their time
+        if self._beside:
+            _import_beside(self._preload)
+        else:
+            _import(self._preload)
+        gc.collect()
+        gc.freeze()
+        poller = select.poll()
+        poller.register(self._control, select.POLLIN)
+        poller.register(self._wake_read, select.POLLIN)
+        self._send(("ready", os.getpid()))
+        while True:
+            ready = poller.poll(self._until_next_look())
+            if not ready:
+                self._look_for_strays()
+            for fd, _ in ready:
+                if fd == self._wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._wake_read, 4096)
+                    self._reap()
+                else:
+                    worker = self._handle()
+                    if worker is not None:
+                        return worker
+
+    # --- the daemon's requests -----------------------------------------------------------
+    def _handle(self) -> Callable[[], NoReturn] | None:
+        data, fds = control_socket.receive(self._control)
+        if not data:
+            self._end_everything()
+        message = marshal.loads(data)
+        if message[0] == "fork":
+            return self._fork(message[1], fds)
+        if message[0] in ("template", "helper"):
+            return self._fork_helper(message[0] == "template", message[1], message[2], fds)
+        if message[0] == "kill":
+            _, pid, number = message
+            if pid in self._workers:
+                _kill(pid, number)
+        elif message[0] == "kill_helper":
+            for pid, number in self._helpers.items():
+                if number == message[1]:
+                    _kill(pid, signal.SIGKILL)
+        elif message[0] == "fence":
+            _, token, template = message
+            self._fences[token] = template
+            if template in self._helpers:
+                _kill(template, signal.SIGKILL)  # it has hung up, so it is of no use
+            self._look_for_strays()
+        elif message[0] == "end":  # the daemon hangs up next, and goes on itself
+            self._clean_up = None
+        return None
+
+    def _fork(self, token: int, fds: list[int]) -> Callable[[], NoReturn] | None:
+        """Fork a worker. The descriptors are its stdout, its stderr, and its file."""
+        pid = -1
+        try:
+            if len(fds) != _WORKER_FDS:  # the kernel drops what finds no room here
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            spec = worker_file.read_spec(fds[2])
+            pid = os.fork()
+        except OSError as error:
+            self._send(("refused", token, f"{error.strerror}"))
+        if pid == 0:
+            return self._become_worker(spec, fds)
+        for fd in fds:
+            os.close(fd)
+        if pid > 0:
+            self._workers[pid] = spec["process_id"].hex()
+            self._send(("forked", token, pid))
+        return None
+
+    def _fork_helper(
+        self, template: bool, what: Any, number: int, fds: list[int]
+    ) -> Callable[[], NoReturn] | None:
+        """Fork a template that imports more modules, or another process of the node's own.
+
+        It serves the daemon on a socket of its own.
+        """
+        pid = -1
+        try:
+            if fds:
+                pid = os.fork()
+        except OSError as error:
+            print(f"a process of the node cannot be started: {error}", file=sys.stderr)  # noqa: T201
+        if pid != 0:
+            for fd in fds:
+                os.close(fd)  # if it was not started, the daemon sees that its socket ends
+            if pid > 0:
+                self._helpers[pid] = number
+            return None
+        self._control.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        own = socket.socket(fileno=fds[0])
+        if template:
+            preload, beside = what
+            return lambda: run_template(own, preload, None, beside=beside)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        gc.unfreeze()
+        gc.enable()
+        return lambda: run_helper(own, what)
+
+    def _become_worker(self, spec: dict[str, Any], fds: list[int]) -> Callable[[], NoReturn]:
+        try:
+            self._enter_worker(spec, fds)
+        except BaseException:  # noqa: BLE001 - nothing of the template may run in its child
+            traceback.print_exc()
+            os._exit(1)
+
+        def run() -> NoReturn:
+            from miniray.worker.main import run_worker
+
+            run_worker(spec)
+
+        return run
+
+    def _enter_worker(self, spec: dict[str, Any], fds: list[int]) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        self._control.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (fds[0], 1), (fds[1], 2)):
+            os.dup2(source, target)
+        for fd in (null, fds[0], fds[1]):
+            os.close(fd)
+        os.environ.update(spec["environment"])
+        gc.unfreeze()
+        gc.enable()
+        _fresh_random_state()
+        if spec["python"] is not None:
+            # A new interpreter: variables that libraries read when they load take effect.
+            os.set_inheritable(fds[2], True)
+            python = spec["python"]
+            command = python_command("miniray.worker.fresh")
+            os.execv(python, [python, "-c", command, str(fds[2])])  # noqa: S606
+        spec["file"] = fds[2]
+
+    # --- ends ----------------------------------------------------------------------
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            self._strays.pop(pid, None)
+            self._unsure.pop(pid, None)
+            self._readers.discard(pid)
+            worker = self._workers.pop(pid, None)
+            if worker is not None:
+                self._ended[pid] = (status, worker)
+            elif self._helpers.pop(pid, None) is not None:
+                self._kill_strays()  # its workers
+        self._look_for_strays()
+
+    def _look_for_strays(self) -> None:
+        """Kill what ended workers have left, and tell which of them are over with that."""
+        if self._ended or self._fences or self._unsure:
+            self._kill_strays()
+            self._tell_ends()
+            self._tell_settled()
+
+    def _tell_ends(self) -> None:
+        """Tell which workers are gone with their children, and what is left of others."""
+        left: dict[int, list[int]] = {}
+        unsure = ((pid, each.workers) for pid, each in self._unsure.items())
+        for stray, workers in (*self._strays.items(), *unsure):
+            for worker in workers:
+                left.setdefault(worker, []).append(stray)
+        for pid in list(self._ended):
+            if pid not in left:
+                status, _ = self._ended.pop(pid)
+                self._told.pop(pid, None)
+                self._send(("exited", pid, status))
+            elif left[pid] != self._told.get(pid):
+                self._told[pid] = left[pid]
+                self._send(("lingers", pid, left[pid][:_MAX_NAMED]))
+
+    def _tell_settled(self) -> None:
+        """Answer who waits until nothing is left of a template that was forked from this one."""
+        for token, template in list(self._fences.items()):
+            if template not in self._helpers and not self._strays and not self._unsure:
+                del self._fences[token]
+                self._send(("settled", token))
+
+    def _kill_strays(self) -> None:
+        """Kill children of ended workers."""
+        living = set(self._workers.values())
+        for pid in _children():
+            if pid in self._workers or pid in self._helpers or pid in self._readers:
+                continue
+            if pid in self._strays or self._is_stray(pid, living):
+                _kill(pid, signal.SIGKILL)
+
+    def _is_stray(self, pid: int, living: set[str]) -> bool:
+        """Whether a child is of an ended worker; it is noted then."""
+        session = _session_of(pid)
+        known = session in self._workers or session in self._ended
+        worker = "" if known else worker_of(pid)
+        if worker is None and living:  # it may be a living one's
+            worker = self._read_apart(pid)
+            if worker is None:
+                return False
+        unsure = self._unsure.pop(pid, None)
+        if session in self._workers or worker in living:
+            return False
+        if unsure is not None and not worker and not known:
+            self._strays[pid] = unsure.workers
+        else:
+            self._strays[pid] = self._left_by(session, worker or "")
+        return True
+
+    def _read_apart(self, pid: int) -> str | None:
+        """Whose a process is that may hang its reader; None if it cannot be told now."""
+        unsure = self._unsure.get(pid)
+        if unsure is None:
+            unsure = self._unsure[pid] = Unsure(set(self._ended))
+        if not unsure.is_due(time.monotonic()):
+            return None
+        worker, reader = read_apart(pid)
+        if reader:
+            self._readers.add(reader)
+            _kill(reader, signal.SIGKILL)
+        return worker
+
+    def _until_next_look(self) -> float | None:
+        """Milliseconds until it is tried again to tell whose a process is; None: there is none."""
+        if not self._unsure:
+            return None
+        first = min(unsure.again for unsure in self._unsure.values())
+        return max(_KILL_AGAIN, first - time.monotonic()) * 1000
+
+    def _left_by(self, session: int, worker: str) -> set[int]:
+        """Which of the ended workers has left a child; any of them, if that cannot be told."""
+        if session in self._ended:
+            return {session}
+        return {pid for pid, (_, id) in self._ended.items() if id == worker} or set(self._ended)
+
+    def _end_everything(self) -> NoReturn:
+        """The daemon is gone: nothing that it started may stay."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                # The kernel's list may lack some while others end: hence the own one, and again.
+                for pid in {*self._workers, *self._helpers, *_children()}:
+                    _kill(pid, signal.SIGKILL)
+                ended = -1
+                while ended:
+                    ended, _ = os.waitpid(-1, os.WNOHANG)
+                    self._workers.pop(ended, None)
+                    self._helpers.pop(ended, None)
+                signal.sigtimedwait({signal.SIGCHLD}, _KILL_AGAIN)
+        if self._clean_up is not None:
+            self._clean_up()
+        os._exit(0)
+
+    def _send(self, message: tuple[Any, ...]) -> None:
+        try:
+            self._control.send(marshal.dumps(message))
+        except (BrokenPipeError, ConnectionResetError):
+            self._end_everything()
+
+
+def _import(modules: list[str]) -> None:
+    # Without the backends of vendors that PyTorch would load: they may start threads or look at
+    # their devices, and no fork has those whole.
+    before = os.environ.get(_AUTOLOAD)
+    os.environ[_AUTOLOAD] = "0"
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        if before is None:
+            del os.environ[_AUTOLOAD]
+        else:
+            os.environ[_AUTOLOAD] = before
+
+
+def _import_beside(modules: list[str]) -> None:
+    """Import modules without taking the processors from others.
+
+    In a thread: it has a priority of its own, which a process could not raise again. It has ended
+    before anything is forked.
+    """
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        own = threading.get_native_id()
+        nice = min(19, os.getpriority(os.PRIO_PROCESS, own) + _NICER)
+        os.setpriority(os.PRIO_PROCESS, own, nice)
+        try:
+            _import(modules)
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _ignore_signal(_number: int, _frame: object) -> None:
+    """Only wakes the loop."""
+
+
+def _kill(pid: int, number: int) -> None:
+    """Send a signal to a child. One that runs as another user may refuse it, and stays."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, number)
+
+
+def _children() -> list[int]:
+    pid = os.getpid()
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
+        return [int(child) for child in file.read().split()]
+
+
+def _session_of(pid: int) -> int:
+    """The session that a process is in: a worker's pid unless user code left that; 0 if gone."""
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+def _fresh_random_state() -> None:
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.seed()
+
+
+def run_helper(control: socket.socket, module: str) -> NoReturn:
+    """Run ``serve`` of a module in this process and never return."""
+    try:
+        importlib.import_module(module).serve(control)
+    except BaseException:  # noqa: BLE001 - it ends the process
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def run_template(
+    control: socket.socket,
+    preload: list[str],
+    clean_up: Callable[[], None] | None,
+    *,
+    beside: bool = False,
+) -> NoReturn:
+    """Serve in this process and never return, to the code of its parent least of all.
+
+    Args:
+        control: the socket to the daemon.
+        preload: modules that every worker has imported.
+        clean_up: called at the end if the daemon died instead of hanging up.
+        beside: import them at a lower priority than that of other processes.
+    """
+    try:
+        worker = Template(control, preload, clean_up, beside=beside).serve()
+        worker()
+    except BaseException:  # noqa: BLE001 - it ends the process
+        traceback.print_exc()
+    os._exit(1)

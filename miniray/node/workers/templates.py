@@ -1,0 +1,152 @@
+"""The templates of a node: the first one, and those that have imported more.
+
+Responsible for which template forks a worker, and for what becomes of workers whose template
+died. How a template is talked to is in ``template_client.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from typing import TYPE_CHECKING
+
+from miniray.node.base.template_client import TemplateClient, TemplateGoneError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.node.workers.worker import Worker
+
+logger = logging.getLogger(__name__)
+
+
+class Templates:
+    """All templates of a node."""
+
+    def __init__(
+        self,
+        first: TemplateClient,
+        workers: Callable[[], Iterable[Worker]],
+        on_exited: Callable[[int, int], None],
+        on_lingers: Callable[[int, list[int]], None],
+        on_killed: Callable[[Worker], object],
+    ) -> None:
+        """Start with the first one; the other arguments are as for ``TemplateClient``.
+
+        Args:
+            first: forked by the daemon; the node ends with it.
+            workers: all workers that have a process.
+            on_exited: for workers of the others.
+            on_lingers: the same.
+            on_killed: called with workers that are killed because their template died.
+        """
+        self._first = first
+        self._workers = workers
+        self._on_exited = on_exited
+        self._on_lingers = on_lingers
+        self._on_killed = on_killed
+        #: By the modules that they have imported beyond the runtime's.
+        self._others: dict[tuple[str, ...], TemplateClient] = {}
+        #: Forked from another one, with more modules, which that one does not wait for.
+        self._later: dict[tuple[TemplateClient, tuple[str, ...]], TemplateClient] = {}
+        #: Those that died, until all their workers are gone.
+        self._dead: dict[TemplateClient, asyncio.Task[None]] = {}
+
+    def get(self, modules: tuple[str, ...], later: tuple[str, ...] = ()) -> TemplateClient:
+        """The template that has imported these modules too; made on first use.
+
+        Args:
+            modules: what it certainly has.
+            later: what it has as well if some template has it by now. The first call has one load
+                them, beside whatever is forked meanwhile.
+
+        Raises:
+            TemplateGoneError: the first one is gone.
+        """
+        template = self._with(modules)
+        if not later:
+            return template
+        larger = self._later.get((template, later))
+        if larger is None:
+            larger = self._fork_later(template, modules, later)
+        return larger if larger.ready else template
+
+    def _with(self, modules: tuple[str, ...]) -> TemplateClient:
+        if not modules:
+            return self._first
+        template = self._others.get(modules)
+        if template is None:
+            control = self._first.fork_template(list(modules))
+            template = self._others[modules] = TemplateClient(
+                control, 0, self._on_exited, lambda: self._lost(modules), self._on_lingers
+            )
+        return template
+
+    def _fork_later(
+        self, parent: TemplateClient, modules: tuple[str, ...], later: tuple[str, ...]
+    ) -> TemplateClient:
+        control = parent.fork_template(list(later), beside=True)
+        template = self._later[parent, later] = TemplateClient(
+            control,
+            0,
+            self._on_exited,
+            lambda: self._lost_later(parent, modules, later),
+            self._on_lingers,
+        )
+        return template
+
+    def _lost(self, modules: tuple[str, ...]) -> None:
+        """One with more modules died: its workers fall to the first one, which kills them.
+
+        So do templates that were forked from it.
+        """
+        logger.warning("the template with %s ended", ", ".join(modules))
+        gone = self._others.pop(modules)
+        self._end_workers(gone, self._first)
+
+    def _lost_later(
+        self, parent: TemplateClient, modules: tuple[str, ...], later: tuple[str, ...]
+    ) -> None:
+        """One that another was forked for died: its workers fall to that one.
+
+        If it could not load its modules, it is not tried again, and workers do without.
+        """
+        logger.warning("the template with %s ended", ", ".join((*modules, *later)))
+        gone = self._later[parent, later]
+        if gone.pid:
+            del self._later[parent, later]
+            self._end_workers(gone, parent)
+
+    def _end_workers(self, gone: TemplateClient, parent: TemplateClient) -> None:
+        task = asyncio.get_running_loop().create_task(self._await_ends(gone, parent))
+        self._dead[gone] = task
+        task.add_done_callback(lambda _: self._dead.pop(gone))
+
+    async def _await_ends(self, gone: TemplateClient, parent: TemplateClient) -> None:
+        mine = [worker for worker in self._workers() if worker.template is gone]
+        for worker in mine:
+            self._on_killed(worker)
+        with contextlib.suppress(TemplateGoneError):  # the node stops then
+            try:
+                await parent.settled(gone.pid)
+            except TemplateGoneError:
+                await self._first.settled(parent.pid)  # what was the parent's falls to that one
+            for worker in mine:
+                self._on_exited(worker.pid, signal.SIGKILL)
+
+    def is_first(self, template: TemplateClient | None) -> bool:
+        """Whether this is the one with which the node ends; None: it could not make another one."""
+        return template is None or template is self._first
+
+    async def settled(self, template: TemplateClient | None) -> None:
+        """Wait until nothing is left of a template that died; one that lives is not waited for."""
+        task = None if template is None else self._dead.get(template)
+        if task is not None:
+            await asyncio.wait((task,))
+
+    def close(self) -> None:
+        """Hang up on all: they end their workers."""
+        for template in (self._first, *self._others.values(), *self._later.values()):
+            template.close()

@@ -1,0 +1,132 @@
+"""A worker process and a lease as their daemon knows them: plain state.
+
+Responsible for what belongs to one of them alone; what is done with them is in ``workers.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.names import short_name
+from miniray.exceptions import ITS_LOG
+
+if TYPE_CHECKING:
+    from miniray.node.base.template_client import TemplateClient
+    from miniray.node.workers.outputs import OutputPipe
+    from miniray.node.workers.quarantine import Quarantine
+    from miniray.runtime_env.install import WorkerEnvironment
+
+
+@dataclasses.dataclass
+class NodeLease:
+    """What the head granted on this node."""
+
+    number: int
+    epoch: int
+    owner: bytes
+    job_id: bytes
+    spec: dict[str, Any]
+    allocation: dict[str, Any]
+    actor_id: bytes | None = None
+    arguments: bytes = b""
+    restarts: int = 0
+    worker: Worker | None = None
+    #: The head, or a rule, ended it; its worker may still be on its way out.
+    ending: bool = False
+    #: Its actor's constructor has ended well.
+    alive: bool = False
+    #: What runs on it waits for others, and gave its CPU back meanwhile.
+    blocked: bool = False
+
+    @property
+    def devices(self) -> dict[str, list[str]]:
+        """Device ids by resource."""
+        devices: dict[str, list[str]] = self.allocation["devices"]
+        return devices
+
+    @property
+    def name(self) -> str:
+        """Class of its actor, or a task of its shape."""
+        return short_name(self.spec.get("class_name") or self.spec.get("name") or "")
+
+    @property
+    def max_calls(self) -> int:
+        """After how many tasks its worker ends; 0: no limit. With devices 1, unless told."""
+        limit: int = self.spec.get("max_calls", 0)
+        return limit
+
+
+@dataclasses.dataclass
+class Worker:
+    """One worker process."""
+
+    process_id: bytes
+    #: What workers that do the same have in common; the job is first.
+    pool_key: tuple[Any, ...]
+    pid: int = 0
+    lease: NodeLease | None = None
+    #: Node of its job's driver, which is shown what it prints.
+    driver_node: bytes = b""
+    #: (resource, device) of what it sees, for as long as it lives.
+    devices: frozenset[tuple[str, str]] = frozenset()
+    #: Its connection is up and it takes work.
+    ready: bool = False
+    #: It ends by rule ("exit_actor", "rule", ...); None: it should live.
+    exiting: str | None = None
+    idle_since: float = 0.0
+    #: With a limit of calls: how many it has left, since it was given back; 0 if it never was.
+    calls_left: int = 0
+    environment: WorkerEnvironment | None = None
+    template: TemplateClient | None = None
+    outputs: list[OutputPipe] = dataclasses.field(default_factory=list)
+    started: float = 0.0
+    #: Class of its actor, or the first task of its latest lease.
+    name: str = ""
+    #: Why this daemon has killed it, if that is not a rule's doing.
+    why_killed: str = ""
+    #: The constructor's error, reported before the process ends.
+    failed: bool = False
+    #: It has begun to end by rule, and may wait for what others need of it.
+    finishing: bool = False
+    #: While it waits so for calls of its own: the processes that run them.
+    callees: list[bytes] = dataclasses.field(default_factory=list)
+    #: Set once it does.
+    awaits_calls: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    #: When it is killed, if it does not end by rule; and given up, if it is not gone then.
+    kill_timer: asyncio.TimerHandle | None = None
+    give_up_timer: asyncio.TimerHandle | None = None
+    #: It had ended, or was about to, before anybody asked for it.
+    ended_unasked: bool = False
+    #: It has ended: what it had started that was killed and is not gone.
+    left: tuple[int, ...] = ()
+    #: It, or some of that, could not be killed: it is over for everybody, and keeps its devices.
+    quarantine: Quarantine | None = None
+    #: Set when the process and its children are gone.
+    gone: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+    #: Set when it was put into quarantine.
+    given_up: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
+
+    @property
+    def asked_to_end(self) -> bool:
+        """Whether a rule, the head or user code ends it."""
+        ends = self.exiting is not None or (self.lease is not None and self.lease.ending)
+        return ends and not self.ended_unasked
+
+    def log_path(self, is_stderr: bool) -> str:
+        """Where what it writes to a stream is kept."""
+        log = self.outputs[is_stderr].log
+        return "" if log is None else str(log.path)
+
+    def where_log_is(self) -> str:
+        """A sentence that says where its log is; empty if it wrote nothing."""
+        logs = [output.log for output in reversed(self.outputs) if output.log is not None]
+        written = [log.path for log in logs if log.has_lines()]
+        return f"{ITS_LOG} {' and '.join(map(str, written))}." if written else ""
+
+    @property
+    def job_id(self) -> bytes:
+        """The job that it works for."""
+        job_id: bytes = self.pool_key[0]
+        return job_id

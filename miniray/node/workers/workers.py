@@ -1,0 +1,428 @@
+"""The worker processes of a node: started, assigned to leases, reused, ended.
+
+A lease holds resources and, while it lives, one worker. The head hears that a lease
+has ended only when its devices are really free: when the process is gone, or, for
+CPU work, idle again. If a process cannot be killed, the lease ends too, after the head
+has heard which devices are out of service until that process is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.descriptors import require_room
+from miniray.common.ids import new_id
+from miniray.common.process_state import is_dying
+from miniray.exceptions import (
+    ActorUnschedulableError,
+    RuntimeEnvSetupError,
+    TaskUnschedulableError,
+    WorkerCrashedError,
+)
+from miniray.node.base.template_client import TemplateGoneError
+from miniray.node.workers.dying import DyingWatch
+from miniray.node.workers.idle_workers import IdleWorkers, surplus
+from miniray.node.workers.outputs import OutputPipe
+from miniray.node.workers.quarantine import Quarantine, names_of
+from miniray.node.workers.templates import Templates
+from miniray.node.workers.vacating import DeviceKeptError, wait_for_devices
+from miniray.node.workers.worker import Worker
+from miniray.node.workers.worker_ends import WorkerEnds
+from miniray.node.workers.worker_spec import (
+    assignment,
+    interpreter,
+    pool_key,
+    preload,
+    process_spec,
+)
+from miniray.system.log_file import log_name
+from miniray.worker import worker_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from miniray.accelerators import NodeAccelerators
+    from miniray.node.base.template_client import TemplateClient
+    from miniray.node.workers.device_ledger import DeviceLedger
+    from miniray.node.workers.worker import NodeLease
+    from miniray.node.workers.worker_events import WorkerEvents
+    from miniray.runtime_env.install import EnvironmentManager
+    from miniray.worker.worker_file import NamePage
+
+logger = logging.getLogger(__name__)
+
+#: Descriptors: two pipes, the file with what a worker is told, and its connection.
+_TO_START = 6
+#: So many workers in a row that end before they are ready make their tasks fail: it may be
+#: their fault if they exit, and hardly if somebody, or the kernel, kills them.
+_TRIES_EXITED, _TRIES_KILLED = 3, 20
+#: What may keep a worker from being started, and is its lease's to tell.
+_START_ERRORS = (
+    RuntimeEnvSetupError,
+    OSError,
+    TaskUnschedulableError,
+    ActorUnschedulableError,
+)
+#: Descriptors kept free for drivers, objects and other nodes.
+_RESERVE = 32
+
+
+class WorkerPool:
+    """All workers of the node."""
+
+    def __init__(
+        self,
+        *,
+        template: TemplateClient,
+        events: WorkerEvents,
+        environments: EnvironmentManager,
+        accelerators: NodeAccelerators,
+        base_spec: dict[str, Any],
+        ledger: DeviceLedger,
+        logs: Path,
+        soft_limit: int,
+    ) -> None:
+        self._events = events
+        self._environments = environments
+        self._accelerators = accelerators
+        self._base_spec = base_spec
+        self._logs = logs
+        self.leases: dict[int, NodeLease] = {}
+        self.workers: dict[bytes, Worker] = {}
+        #: Those that have a process which is not gone.
+        self._by_pid: dict[int, Worker] = {}
+        self._ends = WorkerEnds(
+            lambda worker: events.push(worker.process_id, "exit", ()), self._give_up
+        )
+        self._templates = Templates(
+            template, self._by_pid.values, self.on_exited, self.on_lingers, self._ends.killed
+        )
+        self._idle = IdleWorkers(lambda: surplus(self.workers.values(), soft_limit), self._ends.ask)
+        self._ledger = ledger
+        #: Devices that processes of earlier nodes of this machine keep.
+        self._left = ledger.left(events.quarantines_changed)
+        self._dying = DyingWatch(self._by_pid.values, self._ends.kill)
+        self._tasks: set[asyncio.Task[None]] = set()
+        #: What the template told of a process before the fork's answer was handled: its wait
+        #: status, and what it had started and is not gone.
+        self._early_exits: dict[int, int] = {}
+        self._early_left: dict[int, list[int]] = {}
+
+    # --- leases ------------------------------------------------------------------
+    def start(self, lease: NodeLease) -> None:
+        """Give a lease a worker."""
+        self.leases[lease.number] = lease
+        worker = self._idle.take(pool_key(lease)) if lease.actor_id is None else None
+        if worker is not None:
+            worker.lease = lease
+            worker.name = lease.name
+            lease.worker = worker
+            self._events.push(worker.process_id, "lease", (assignment(lease),))
+            self._events.lease_started(lease, worker)
+            return
+        start = self._start_process(lease, _worker_for(lease))
+        task = asyncio.get_running_loop().create_task(start)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def end(self, number: int, *, kill: bool, calls_left: int = 0) -> None:
+        """The head ends a lease.
+
+        Its worker may run tasks of other leases of the same kind afterwards, unless it is an actor,
+        or has run as many as it may.
+
+        Args:
+            number: of the lease.
+            kill: its worker is to end at once.
+            calls_left: how many of its ``max_calls`` were not used; the client has counted them.
+        """
+        lease = self.leases.get(number)
+        if lease is None:
+            return
+        worker = lease.worker
+        if kill and worker is not None and worker.pid and not worker.asked_to_end:
+            # Its caller may have seen it end sooner than this daemon.
+            gone = not os.path.exists(f"/proc/{worker.pid}")
+            worker.ended_unasked = gone or is_dying(worker.pid)
+        lease.ending = True
+        if worker is None:
+            return  # its start sees that it is over
+        if kill:
+            self._ends.kill(worker)
+        elif (
+            lease.actor_id is None
+            and worker.exiting is None
+            and (calls_left or not lease.max_calls)
+        ):
+            worker.calls_left = calls_left
+            self._free(lease)
+            self._idle.add(worker)
+        else:
+            self._ends.ask(worker)
+
+    def _free(self, lease: NodeLease) -> None:
+        self.leases.pop(lease.number, None)
+        if lease.worker is not None:
+            lease.worker.lease = None
+        self._events.lease_ended(lease)
+
+    # --- starting ------------------------------------------------------------------
+    async def _start_process(self, lease: NodeLease, worker: Worker) -> None:
+        try:
+            if worker.devices:
+                for idle in self._idle.all():
+                    if idle.devices & worker.devices:
+                        self._idle.remove(idle)
+                        self._ends.ask(idle)
+                workers = self._by_pid.values()
+                await wait_for_devices(worker.devices, lease, workers, self._events)
+            if lease.spec["runtime_env"]:
+                worker.environment = await self._environments.prepare(
+                    json.loads(lease.spec["runtime_env"]), lease.job_id, self._events.fetch_blob
+                )
+            if self._is_over(lease):
+                self._release_environment(worker)
+                self._free(lease)
+                return
+            await self._fork(lease, worker)
+        except DeviceKeptError as error:
+            self._start_failed(lease, worker, error, _TRIES_KILLED)
+            return
+        except TemplateGoneError:
+            await self._templates.settled(worker.template)  # it may have forked the worker
+            # With the first one the node ends, and another node may start the worker.
+            tries = _TRIES_KILLED if self._templates.is_first(worker.template) else 1
+            self._start_failed(lease, worker, WorkerCrashedError(starting=True), tries)
+            return
+        except Exception as error:
+            if not isinstance(error, _START_ERRORS):
+                logger.exception("starting a worker failed")
+            self._start_failed(lease, worker, error, 1)
+            return
+        self._by_pid[worker.pid] = worker
+        self._ledger.enter(worker)
+        status = self._early_exits.pop(worker.pid, None)
+        left = self._early_left.pop(worker.pid, None)
+        if status is not None:
+            self.on_exited(worker.pid, status)
+        elif left is not None:
+            self._ends.lingers(worker, left)
+        elif self._is_over(lease):
+            self._ends.kill(worker)
+
+    async def _fork(self, lease: NodeLease, worker: Worker) -> None:
+        """Have a template start a worker's process."""
+        require_room(self._descriptors_to_start(), "another worker")
+        python = interpreter(lease, worker, self._accelerators)
+        spec = process_spec(lease, worker, python, self._base_spec, self._accelerators)
+        file = worker_file.make(spec)
+        names = worker_file.NamePage(file)
+        stdout = self._pipe(worker, names, is_stderr=False)
+        stderr = self._pipe(worker, names, is_stderr=True)
+        self.workers[worker.process_id] = worker
+        lease.worker = worker
+        template = worker.template = self._templates.get(*preload(lease, python))
+        worker.pid = await template.fork(file, stdout.write_end, stderr.write_end)
+        work = "task" if lease.actor_id is None else lease.name
+        for output, stream in ((stdout, "out"), (stderr, "err")):
+            name = log_name(work, worker.pid, worker.process_id.hex(), stream)
+            output.begin(self._logs / name)
+
+    def _start_failed(self, lease: NodeLease, worker: Worker, error: Exception, tries: int) -> None:
+        self.workers.pop(worker.process_id, None)
+        self.leases.pop(lease.number, None)
+        self._release_environment(worker)
+        for output in worker.outputs:
+            output.close()
+        self._events.lease_failed(lease, error, tries)
+
+    def _descriptors_to_start(self) -> int:
+        """What a start takes, what workers that are starting will, and a reserve for the rest."""
+        starting = sum(not worker.ready for worker in self.workers.values())
+        return _TO_START + starting + _RESERVE
+
+    @staticmethod
+    def _is_over(lease: NodeLease) -> bool:
+        return lease.ending
+
+    def _pipe(self, worker: Worker, names: NamePage, *, is_stderr: bool) -> OutputPipe:
+        pipe = OutputPipe(
+            lambda: names.read(is_stderr),
+            lambda lines: self._events.output(worker, is_stderr, lines),
+        )
+        worker.outputs.append(pipe)
+        return pipe
+
+    def read_output(self, job_id: bytes) -> None:
+        """Pass on all that the workers of a job have written, unfinished lines too."""
+        for worker in list(self.workers.values()):
+            if worker.job_id == job_id:
+                for output in worker.outputs:
+                    output.flush()
+
+    def ready(self, process_id: bytes) -> None:
+        """A worker is connected and takes work."""
+        worker = self.workers.get(process_id)
+        if worker is None:
+            return
+        worker.ready = True
+        lease = worker.lease
+        if lease is not None and lease.actor_id is None and not lease.ending:
+            self._events.lease_started(lease, worker)
+
+    # --- what workers and the head say of ends ---------------------------------------
+    def end_job(self, job_id: bytes) -> None:
+        """The driver of a job is gone: the job's idle workers are of no use to others."""
+        for worker in self._idle.end_job(job_id):
+            worker.exiting = "rule"
+            self._ends.kill(worker)
+
+    def jobs(self) -> set[bytes]:
+        """The jobs that have workers here."""
+        return {worker.job_id for worker in self.workers.values()}
+
+    def exiting(self, process_id: bytes, why: str) -> None:
+        """A worker says that it ends by rule."""
+        worker = self.workers.get(process_id)
+        if worker is not None:
+            worker.exiting = why
+            self._idle.remove(worker)
+            if why == "cancelled":  # it ends without any further word
+                self._ends.kill_later(worker)
+
+    def finishing(self, process_id: bytes) -> None:
+        """A worker ends by rule and waits for what others still need of it."""
+        worker = self.workers.get(process_id)
+        if worker is not None:
+            self._ends.finishing(worker)
+
+    def awaits_calls(self, process_id: bytes, callees: list[bytes]) -> Worker | None:
+        """A worker that ends by rule waits for calls, which these processes run; who it is."""
+        worker = self.workers.get(process_id)
+        if worker is not None:
+            worker.callees = callees
+            worker.awaits_calls.set()
+        return worker
+
+    def leaving(self, process_id: bytes) -> None:
+        """Nothing but exit functions of user code, or nothing, keeps a worker from ending."""
+        worker = self.workers.get(process_id)
+        if worker is not None:
+            self._ends.kill_later(worker)
+
+    def kill(self, worker: Worker) -> None:
+        """End a worker's process at once."""
+        self._ends.kill(worker)
+
+    # --- ends ------------------------------------------------------------------------
+    def on_exited(self, pid: int, status: int) -> None:
+        """The template reaped a worker; its children are gone too."""
+        worker = self._by_pid.pop(pid, None)
+        if worker is None:
+            self._early_exits[pid] = status
+            return
+        self._ends.gone(worker)
+        self._ledger.remove(worker)
+        worker.gone.set()
+        code = os.waitstatus_to_exitcode(status)
+        if worker.quarantine is None:
+            self._over(worker, code)
+            return
+        logger.warning("worker %d, which could not be killed, is gone now", pid)
+        worker.quarantine = None
+        self._events.worker_gone(worker, code)
+        self._events.quarantines_changed()
+
+    def on_lingers(self, pid: int, left: list[int]) -> None:
+        """The template reaped a worker, and killed children of it that are not gone yet."""
+        worker = self._by_pid.get(pid)
+        if worker is None:
+            self._early_left[pid] = left
+            return
+        self._ends.lingers(worker, left)
+        if worker.quarantine is not None:
+            self._put_into_quarantine(worker, worker.quarantine.since)
+
+    def _give_up(self, worker: Worker) -> None:
+        """A worker was killed and is not gone: it is over, except for its devices."""
+        self._put_into_quarantine(worker, time.time())
+        worker.given_up.set()
+        self._over(worker, None)
+
+    def _put_into_quarantine(self, worker: Worker, since: float) -> None:
+        devices: dict[str, tuple[str, ...]] = {}
+        for resource, id in sorted(worker.devices):
+            devices[resource] = (*devices.get(resource, ()), id)
+        processes = names_of(worker.left or (worker.pid,))
+        if not worker.left and worker.name:
+            processes = ((worker.pid, worker.name),)
+        quarantine = Quarantine(worker.process_id, worker.job_id, processes, devices, since)
+        if quarantine == worker.quarantine:
+            return
+        worker.quarantine = quarantine
+        logger.error("worker %d could not be killed, left is %s", worker.pid, list(processes))
+        self._events.quarantines_changed()
+
+    def quarantines(self) -> list[Quarantine]:
+        """The workers that are given up and not gone, and those of earlier nodes."""
+        found = (worker.quarantine for worker in self._by_pid.values())
+        left = [each.quarantine for each in self._left if not each.gone]
+        return left + [quarantine for quarantine in found if quarantine is not None]
+
+    def _over(self, worker: Worker, code: int | None) -> None:
+        """A worker is gone, or given up (its exit code is not known then): its lease ends."""
+        self._events.worker_exited(worker)
+        for output in worker.outputs:
+            output.drain()
+        self.workers.pop(worker.process_id, None)
+        self._idle.remove(worker)
+        self._release_environment(worker)
+        lease = worker.lease
+        if lease is not None and lease.actor_id is None and not worker.ready and not lease.ending:
+            self.leases.pop(lease.number, None)
+            killed = code is None or code < 0
+            error = WorkerCrashedError(
+                pid=worker.pid, code=code, starting=True, detail=worker.where_log_is()
+            )
+            tries = _TRIES_KILLED if killed else _TRIES_EXITED
+            self._events.lease_failed(lease, error, tries)
+        self._events.worker_ended(worker, code)
+        if lease is not None and lease.number in self.leases:
+            self._free(lease)
+
+    def _release_environment(self, worker: Worker) -> None:
+        environment, worker.environment = worker.environment, None
+        if environment is not None:
+            self._environments.release(environment)
+
+    def close(self) -> None:
+        """Hang up on all templates: they end their workers."""
+        self._dying.close()
+        for left in self._left:
+            left.close()
+        self._templates.close()
+
+    def template_gone(self) -> None:
+        """The first template died, and all workers with it."""
+        for worker in list(self._by_pid.values()):
+            self.on_exited(worker.pid, signal.SIGKILL)
+
+
+def _worker_for(lease: NodeLease) -> Worker:
+    """A worker without a process yet."""
+    job = lease.spec.get("job") or {}
+    return Worker(
+        new_id(),
+        pool_key(lease),
+        lease=lease,
+        name=lease.name,
+        driver_node=bytes.fromhex(job.get("driver_node", "")),
+        devices=frozenset((name, id) for name, ids in lease.devices.items() for id in ids),
+        started=time.monotonic(),
+    )

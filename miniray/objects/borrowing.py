@@ -1,0 +1,335 @@
+"""Messages between owners and borrowers of objects.
+
+A borrower that unpickled a ref registers with the owner before anything that
+protects the object meanwhile (a call in flight, a value that contains it) may end:
+what would end it, an *unborrow* or a *release*, waits until the registrations made
+before it are acknowledged.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import logging
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.ids import owner_of
+from miniray.exceptions import ObjectLostError, OwnerDiedError
+from miniray.messages import protocol as p
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.common.object_ref import ObjectRef
+    from miniray.objects.objects import Entry, ObjectTable, Value
+    from miniray.wire.peers import Peer, PeerTable
+
+logger = logging.getLogger(__name__)
+
+#: What is to be registered, by owner and its node: (object id, borrower, its node).
+_Holds = dict[tuple[bytes, bytes], list[tuple[bytes, bytes, bytes]]]
+
+#: Bytes of values after which a message is full and another one begins.
+_VALUES_SIZE = 1 << 20
+
+
+def error_value(error: BaseException) -> Value:
+    """An exception as a value, so that `get` raises it."""
+    return (p.VALUE_ERROR, pickle.dumps(error, 5), ())
+
+
+def load_error(value: Value) -> BaseException | None:
+    """The exception of an error value; None if its class cannot be loaded here."""
+    try:
+        error: BaseException = pickle.loads(value[1])
+    except Exception:
+        logger.exception("an error value cannot be unpickled")
+        return None
+    return error
+
+
+def _cannot_recover(_id: bytes, _payload: Any) -> str | None:
+    return "its owner cannot make it again"
+
+
+class Borrowing:
+    """Both sides of the borrowing protocol for one process."""
+
+    def __init__(self, table: ObjectTable) -> None:
+        self._table = table
+        self._peers: PeerTable
+        self._numbers = itertools.count(1).__next__
+        #: Registrations without an answer yet: number → (owner, its node, what is registered).
+        #: The first of an ordinary dictionary takes as long to find as many were removed before it.
+        self._open: collections.OrderedDict[
+            int, tuple[bytes, bytes, list[tuple[bytes, bytes, bytes]]]
+        ] = collections.OrderedDict()
+        #: What must wait for them: (highest number before it, action).
+        self._deferred: collections.deque[tuple[int, Callable[[], object]]] = collections.deque()
+        # Reentrant: a garbage collection may run user code, which may use refs, anywhere.
+        self._lock = threading.RLock()
+        #: Owners whose daemon was asked again after they ended.
+        self._asked_again: set[bytes] = set()
+        #: Values asked for and not yet there, by owner.
+        self._asked: dict[bytes, set[bytes]] = {}
+        #: Owner's side: makes a lost value again, or tells why not; see ``recovery.py``.
+        self.recover: Callable[[bytes, Any], str | None] = _cannot_recover
+
+    def attach(self, peers: PeerTable) -> None:
+        """Say how others are reached."""
+        self._peers = peers
+
+    # --- borrower's side -----------------------------------------------------------
+    def hold(self, contained: Iterable[tuple[bytes, bytes]]) -> list[ObjectRef[Any]]:
+        """Refs for what a value contains, registered with their owners."""
+        refs = []
+        fresh: list[Entry] = []
+        table = self._table
+        for id, owner_node in contained:
+            ref, entry = table.adopt(id, owner_node)
+            refs.append(ref)
+            if owner_node and not entry.registered and not table.is_owned(id):
+                fresh.append(entry)
+        if fresh:
+            self._register_own(fresh)
+        return refs
+
+    def _register_own(self, entries: list[Entry]) -> None:
+        holds: _Holds = {}
+        own = (self._table.process_id, self._table.node_id)
+        # One section: who sees that an entry is registered also finds what to wait for.
+        with self._lock:
+            for entry in entries:
+                if not entry.registered:  # another thread may have been quicker
+                    entry.registered = True
+                    where = (owner_of(entry.id), entry.owner_node)
+                    holds.setdefault(where, []).append((entry.id, *own))
+            numbers = [self._begin(*where, held) for where, held in holds.items()]
+        self._send_all(numbers, holds)
+
+    def _begin(self, owner: bytes, node: bytes, held: list[tuple[bytes, bytes, bytes]]) -> int:
+        """The number of a registration that what follows has to wait for. Needs the lock."""
+        number = self._numbers()
+        self._open[number] = (owner, node, held)
+        return number
+
+    def _send_all(self, numbers: list[int], holds: _Holds) -> None:
+        for number, ((owner, node), held) in zip(numbers, holds.items(), strict=True):
+            peer = self._peers.get(node, owner)
+            peer.send((p.PEER_BORROW, number, held))
+            if peer.lost:
+                self._answered(number)
+
+    def report_for(self, peer: Peer, borrowed: Iterable[tuple[bytes, bytes]]) -> None:
+        """A call's executor kept refs of its arguments: tell their owners.
+
+        What protects them here (this process's own borrow, or the call that it runs itself)
+        may end once that is acknowledged.
+        """
+        holds: _Holds = {}
+        for id, owner_node in borrowed:
+            if self._table.is_owned(id):
+                self._count(id, peer.process_id, peer.node_id)
+            else:
+                where = (owner_of(id), owner_node)
+                holds.setdefault(where, []).append((id, peer.process_id, peer.node_id))
+        with self._lock:
+            numbers = [self._begin(*where, held) for where, held in holds.items()]
+        self._send_all(numbers, holds)
+
+    def keep_of(self, refs: Iterable[ObjectRef[Any]]) -> list[tuple[bytes, bytes]]:
+        """Executor's side of ``report_for``: which of a call's refs still live here.
+
+        Those that are registered already may not be counted yet: ``defer`` the reply.
+        """
+        kept = []
+        for ref in refs:
+            entry = self._table.entry(ref.binary())
+            if entry is None or entry.registered or not entry.owner_node:
+                continue
+            with self._lock:
+                # One count is the call's own list.
+                kept_on = entry.local > 1 and not self._table.is_owned(entry.id)
+                if kept_on and not entry.registered:
+                    entry.registered = True
+                    kept.append((entry.id, entry.owner_node))
+        return kept
+
+    def defer(self, action: Callable[[], object]) -> None:
+        """Run ``action`` once all registrations made so far are acknowledged."""
+        with self._lock:
+            if self._open:
+                self._deferred.append((next(reversed(self._open)), action))
+                return
+        action()
+
+    def unborrow(self, id: bytes, owner_node: bytes) -> None:
+        """The last ref of a borrowed object went away."""
+        if not owner_node:
+            return
+
+        def tell() -> None:
+            self._peers.send_surely(owner_node, owner_of(id), (p.PEER_UNBORROW, [id]))
+
+        self.defer(tell)
+
+    def want(self, entries: Iterable[Entry]) -> None:
+        """Ask the owners for values; answers arrive as values of the entries."""
+        by_owner: dict[tuple[bytes, bytes], list[bytes]] = {}
+        for entry in entries:
+            if not entry.wanted and not self._table.is_owned(entry.id):
+                entry.wanted = True
+                by_owner.setdefault((owner_of(entry.id), entry.owner_node), []).append(entry.id)
+        for (owner, node), ids in by_owner.items():
+            peer = self._peers.get(node, owner)
+            with self._lock:
+                self._asked.setdefault(owner, set()).update(ids)
+            peer.send((p.PEER_WANT, ids))
+            if peer.lost:
+                self._lost_with(peer)
+
+    def lost(self, entry: Entry, value: Value) -> None:
+        """A value that the owner told of is gone from shared memory: ask for another one."""
+        owner = owner_of(entry.id)
+        with self._table.lock:
+            if entry.value is not value:
+                return
+            self._table.forget_value(entry.id)
+            entry.wanted = True
+        with self._lock:
+            self._asked.setdefault(owner, set()).add(entry.id)
+        peer = self._peers.get(entry.owner_node, owner)
+        peer.send((p.PEER_LOST, [(entry.id, value[1])]))
+        if peer.lost:
+            self._lost_with(peer)
+
+    def on_value(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_VALUE: values that were asked for."""
+        self._asked_again.discard(peer.process_id)
+        with self._lock:
+            asked = self._asked.get(peer.process_id)
+            if asked is not None:
+                asked.difference_update(id for id, _ in message[1])
+                if not asked:
+                    del self._asked[peer.process_id]
+        for id, value in message[1]:
+            refs = self.hold(value[2]) if value[2] else None
+            self._table.set_value(id, value, refs)
+
+    def on_ack(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_ACK: a registration is counted."""
+        self._asked_again.discard(peer.process_id)
+        self._answered(message[1])
+
+    def _answered(self, number: int) -> None:
+        ready = []
+        with self._lock:
+            self._open.pop(number, None)
+            lowest = next(iter(self._open), None)
+            while self._deferred and (lowest is None or self._deferred[0][0] < lowest):
+                ready.append(self._deferred.popleft()[1])
+        for action in ready:
+            action()
+
+    def peer_lost(self, peer: Peer) -> None:
+        """A process is gone.
+
+        It may have ended by rule and left what it owned to the daemon of its node, so
+        everything open is asked there once more, through the relay, before it is lost.
+        """
+        owner = peer.process_id
+        if not peer.direct:
+            # What was asked through the relay may still have gone to the process itself,
+            # in its last moments: the daemon is asked once more when it is surely gone.
+            if owner in self._asked_again:
+                self._asked_again.discard(owner)
+                self._lost_with(peer)
+                return
+            self._asked_again.add(owner)
+        again: list[tuple[Any, ...]] = [
+            (p.PEER_BORROW, number, entries)
+            for number, (who, _, entries) in list(self._open.items())
+            if who == owner
+        ]
+        with self._lock:
+            asked = list(self._asked.get(owner, ()))
+        if asked:
+            again.append((p.PEER_WANT, asked))
+        if not again:
+            self._asked_again.discard(owner)
+        for message in again:
+            self._peers.get(peer.node_id, owner).send(message)
+
+    def _lost_with(self, peer: Peer) -> None:
+        """A process is gone: its node is known, even if nobody can tell what it was."""
+        owner, node = peer.process_id, peer.node_id
+        self.owner_lost(owner, peer.was or f"process {owner.hex()} on node {node.hex()[:8]}")
+
+    def owner_lost(self, owner: bytes, was: str = "") -> None:
+        """A process, and what it ``was``, is gone: what was asked of it will not come."""
+        for number in [number for number, who in list(self._open.items()) if who[0] == owner]:
+            self._answered(number)
+        with self._lock:
+            asked = self._asked.pop(owner, set())
+        for id in asked:
+            error = OwnerDiedError(id.hex(), was or f"process {owner.hex()}")
+            self._table.set_value(id, error_value(error))
+
+    # --- owner's side --------------------------------------------------------------
+    def on_want(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_WANT: a borrower needs values."""
+        ready: list[tuple[bytes, Value]] = []
+        size = 0
+        for id in message[1]:
+            entry = self._table.entry(id)
+            if entry is None:
+                error = ObjectLostError(id.hex(), "its owner had freed it already")
+                value: Value | None = error_value(error)
+            elif self._table.when_ready(entry, lambda entry: self._send_value(peer, entry)):
+                value = entry.value
+                entry.seen = True
+            else:
+                continue
+            assert value is not None
+            ready.append((id, value))
+            size += len(value[1])
+            if size > _VALUES_SIZE:
+                peer.send((p.PEER_VALUE, ready))
+                ready, size = [], 0
+        if ready:
+            peer.send((p.PEER_VALUE, ready))
+
+    def on_lost(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_LOST: values of this process are gone from shared memory."""
+        for id, payload in message[1]:
+            reason = self.recover(id, payload)
+            if reason is None:
+                self.on_want(peer, (p.PEER_WANT, [id]))
+            else:
+                error = error_value(ObjectLostError(id.hex(), reason))
+                peer.send((p.PEER_VALUE, [(id, error)]))
+
+    @staticmethod
+    def _send_value(peer: Peer, entry: Entry) -> None:
+        entry.seen = True
+        peer.send((p.PEER_VALUE, [(entry.id, entry.value)]))
+
+    def on_borrow(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_BORROW: processes hold objects of this one."""
+        _, number, entries = message
+        for id, borrower, node in entries:
+            self._count(id, borrower, node)
+        if number:
+            peer.send((p.PEER_ACK, number))
+
+    def _count(self, id: bytes, borrower: bytes, node: bytes) -> None:
+        if self._table.borrow(id, borrower):
+            # Being connected to it, or its daemon, tells when it ends.
+            self._peers.get(node, borrower)
+
+    def on_unborrow(self, peer: Peer, message: tuple[Any, ...]) -> None:
+        """PEER_UNBORROW: a process holds objects no more."""
+        for id in message[1]:
+            self._table.unborrow(id, peer.process_id)

@@ -1,0 +1,126 @@
+"""Signals whose handlers raised when something of miniray went away: they come again.
+
+Python runs handlers between any two instructions of the main thread, and ignores what is raised
+in a ``__del__`` or in the callback of a weak reference. Refs are dropped and memory is unmapped all
+the time, so Ctrl-C would have no effect now and then.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.object_ref import ObjectRef, hooks
+from miniray.objects.object_ref_generator import ObjectRefGenerator
+from miniray.values.mapped import unmap, unmap_again
+from miniray.wire.interrupts import in_main_thread, signal_of, uncut
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from miniray.wire.io_loop import IOLoop
+
+#: Seconds after which the signal comes: what it cut off is over then.
+_PAUSE = 0.02
+_OURS = (ObjectRef.__del__, ObjectRefGenerator.__del__, unmap)
+
+
+class IgnoredSignals:
+    """Sends signals of the main thread once more. Belongs to a process that is attached."""
+
+    def __init__(self, loop: IOLoop) -> None:
+        self._loop = loop
+        self._others = sys.unraisablehook
+        #: The main thread is in the hook: Python ignores what is raised there, too.
+        self._in_hook = False
+
+    def install(self) -> None:
+        """From now on; what is not ours goes on to the hook that there was."""
+        self._others = sys.unraisablehook
+        sys.unraisablehook = self._on_unraisable
+
+    def remove(self) -> None:
+        """Not any more, unless somebody has put another hook before this one."""
+        if sys.unraisablehook == self._on_unraisable:
+            sys.unraisablehook = self._others
+
+    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        # What is to be dealt with: this, and the numbers of signals that come meanwhile. They
+        # would be ignored here as well.
+        waiting: list[sys.UnraisableHookArgs | int] = [unraisable]
+        in_main = False
+        try:
+            while waiting:
+                try:
+                    in_main = in_main_thread()
+                    if in_main:
+                        self._in_hook = True
+                    self._deal_with(waiting)
+                except BaseException as error:  # noqa: PERF203 - runs once, as a rule
+                    number = signal_of(type(error), error.__traceback__)
+                    if number is None:
+                        raise
+                    waiting.append(number)
+        finally:
+            if in_main:
+                self._in_hook = False  # no signal is looked at between here and the end
+
+    @uncut
+    def _deal_with(self, waiting: list[sys.UnraisableHookArgs | int]) -> None:
+        while waiting:
+            one = waiting.pop(0)
+            if isinstance(one, int):
+                self._send_later(one)
+                continue
+            number = None
+            if one.object in _OURS:
+                number = signal_of(one.exc_type, one.exc_traceback)
+            if number is not None:
+                self._send_later(number)
+            finish(one)
+            if number is None:
+                self._others(one)
+
+    def _send_later(self, number: int) -> None:
+        self._loop.call_later(_PAUSE, functools.partial(self._send, number))
+
+    def _send(self, number: int) -> None:
+        """In the I/O thread."""
+        main_thread = threading.main_thread().ident
+        if self._in_hook:  # it takes long: the machine is busy
+            self._send_later(number)
+        elif main_thread is not None:
+            signal.pthread_kill(main_thread, number)
+
+
+def finish(unraisable: sys.UnraisableHookArgs) -> None:
+    """If the end of a ref, of a generator or of a mapping was cut off, do it once more."""
+    if unraisable.object is ObjectRef.__del__:
+        ref = _not_counted(unraisable.exc_traceback)
+        if ref is not None:
+            hooks.dropped.append(ref.binary())
+        hooks.woken = False
+        hooks.call()
+    elif unraisable.object is ObjectRefGenerator.__del__:
+        generator: Any = _locals(unraisable.exc_traceback).get("self")
+        if hasattr(generator, "_state") and hooks.wake is not None:
+            generator.close()
+    elif unraisable.object is unmap:
+        unmap_again()
+
+
+def _locals(trace: TracebackType | None) -> dict[str, Any]:
+    """The variables of the function that was cut off."""
+    return trace.tb_frame.f_locals if trace is not None else {}
+
+
+def _not_counted(trace: TracebackType | None) -> ObjectRef[Any] | None:
+    """The ref whose ``__del__`` was cut off before it was counted as dropped, if it counts."""
+    known = _locals(trace)
+    ref: ObjectRef[Any] | None = known.get("self")
+    if "counted" in known or not getattr(ref, "_owner_node", ""):
+        return None
+    return ref

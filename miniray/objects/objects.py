@@ -1,0 +1,418 @@
+"""The objects that this process knows: their values, who waits for them, who counts on them.
+
+Pure bookkeeping: what must be told to others comes out as calls of ``Outside``.
+The rules: the process that created an object owns it. It keeps
+the value while a ref lives in this process, a call in flight uses it, a value that
+lives contains it, or another process has borrowed it. A borrower tells the owner
+when its last ref goes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from miniray.common.ids import owner_of
+from miniray.common.object_ref import ObjectRef
+from miniray.messages.protocol import VALUE_ERROR
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.common.call_site import CallSite
+    from miniray.objects.fetches import Fetch
+    from miniray.objects.shared_memory import Mapping
+
+logger = logging.getLogger(__name__)
+
+#: A value as it travels: form, payload, refs inside as (object id, owner's node).
+Value = tuple[int, Any, "tuple[tuple[bytes, bytes], ...]"]
+
+
+class Entry:
+    """What this process knows of one object."""
+
+    __slots__ = (
+        "borrowers",
+        "contained",
+        "copies",
+        "fetch",
+        "id",
+        "kept",
+        "local",
+        "made",
+        "mapping",
+        "owner_node",
+        "registered",
+        "seen",
+        "value",
+        "waiters",
+        "wanted",
+    )
+
+    #: Where it was put, or what made it; not there where that is not recorded: one more store
+    #: for every entry would show in the time of a put.
+    made: CallSite
+    #: Owner's side: somebody has asked for the value, or was given it; not there otherwise. It
+    #: matters for errors only.
+    seen: bool
+    #: Other nodes to which calls of this process have brought the value; not there otherwise.
+    copies: frozenset[bytes]
+
+    def __init__(self, id: bytes, owner_node: bytes) -> None:
+        self.id = id
+        self.owner_node = owner_node
+        #: Refs that live in this process, pins of calls in flight included.
+        self.local = 0
+        #: None until the object exists (or has failed).
+        self.value: Value | None = None
+        #: Refs that the value contains; this process keeps them alive with it.
+        self.contained: list[ObjectRef[Any]] | None = None
+        #: Callbacks for when the value is there.
+        self.waiters: list[Callable[[Entry], None]] | None = None
+        #: Owner's side: how often each process has borrowed it. A count may be negative
+        #: for a moment, when a release overtakes the borrow that a third process reports.
+        self.borrowers: dict[bytes, int] | None = None
+        #: Borrower's side: the owner knows (or is being told) that this process holds it.
+        self.registered = False
+        #: Borrower's side: the owner was asked for the value.
+        self.wanted = False
+        #: Owner's side: what made the value is remembered (``lineage.py``).
+        self.kept = False
+        #: Shared memory of the value, once this process has mapped it. It stays mapped as long
+        #: as somebody looks at it: what only a ref is held of may leave memory.
+        self.mapping: Mapping | None = None
+        #: Its way to this node, if the value is on another and `wait` has asked for it.
+        self.fetch: Fetch | None = None
+
+
+class Outside(Protocol):
+    """What the table asks of the rest of the process. Called without the table's lock."""
+
+    def free_shared(self, value: Value) -> None:
+        """The owner frees a value in shared memory."""
+
+    def unborrow(self, id: bytes, owner_node: bytes) -> None:
+        """The last ref of a borrowed object went away."""
+
+    def actor_unreferenced(self, id: bytes) -> None:
+        """The last handle of an actor that this process created went away."""
+
+    def origin_unused(self, id: bytes) -> None:
+        """An object whose making is remembered went away."""
+
+    def error_unseen(self, value: Value) -> None:
+        """An object went away whose value is an error that nobody has seen."""
+
+
+class ObjectTable:
+    """All entries of this process. Thread-safe; one short lock."""
+
+    def __init__(self, process_id: bytes, node_id: bytes, outside: Outside) -> None:
+        self.process_id = process_id
+        self.node_id = node_id
+        self._outside = outside
+        self._entries: dict[bytes, Entry] = {}
+        # Reentrant: a garbage collection may run user code, which may use refs, in any section.
+        self.lock = threading.RLock()
+        #: Ids that name actors created here: their entries never get a value.
+        self._actors: set[bytes] = set()
+        self._watchers: list[Callable[[Entry], None]] = []
+        #: Refs that the user pickled, or that code captured: they count for ever.
+        self.pickled: dict[bytes, int] = {}
+        #: What each borrower holds, so that its death costs no walk over all objects.
+        self._held_by: dict[bytes, set[bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    # --- making and finding ----------------------------------------------------------
+    def create(self, id: bytes) -> ObjectRef[Any]:
+        """A ref for a new object of this process, whose value will come."""
+        ref: ObjectRef[Any] = ObjectRef(id, self.node_id)  # if this is cut off, it drops the entry
+        entry = Entry(id, self.node_id)
+        entry.local = 1
+        self._entries[id] = entry
+        return ref
+
+    def create_with_value(
+        self, id: bytes, value: Value, contained: list[ObjectRef[Any]] | None
+    ) -> ObjectRef[Any]:
+        """A ref for a new object of this process that has its value."""
+        ref: ObjectRef[Any] = ObjectRef(id, self.node_id)  # if this is cut off, it drops the entry
+        entry = Entry(id, self.node_id)
+        entry.local = 1
+        entry.value = value
+        entry.contained = contained
+        self._entries[id] = entry
+        return ref
+
+    def record(self, ref: ObjectRef[Any], made: CallSite) -> ObjectRef[Any]:
+        """Remember where an object of this process was made; returns its ref."""
+        entry = self._entries.get(ref.binary())
+        if entry is not None:
+            entry.made = made
+        return ref
+
+    def create_actor(self, id: bytes) -> ObjectRef[Any]:
+        """The ref that counts the handles of a new actor."""
+        self._actors.add(id)
+        return self.create(id)
+
+    def is_actor(self, id: bytes) -> bool:
+        """Whether the id names an actor of this process, whose entry never has a value."""
+        return id in self._actors
+
+    def entry(self, id: bytes) -> Entry | None:
+        """The entry of an object that this process knows."""
+        return self._entries.get(id)
+
+    def is_owned(self, id: bytes) -> bool:
+        """Whether this process owns the object."""
+        return owner_of(id) == self.process_id
+
+    def adopt(self, id: bytes, owner_node: bytes) -> tuple[ObjectRef[Any], Entry]:
+        """A further ref of an object, known or not: the result of unpickling one."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                entry = self._entries.setdefault(id, Entry(id, owner_node))
+            entry.local += 1
+        return ObjectRef(id, owner_node), entry
+
+    def counted(self, id: bytes) -> ObjectRef[Any] | None:
+        """A further ref of an object that this process knows; None if it does not."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                return None
+            entry.local += 1
+        return ObjectRef(id, entry.owner_node)
+
+    def snapshot(self) -> list[Entry]:
+        """All entries at this moment."""
+        with self.lock:
+            return list(self._entries.values())
+
+    # --- values ------------------------------------------------------------------
+    def set_value(
+        self,
+        id: bytes,
+        value: Value,
+        contained: list[ObjectRef[Any]] | None = None,
+        made: CallSite | None = None,
+    ) -> bool:
+        """Give an object its value and call who waits; False if nobody wants it any more.
+
+        A second value for the same object is ignored (a retried task may answer twice).
+        """
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is not None:
+                if entry.value is not None:
+                    return value is entry.value
+                entry.value = value
+                entry.contained = contained
+                if made is not None:
+                    entry.made = made
+                waiters = entry.waiters
+                entry.waiters = None
+                if self._watchers:
+                    waiters = [*(waiters or ()), *self._watchers]
+        if entry is None:
+            if value[0] == VALUE_ERROR and self.is_owned(id):
+                self._outside.error_unseen(value)
+            return False
+        for waiter in waiters or ():
+            _tell(waiter, entry)
+        return True
+
+    def watch(self, watcher: Callable[[Entry], None]) -> None:
+        """Call ``watcher(entry)`` for every value that comes, until ``unwatch``.
+
+        For who waits for any of many objects: waiting at each would cost a turn over
+        all of them, again and again in a loop that takes them one by one.
+        """
+        with self.lock:
+            self._watchers.append(watcher)
+
+    def unwatch(self, watcher: Callable[[Entry], None]) -> None:
+        """End ``watch``."""
+        with self.lock:
+            self._watchers.remove(watcher)
+
+    def forget_value(self, id: bytes) -> Value | None:
+        """Make an object pending again, because its value was lost; returns the old value."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None or entry.value is None:
+                return None
+            value, entry.value, entry.mapping = entry.value, None, None
+            entry.wanted = False
+            entry.copies = frozenset()
+            return value
+
+    def move(
+        self, id: bytes, old: tuple[bytes, int], new: tuple[bytes, int], forgotten: Value | None
+    ) -> bool:
+        """The memory of a value is gone, and there is a copy elsewhere.
+
+        Args:
+            id: Of an object of this process.
+            old: Node and segment of the value.
+            new: Node and segment of the copy.
+            forgotten: The value, if the object was made pending because nobody could read it.
+
+        Returns:
+            Whether the object exists and has that value.
+        """
+        with self.lock:
+            entry = self._entries.get(id)
+            value = None if entry is None else entry.value or forgotten
+            if entry is None or value is None or value[1][:2] != old:
+                return False
+            form, (_node, _segment, size), contained = value
+            moved = (form, (*new, size), contained)
+            entry.copies = getattr(entry, "copies", frozenset()) - {old[0], new[0]}
+            if entry.value is not None:
+                entry.value = moved
+                return True
+        return self.set_value(id, moved, entry.contained)
+
+    def when_ready(self, entry: Entry, waiter: Callable[[Entry], None]) -> bool:
+        """Call ``waiter(entry)`` once there is a value; True if there is one already."""
+        with self.lock:
+            if entry.value is not None:
+                return True
+            if entry.waiters is None:
+                entry.waiters = [waiter]
+            else:
+                entry.waiters.append(waiter)
+        return False
+
+    def drop_waiter(self, entry: Entry, waiter: Callable[[Entry], None]) -> None:
+        """Take back ``when_ready``."""
+        with self.lock:
+            if entry.waiters is not None and waiter in entry.waiters:
+                entry.waiters.remove(waiter)
+
+    # --- counts ------------------------------------------------------------------
+    def pin(self, id: bytes) -> None:
+        """Keep an object for ever: nobody can know when a copy of its ref goes."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is not None:
+                entry.local += 1
+                self.pickled[id] = self.pickled.get(id, 0) + 1
+
+    def drop(self, ids: Iterable[bytes]) -> None:
+        """Refs went away."""
+        gone: list[Entry] = []
+        entries = self._entries
+        with self.lock:
+            for id in ids:
+                entry = entries.get(id)
+                if entry is None:
+                    continue
+                entry.local -= 1
+                if entry.local <= 0 and not entry.borrowers:
+                    del entries[id]
+                    gone.append(entry)
+        for entry in gone:
+            self._release(entry)
+
+    def borrow(self, id: bytes, borrower: bytes) -> bool:
+        """Owner's side: a process holds the object now. False if it does not exist here."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                return False
+            self._count(entry, borrower, 1)
+            if entry.local > 0 or entry.borrowers:
+                return True
+            # This made up for a release that came first, and nobody else holds it.
+            del self._entries[id]
+        self._release(entry)
+        return True
+
+    def unborrow(self, id: bytes, borrower: bytes) -> None:
+        """Owner's side: a process holds the object no more."""
+        with self.lock:
+            entry = self._entries.get(id)
+            if entry is None:
+                return
+            self._count(entry, borrower, -1)
+            if entry.local > 0 or entry.borrowers:
+                return
+            del self._entries[id]
+        self._release(entry)
+
+    def borrower_died(self, borrower: bytes) -> None:
+        """Owner's side: forget a process that ended."""
+        gone = []
+        with self.lock:
+            for id in self._held_by.pop(borrower, ()):
+                entry = self._entries.get(id)
+                if entry is None or not entry.borrowers:
+                    continue
+                entry.borrowers.pop(borrower, None)
+                if entry.local <= 0:
+                    self._forget_unreported(entry)
+                if entry.local <= 0 and not entry.borrowers:
+                    del self._entries[id]
+                    gone.append(entry)
+        for entry in gone:
+            self._release(entry)
+
+    def _forget_unreported(self, entry: Entry) -> None:
+        """If nobody holds an object, no release is owed a borrow either.
+
+        Who is to report that another process holds it lets go after that only. If nobody is
+        left who holds it, the report died with a process.
+        """
+        borrowers = entry.borrowers or {}
+        if not any(count > 0 for count in borrowers.values()):
+            for borrower, count in list(borrowers.items()):
+                self._count(entry, borrower, -count)
+
+    def _count(self, entry: Entry, borrower: bytes, step: int) -> None:
+        if entry.borrowers is None:
+            entry.borrowers = {}
+        count = entry.borrowers.get(borrower, 0) + step
+        held = self._held_by.setdefault(borrower, set())
+        if count:
+            entry.borrowers[borrower] = count
+            held.add(entry.id)
+            return
+        entry.borrowers.pop(borrower, None)
+        held.discard(entry.id)
+        if not held:
+            del self._held_by[borrower]
+
+    def _release(self, entry: Entry) -> None:
+        if entry.fetch is not None:
+            entry.fetch.cancel()
+        if not self.is_owned(entry.id):
+            if entry.registered:
+                self._outside.unborrow(entry.id, entry.owner_node)
+            return
+        if entry.id in self._actors:
+            self._actors.discard(entry.id)
+            self._outside.actor_unreferenced(entry.id)
+            return
+        entry.mapping = None
+        if entry.value is not None:
+            self._outside.free_shared(entry.value)
+            if entry.value[0] == VALUE_ERROR and not getattr(entry, "seen", False):
+                self._outside.error_unseen(entry.value)
+        if entry.kept:
+            self._outside.origin_unused(entry.id)
+
+
+def _tell(waiter: Callable[[Entry], None], entry: Entry) -> None:
+    """Call a waiter; what it raises, as when its event loop was closed, is its own affair."""
+    try:
+        waiter(entry)
+    except Exception:
+        logger.exception("a waiter for object %s failed", entry.id.hex())

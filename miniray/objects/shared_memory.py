@@ -1,0 +1,341 @@
+"""Large values: written once into memory that the daemon holds, read without a copy.
+
+A segment lies in a memfd of the node daemon. Writers write it through its descriptor or, where
+they have it mapped already, copy into it (``warm_memory.py``). What finds no room in memory is
+written to a file, or mapped there. Readers map it copy-on-write, so that no writer can disturb
+another reader. The daemon is told when the last view in this process is gone; what is read again
+and again stays mapped until its owner frees it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.config import config
+from miniray.common.descriptors import is_lack_of_memory
+from miniray.common.object_ref import hooks
+from miniray.exceptions import ObjectStoreFullError
+from miniray.messages.protocol import VALUE_SHARED, VALUE_TENSORS
+from miniray.objects.fetches import Fetches
+from miniray.objects.liveness import Liveness
+from miniray.objects.waiting import deadline_of, time_left
+from miniray.objects.warm_memory import WarmMemory
+from miniray.values.mapped import is_crowded, map_memory, read_memory
+from miniray.wire.interrupts import uncut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from miniray.objects.objects import Value
+    from miniray.values.serialization import Serialized
+    from miniray.wire.node_link import NodeLink
+
+#: Segments that stay mapped although nobody uses them, and those known to have been read once.
+_KEPT = 16
+_REMEMBERED = 256
+#: Part of the time that a process which writes into a full store may look for garbage of its own.
+_LOOKING = 0.1
+
+
+def _nothing() -> None:
+    """Nobody counts."""
+
+
+Block = ctypes.Array[ctypes.c_char]
+#: Number of a segment on this node, its form, and where it begins in the file to be mapped.
+_Got = tuple[int, int, int]
+
+
+class Mapping:
+    """A segment that was mapped; it still is as long as somebody holds its block or a view."""
+
+    __slots__ = ("block", "form", "segment")
+
+    def __init__(self, block: Block, form: int, segment: int) -> None:
+        #: Returns the block, or None if it is unmapped.
+        self.block = weakref.ref(block)
+        self.form = form
+        #: Its number on this node.
+        self.segment = segment
+
+    @property
+    def may_be_shared(self) -> bool:
+        """Whether others of this process may read it too: nobody can change what is in it."""
+        return self.form != VALUE_TENSORS
+
+
+class SharedMemory:
+    """This process's side of the node's object store. Thread-safe."""
+
+    def __init__(
+        self, link: NodeLink, node_id: bytes, make_room: Callable[[], object] = _nothing
+    ) -> None:
+        """Start with nothing mapped.
+
+        Args:
+            link: To the daemon.
+            node_id: Of this node.
+            make_room: Lets go of all that this process needs no more.
+        """
+        tunables = config()
+        #: Bytes up to which a value is put into no shared memory, and no record made of where.
+        self.plain_limit = -1 if tunables.record_call_sites else tunables.inline_limit
+        self._link = link
+        self._make_room = make_room
+        #: When a writer may look again for what this process needs no more.
+        self._look_again_at = 0.0
+        self._node_id = node_id
+        #: Segments whose last view went away; reported in batches.
+        self._unmapped: collections.deque[int] = collections.deque()
+        self.warm = WarmMemory(link)
+        self.liveness = Liveness(link)
+        #: What is on its way to this node for this process.
+        self.fetches = Fetches(link, node_id)
+        # Reentrant: a garbage collection may run user code, which may get, in any section.
+        self._lock = threading.RLock()
+        #: By node and segment there: what stays mapped, and what was read once.
+        self._kept: collections.OrderedDict[tuple[bytes, int], tuple[Mapping, Block]] = (
+            collections.OrderedDict()
+        )
+        self._read: collections.OrderedDict[tuple[bytes, int], None] = collections.OrderedDict()
+        #: Where to find what is kept by the number of its segment on this node.
+        self._kept_as: dict[int, tuple[bytes, int]] = {}
+
+    # --- writing -----------------------------------------------------------------
+    def write(self, value: Serialized, owner: bytes, owner_node: bytes, made: str = "") -> Value:
+        """Store a value on this node for an owner on any; returns what others need to read it.
+
+        Args:
+            value: What to store.
+            owner: The process that owns it.
+            owner_node: That process's node.
+            made: Where in user code it was made, for reports.
+
+        Raises:
+            ObjectStoreFullError: the store has no room for it.
+        """
+        segment, memory, fd = self._room_for(value, owner, owner_node)
+        try:
+            self.warm.write(memory, fd, value.size, value.pieces())
+        except BaseException:
+            self._discard(segment)
+            raise
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        self._link.node_notice("seal_segment", segment, made)
+        contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
+        return (VALUE_SHARED, (self._node_id, segment, value.size), contained)
+
+    def _room_for(self, value: Serialized, owner: bytes, owner_node: bytes) -> tuple[int, int, int]:
+        """Segment, memory and its descriptor, or -1 if that is mapped here."""
+        (segment, memory), fd = self._request(
+            "create_segment",
+            (value.size, value.form, owner, owner_node),
+            lambda made: self._discard(made[0]),
+        )
+        return segment, memory, fd
+
+    def _request(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        undo: Callable[[Any], None],
+        timeout: float | None = None,
+    ) -> Any:
+        """Ask for memory of the daemon, or for disk when only what processes look at is in the way.
+
+        At first without the disk: what this process needs no more, and was about to tell, goes
+        before.
+        """
+        deadline = deadline_of(timeout)
+        self.report_unmapped()
+        try:
+            return self._link.node_request(method, (*args, False), timeout=timeout, undo=undo)
+        except (ObjectStoreFullError, OSError) as error:
+            if not is_lack_of_memory(error):
+                raise
+        self._let_go()
+        left = time_left(deadline)
+        return self._link.node_request(method, (*args, True), timeout=left, undo=undo)
+
+    def _let_go(self) -> None:
+        """Tell the daemon of what this process needs no more.
+
+        To find that takes time, so it is done only as often as it takes a small part of the time.
+        """
+        began = time.monotonic()
+        if began >= self._look_again_at:
+            self._make_room()
+            ended = time.monotonic()
+            self._look_again_at = ended + (ended - began) / _LOOKING
+
+    def _discard(self, segment: int) -> None:
+        """A segment of this node does not get its value."""
+        self._link.node_notice("seal_segment", segment)
+        self._link.node_notice("free_segment", self._node_id, segment)
+
+    # --- reading -----------------------------------------------------------------
+    def map(self, payload: Any, timeout: float | None = None) -> tuple[Mapping, Block]:
+        """Map a value, fetched from its node, or read back from disk, if need be.
+
+        Args:
+            payload: Its node, its segment there, and its size in bytes.
+            timeout: Seconds; None: no limit.
+
+        Raises:
+            ObjectLostError: its node, or the segment, is gone.
+            ObjectStoreFullError: there is no room for it on this node.
+            TimeoutError: it was not here within ``timeout`` seconds.
+        """
+        node_id, segment, size = payload
+        key = (node_id, segment)
+        kept = self._kept.get(key)
+        return kept if kept is not None else self._map(key, size, timeout)
+
+    @uncut  # else the daemon would count it as mapped for ever; the wait itself may be
+    def _map(
+        self, key: tuple[bytes, int], size: int, timeout: float | None
+    ) -> tuple[Mapping, Block]:
+        node_id, segment = key
+        self.liveness.begin()
+        request = self.fetches.next_number()
+        try:
+            got, fd = self._request(
+                "map_segment", (node_id, segment, size, request), self._not_taken, timeout
+            )
+        except BaseException:
+            if node_id != self._node_id:
+                self.fetches.withdraw([request])
+            raise
+        return self._mapped(key, size, got, fd)
+
+    async def map_later(self, payload: Any) -> tuple[Mapping, Block]:
+        """As ``map``, without blocking the event loop while the value is on its way."""
+        node_id, segment, size = payload
+        key = (node_id, segment)
+        kept = self._kept.get(key)
+        if kept is not None:
+            return kept
+        self.liveness.begin()
+        request = self.fetches.next_number()
+        args = (node_id, segment, size, request)
+        ask = self._link.node_request_later
+        self.report_unmapped()
+        try:
+            try:
+                got, fd = await ask("map_segment", (*args, False), self._not_taken)
+            except (ObjectStoreFullError, OSError) as error:
+                if not is_lack_of_memory(error):
+                    raise
+                self._let_go()
+                got, fd = await ask("map_segment", (*args, True), self._not_taken)
+        except BaseException:
+            if node_id != self._node_id:
+                self.fetches.withdraw([request])
+            raise
+        return self._mapped(key, size, got, fd)
+
+    def _not_taken(self, got: _Got) -> None:
+        """A segment was mapped for who does not want it any more."""
+        self._gone(got[0])
+
+    def _mapped(
+        self, key: tuple[bytes, int], size: int, got: _Got, fd: int
+    ) -> tuple[Mapping, Block]:
+        """Map what the daemon has handed out."""
+        local, form, offset = got
+        if is_crowded():
+            return self._copied(size, got, fd)
+        try:
+            gone = self.liveness.mapped(lambda: self._gone(local))
+            block = map_memory(fd, size, offset=offset, shared=False, gone=gone)
+        except OSError:
+            gone()
+            raise
+        finally:
+            os.close(fd)
+        mapping = Mapping(block, form, local)
+        if mapping.may_be_shared:
+            self._remember(key, mapping, block)
+        return mapping, block
+
+    def _copied(self, size: int, got: _Got, fd: int) -> tuple[Mapping, Block]:
+        """Copy what the daemon has handed out: there are too many mappings for another one."""
+        local, form, offset = got
+        try:
+            block = read_memory(fd, size, offset=offset)
+        finally:
+            os.close(fd)
+            self._gone(local)
+        return Mapping(block, form, local), block
+
+    def _gone(self, segment: int) -> None:
+        """The last view of a segment went away. May run in a garbage collection anywhere."""
+        self._unmapped.append(segment)
+        # An id that nobody has makes the runtime look at its queues, and so report.
+        hooks.dropped.append(b"")
+        hooks.call()
+
+    def _remember(self, key: tuple[bytes, int], mapping: Mapping, block: Block) -> None:
+        """What is read a second time stays mapped: it may be read a third time."""
+        old: list[tuple[Mapping, Block]] = []
+        with self._lock:
+            if key not in self._read:
+                self._read[key] = None
+                if len(self._read) > _REMEMBERED:
+                    self._read.popitem(last=False)
+                return
+            self._kept[key] = (mapping, block)
+            self._kept_as[mapping.segment] = key
+            if len(self._kept) > _KEPT:
+                _, dropped = self._kept.popitem(last=False)
+                self._kept_as.pop(dropped[0].segment, None)
+                old.append(dropped)
+        self._link.node_notice("keep_segment", mapping.segment)
+
+    def forget(self, segments: Iterable[int]) -> None:
+        """These segments, by their numbers on this node, were freed, or room is needed."""
+        asked = list(segments)
+        with self._lock:
+            keys = [self._kept_as.pop(segment, None) for segment in asked]
+            dropped = [self._kept.pop(key) for key in keys if key is not None]
+        dropped.clear()  # not in the section: its end is told
+        self.report_unmapped()
+        # What is mapped here even now is looked at, through that mapping or another one: nobody
+        # need wait for it.
+        self._link.node_notice("in_use", asked)
+
+    def report_unmapped(self) -> None:
+        """Tell the daemon which segments this process reads no more."""
+        if not self._unmapped:
+            return
+        gone = []
+        with contextlib.suppress(IndexError):  # another thread may take some of them
+            while True:
+                gone.append(self._unmapped.popleft())
+        self._link.node_notice("unmapped", gone)
+
+    def close(self) -> None:
+        """This process leaves its cluster: unmap what nobody looks at."""
+        self.warm.close()
+        with self._lock:
+            kept = list(self._kept.values())
+            self._kept.clear()
+            self._kept_as.clear()
+        del kept  # not in the section: its end is told
+        self.report_unmapped()
+        self.liveness.leave()
+
+    # --- freeing -----------------------------------------------------------------
+    def free(self, value: Value) -> None:
+        """The owner has no use for a value any more."""
+        node_id, segment, _size = value[1]
+        self._link.node_notice("free_segment", node_id, segment)

@@ -1,0 +1,1 @@
+"""This machine and its user: sessions, addresses, logs, and how a node is started."""

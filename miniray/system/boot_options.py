@@ -1,0 +1,293 @@
+"""What starting a node takes and gives: checked options in, addresses and pids out.
+
+Both travel as JSON between the process that asks and the one that boots. All checks of
+what a user may ask of a node are here, for ``init()`` and the command line alike; nothing
+here starts anything.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from miniray.accelerators.custom import parse_declaration
+from miniray.accelerators.registry import DEVICE_RESOURCES, GPU_FAMILIES, family_named
+from miniray.common.host_port import full_address, parse_address
+from miniray.security.token import parse_token
+from miniray.system.head_address import check_told
+from miniray.system.machine import address_for_others, memory_limit
+from miniray.system.option_checks import LARGEST_AMOUNT, shown
+
+DEFAULT_HOST = "127.0.0.1"
+
+#: Resources with options of their own, and how to say them.
+_OWN_OPTIONS = {
+    "CPU": "num_cpus",
+    "GPU": "num_gpus",
+    "memory": "memory",
+    "object_store_memory": "object_store_memory",
+}
+#: More devices of a resource than any machine has, and than the head should keep a list of.
+_MOST_DEVICES = 10_000
+_RESOLUTION = 10_000  # the resource table counts in 1/10000 of a unit
+#: Kubernetes' rule for labels, which Ray follows: an optional DNS prefix, then a name.
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?\Z")
+_LABEL_PREFIX = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?\Z")
+_RESERVED_LABEL_PREFIXES = ("ray.io", "miniray.io")
+_MIN_OBJECT_STORE = 1024 * 1024
+_MAX_PORT = 65535
+#: All addresses of this machine, by the version of IP.
+_WILDCARDS = {"0.0.0.0": 4, "::": 6}  # noqa: S104 - compared, not bound
+
+
+class BootError(RuntimeError):
+    """A node could not be started. The text is one sentence for the user."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BootOptions:
+    """How to start a node. Sizes are bytes; None means: detect it on this machine.
+
+    Raises:
+        ValueError: A value is impossible; the text names the option, what was given and
+            what is allowed.
+    """
+
+    #: Start a cluster with its head here; else join the one at ``address``.
+    head: bool = True
+    #: ``HOST:PORT`` of the head to join; the port may be left out.
+    address: str | None = None
+    #: The join token of the cluster to join.
+    token: str | None = dataclasses.field(default=None, repr=False)
+    #: Address to bind; None: see `bind_host`.
+    host: str | None = None
+    #: Port to bind; 0 takes a free one.
+    port: int = 0
+    #: What other machines are told to connect to; None: see `advertised_host`.
+    node_ip_address: str | None = None
+    num_cpus: float | None = None
+    num_gpus: int | None = None
+    #: Whose the GPUs are: "nvidia", "amd" or "intel"; None: the first of these that is found.
+    gpu_family: str | None = None
+    #: Further resources by name: an amount in units, or the declaration of custom devices,
+    #: ``{"count": 4, "env": "FPGA_VISIBLE_DEVICES"}`` (see ``accelerators/custom.py``).
+    resources: Mapping[str, float | Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+    labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    memory: int | None = None
+    object_store_memory: int | None = None
+    #: Where session folders go instead of ``/tmp``.
+    temp_dir: str | None = None
+    #: What is started belongs to one driver and ends with it: a cluster; or, of a cluster
+    #: elsewhere, a node that only dials out and runs nothing but that driver.
+    embedded: bool = False
+    #: A process whose end ends the node: the driver that it is embedded in, or a
+    #: `miniray start --block`.
+    parent_pid: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_place()
+        for name in ("num_cpus", "num_gpus", "memory", "object_store_memory"):
+            amount = getattr(self, name)
+            if amount is not None:
+                _check_amount(name, amount, whole=name != "num_cpus")
+        _check_count("num_gpus", self.num_gpus or 0)
+        if self.object_store_memory is not None and self.object_store_memory < _MIN_OBJECT_STORE:
+            raise ValueError(
+                f"object_store_memory must be at least {_MIN_OBJECT_STORE} bytes (1 MiB), "
+                f"not {self.object_store_memory}."
+            )
+        if self.object_store_memory is not None and self.object_store_memory > memory_limit():
+            raise ValueError(
+                f"object_store_memory is {self.object_store_memory} bytes, and this machine, or "
+                f"its container, has {memory_limit()} of memory: the kernel would kill processes "
+                f"long before the store is full."
+            )
+        if self.gpu_family is not None:
+            family_named(self.gpu_family, GPU_FAMILIES)
+        check_resources(self.resources)
+        check_labels(self.labels)
+        if self.embedded and self.parent_pid is None:
+            raise ValueError("What is embedded in a driver needs parent_pid.")
+
+    @property
+    def drivers_only(self) -> bool:
+        """Whether nothing runs on the node but the driver that started it."""
+        return self.embedded and not self.head
+
+    def _check_place(self) -> None:
+        if not 0 <= self.port <= _MAX_PORT:
+            raise ValueError(f"port must be from 0 (any free one) to {_MAX_PORT}, not {self.port}.")
+        if self.host == "":
+            raise ValueError("host must name an address of this machine, such as 127.0.0.1.")
+        if self.head and self.address is not None:
+            raise ValueError(
+                "A head starts a cluster of its own: give either head or address, not both."
+            )
+        if self.head and self.token is not None:
+            raise ValueError("A head makes the token of its cluster: leave token out.")
+        if self.head:
+            if self.node_ip_address is not None and not self.embedded:
+                check_told(bind_host(self), self.node_ip_address)
+            return
+        if self.address is None:
+            raise ValueError("To join a cluster, give the address of its head as HOST:PORT.")
+        object.__setattr__(self, "address", full_address(self.address))
+        if not self.token:
+            raise ValueError(
+                "To join a cluster, give its token; `miniray start --head` printed it."
+            )
+        parse_token(self.token)
+
+    def to_json(self) -> str:
+        """The options as JSON. It contains the token: pass it by a pipe or a 0600 file."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> BootOptions:
+        """The inverse of `to_json`, with the same checks as the constructor."""
+        return cls(**json.loads(text))
+
+
+@dataclasses.dataclass(frozen=True)
+class BootResult:
+    """A node that is up."""
+
+    #: ``HOST:PORT`` of the cluster's head, for other machines and for ``init()``.
+    address: str
+    #: Hex.
+    node_id: str
+    token: str = dataclasses.field(repr=False)
+    #: Where this machine's drivers and workers reach the node daemon.
+    socket_path: str
+    session_dir: str
+    #: Process ids by role: "boot" (ends the others when it is asked to end), "head", "node".
+    pids: Mapping[str, int]
+    #: The node's totals, in units.
+    resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    #: What is wrong with it, though it runs, for who has started it; empty if nothing is.
+    warning: str = ""
+
+    def to_json(self) -> str:
+        """The result as JSON. It contains the token."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> BootResult:
+        """The inverse of `to_json`."""
+        return cls(**json.loads(text))
+
+
+def bind_host(options: BootOptions) -> str:
+    """The address that a node listens on: the one given, or the most private that works.
+
+    A head listens on loopback only. A joining node must be reached by the other nodes, so
+    it listens on its address on the way to the head, which is loopback for a head there.
+
+    Raises:
+        OSError: No route leads to the head; the text names it.
+    """
+    if options.host is not None:
+        return options.host
+    if options.address is None:
+        return DEFAULT_HOST
+    return _own_address_towards(*parse_address(options.address))
+
+
+def advertised_host(options: BootOptions) -> str:
+    """The address that other machines are told to connect to.
+
+    Raises:
+        OSError: The node listens on all addresses, and it can't be known which one to tell.
+    """
+    if options.node_ip_address is not None:
+        return options.node_ip_address
+    host = bind_host(options)
+    if host not in _WILDCARDS:
+        return host
+    if options.address is not None:
+        return _own_address_towards(*parse_address(options.address))
+    return address_for_others(_WILDCARDS[host])
+
+
+def _own_address_towards(host: str, port: int) -> str:
+    """This machine's address on the way to another one. Nothing is sent."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[
+            0
+        ]
+        with socket.socket(family, kind, protocol) as sock:
+            sock.connect(address)  # of a datagram socket: only looks up the route
+            return str(sock.getsockname()[0])
+    except OSError as error:
+        raise OSError(
+            f"This machine's address on the way to {host} is not known ({error.strerror}). "
+            "Check the address, or give --host and --node-ip-address."
+        ) from None
+
+
+def check_resources(resources: Mapping[str, Any]) -> None:
+    """Refuse impossible custom resources of a node with a ValueError that names them."""
+    for name, amount in resources.items():
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"A resource needs a name, not {name!r}.")
+        if name in _OWN_OPTIONS:
+            raise ValueError(
+                f"resources must not contain {name!r}; use {_OWN_OPTIONS[name]} for it."
+            )
+        if name.startswith("node:"):
+            raise ValueError(
+                f"resources must not contain {name!r}: every node has its node:<ip> by itself."
+            )
+        declared = isinstance(amount, Mapping)
+        if declared and name in DEVICE_RESOURCES:
+            raise ValueError(
+                f"resources[{name!r}] must be a number, not {amount!r}: miniray knows these "
+                "devices, and their variable."
+            )
+        what = f"resources[{name!r}]"
+        given = parse_declaration(name, amount)[1] if declared else amount
+        devices = declared or name in DEVICE_RESOURCES
+        _check_amount(what, given, whole=devices)
+        if devices:
+            _check_count(what, given)
+
+
+def check_labels(labels: Mapping[str, Any]) -> None:
+    """Refuse labels that a label selector could not name, with a ValueError."""
+    for key, value in labels.items():
+        prefix, slash, name = key.rpartition("/")
+        if not _LABEL_NAME.match(name) or (slash and not _LABEL_PREFIX.match(prefix)):
+            raise ValueError(
+                f"A label's key is letters, digits, '-', '_' and '.', up to 63 of them, with an "
+                f"optional prefix such as example.com/, not {key!r}."
+            )
+        if any(prefix == p or prefix.endswith("." + p) for p in _RESERVED_LABEL_PREFIXES):
+            raise ValueError(f"Labels under {prefix}/ are set by the node itself, not {key!r}.")
+        if not isinstance(value, str) or (value and not _LABEL_NAME.match(value)):
+            raise ValueError(
+                f"The value of label {key!r} must be text of letters, digits, '-', '_' and '.', "
+                f"up to 63 of them, not {value!r}."
+            )
+
+
+def _check_amount(what: str, amount: Any, *, whole: bool) -> None:
+    if isinstance(amount, bool) or not isinstance(amount, (int, float)):
+        raise ValueError(f"{what} must be a number, not {amount!r}.")  # noqa: TRY004 - one type for all
+    if not 0 <= amount < math.inf:  # which NaN is not either
+        raise ValueError(f"{what} must be a finite number of at least 0, not {shown(amount)}.")
+    if amount > LARGEST_AMOUNT:
+        raise ValueError(f"{what} must be at most {LARGEST_AMOUNT:.0e}, not {shown(amount)}.")
+    if whole and amount != int(amount):
+        raise ValueError(f"{what} must be a whole number, not {amount}.")
+    if 0 < amount < 1 / _RESOLUTION:
+        raise ValueError(f"{what} must be 0 or at least {1 / _RESOLUTION}, not {amount}.")
+
+
+def _check_count(what: str, count: Any) -> None:
+    if count > _MOST_DEVICES:
+        raise ValueError(f"{what} must be at most {_MOST_DEVICES} devices, not {count}.")

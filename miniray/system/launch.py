@@ -1,0 +1,172 @@
+"""Starting a node: from the options of a command or of init() to running processes.
+
+A new process becomes the node daemon and forks the template and, for a new cluster, the head; it
+answers through a pipe when the node is ready, or with the reason why not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.config import config
+from miniray.system.boot_options import BootError, BootOptions, BootResult
+from miniray.system.python_command import python_command
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from miniray.system.session import Session
+
+#: Seconds, on a busy machine, until a new interpreter has imported what it needs and its own
+#: timeouts begin: what they say is better than that there was no answer.
+_UNTIL_STARTED = 20.0
+#: Characters of a line of its log that are told.
+_LONGEST_LINE = 500
+
+
+class _UnexplainedError(BootError):
+    """The node did not say why it could not start; its log may."""
+
+
+class StartedNode:
+    """A node that this process has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes], result: BootResult) -> None:
+        self.process = process
+        self.result = result
+
+
+def start_node(options: BootOptions) -> BootResult:
+    """Start a node and wait until it is ready.
+
+    Raises:
+        BootError: it could not be started; the text is one line for the user.
+        MinirayError: the head refused it.
+        OSError: its folders could not be made.
+    """
+    return launch(options).result
+
+
+def launch(options: BootOptions, env_vars: Mapping[str, str] | None = None) -> StartedNode:
+    """``start_node`` that also gives the process, so that its end can be awaited.
+
+    Args:
+        options: What the node is to be.
+        env_vars: Variables of the node and its workers, beside those of this process.
+    """
+    from miniray.system.session import create_session, remove_session
+
+    session = create_session(options.temp_dir)
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        process, answers = _spawn(options, session, env_vars or {})
+        # Longer than the node itself waits for its head: it knows better what is wrong.
+        answer = _read_answer(answers, config().start_timeout + _UNTIL_STARTED, process)
+        if "error" in answer:
+            process.wait()
+            raise pickle.loads(bytes.fromhex(answer["error"]))
+    except BaseException as error:
+        if process is not None:
+            process.kill()
+            process.wait()
+        last_line = _last_line(session)
+        remove_session(session, keep_logs=False)
+        if isinstance(error, _UnexplainedError):
+            why = f" The last line of its log: {last_line}" if last_line else ""
+            raise BootError(f"{error}{why}") from None
+        raise
+    return StartedNode(process, BootResult(**answer))
+
+
+def _last_line(session: Session) -> str:
+    """What the node wrote last; empty if it wrote nothing."""
+    try:
+        text = (session.logs / "node.log").read_text(errors="replace")
+    except OSError:
+        return ""
+    return text.rstrip().rpartition("\n")[2][:_LONGEST_LINE]
+
+
+def _spawn(
+    options: BootOptions, session: Session, env_vars: Mapping[str, str]
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Start the new process; returns it and the descriptor of its answer."""
+    from miniray.system.session import SESSION_VARIABLE
+
+    read, write = _pipe()
+    log = session.logs / "node.log"
+    request = json.dumps(
+        {
+            "options": json.loads(options.to_json()),
+            "session": [session.id, str(session.folder), str(session.socket_dir)],
+            "answer": write,
+        }
+    )
+    try:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", python_command("miniray.node.boot")],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(write,),
+                start_new_session=True,
+                env=_environment({**env_vars, SESSION_VARIABLE: session.id}),
+            )
+    finally:
+        os.close(write)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+        stdin.write(request.encode())
+    return process, read
+
+
+def _environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """That of this process with others; the node gets its token by a pipe, and its workers none."""
+    from miniray.security.token import TOKEN_VARIABLE
+
+    environment = {**os.environ, **variables}
+    environment.pop(TOKEN_VARIABLE, None)
+    return environment
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe beside the standard streams, also if these are closed: the child has its own there."""
+    ends = os.pipe()
+    try:
+        read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 3) for end in ends)
+    finally:
+        for end in ends:
+            os.close(end)
+    return read, write
+
+
+def _read_answer(fd: int, timeout: float, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+    import select
+
+    deadline = time.monotonic() + timeout
+    data = b""
+    try:
+        while True:
+            ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise _UnexplainedError(f"The node was not ready within {timeout:g} s.")
+            piece = os.read(fd, 1 << 16)
+            if not piece:
+                break
+            data += piece
+    finally:
+        os.close(fd)
+    if not data:
+        code = process.wait()
+        raise _UnexplainedError(f"The node ended while it started (exit code {code}).")
+    answer: dict[str, Any] = json.loads(data)
+    return answer

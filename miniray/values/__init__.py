@@ -1,0 +1,1 @@
+"""Values as bytes: pickling, arrays, tensors, functions and classes."""

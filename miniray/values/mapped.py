@@ -1,0 +1,241 @@
+"""Mapping memory, and copying into it and out of it, without the interpreter's lock."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import sys
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from miniray.wire.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MAP_FAILED = ctypes.c_void_p(-1).value
+#: Children that user code forks do not get such mappings.
+_MADV_DONTFORK = 10
+#: The kernel may use pages of 2 MiB.
+_MADV_HUGEPAGE = 14
+#: Bytes from which on they are copied without the interpreter's lock: this takes some 0.1 ms.
+_LONG = 1024 * 1024
+#: Bytes from which on an allocation is a mapping of its own, whatever was freed before: glibc's
+#: ``DEFAULT_MMAP_THRESHOLD_MAX`` (mallopt(3), M_MMAP_THRESHOLD).
+_OWN_MAPPING = 32 * 1024 * 1024
+_PAGE = mmap.PAGESIZE
+#: Mappings that the kernel allows a process, where it does not say how many: its default.
+_MOST_MAPPINGS = 65_530
+#: Part of them that is left to the rest of the process: libraries, threads, large allocations.
+_LEFT_TO_OTHERS = 1 / 8
+
+
+class _Buffer(ctypes.Structure):
+    """CPython's ``Py_buffer``."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.c_size_t
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, size, ctypes.c_int, ctypes.c_int, ctypes.c_int]
+    libc.mmap.argtypes += [ctypes.c_long]
+    libc.munmap.argtypes = [ctypes.c_void_p, size]
+    libc.madvise.argtypes = [ctypes.c_void_p, size, ctypes.c_int]
+    libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, size]
+    return libc
+
+
+@functools.cache
+def _new_bytes() -> Callable[[None, int], bytes]:
+    """Makes an object of so many bytes, which are to be filled before anybody else sees it."""
+    new = ctypes.PyDLL(None).PyBytes_FromStringAndSize
+    new.restype = ctypes.py_object
+    new.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t]
+    return new
+
+
+def map_memory(
+    fd: int, size: int, *, shared: bool, offset: int = 0, gone: Callable[[], Any] | None = None
+) -> ctypes.Array[ctypes.c_char]:
+    """Map a descriptor; it is unmapped when the block and all views of it are gone.
+
+    Args:
+        fd: What to map.
+        size: Bytes.
+        shared: To write into it, with all pages there from the beginning. Else what is written
+            stays in this process (copy-on-write).
+        offset: Where to begin: whole pages.
+        gone: Called after it was unmapped, in any thread.
+
+    Raises:
+        OSError: it cannot be mapped.
+    """
+    libc = _libc()
+    flags = mmap.MAP_SHARED | mmap.MAP_POPULATE if shared else mmap.MAP_PRIVATE
+    address = libc.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+    if address == _MAP_FAILED or address is None:
+        code = ctypes.get_errno()
+        raise OSError(code, f"could not map {size} bytes: {os.strerror(code)}")
+    if shared:
+        libc.madvise(address, size, _MADV_DONTFORK)
+    block = (ctypes.c_char * size).from_address(address)
+    # In a child that user code forks, something else may be at the address by then.
+    owner = os.getpid() if shared else 0
+    _mapped[address] = _Mapped(block, address, size, owner, gone)
+    return block
+
+
+def is_crowded() -> bool:
+    """Whether so much is mapped that the kernel would soon refuse this process any mapping."""
+    return len(_mapped) >= _most_blocks()
+
+
+@functools.cache
+def _most_blocks() -> int:
+    try:
+        allowed = int(Path("/proc/sys/vm/max_map_count").read_text())
+    except (OSError, ValueError):
+        allowed = _MOST_MAPPINGS
+    return int(allowed * (1 - _LEFT_TO_OTHERS))
+
+
+def read_memory(fd: int, size: int, *, offset: int) -> ctypes.Array[ctypes.c_char]:
+    """A copy of what ``map_memory`` would map.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    block = (ctypes.c_char * size)()
+    left = memoryview(block).cast("B")
+    while left:
+        got = os.preadv(fd, [left], offset + size - len(left))
+        if not got:
+            raise OSError(errno.EIO, f"{len(left)} of {size} bytes are missing")
+        left = left[got:]
+    return block
+
+
+class _Mapped(weakref.ref["ctypes.Array[ctypes.c_char]"]):
+    """A block, as long as it is mapped; the callback of the reference unmaps it."""
+
+    __slots__ = ("address", "gone", "owner", "size")
+
+    def __new__(
+        cls,
+        block: ctypes.Array[ctypes.c_char],
+        _address: int,
+        _size: int,
+        _owner: int,
+        _gone: Callable[[], Any] | None,
+    ) -> _Mapped:
+        return super().__new__(cls, block, unmap)
+
+    def __init__(
+        self,
+        block: ctypes.Array[ctypes.c_char],
+        address: int,
+        size: int,
+        owner: int,
+        gone: Callable[[], Any] | None,
+    ) -> None:
+        super().__init__(block, unmap)  # type: ignore[call-arg]  # typeshed has __new__ only
+        self.address = address
+        self.size = size
+        self.owner = owner
+        self.gone = gone
+
+
+#: All blocks, by address.
+_mapped: dict[int, _Mapped] = {}
+
+
+def unmap(mapped: _Mapped) -> None:
+    """A block and all views of it are gone.
+
+    Nothing comes of it if a signal's handler raises before the step has begun, since Python ignores
+    that here: then ``unmap_again`` is to be called.
+    """
+    if sys.is_finalizing():
+        return  # all of it goes with this process
+    interrupts = Interrupts.begin()
+    try:
+        if _mapped.pop(mapped.address, None) is not mapped:
+            return
+        if mapped.owner in (0, os.getpid()):
+            _libc().munmap(mapped.address, mapped.size)
+        if mapped.gone is not None:
+            mapped.gone()
+    finally:
+        if interrupts is not None:
+            interrupts.end()
+
+
+def unmap_again() -> None:
+    """Unmap what was to be unmapped and was not."""
+    for mapped in list(_mapped.values()):
+        if mapped() is None:
+            unmap(mapped)
+
+
+def copy_into(block: ctypes.Array[ctypes.c_char], offset: int, source: bytes | memoryview) -> None:
+    """Copy bytes to a place in a block, without the interpreter's lock.
+
+    Raises:
+        OSError: they do not fit.
+    """
+    if offset + len(source) > len(block):
+        raise OSError(errno.ENOSPC, f"{len(source)} bytes at {offset} exceed {len(block)}")
+    view = _Buffer()
+    # Held until the end: others could resize it while the lock is free.
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(source), ctypes.byref(view), 0)
+    try:
+        _libc().memcpy(ctypes.addressof(block) + offset, view.buf, len(source))
+    finally:
+        ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
+
+
+def bytes_of(source: memoryview) -> bytes:
+    """A copy of a buffer. Other threads go on while a large one is copied.
+
+    Pages of memory that was just allocated cost several times what copying into them does, so
+    the kernel is asked for large ones.
+    """
+    size = source.nbytes
+    if size < _LONG:
+        return bytes(source)
+    made = _new_bytes()(None, size)
+    target = address_of(made)
+    if size >= _OWN_MAPPING:
+        begin, end = -(-target // _PAGE) * _PAGE, (target + size) // _PAGE * _PAGE
+        _libc().madvise(begin, end - begin, _MADV_HUGEPAGE)  # in vain where that is turned off
+    _libc().memcpy(target, address_of(source), size)
+    return made
+
+
+def address_of(source: bytes | memoryview) -> int:
+    """Where a buffer, read-only or not, begins; valid as long as it is kept."""
+    view = _Buffer()
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(source), ctypes.byref(view), 0)
+    address: int = view.buf
+    ctypes.pythonapi.PyBuffer_Release(ctypes.byref(view))
+    return address

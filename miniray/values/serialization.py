@@ -1,0 +1,263 @@
+"""Values to bytes and back: pickle protocol 5 with out-of-band buffers.
+
+The packed form, in messages and in shared memory alike::
+
+    u64 number of buffers n | u64 length of the pickle | n x u64 buffer lengths
+    pickle | padding | buffer 0 | padding | buffer 1 ...
+
+Buffers begin at multiples of 64 bytes, those under 1 KiB at multiples of 16. Reading makes no
+copy: NumPy arrays and the like are read-only views of the block. Refs inside a value are
+collected while it is pickled, so that whoever keeps the bytes can keep the refs alive.
+"""
+
+from __future__ import annotations
+
+import pickle
+import struct
+import threading
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from miniray.messages.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
+from miniray.values import tensors
+from miniray.values.mapped import bytes_of
+from miniray.values.picklers import pickler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from miniray.common.object_ref import ObjectRef
+
+#: Of the first byte of a buffer in its block; the second for buffers smaller than ``_LARGE``, of
+#: which a value may have thousands.
+ALIGNMENT, SMALL_ALIGNMENT = 64, 16
+_LARGE = 1024
+_HEAD = struct.Struct("<QQ")
+#: Types whose pickle needs neither cloudpickle nor a look at refs.
+_PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
+#: Above this a `bytes` object is stored as it is, without a pickle around it.
+_PLAIN_LIMIT = 64 * 1024
+
+
+class _Collector(threading.local):
+    """The refs met while this thread pickles, or None outside of that."""
+
+    refs: list[ObjectRef[Any]] | None = None
+
+
+collector = _Collector()
+
+
+class Serialized:
+    """A value as bytes that were not yet put anywhere."""
+
+    __slots__ = ("buffers", "form", "parts", "pickled", "refs", "size")
+
+    def __init__(
+        self,
+        form: int,
+        parts: Sequence[bytes | memoryview],
+        buffers: Sequence[memoryview] = (),
+        refs: Sequence[ObjectRef[Any]] = (),
+    ) -> None:
+        self.form = form
+        #: The pickle. Large bytes in it are the value's own, and not copied; a bytearray is a view.
+        self.parts = parts
+        #: Bytes of it.
+        self.pickled = sum(map(len, parts))
+        self.buffers = buffers
+        self.refs = refs
+        #: Bytes that the value takes where it is stored.
+        self.size = _packed_size(self.pickled, buffers) if buffers else self.pickled
+
+    def payload(self) -> bytes:
+        """The bytes as they travel inside a message."""
+        if not self.buffers and len(self.parts) == 1:
+            return bytes(self.parts[0])  # which it is: no copy
+        return b"".join(self.pieces())
+
+    def pieces(self) -> list[bytes | memoryview]:
+        """What to write one after the other to get the stored form."""
+        if not self.buffers:
+            return [*self.parts]
+        lengths = [buffer.nbytes for buffer in self.buffers]
+        head = _HEAD.pack(len(lengths), self.pickled) + struct.pack(f"<{len(lengths)}Q", *lengths)
+        pieces: list[bytes | memoryview] = [head, *self.parts]
+        position = len(head) + self.pickled
+        for buffer in self.buffers:
+            gap = _gap(position, buffer.nbytes)
+            if gap:
+                pieces.append(bytes(gap))
+            pieces.append(buffer)
+            position += gap + buffer.nbytes
+        return pieces
+
+
+def _packed_size(pickle_length: int, buffers: Sequence[memoryview]) -> int:
+    position = _HEAD.size + 8 * len(buffers) + pickle_length
+    for buffer in buffers:
+        position += _gap(position, buffer.nbytes) + buffer.nbytes
+    return position
+
+
+def _gap(position: int, size: int) -> int:
+    """Bytes to leave out before a buffer of this size."""
+    return -position % (ALIGNMENT if size >= _LARGE else SMALL_ALIGNMENT)
+
+
+def serialize(value: Any, returned_by: str = "") -> Serialized:
+    """Pickle a value.
+
+    Args:
+        value: Anything.
+        returned_by: The function that returned it, for the error; empty if none did.
+
+    Raises:
+        TypeError: the value, or something in it, cannot be pickled; the text names it.
+        Exception: what a signal's handler raised meanwhile.
+    """
+    kind = type(value)
+    if kind in _PLAIN:
+        if kind is bytes and len(value) > _PLAIN_LIMIT:
+            return Serialized(VALUE_BYTES, (value,))
+        return Serialized(VALUE_PICKLE, (pickle.dumps(value, 5),))
+    try:
+        return pickled(value)
+    except Exception as error:  # noqa: BLE001 - its text is told, and the part at fault
+        from miniray.values.pickle_errors import cause_to_show, explain, pass_interruption
+
+        pass_interruption(value, error)
+        name = f"what {returned_by} returned" * bool(returned_by)
+        raise explain(value, error, name) from cause_to_show(error)
+
+
+def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serialized:
+    """Pickle the arguments of a call as one value, ``(args, kwargs)``.
+
+    Raises:
+        TypeError: one of them, or something in it, cannot be pickled; the text names it.
+        Exception: what a signal's handler raised meanwhile.
+    """
+    if not kwargs:
+        for value in args:
+            if type(value) not in _PLAIN:
+                break
+        else:
+            return Serialized(VALUE_PICKLE, (pickle.dumps((args, kwargs), 5),))
+    try:
+        return pickled((args, kwargs))
+    except Exception as error:  # noqa: BLE001 - its text is told, and the part at fault
+        from miniray.values.pickle_errors import cause_to_show, explain_arguments, pass_interruption
+
+        pass_interruption((args, kwargs), error)
+        raise explain_arguments(args, kwargs, error) from cause_to_show(error)
+
+
+class _Parts:
+    """What a pickler writes to. It gives large bytes as they are, which need not be copied.
+
+    A bytearray could be made longer or shorter by another thread before it is stored, which is
+    refused as long as there is a view of it.
+    """
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[bytes | memoryview]) -> None:
+        self._parts = parts
+
+    def write(self, part: bytes | bytearray) -> None:
+        self._parts.append(part if type(part) is bytes else memoryview(part))
+
+
+def pickled(value: Any) -> Serialized:
+    """Pickle a value; what keeps the result keeps its refs alive, nothing else does.
+
+    Raises:
+        Exception: Whatever pickling raises.
+    """
+    parts: list[bytes | memoryview] = []
+    buffers: list[memoryview] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            view = buffer.raw()
+        except BufferError:  # not contiguous: pickle copies it into the stream
+            return True
+        if not view.nbytes:
+            return True
+        buffers.append(view)
+        return False
+
+    outer = collector.refs, tensors.thread.met
+    refs: list[ObjectRef[Any]] = []
+    collector.refs = refs
+    tensors.thread.met = False
+    try:
+        pickler()(_Parts(parts), protocol=5, buffer_callback=keep).dump(value)
+        packed = VALUE_TENSORS if tensors.thread.met else VALUE_PACKED
+    finally:
+        collector.refs, tensors.thread.met = outer
+    return Serialized(packed if buffers else VALUE_PICKLE, parts, buffers, refs)
+
+
+def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef[Any]]]:
+    """Pickle a function or class for another process; also the refs that it captured.
+
+    By value, as the name in its module is that of the remote function or class around it.
+    What uses globals that cannot be pickled is imported by the other process instead.
+
+    Raises:
+        TypeError: It cannot be pickled and has no module to be imported from.
+        Exception: What a signal's handler raised meanwhile.
+    """
+    outer = collector.refs
+    refs: list[ObjectRef[Any]] = []
+    collector.refs = refs
+    try:
+        return cloudpickle.dumps(target, protocol=5), refs
+    except Exception as error:  # noqa: BLE001 - what fails in it is told
+        from miniray.values.exports import reference_to
+        from miniray.values.pickle_errors import cause_to_show, explain, pass_interruption
+
+        pass_interruption(target, error)
+        reference = reference_to(target)
+        if reference is None:
+            raise explain(target, error) from cause_to_show(error)
+        return pickle.dumps(reference, 5), []
+    finally:
+        collector.refs = outer
+
+
+def deserialize(form: int, data: Any, *, mapped: bool = False) -> Any:
+    """The value of a stored form; views in it keep ``data`` alive.
+
+    Args:
+        form: VALUE_PICKLE, VALUE_PACKED, VALUE_TENSORS or VALUE_BYTES.
+        data: bytes, or a memoryview of shared memory.
+        mapped: Whether it is mapped shared memory. VALUE_TENSORS must be mapped for this reader.
+    """
+    if form == VALUE_PICKLE:
+        return pickle.loads(data)
+    if form == VALUE_BYTES:
+        return bytes_of(memoryview(data))
+    view = memoryview(data)
+    count, length = _HEAD.unpack_from(view)
+    lengths = struct.unpack_from(f"<{count}Q", view, _HEAD.size)
+    start = _HEAD.size + 8 * count
+    position = start + length
+    buffers = []
+    # Arrays over a read-only buffer are read-only: one value is shared by all its readers.
+    locked = view.toreadonly()
+    for size in lengths:
+        position += _gap(position, size)
+        buffers.append(locked[position : position + size])
+        position += size
+    if form != VALUE_TENSORS:
+        return pickle.loads(view[start : start + length], buffers=buffers)
+    outer = tensors.thread.own
+    tensors.thread.own = mapped
+    try:
+        return pickle.loads(view[start : start + length], buffers=buffers)
+    finally:
+        tensors.thread.own = outer

@@ -1,0 +1,350 @@
+"""The connection of a driver or worker to the daemon of its node.
+
+Requests to the daemon and, through it, to the head; pushes from both; messages to
+processes of other nodes. What a push means is the business of whoever subscribed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import marshal
+import os
+import pickle
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.exceptions import NodeDiedError
+from miniray.messages import plain
+from miniray.messages import protocol as p
+from miniray.wire.frames import too_large
+from miniray.wire.gates import Gate
+from miniray.wire.interrupts import uncut
+from miniray.wire.listener import connect
+from miniray.wire.wire import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.common.memory_types import NodeMemory
+    from miniray.wire.io_loop import IOLoop
+
+
+#: Seconds that the daemon may take to put a report together, beyond what it waits for others.
+_PATIENCE = 10.0
+
+
+class NodeLostError(ConnectionError):
+    """The daemon of this node cannot be attached to."""
+
+
+def _head_body(method: str, args: tuple[Any, ...]) -> bytes:
+    """What travels of a request to the head; one that is too large is the caller's error."""
+    body = plain.dumps(args)
+    if len(body) > p.MAX_HEAD_REQUEST:
+        raise too_large(len(body), p.MAX_HEAD_REQUEST, f"The request {method!r} to the head")
+    return body
+
+
+def rebuild_error(error: BaseException | bytes) -> BaseException:
+    """The exception that a daemon or the head answered with; it travels pickled."""
+    if isinstance(error, BaseException):
+        return error
+    rebuilt = pickle.loads(error)
+    assert isinstance(rebuilt, BaseException)
+    return rebuilt
+
+
+class _Answer:
+    """An answer on its way to a thread that waits for it, or has given up."""
+
+    def __init__(self, loop: IOLoop, undo: Callable[[Any], None] | None) -> None:
+        self.gate = Gate(loop)
+        self.error: Any = None
+        self.result: Any = None
+        self.fd = -1
+        self._undo = undo
+        self._lock = threading.RLock()
+        self._here = False
+        self._abandoned = False
+
+    def came(self, error: Any, result: Any, fd: int) -> None:
+        """It is here."""
+        with self._lock:
+            self.error, self.result, self.fd = error, result, fd
+            self._here = True
+            if self._abandoned:
+                self._discard()
+            elif error is not None:  # its descriptor found no room, here or there
+                self._undo_result()
+        self.gate.arrived()
+
+    def abandon(self) -> None:
+        """Nobody takes it any more."""
+        with self._lock:
+            self._abandoned = True
+            if self._here:
+                self._discard()
+
+    def _discard(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self._undo_result()
+
+    def _undo_result(self) -> None:
+        if self.result is not None and self._undo is not None:
+            self._undo(self.result)
+
+
+class NodeLink:
+    """Requests, notices and pushes over the daemon's socket."""
+
+    def __init__(
+        self,
+        path: str,
+        loop: IOLoop,
+        key: bytes,
+        hello: tuple[Any, ...],
+        *,
+        auth_timeout: float,
+        on_push: Callable[[str, tuple[Any, ...]], None],
+        on_relayed: Callable[[bytes, bytes, list[bytes]], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._numbers = itertools.count(1).__next__
+        self._answers: dict[int, Callable[[Any, Any, int], None]] = {}
+        self._on_push = on_push
+        self._on_relayed = on_relayed
+        self._on_lost = on_lost
+        self._lost = False
+        self._is_driver = hello[1] == "driver"
+        #: Why the daemon ends.
+        self._reason = "its daemon ended unexpectedly"
+        #: Whether this process ends with its node, which was asked to end.
+        self.ends_as_asked = False
+        self._welcome: dict[str, Any] | None = None
+        self._welcomed = threading.Event()
+        self._conn = Connection(
+            connect(path),
+            loop,
+            key,
+            server=False,
+            on_message=self._on_message,
+            on_close=self._on_close,
+            auth_timeout=auth_timeout,
+            takes_fds=True,
+        )
+        self._conn.send((p.NODE_HELLO, *hello))
+
+    def wait_welcome(self, timeout: float) -> dict[str, Any]:
+        """The daemon's facts about the cluster and this process."""
+        if not self._welcomed.wait(timeout) or self._welcome is None:
+            raise NodeLostError(
+                "The node daemon did not answer in time."
+                if not self._lost
+                else "The node daemon refused or closed the connection."
+            )
+        return self._welcome
+
+    def node_stops(self, reason: str, asked: bool) -> None:
+        """The daemon is about to end, and says why; ``asked``: it was asked to."""
+        self._reason = reason
+        self.ends_as_asked = asked and not self._is_driver
+
+    @property
+    def lost(self) -> bool:
+        """Whether the daemon is gone."""
+        return self._lost
+
+    def end(self) -> NodeDiedError:
+        """What becomes of all that needs the daemon once it is gone."""
+        node = self._welcome["node_id"].hex() if self._welcome else "of this process"
+        hint = ". The driver can go on with miniray.shutdown() and init()"
+        return NodeDiedError(node, self._reason + hint * self._is_driver)
+
+    # --- asking ------------------------------------------------------------------
+    def node_request_async(
+        self, method: str, args: tuple[Any, ...], answer: Callable[[Any, Any, int], None]
+    ) -> None:
+        """Ask the daemon; ``answer(error, result, fd)`` runs in the I/O thread."""
+        self._ask(answer, p.NODE_REQUEST, method, args)
+
+    def head_request_async(
+        self, method: str, args: tuple[Any, ...], answer: Callable[[Any, Any, int], None]
+    ) -> None:
+        """Ask the head; ``answer(error, result, -1)`` runs in the I/O thread."""
+        self._ask(answer, p.HEAD_REQUEST, method, _head_body(method, args))
+
+    @uncut  # half a message on the socket would end the connection
+    def _ask(
+        self, answer: Callable[[Any, Any, int], None], kind: int, method: str, body: object
+    ) -> None:
+        number = self._numbers()
+        self._answers[number] = answer
+        try:
+            self._conn.send((kind, number, method, body))
+        except ValueError:  # it is too large: there will be no answer
+            self._answers.pop(number, None)
+            raise
+        if self._lost:
+            self._fail(number)
+
+    def node_request(
+        self,
+        method: str,
+        args: tuple[Any, ...],
+        timeout: float | None = None,
+        undo: Callable[[Any], None] | None = None,
+    ) -> tuple[Any, int]:
+        """Ask the daemon and wait: (result, descriptor or -1).
+
+        Args:
+            method: What to ask.
+            args: Its arguments.
+            timeout: Seconds, None for no limit.
+            undo: Called with the result if the wait was given up (Ctrl-C) before it came.
+        """
+        return self._wait(self.node_request_async, method, args, timeout, undo)
+
+    async def node_request_later(
+        self, method: str, args: tuple[Any, ...], undo: Callable[[Any], None]
+    ) -> tuple[Any, int]:
+        """As ``node_request``, without blocking the event loop; it can be cancelled.
+
+        ``undo`` is called with the result if nobody takes it.
+        """
+        import asyncio
+
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[tuple[Any, Any, int]] = loop.create_future()
+
+        def discard(result: Any, fd: int) -> None:
+            if fd >= 0:
+                os.close(fd)
+            if result is not None:
+                undo(result)
+
+        def take(error: Any, result: Any, fd: int) -> None:
+            if answer.done():
+                discard(result, fd)
+            else:
+                answer.set_result((error, result, fd))
+
+        def came(error: Any, result: Any, fd: int) -> None:
+            try:
+                loop.call_soon_threadsafe(take, error, result, fd)
+            except RuntimeError:  # the event loop was closed meanwhile
+                discard(result, fd)
+
+        self.node_request_async(method, args, came)
+        try:
+            error, result, fd = await answer
+        except asyncio.CancelledError:
+            if not answer.cancelled():  # it came in the same moment
+                discard(*answer.result()[1:])
+            raise
+        if error is not None:
+            discard(result, fd)
+            raise rebuild_error(error)
+        return result, fd
+
+    def head_request(self, method: str, *args: Any, timeout: float | None = None) -> Any:
+        """Ask the head and wait."""
+        return self._wait(self.head_request_async, method, args, timeout)[0]
+
+    def _wait(
+        self,
+        ask: Callable[[str, tuple[Any, ...], Callable[[Any, Any, int], None]], None],
+        method: str,
+        args: tuple[Any, ...],
+        timeout: float | None,
+        undo: Callable[[Any], None] | None = None,
+    ) -> tuple[Any, int]:
+        answer = _Answer(self._loop, undo)
+        try:
+            ask(method, args, answer.came)
+            if not answer.gate.wait(timeout):
+                raise TimeoutError(f"No answer to {method!r} within {timeout} s.")
+        except BaseException:
+            answer.abandon()
+            raise
+        if answer.error is not None:
+            raise rebuild_error(answer.error)
+        return answer.result, answer.fd
+
+    def memory_report(self, limit: int, detail: bool, seconds: float) -> list[NodeMemory]:
+        """What every node and process holds; each process has so many seconds to answer."""
+        question = (limit, detail, seconds)
+        report: list[NodeMemory]
+        report, _ = self.node_request("memory_report", question, seconds + _PATIENCE)
+        return report
+
+    # --- telling -----------------------------------------------------------------
+    @uncut
+    def node_notice(self, method: str, *args: Any) -> None:
+        """Tell the daemon something that needs no answer."""
+        self._conn.send((p.NODE_NOTICE, method, args))
+
+    @uncut
+    def head_notice(self, method: str, *args: Any) -> None:
+        """Tell the head something that needs no answer; ValueError if it is too large."""
+        self._conn.send((p.HEAD_NOTICE, method, _head_body(method, args)))
+
+    def relay(self, node_id: bytes, process_id: bytes, messages: list[bytes]) -> None:
+        """Send messages to a process of another node; ``RelaySender`` makes the batches."""
+        self._conn.send((p.NODE_RELAY, node_id, process_id, messages))
+
+    # --- hearing -----------------------------------------------------------------
+    def _on_message(self, conn: Connection, message: tuple[Any, ...]) -> None:
+        kind = message[0]
+        if kind == p.NODE_RELAYED:
+            self._on_relayed(message[1], message[2], message[3])
+        elif kind == p.NODE_REPLY:
+            _, number, error, result, has_fd = message
+            answer = self._answers.pop(number, None)
+            try:
+                fd = conn.take_fd() if has_fd else -1
+            except OSError as no_room:  # this process has no descriptor left for it
+                error, fd = no_room, -1
+            if answer is not None:
+                answer(error, result, fd)
+            elif fd >= 0:
+                os.close(fd)
+        elif kind == p.HEAD_REPLY:
+            _, number, error, body = message
+            answer = self._answers.pop(number, None)
+            if answer is not None:
+                answer(error, marshal.loads(body) if error is None else None, -1)
+        elif kind == p.NODE_PUSH:
+            self._on_push(message[1], message[2])
+        elif kind == p.NODE_REFUSAL:
+            self._reason = message[1]
+        elif kind == p.NODE_WELCOME:
+            self._welcome = message[1]
+            self._welcomed.set()
+
+    def _fail(self, number: int) -> None:
+        answer = self._answers.pop(number, None)
+        if answer is not None:
+            answer(self.end(), None, -1)
+
+    def _on_close(self, conn: Connection) -> None:
+        self._lost = True
+        self._welcomed.set()
+        for number in list(self._answers):
+            self._fail(number)
+        self._on_lost()
+
+    # --- ending ------------------------------------------------------------------
+    def close(self, flush: float = 1.0) -> None:
+        """Write what waits, then close."""
+        self._conn.flush_blocking(flush)
+        self._conn.close()
+
+    def flush(self, timeout: float = 1.0) -> bool:
+        """Wait until everything told was written to the socket."""
+        return self._conn.flush_blocking(timeout)
+
+    def abandon(self) -> None:
+        """For a forked child: forget the connection without a word."""
+        self._conn.abandon()

@@ -1,0 +1,149 @@
+"""Sending to one process of another node: messages in batches, with byte credits end to end.
+
+The daemons pass a batch on as it is, so a batch costs them what a message would. A
+receiver that does not read (stopped, or busy in code that holds the interpreter's
+lock) must not fill the daemons' memory or stall its neighbours: what it has not taken
+is bounded by a window, and the rest waits here, in the sender.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from miniray.common.config import config
+from miniray.wire.gates import Gate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.wire.io_loop import IOLoop
+    from miniray.wire.node_link import NodeLink
+
+#: Messages within this many seconds of each other travel together, up to so many.
+_CLOSE_BY = 50e-6
+_BATCH = 64
+_now = time.perf_counter
+
+
+class RelaySender:
+    """What waits for one process of another node. Thread-safe."""
+
+    __slots__ = (
+        "_gone",
+        "_link",
+        "_lock",
+        "_loop",
+        "_node_id",
+        "_on_written",
+        "_pending",
+        "_process_id",
+        "_room",
+        "_sent",
+        "_waiting",
+    )
+
+    def __init__(self, link: NodeLink, loop: IOLoop, node_id: bytes, process_id: bytes) -> None:
+        self._link = link
+        self._loop = loop
+        self._node_id = node_id
+        self._process_id = process_id
+        # Reentrant: a collection in here may drop something that sends.
+        self._lock = threading.RLock()
+        self._pending: list[bytes] = []
+        #: Bytes of these.
+        self._waiting = 0
+        #: Bytes that the receiver may still get before it has taken some.
+        self._room = config().relay_window
+        self._sent = 0.0
+        #: The receiver is gone.
+        self._gone = False
+        #: Called once nothing waits.
+        self._on_written: Callable[[], object] | None = None
+
+    def send(self, body: bytes, *, counted: bool = True) -> None:
+        """Send a message, perhaps together with those that follow it closely.
+
+        Args:
+            body: The marshalled message.
+            counted: Whether it needs room in the window; credits themselves do not.
+        """
+        with self._lock:
+            if not counted:
+                self._link.relay(self._node_id, self._process_id, [body])
+                return
+            pending = self._pending
+            pending.append(body)
+            self._waiting += len(body)
+            if self._room <= 0:
+                return
+            if len(pending) == 1:
+                now = _now()
+                if now - self._sent <= _CLOSE_BY:
+                    self._sent = now
+                    self._loop.flush_soon(self)
+                    return
+            elif len(pending) < _BATCH:
+                return
+            self._write()
+
+    def flush_posted(self) -> None:
+        """Write what waits, if there is room for it."""
+        with self._lock:
+            if self._pending and self._room > 0:
+                self._write()
+
+    def credit(self, taken: int) -> None:
+        """The receiver has taken so many bytes."""
+        with self._lock:
+            self._room += taken
+            if self._pending and self._room > 0:
+                self._write()
+
+    def _write(self) -> None:
+        """Needs the lock and some room: a message may overdraw it, so that any size passes."""
+        batch: list[bytes] = []
+        for body in self._pending:
+            if self._room <= 0:
+                break
+            self._room -= len(body)
+            self._waiting -= len(body)
+            batch.append(body)
+        del self._pending[: len(batch)]
+        self._link.relay(self._node_id, self._process_id, batch)
+        self._sent = _now()  # not before: a slow write would make the next message look alone
+        if not self._pending:
+            self._tell_written()
+
+    def flush_blocking(self) -> None:
+        """Wait until the receiver has room for all that waits, or is gone (at a planned exit)."""
+        gate = Gate(self._loop)
+        self.flush_posted()
+        self.when_drained(gate.arrived)
+        gate.wait(None)
+
+    def backlog(self) -> int:
+        """Bytes that wait because the receiver does not read."""
+        return self._waiting
+
+    def when_drained(self, callback: Callable[[], object]) -> None:
+        """Call back once, when nothing waits or it is gone; the latest callback counts."""
+        with self._lock:
+            if self._pending and not self._gone:
+                self._on_written = callback
+                return
+        callback()
+
+    def give_up(self) -> None:
+        """The receiver is gone: nothing is sent to it any more."""
+        with self._lock:
+            self._gone = True
+            self._pending.clear()
+            self._waiting = 0
+            self._tell_written()
+
+    def _tell_written(self) -> None:
+        told, self._on_written = self._on_written, None
+        if told is not None:
+            told()
