@@ -1,9 +1,101 @@
-"""What the tests rely on of each other's files."""
+"""How the code is laid out: which package may import from which, and what tests rely on."""
 
 from __future__ import annotations
 
+import ast
 import collections
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+
+#: Lowest first: modules import from their own line and from those above it, whether at the top, in
+#: a function, or for types only. The last line is everything that users import by name.
+LAYERS = """
+    miniray.exceptions miniray.version miniray.common
+    miniray.messages
+    miniray.security
+    miniray.accelerators
+    miniray.runtime_env
+    miniray.system
+    miniray.wire
+    miniray.values
+    miniray.objects
+    miniray.calls
+    miniray.logs
+    miniray.client miniray.job_config
+    miniray
+    miniray.worker
+    miniray.head.scheduling
+    miniray.head.directories
+    miniray.head.storage
+    miniray.head
+    miniray.node.base
+    miniray.node.relay
+    miniray.node.store
+    miniray.node.transfer
+    miniray.node.workers
+    miniray.node.objects
+    miniray.node
+    miniray.cli miniray.__main__
+    miniray.train
+"""
+#: Files that a folder shows, at most.
+MOST_FILES = 28
+
+
+def modules() -> dict[str, Path]:
+    """The package's modules by name; train is a folder of its own in the repository."""
+    found = {}
+    for path in [*ROOT.glob("miniray/**/*.py"), *ROOT.glob("train/**/*.py")]:
+        if "_proto" in path.parts or (ROOT / "miniray/train") in path.parents:
+            continue
+        parts = list(path.relative_to(ROOT).with_suffix("").parts)
+        parts = ["miniray", *parts] if parts[0] == "train" else parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules of the package that a file imports anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if name in known:
+                    yield name
+                elif node.module in known:
+                    yield node.module
+
+
+def layer_of(module: str, layers: dict[str, int]) -> int:
+    """The layer of the longest name in LAYERS that the module's begins with."""
+    while module not in layers:
+        module = module.rpartition(".")[0]
+    return layers[module]
+
+
+def test_packages_import_only_from_those_below_them() -> None:
+    layers = {n: i for i, line in enumerate(LAYERS.split("\n")) for n in line.split()}
+    known = modules()
+    upwards = [
+        f"{module} imports {other}"
+        for module, path in known.items()
+        for other in imported(path, known)
+        if layer_of(other, layers) > layer_of(module, layers) and module != "miniray"
+    ]
+    assert not upwards
+
+
+def test_a_folder_can_be_overlooked() -> None:
+    folders = collections.Counter(path.parent for path in modules().values())
+    large = {str(folder) for folder, count in folders.items() if count > MOST_FILES}
+    assert large <= {str(ROOT / "train")}
 
 
 def test_no_two_test_files_have_the_same_name() -> None:
