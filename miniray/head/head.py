@@ -6,37 +6,22 @@ runs in one event loop's thread.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import platform
-import time
 from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2
 from miniray.common.config import config
-from miniray.head.directories.actors import ActorDirectory
-from miniray.head.directories.clients import Client, ClientDirectory, ProcessExit
-from miniray.head.directories.departures import Departures
-from miniray.head.directories.drains import Drains
-from miniray.head.directories.ends import ProcessEnds
-from miniray.head.directories.grants import GrantTable
-from miniray.head.directories.job_code import JobCode
-from miniray.head.directories.jobs import JobDirectory
-from miniray.head.directories.kv import KeyValues
-from miniray.head.directories.leases import TaskLeases
-from miniray.head.directories.nodes import Node, NodeDirectory
-from miniray.head.directories.pending_notices import PendingNotices
-from miniray.head.directories.placement_groups import PlacementGroups
-from miniray.head.directories.quarantines import Quarantines
-from miniray.head.directories.revocations import Revocations
-from miniray.head.recovery import Recovery, latest_return
+from miniray.head.cluster import Cluster, Identity
+from miniray.head.directories.clients import Client, ProcessExit
+from miniray.head.directories.nodes import Node
+from miniray.head.recovery import Recovery
 from miniray.head.requests import Requests
-from miniray.head.scheduling.scheduler import ClusterScheduler
 from miniray.head.state import ClusterState
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from miniray.head.directories.grants import Timers
     from miniray.head.directories.nodes import Outbox
@@ -45,99 +30,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
-class Identity:
-    """Which head this is."""
-
-    cluster_id: str
-    #: Counts the starts of the cluster's head.
-    epoch: int
-    #: What drivers and other machines know it by.
-    address: str = ""
-
-
 class Head:
     """One head, without its connections."""
 
     def __init__(self, identity: Identity, timers: Timers, storage: Storage) -> None:
-        self.identity = identity
-        self.address = identity.address
-        #: When the cluster was started, and this head of it.
-        self.cluster_started = self.started = time.time()
+        self.cluster = cluster = Cluster(identity, timers, storage)
         self._timers = timers
-        self._stopping = False
-        tunables = config()
-        epoch = identity.epoch
-        self.scheduler = ClusterScheduler(tunables.reserve_after, tunables.hybrid_threshold)
-        self.nodes = NodeDirectory()
-        self.clients = ClientDirectory(self.nodes)
-        self.ends = ProcessEnds(self.clients, timers)
-        self.jobs = JobDirectory(self._job_over, storage.job_forgotten)
-        self.kv = KeyValues(storage.key_value)
-        self.code = JobCode(self.kv, self.jobs, tunables.job_code_limit)
-        self.grants = GrantTable(
-            self.scheduler,
-            timers,
-            epoch=epoch,
-            pending_warning=tunables.pending_warning,
-        )
-        notices = PendingNotices(self.clients, timers)
-        self.leases = TaskLeases(
-            self.grants, self.nodes, self.clients, self.jobs, timers, notices, epoch=epoch
-        )
-        self.leases.on_kill = self.ends.explain
-        self.actors = ActorDirectory(
-            self.grants,
-            self.nodes,
-            self.clients,
-            self.jobs,
-            timers,
-            notices,
-            epoch=epoch,
-            on_change=storage.actor,
-        )
-        self.placement_groups = PlacementGroups(
-            self.grants, self.clients, self.jobs, timers, notices, storage.placement_group
-        )
         self._storage = storage
-        self.clients.on_ended.append(self._client_ended)
-        self.revocations = Revocations(
-            self.grants,
-            self.leases,
-            self.clients,
-            timers,
-            reserve_after=tunables.reserve_after,
-        )
-        self.departures = Departures(
-            self.grants,
-            self.leases,
-            self.actors,
-            self.clients,
-            timers,
-            patience=tunables.reserve_after,
-        )
-        self.recovery = Recovery(self, timers)
-        self.drains = Drains(self.grants, self.leases, self.nodes, self.clients, self.kv)
-        self.quarantines = Quarantines(self.grants, self.clients, self.jobs)
-        self.state = ClusterState(self)
-        self._requests = Requests(self)
+        self._stopping = False
+        self.recovery = Recovery(cluster, timers, self.handle)
+        self.state = ClusterState(cluster, self.recovery)
+        self._requests = Requests(cluster, self.state)
         self._handlers: dict[str, Callable[[Node, head_pb2.FromNode], None]] = {
             "heartbeat": lambda node, message: node.beat(message.heartbeat),
             "request": lambda _, message: self._requests.handle(message.request),
             "attached": lambda node, message: self._attached(node, message.attached),
             "ended": lambda _, message: self._process_ended(message.ended),
-            "lease_started": lambda _, message: self.leases.started(
+            "lease_started": lambda _, message: self.cluster.leases.started(
                 message.lease_started.lease,
                 message.lease_started.process_id,
                 message.lease_started.calls_left,
             ),
             "lease_failed": lambda _, message: self._lease_failed(message.lease_failed),
-            "actor": lambda _, message: self.actors.reported(message.actor),
+            "actor": lambda _, message: self.cluster.actors.reported(message.actor),
             "lease_ended": lambda _, message: self._lease_ended(message.lease_ended.lease),
-            "blocked": lambda _, message: self.grants.set_blocked(
+            "blocked": lambda _, message: self.cluster.grants.set_blocked(
                 message.blocked.lease, message.blocked.blocked
             ),
-            "quarantines": lambda node, message: self.quarantines.told(node, message.quarantines),
+            "quarantines": lambda node, message: self.cluster.quarantines.told(
+                node, message.quarantines
+            ),
             "leaving": lambda node, message: self.lose(
                 node, message.leaving.reason, planned=not message.leaving.failed
             ),
@@ -147,7 +69,7 @@ class Head:
     def restore(self, saved: Saved) -> None:
         """Go on from what earlier heads of this cluster kept; before any node joins."""
         self.recovery.restore(saved)
-        self.cluster_started = saved.started
+        self.cluster.cluster_started = saved.started
 
     # --- sessions --------------------------------------------------------------------
     def join(self, hello: head_pb2.NodeHello, outbox: Outbox) -> Node | None:
@@ -167,8 +89,8 @@ class Head:
         self._welcome(node)
         try:
             if not node.drivers_only:
-                self.drains.joins(node)
-                self.quarantines.joins(node, hello.quarantines)
+                self.cluster.drains.joins(node)
+                self.cluster.quarantines.joins(node, hello.quarantines)
                 self.recovery.add_node(node, hello.leases, hello.lately.messages)
         except Exception as error:
             logger.exception("node %s was refused", node.name)
@@ -180,58 +102,54 @@ class Head:
 
     def _welcome(self, node: Node) -> None:
         """The welcome goes out before anything that the new node's room leads to."""
-        known = self.nodes.get(node.id)
+        known = self.cluster.nodes.get(node.id)
         if known is not None:
             self.lose(known, "it opened a new session")
-        others = [self.nodes.introduction(other) for other in self.nodes]
+        others = [self.cluster.nodes.introduction(other) for other in self.cluster.nodes]
         node.send(
             welcome=head_pb2.Welcome(
-                epoch=self.identity.epoch,
-                cluster_id=self.identity.cluster_id,
+                epoch=self.cluster.identity.epoch,
+                cluster_id=self.cluster.identity.cluster_id,
                 nodes=others,
-                head_address=self.address,
+                head_address=self.cluster.identity.address,
                 nodes_are_all=self.recovery.over,
             )
         )
-        self.nodes.add(node)
+        self.cluster.nodes.add(node)
 
     def lose(self, node: Node, reason: str, *, planned: bool = False) -> None:
         """A node is gone, with everything that ran there; ``planned``: it was asked to end."""
-        if self.nodes.get(node.id) is not node:
+        if self.cluster.nodes.get(node.id) is not node:
             return
         if planned or self._stopping:
             logger.info("node %s (%s) has left: %s", node.name, node.hostname, reason)
         else:
             logger.warning("node %s (%s) is lost: %s", node.name, node.hostname, reason)
-        self.nodes.remove(node, reason)
-        self.grants.remove_node(node.name)
-        self.actors.node_never_came(node.id)  # what it was to report, if that was refused
-        self.clients.node_lost(node)
-        self.drains.left()
+        self.cluster.nodes.remove(node, reason)
+        self.cluster.grants.remove_node(node.name)
+        self.cluster.actors.node_never_came(node.id)  # what it was to report, if that was refused
+        self.cluster.clients.node_lost(node)
+        self.cluster.drains.left()
         self.recovery.lost(node)
         node.outbox.close()
-
-    def silence_of(self, node: Node) -> float:
-        """How many seconds ago a node was last heard of."""
-        return self._timers.time() - node.heard
 
     def check_liveness(self) -> None:
         """Give up the nodes that have been silent for too long; once per heartbeat interval."""
         timeout = config().node_timeout
         every = config().heartbeat_interval
-        for node in self.nodes.silent(self._timers.time(), timeout, every):
+        for node in self.cluster.nodes.silent(self._timers.time(), timeout, every):
             self.lose(node, f"it was silent for {timeout:g} s")
 
     def stop(self, reason: str) -> None:
         """Tell every daemon that the cluster ends."""
         self._stopping = True
-        for node in self.nodes:
+        for node in self.cluster.nodes:
             node.send(stop=head_pb2.Stop(reason=reason))
 
     def warn_drivers(self, text: str) -> None:
         """Tell every driver something that its user should know."""
-        for job in self.jobs.all():
-            self.clients.push(job.driver, "warning", text)
+        for job in self.cluster.jobs.all():
+            self.cluster.clients.push(job.driver, "warning", text)
 
     # --- messages --------------------------------------------------------------------
     def on_message(self, node: Node, message: head_pb2.FromNode) -> None:
@@ -259,70 +177,32 @@ class Head:
 
     def _attached(self, node: Node, attached: head_pb2.ProcessAttached) -> None:
         job_id = attached.job_id or attached.process_id
-        self.clients.attach(
+        self.cluster.clients.attach(
             Client(attached.process_id, node, attached.pid, attached.driver, job_id)
         )
         if attached.driver:
-            job = self.jobs.started(
+            job = self.cluster.jobs.started(
                 job_id, attached.process_id, node.id, attached.pid, attached.details
             )
             self._storage.job(job)
-        self.jobs.hold(attached.process_id, job_id)
+        self.cluster.jobs.hold(attached.process_id, job_id)
 
     def _process_ended(self, ended: head_pb2.ProcessEnded) -> None:
         if ended.lease:
-            self.actors.process_of_lease(ended.lease, ended.process_id)
+            self.cluster.actors.process_of_lease(ended.lease, ended.process_id)
         code = ended.exit_code if ended.exit_known else None
         how = ProcessExit(code, ended.pid, ended.planned, detail=ended.detail)
-        self.clients.ended(ended.process_id, how)
-
-    def driver_ended(self, process_id: bytes) -> None:
-        """A process is gone; if it was a driver, its job is over."""
-        job = self.jobs.driver_ended(process_id)
-        if job is not None:
-            self._storage.job(job)
-            if not self.jobs.is_over(job.id):
-                self._tell_job_ended(job.id)
-
-    def _client_ended(self, process_id: bytes, how: ProcessExit) -> None:
-        if not how.with_node:
-            self.jobs.release(process_id)
-        self.driver_ended(process_id)
-        if how.with_node:  # it may live, and be back before its daemon gives up
-            self._timers.call_later(latest_return(), lambda: self._release_job(process_id))
-
-    def _release_job(self, process_id: bytes) -> None:
-        if self.clients.get(process_id) is None:
-            self.jobs.release(process_id)
-
-    def _job_over(self, job_id: bytes) -> None:
-        """Nothing of a job runs or will: what was kept for it goes."""
-        self.code.job_over(job_id)
-        self._tell_job_ended(job_id)
-
-    def _tell_job_ended(self, job_id: bytes) -> None:
-        over = self.jobs.is_over(job_id)
-        for node in self.nodes:
-            node.send(job_ended=head_pb2.JobEnded(job_id=job_id, over=over))
-
-    def tell_ended_jobs(self, node_id: bytes, job_ids: Iterable[bytes]) -> None:
-        """A node whose session was broken may have missed that some of these jobs ended."""
-        node = self.nodes.get(node_id)
-        for job_id in job_ids:
-            job = self.jobs.get(job_id)
-            if node is not None and (job is None or job.ended is not None):
-                over = self.jobs.is_over(job_id)
-                node.send(job_ended=head_pb2.JobEnded(job_id=job_id, over=over))
+        self.cluster.clients.ended(ended.process_id, how)
 
     def _lease_failed(self, failed: head_pb2.LeaseFailed) -> None:
-        if self.actors.lease_failed(failed.lease, failed.error, failed.tries):
-            self.grants.release(failed.lease)
+        if self.cluster.actors.lease_failed(failed.lease, failed.error, failed.tries):
+            self.cluster.grants.release(failed.lease)
         else:
-            self.leases.failed(failed.lease, failed.error, failed.tries)
+            self.cluster.leases.failed(failed.lease, failed.error, failed.tries)
 
     def _lease_ended(self, number: int) -> None:
-        self.actors.lease_over(number)
-        self.leases.over(number)
+        self.cluster.actors.lease_over(number)
+        self.cluster.leases.over(number)
 
 
 def _version_error(hello: head_pb2.NodeHello) -> tuple[str, str] | None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2_grpc
 from miniray.common.host_port import join_host_port
-from miniray.head.head import Head, Identity
+from miniray.head.cluster import Identity
+from miniray.head.head import Head
 from miniray.head.server import HeadServicer, watch_liveness
 from miniray.head.storage.storage import NoStorage
 from miniray.security import certificates, channels

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2
 from miniray.common.config import config
+from miniray.head.cluster import latest_return
 from miniray.head.scheduling.allocations import allocation_from_json
 from miniray.head.scheduling.holdings import sort_out
 from miniray.head.storage import records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    from miniray.head.cluster import Cluster
     from miniray.head.directories.grants import Timers
     from miniray.head.directories.jobs import Job
     from miniray.head.directories.nodes import Node
-    from miniray.head.head import Head
     from miniray.head.storage.storage import Saved
 
 logger = logging.getLogger(__name__)
@@ -32,16 +33,14 @@ logger = logging.getLogger(__name__)
 _NODES = "_nodes"
 
 
-def latest_return() -> float:
-    """Seconds after which nothing comes back of a node whose session broke: its daemon gave up."""
-    return config().node_timeout + config().head_grace
-
-
 class Recovery:
     """What is kept of before, until the nodes have reported."""
 
-    def __init__(self, head: Head, timers: Timers) -> None:
-        self._head = head
+    def __init__(
+        self, cluster: Cluster, timers: Timers, handle: Callable[[Node, head_pb2.FromNode], None]
+    ) -> None:
+        self._cluster = cluster
+        self._handle = handle
         self._timers = timers
         #: Names of nodes that have something of what was kept, and have not reported.
         self._expected: set[str] = set()
@@ -54,36 +53,36 @@ class Recovery:
 
     def restore(self, saved: Saved) -> None:
         """Enter what was kept, and wait for the nodes that it names."""
-        head = self._head
+        cluster = self._cluster
         for namespace, key, value in saved.values:
-            head.kv.restore(namespace, key, value)
+            cluster.kv.restore(namespace, key, value)
         for record in saved.jobs:
             self._restore_job(records.read_job(record))
-        head.code.restored()
+        cluster.code.restored()
         for record in saved.dead_actors:
-            head.actors.restore_dead(*records.read_dead_actor(record))
+            cluster.actors.restore_dead(*records.read_dead_actor(record))
         for id in saved.removed_groups:
-            head.placement_groups.forbid(id)
+            cluster.placement_groups.forbid(id)
         actors = [records.read_actor(record) for record in saved.actors]
         self._expected = {node_id.hex() for _, node_id in actors if node_id}
         if saved.epoch > 1:
             self.over = False
-            head.scheduler.await_nodes()
+            cluster.scheduler.await_nodes()
             self._timers.call_later(config().node_timeout, self._end_of_wait)
-            for name in head.kv.keys(_NODES, ""):
-                address, hostname = json.loads(head.kv.get(_NODES, name) or b"")
+            for name in cluster.kv.keys(_NODES, ""):
+                address, hostname = json.loads(cluster.kv.get(_NODES, name) or b"")
                 self.awaited[str(name)] = (address, hostname)
         for record in saved.groups:
             group = records.read_group(record)
-            head.placement_groups.restore(group)
+            cluster.placement_groups.restore(group)
             if group.state is not None:
                 self._expected |= group.state.nodes
         for actor, node_id in actors:
-            head.actors.restore(actor, node_id)
+            cluster.actors.restore(actor, node_id)
 
     def _restore_job(self, job: Job) -> None:
         """Enter a job; it is not over while processes of it may come back with their nodes."""
-        jobs, holder = self._head.jobs, b"restored" + job.id
+        jobs, holder = self._cluster.jobs, b"restored" + job.id
         jobs.restore(job)
         jobs.hold(holder, job.id)
         self._timers.call_later(latest_return(), lambda: jobs.release(holder))
@@ -104,15 +103,15 @@ class Recovery:
         Raises:
             ValueError: what it reports does not fit it.
         """
-        head = self._head
+        cluster = self._cluster
         running = {
             report.lease: (report, allocation_from_json(node.name, report.allocation))
             for report in reports
         }
         self._expected.discard(node.name)
         self.awaited.pop(node.name, None)
-        head.kv.put(_NODES, node.name, json.dumps((node.host, node.hostname)).encode())
-        awaited = head.scheduler.awaited_on(node.name)
+        cluster.kv.put(_NODES, node.name, json.dumps((node.host, node.hostname)).encode())
+        awaited = cluster.scheduler.awaited_on(node.name)
         bundles, homeless = sort_out(
             node.pool, awaited, {number: held for number, (_, held) in running.items()}
         )
@@ -121,15 +120,15 @@ class Recovery:
             for number, (_, held) in running.items()
         }
         lasting = [number for number, (report, _) in running.items() if report.actor_id]
-        head.grants.add_node(node.pool, bundles.items(), leases.items(), lasting)
+        cluster.grants.add_node(node.pool, bundles.items(), leases.items(), lasting)
         for group_id in dict.fromkeys(key[0] for key in bundles):
-            head.placement_groups.reported(group_id)
+            cluster.placement_groups.reported(group_id)
         for message in lately:
-            head.handle(node, message)
+            self._handle(node, message)
         processes = {number: report.process_id for number, (report, _) in running.items()}
-        head.actors.node_reports(node, processes, homeless)
+        cluster.actors.node_reports(node, processes, homeless)
         for number, (report, _) in running.items():
-            if head.actors.has_lease(number):
+            if cluster.actors.has_lease(number):
                 continue
             if report.actor_id or number in homeless or not self._is_of_before(report, node):
                 node.send(end_lease=head_pb2.EndLease(lease=number, kill=True))
@@ -139,38 +138,38 @@ class Recovery:
 
     def lost(self, node: Node) -> None:
         """A node is gone: the next head does not wait for it."""
-        self._head.kv.delete(_NODES, node.name)
+        self._cluster.kv.delete(_NODES, node.name)
 
     def _is_of_before(self, report: head_pb2.RunningLease, node: Node) -> bool:
         """Whether a lease is of an earlier head, and this one has not ended it already.
 
         A session that broke ended all leases of its node for everybody else.
         """
-        return report.epoch != self._head.identity.epoch and node.name not in self._reported
+        return report.epoch != self._cluster.identity.epoch and node.name not in self._reported
 
     def _adopt(self, report: head_pb2.RunningLease, node: Node) -> None:
-        self._head.leases.adopt(report.lease, report.owner, node.id, report.process_id)
+        self._cluster.leases.adopt(report.lease, report.owner, node.id, report.process_id)
         if self.over:  # its owner may have ended long ago, or attach to this node in a moment
-            self._timers.call_later(config().node_timeout, self._head.leases.end_orphans)
+            self._timers.call_later(config().node_timeout, self._cluster.leases.end_orphans)
 
     def _end_of_wait(self) -> None:
         """Who has not come back by now is gone."""
-        head = self._head
+        cluster = self._cluster
         self.over = True
         # What ends with a process that is gone ends first, else it would be begun anew elsewhere.
-        head.actors.end_orphans()
-        head.placement_groups.end_orphans()
-        head.leases.end_orphans()
+        cluster.actors.end_orphans()
+        cluster.placement_groups.end_orphans()
+        cluster.leases.end_orphans()
         for name in sorted(self._expected):
             logger.warning("node %s did not come back after the head's restart", name)
-            head.actors.node_never_came(bytes.fromhex(name))
-            head.grants.remove_node(name)
+            cluster.actors.node_never_came(bytes.fromhex(name))
+            cluster.grants.remove_node(name)
         self._expected.clear()
         for name in self.awaited:
-            head.kv.delete(_NODES, name)
+            cluster.kv.delete(_NODES, name)
         self.awaited.clear()
-        head.grants.await_no_more()
-        for job in head.jobs.all():
-            if job.ended is None and head.clients.get(job.driver) is None:
-                head.driver_ended(job.driver)
-        head.nodes.tell_all()
+        cluster.grants.await_no_more()
+        for job in cluster.jobs.all():
+            if job.ended is None and cluster.clients.get(job.driver) is None:
+                cluster.driver_ended(job.driver)
+        cluster.nodes.tell_all()

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray._proto import common_pb2
-    from miniray.head.head import Head
+    from miniray.head.cluster import Cluster
+    from miniray.head.state import ClusterState
 
 logger = logging.getLogger(__name__)
 
@@ -25,14 +26,13 @@ logger = logging.getLogger(__name__)
 class Requests:
     """Handlers by name; arguments that are not what a handler is annotated with are refused."""
 
-    def __init__(self, head: Head) -> None:
-        self._clients = head.clients
-        actors, leases, groups, kv, state = (
-            head.actors,
-            head.leases,
-            head.placement_groups,
-            head.kv,
-            head.state,
+    def __init__(self, cluster: Cluster, state: ClusterState) -> None:
+        self._clients = cluster.clients
+        actors, leases, groups, kv = (
+            cluster.actors,
+            cluster.leases,
+            cluster.placement_groups,
+            cluster.kv,
         )
         #: Called with the asking process and the arguments.
         by: dict[str, Callable[..., Any]] = {
@@ -43,7 +43,7 @@ class Requests:
             "return_lease": leases.give_back,
             "swap_lease": leases.swap,
             "hold_leases": leases.hold,
-            "ended_jobs": head.tell_ended_jobs,
+            "ended_jobs": cluster.tell_ended_jobs,
             "waiting_of_job": state.waiting_of_job,
             "why_waits": state.why_waits,
         }
@@ -53,23 +53,23 @@ class Requests:
             "kill_actor": actors.kill,
             "get_actor": actors.find,
             "list_named_actors": actors.named,
-            "awaits_calls": head.departures.began,
-            "waits_for": head.departures.waits_for,
+            "awaits_calls": cluster.departures.began,
+            "waits_for": cluster.departures.waits_for,
             "create_placement_group": groups.create,
             "remove_placement_group": groups.remove,
             "placement_group_table": groups.table,
             "find_placement_group": groups.find,
             "pin_placement_group": groups.pin,
-            "put_code": head.code.put,
-            "use_code": head.code.use,
-            "get_code": head.code.get,
+            "put_code": cluster.code.put,
+            "use_code": cluster.code.use,
+            "get_code": cluster.code.get,
             "kv_put": kv.put,
             "kv_get": kv.get,
             "kv_del": kv.delete,
             "kv_keys": kv.keys,
             "kv_exists": kv.exists,
-            "drain_node": head.drains.drain,
-            "undo_drain": head.drains.undo,
+            "drain_node": cluster.drains.drain,
+            "undo_drain": cluster.drains.undo,
             "nodes": state.ray_nodes,
             "cluster_resources": state.total_resources,
             "available_resources": state.available_resources,
@@ -79,8 +79,8 @@ class Requests:
         #: These answer by themselves; called with whom and the number of the request.
         later: dict[str, Callable[..., Any]] = {
             "await_placement_group": groups.wait,
-            "await_drained": head.drains.wait,
-            "await_end": head.ends.wait,
+            "await_drained": cluster.drains.wait,
+            "await_end": cluster.ends.wait,
         }
         self._by, self._later, self._handlers = set(by), set(later), {**by, **plainly, **later}
         self._arguments = {

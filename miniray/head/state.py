@@ -31,10 +31,11 @@ from miniray.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from miniray.head.cluster import Cluster
     from miniray.head.directories.actor import Actor
     from miniray.head.directories.grants import Request
     from miniray.head.directories.nodes import Node
-    from miniray.head.head import Head
+    from miniray.head.recovery import Recovery
     from miniray.head.scheduling.reasons import Reason
     from miniray.head.scheduling.resources import ResourcePool
 
@@ -49,10 +50,11 @@ _MAX_DEAD = 10
 
 
 class ClusterState:
-    """Views of a head."""
+    """Views of a cluster."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
+    def __init__(self, cluster: Cluster, recovery: Recovery) -> None:
+        self._cluster = cluster
+        self._recovery = recovery
         self._listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
             "nodes": self.ray_nodes,
             "actors": self._list_actors,
@@ -71,11 +73,11 @@ class ClusterState:
 
     def total_resources(self) -> dict[str, float]:
         """Totals of the living nodes, without zeros; memory in bytes."""
-        return _positive(self._head.scheduler.total_resources())
+        return _positive(self._cluster.scheduler.total_resources())
 
     def available_resources(self) -> dict[str, float]:
         """What of them is free, without zeros."""
-        return _positive(self._head.scheduler.available_resources())
+        return _positive(self._cluster.scheduler.available_resources())
 
     # --- listings ----------------------------------------------------------------
     def listing(self, what: str) -> list[dict[str, Any]]:
@@ -97,7 +99,7 @@ class ClusterState:
                 "is_detached": actor.spec["detached"],
                 "placement_group_id": _group_of(actor),
             }
-            for actor in self._head.actors.all()
+            for actor in self._cluster.actors.all()
         ]
         dead = [
             {
@@ -115,13 +117,13 @@ class ClusterState:
                 "death_cause": str(dead.death.error(id)),
                 "death_kind": dead.death.cause,
             }
-            for id, dead in self._head.actors.dead()
+            for id, dead in self._cluster.actors.dead()
         ]
         return [*living, *dead]
 
     def _lately_dead(self) -> list[DeadActorStatus]:
         """Actors that died otherwise than programs end theirs, the latest first."""
-        dead = reversed(self._head.actors.dead())
+        dead = reversed(self._cluster.actors.dead())
         unusual = ((id, each) for id, each in dead if DeathCause[each.death.cause] not in ORDINARY)
         return [
             DeadActorStatus(
@@ -135,9 +137,9 @@ class ClusterState:
         ]
 
     def _list_placement_groups(self) -> list[dict[str, Any]]:
-        known = {group.id.hex(): group for group in self._head.placement_groups.all()}
+        known = {group.id.hex(): group for group in self._cluster.placement_groups.all()}
         found = []
-        for id, table in self._head.placement_groups.table(None).items():
+        for id, table in self._cluster.placement_groups.table(None).items():
             group = known.get(id)
             detached = group is not None and group.detached
             job_id = self._job_of(bytes.fromhex(id))
@@ -146,7 +148,7 @@ class ClusterState:
 
     def _job_of(self, group_id: bytes) -> str:
         """Hex id of the job of a placement group; empty if its creator is gone."""
-        creator = self._head.clients.get(owner_of(group_id))
+        creator = self._cluster.clients.get(owner_of(group_id))
         return creator.job_id.hex() if creator is not None else ""
 
     def _list_leases(self) -> list[dict[str, Any]]:
@@ -161,7 +163,7 @@ class ClusterState:
                 "revoked": lease.revoked,
                 "resources": self._held(lease.number),
             }
-            for lease in self._head.leases.leases.values()
+            for lease in self._cluster.leases.leases.values()
         ]
 
     def _list_jobs(self) -> list[dict[str, Any]]:
@@ -177,7 +179,7 @@ class ClusterState:
                 "start_time": job.started,
                 "end_time": job.ended,
             }
-            for job in self._head.jobs.all()
+            for job in self._cluster.jobs.all()
         ]
 
     def _list_workers(self) -> list[dict[str, Any]]:
@@ -189,33 +191,33 @@ class ClusterState:
                 "job_id": client.job_id.hex(),
                 "kind": "driver" if client.is_driver else "worker",
             }
-            for client in self._head.clients.all()
+            for client in self._cluster.clients.all()
         ]
 
     # --- the status --------------------------------------------------------------
     def status(self) -> ClusterStatus:
         """Everything that ``miniray status`` shows."""
         nodes = [self._node(node) for node in self._all_nodes()]
-        total = self._head.scheduler.total_resources()
+        total = self._cluster.scheduler.total_resources()
         # Not from what is available: nothing is on a draining node, though little may be used.
         used: dict[str, float] = {}
         for node in nodes:
             for name, amount in node["used"].items():
                 used[name] = used.get(name, 0.0) + amount
         return ClusterStatus(
-            address=self._head.address,
+            address=self._cluster.identity.address,
             version=VERSION,
-            started=self._head.cluster_started,
-            head_started=self._head.started,
+            started=self._cluster.cluster_started,
+            head_started=self._cluster.started,
             time=time.time(),
             nodes=nodes,
             awaited=[
                 AwaitedNode(node_id=name, address=address, hostname=hostname)
-                for name, (address, hostname) in self._head.recovery.awaited.items()
+                for name, (address, hostname) in self._recovery.awaited.items()
             ],
             total=_positive(total),
             used=_positive(used),
-            actors=[self._actor(actor) for actor in self._head.actors.all()],
+            actors=[self._actor(actor) for actor in self._cluster.actors.all()],
             dead_actors=self._lately_dead(),
             pending=self._pending(),
             placement_groups=[
@@ -227,18 +229,18 @@ class ClusterState:
                     bundles=group.bundles,
                     bundle_nodes=list(group.table()["bundles_to_node_id"].values()),
                 )
-                for group in self._head.placement_groups.all()
+                for group in self._cluster.placement_groups.all()
             ],
         )
 
     def _all_nodes(self) -> tuple[Node, ...]:
         """Nodes that have, or had, something to offer: not those that drivers outside bring."""
-        nodes = self._head.nodes
+        nodes = self._cluster.nodes
         return tuple(node for node in (*nodes, *nodes.lost()) if not node.drivers_only)
 
     def _node(self, node: Node) -> NodeStatus:
-        pool = self._head.scheduler.nodes.get(node.name) if node.alive else None
-        silence, notable = self._head.silence_of(node), _MISSED * config().heartbeat_interval
+        pool = self._cluster.scheduler.nodes.get(node.name) if node.alive else None
+        silence, notable = self._cluster.silence_of(node), _MISSED * config().heartbeat_interval
         return NodeStatus(
             node_id=node.name,
             address=node.host,
@@ -280,12 +282,12 @@ class ClusterState:
         )
 
     def _held(self, number: int) -> dict[str, float]:
-        lease = self._head.scheduler.lease(lease_id(number))
+        lease = self._cluster.scheduler.lease(lease_id(number))
         return lease.allocation.resources() if lease is not None else {}
 
     def waiting_of_job(self, process_id: bytes) -> list[dict[str, Any]]:
         """What waits of the job of a process, as ``_pending``, with for how many seconds."""
-        client = self._head.clients.get(process_id)
+        client = self._cluster.clients.get(process_id)
         if client is None:
             return []
         now = time.time()
@@ -294,27 +296,29 @@ class ClusterState:
 
     def why_waits(self, process_id: bytes, kind: str, id: Any) -> str:
         """Why an actor, a placement group or a process's tasks of one shape wait, if they do."""
-        head = self._head
+        cluster = self._cluster
         if kind == "placement_group":
-            reason = head.scheduler.explain_group(id)
+            reason = cluster.scheduler.explain_group(id)
         else:
             is_actor = kind == "actor"
             number = (
-                head.actors.waiting(id) if is_actor else head.leases.first_waiting(process_id, id)
+                cluster.actors.waiting(id)
+                if is_actor
+                else cluster.leases.first_waiting(process_id, id)
             )
-            reason = head.scheduler.explain(lease_id(number)) if number else None
+            reason = cluster.scheduler.explain(lease_id(number)) if number else None
         return reason.sentence() if reason is not None else ""
 
     def _pending(self, job_id: bytes | None = None) -> list[PendingDemand]:
         """Requests that wait, those of one shape together, then placement groups."""
         shapes: dict[Any, list[Request]] = {}
-        for request in self._head.grants.waiting.values():
+        for request in self._cluster.grants.waiting.values():
             asker = request.requester.describe(request.token)
             if job_id is None or asker.job_id == job_id:
                 shapes.setdefault((asker.kind, request.demand), []).append(request)
         found = []
         for (kind, demand), requests in list(shapes.items())[:_MAX_SHAPES]:
-            reason = self._head.scheduler.explain(lease_id(requests[0].number))
+            reason = self._cluster.scheduler.explain(lease_id(requests[0].number))
             by_token = {id(request.token): request for request in requests}.values()
             askers = [request.requester.describe(request.token) for request in by_token]
             found.append(
@@ -332,10 +336,10 @@ class ClusterState:
 
     def _pending_groups(self, of_job: bytes | None) -> list[PendingDemand]:
         found: list[PendingDemand] = []
-        for group in self._head.placement_groups.all():
+        for group in self._cluster.placement_groups.all():
             if of_job is not None and self._job_of(group.id) != of_job.hex():
                 continue
-            reason = self._head.scheduler.explain_group(group.id)
+            reason = self._cluster.scheduler.explain_group(group.id)
             if reason is None or len(found) == _MAX_SHAPES:
                 continue
             found.append(

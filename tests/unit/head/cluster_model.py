@@ -15,7 +15,8 @@ from typing import Any
 from head_harness import actor_spec, task_spec
 from model_parts import Clock, Daemon, Disk, Process, Running
 
-from miniray.head.head import Head, Identity
+from miniray.head.cluster import Identity
+from miniray.head.head import Head
 
 AMOUNTS = [0.25, 0.4, 0.5, 0.6, 1, 2]
 
@@ -79,7 +80,7 @@ class World:
 
     def ask_to_end(self, client: Process, method: str, id: bytes, *args: Any) -> None:
         """What was answered has ended for good. Others than its creator know of it later."""
-        there = (*self.head.placement_groups.all(), *self.head.actors.all())
+        there = (*self.head.cluster.placement_groups.all(), *self.head.cluster.actors.all())
         if any(each.id == id for each in there):
             client = self._client() or client
         number = next(self._requests)
@@ -326,7 +327,7 @@ class World:
                 if daemon.node is None:
                     daemon.join()
             self.settle()
-            there = [*self.head.placement_groups.all(), *self.head.actors.all()]
+            there = [*self.head.cluster.placement_groups.all(), *self.head.cluster.actors.all()]
             if any(each.id in self.over for each in there):
                 self.wrong.append(
                     f"there again: {[each.id.hex() for each in there if each.id in self.over]}"

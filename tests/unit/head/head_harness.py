@@ -11,7 +11,8 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2
-from miniray.head.head import Head, Identity
+from miniray.head.cluster import Identity
+from miniray.head.head import Head
 from miniray.head.storage.storage import NoStorage
 from miniray.messages import plain
 from miniray.version import VERSION

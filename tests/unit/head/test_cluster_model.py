@@ -23,10 +23,10 @@ def test_nothing_is_held_when_all_has_ended_whatever_was_lost_meanwhile(
 
     assert world.wrong == []
     assert [daemon.leases for daemon in world.daemons if daemon.leases] == []
-    for pool in world.head.scheduler.nodes.values():
+    for pool in world.head.cluster.scheduler.nodes.values():
         assert (pool.free, pool.leases, pool.reservation) == (pool.total, {}, None)
         assert pool.devices["GPU"].free == pool.devices["GPU"].capacity
-    assert not world.head.grants.waiting
+    assert not world.head.cluster.grants.waiting
     for kind in ("actors", "leases"):
         assert all(each["state"] == "DEAD" for each in world.head.state.listing(kind))
-    assert world.head.placement_groups.all() == []
+    assert world.head.cluster.placement_groups.all() == []

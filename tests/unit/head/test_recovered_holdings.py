@@ -350,7 +350,7 @@ class Asker:
 def test_a_grant_that_cannot_be_told_keeps_no_other_from_being_told() -> None:
     cluster = FakeCluster()
     asker: Any = Asker()
-    grants = cluster.head.grants
+    grants = cluster.head.cluster.grants
     for token in ("first", "bad", "last"):
         grants.submit(asker, token, Demand.of({"CPU": 1}), None)
     cluster.node({"CPU": 3})

@@ -458,4 +458,4 @@ def test_an_actor_that_was_killed_does_not_die_again_with_its_node(cluster: Fake
     cluster.head.lose(there.node, "it was silent")
     assert deaths(here, owner) == []
     cluster.node({"far": 1})
-    assert cluster.head.actors.all() == []
+    assert cluster.head.cluster.actors.all() == []

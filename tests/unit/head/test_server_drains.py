@@ -132,7 +132,7 @@ def test_who_ends_does_not_wait_any_more(cluster: FakeCluster, daemon: FakeDaemo
     node_id = daemon.ask(driver, "drain_node", daemon.node_id.hex())
     daemon.begin(command, "await_drained", node_id)
     daemon.end_process(command)
-    assert not cluster.head.drains._waiting
+    assert not cluster.head.cluster.drains._waiting
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ import grpc
 import pytest
 
 from miniray._proto import common_pb2, head_pb2, head_pb2_grpc
-from miniray.head.head import Head, Identity
+from miniray.head.cluster import Identity
+from miniray.head.head import Head
 from miniray.head.server import HeadServicer
 from miniray.head.storage.storage import NoStorage
 from miniray.security import channels
@@ -95,9 +96,9 @@ def test_a_session_begins_with_a_welcome_and_ends_with_the_stream(folder: Path) 
             session = stub.Session()
             welcome = await greet(session)
             assert (welcome.error_kind, welcome.cluster_id) == ("", "test")
-            assert [node.id for node in head.nodes] == [b"12345678"]
+            assert [node.id for node in head.cluster.nodes] == [b"12345678"]
             session.cancel()
-            await until(lambda: not list(head.nodes))
+            await until(lambda: not list(head.cluster.nodes))
 
     asyncio.run(scenario())
 
@@ -125,7 +126,7 @@ def test_without_the_secret_nothing_is_answered(folder: Path) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await greet(session)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
-            assert list(head.nodes) == []
+            assert list(head.cluster.nodes) == []
 
     asyncio.run(scenario())
 

@@ -79,7 +79,7 @@ def test_shapes_of_which_nothing_is_wanted_are_forgotten(
         daemon.notice(client, "return_lease", number)
         daemon.notice(client, "want_leases", group, task_spec(), 0)
         daemon.lease_ended(number)
-    assert cluster.head.leases._groups[client] == {}
+    assert cluster.head.cluster.leases._groups[client] == {}
 
 
 def test_tasks_that_take_nothing_start_few_workers_at_a_time(daemon: FakeDaemon) -> None:
@@ -206,7 +206,7 @@ def test_as_many_leases_come_as_are_wanted_and_fit(daemon: FakeDaemon) -> None:
 def test_a_long_queue_keeps_one_request_waiting(daemon: FakeDaemon) -> None:
     client = daemon.driver()
     get(daemon, client, 100_000)
-    assert len(daemon.cluster.head.grants.waiting) == 1
+    assert len(daemon.cluster.head.cluster.grants.waiting) == 1
     (pending,) = daemon.ask(client, "state", "pending")
     assert (pending["count"], pending["names"]) == (99_996, ["work"])
     want(daemon, client, 10, name="later")

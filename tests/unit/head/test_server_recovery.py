@@ -9,7 +9,7 @@ from head_harness import FakeCluster, actor_spec, new_id, task_spec
 from restart_harness import ARGUMENTS, GPU, Restarts, Running, attach, make_actor
 
 from miniray.exceptions import PlacementGroupRemovedError
-from miniray.head.recovery import latest_return
+from miniray.head.cluster import latest_return
 
 
 def test_each_start_has_an_epoch_of_its_own_and_the_clusters_id(restarts: Restarts) -> None:
@@ -37,7 +37,7 @@ def test_key_values_and_the_code_of_jobs_survive(restarts: Restarts) -> None:
         daemon = cluster.node()
         assert daemon.ask(daemon.node_id, "get_code", b"key") == b"\0code"
         assert daemon.ask(daemon.node_id, "get_code", b"other") is None
-        assert cluster.head.code.used == len(b"\0code")
+        assert cluster.head.cluster.code.used == len(b"\0code")
         attach(daemon, kept[0])
         daemon.end_process(kept[0])
         cluster.timers.pass_time(latest_return() + 1)

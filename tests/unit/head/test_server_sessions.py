@@ -50,7 +50,7 @@ def test_another_micro_version_of_python_is_welcome(cluster: FakeCluster) -> Non
 def test_a_node_that_tells_nonsense_is_refused(cluster: FakeCluster) -> None:
     daemon = cluster.node(resources=b'{"scalars": {"CPU": -1}}')
     assert daemon.one("welcome").error_kind == "ValueError"
-    assert list(cluster.head.nodes) == []
+    assert list(cluster.head.cluster.nodes) == []
     daemon = cluster.node(resources=b"{")
     assert daemon.one("welcome").error_kind == "ValueError"
 
@@ -76,10 +76,10 @@ def test_a_node_that_comes_back_replaces_its_old_session(cluster: FakeCluster) -
     assert new.one("welcome").error_kind == ""
     assert other.one("node_died").node_id == old.node_id
     assert [n.node_id for n in other.take("node_joined")] == [old.node_id, new.node_id]
-    assert cluster.head.clients.get(driver) is None
+    assert cluster.head.cluster.clients.get(driver) is None
     assert old.node is not None
     cluster.head.lose(old.node, "its stream ended")
-    assert [node.id for node in cluster.head.nodes] == [other.node_id, new.node_id]
+    assert [node.id for node in cluster.head.cluster.nodes] == [other.node_id, new.node_id]
 
 
 def test_processes_of_a_lost_node_are_gone(cluster: FakeCluster) -> None:
@@ -99,7 +99,7 @@ def test_messages_of_a_replaced_session_change_nothing(cluster: FakeCluster) -> 
     old = cluster.node()
     cluster.node(node_id=old.node_id)
     old.driver()
-    assert cluster.head.clients.all() == []
+    assert cluster.head.cluster.clients.all() == []
 
 
 def test_messages_that_waited_together_arrive_in_order(cluster: FakeCluster) -> None:
@@ -181,7 +181,7 @@ def test_lost_nodes_stay_listed(cluster: FakeCluster) -> None:
 def seconds_until_lost(cluster: FakeCluster, every: float) -> float:
     """How long the head, which looks so often, keeps a node of which it hears nothing."""
     since = cluster.timers.now
-    while list(cluster.head.nodes):
+    while list(cluster.head.cluster.nodes):
         assert cluster.timers.now < since + 1000
         cluster.timers.pass_time(every)
         cluster.head.check_liveness()
@@ -194,7 +194,7 @@ def test_a_node_that_is_silent_for_the_node_timeout_is_lost(cluster: FakeCluster
         cluster.timers.pass_time(config().heartbeat_interval)
         daemon.tell(heartbeat=head_pb2.Heartbeat())
         cluster.head.check_liveness()
-    assert [node.id for node in cluster.head.nodes] == [daemon.node_id]
+    assert [node.id for node in cluster.head.cluster.nodes] == [daemon.node_id]
     assert daemon.one("node_died").node_id == lost.node_id
 
 
@@ -207,7 +207,7 @@ def test_a_head_that_stood_still_does_not_take_that_for_the_silence_of_its_nodes
     cluster.head.check_liveness()
     cluster.timers.pass_time(100)
     cluster.head.check_liveness()  # before it reads what came meanwhile
-    assert len(list(cluster.head.nodes)) == 1
+    assert len(list(cluster.head.cluster.nodes)) == 1
     assert seconds_until_lost(cluster, every) == pytest.approx(config().node_timeout, abs=3 * every)
 
 

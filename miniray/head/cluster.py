@@ -1,0 +1,152 @@
+"""What the head knows of its cluster: the directories and the scheduler, put together."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+from miniray._proto import head_pb2
+from miniray.common.config import config
+from miniray.head.directories.actors import ActorDirectory
+from miniray.head.directories.clients import ClientDirectory, ProcessExit
+from miniray.head.directories.departures import Departures
+from miniray.head.directories.drains import Drains
+from miniray.head.directories.ends import ProcessEnds
+from miniray.head.directories.grants import GrantTable
+from miniray.head.directories.job_code import JobCode
+from miniray.head.directories.jobs import JobDirectory
+from miniray.head.directories.kv import KeyValues
+from miniray.head.directories.leases import TaskLeases
+from miniray.head.directories.nodes import Node, NodeDirectory
+from miniray.head.directories.pending_notices import PendingNotices
+from miniray.head.directories.placement_groups import PlacementGroups
+from miniray.head.directories.quarantines import Quarantines
+from miniray.head.directories.revocations import Revocations
+from miniray.head.scheduling.scheduler import ClusterScheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from miniray.head.directories.grants import Timers
+    from miniray.head.storage.storage import Storage
+
+
+def latest_return() -> float:
+    """Seconds after which nothing comes back of a node whose session broke: its daemon gave up."""
+    return config().node_timeout + config().head_grace
+
+
+@dataclasses.dataclass(frozen=True)
+class Identity:
+    """Which head this is."""
+
+    cluster_id: str
+    #: Counts the starts of the cluster's head.
+    epoch: int
+    #: What drivers and other machines know it by.
+    address: str = ""
+
+
+class Cluster:
+    """The directories of one head, and what the end of a process or a job means to them."""
+
+    def __init__(self, identity: Identity, timers: Timers, storage: Storage) -> None:
+        self.identity = identity
+        #: When the cluster was started, and this head of it.
+        self.cluster_started = self.started = time.time()
+        self._timers = timers
+        self._storage = storage
+        tunables = config()
+        epoch = identity.epoch
+        self.scheduler = ClusterScheduler(tunables.reserve_after, tunables.hybrid_threshold)
+        self.nodes = NodeDirectory()
+        self.clients = ClientDirectory(self.nodes)
+        self.ends = ProcessEnds(self.clients, timers)
+        self.jobs = JobDirectory(self._job_over, storage.job_forgotten)
+        self.kv = KeyValues(storage.key_value)
+        self.code = JobCode(self.kv, self.jobs, tunables.job_code_limit)
+        self.grants = GrantTable(
+            self.scheduler,
+            timers,
+            epoch=epoch,
+            pending_warning=tunables.pending_warning,
+        )
+        notices = PendingNotices(self.clients, timers)
+        self.leases = TaskLeases(
+            self.grants, self.nodes, self.clients, self.jobs, timers, notices, epoch=epoch
+        )
+        self.leases.on_kill = self.ends.explain
+        self.actors = ActorDirectory(
+            self.grants,
+            self.nodes,
+            self.clients,
+            self.jobs,
+            timers,
+            notices,
+            epoch=epoch,
+            on_change=storage.actor,
+        )
+        self.placement_groups = PlacementGroups(
+            self.grants, self.clients, self.jobs, timers, notices, storage.placement_group
+        )
+        self.clients.on_ended.append(self._client_ended)
+        self.revocations = Revocations(
+            self.grants,
+            self.leases,
+            self.clients,
+            timers,
+            reserve_after=tunables.reserve_after,
+        )
+        self.departures = Departures(
+            self.grants,
+            self.leases,
+            self.actors,
+            self.clients,
+            timers,
+            patience=tunables.reserve_after,
+        )
+        self.drains = Drains(self.grants, self.leases, self.nodes, self.clients, self.kv)
+        self.quarantines = Quarantines(self.grants, self.clients, self.jobs)
+
+    def silence_of(self, node: Node) -> float:
+        """How many seconds ago a node was last heard of."""
+        return self._timers.time() - node.heard
+
+    def driver_ended(self, process_id: bytes) -> None:
+        """A process is gone; if it was a driver, its job is over."""
+        job = self.jobs.driver_ended(process_id)
+        if job is not None:
+            self._storage.job(job)
+            if not self.jobs.is_over(job.id):
+                self._tell_job_ended(job.id)
+
+    def _client_ended(self, process_id: bytes, how: ProcessExit) -> None:
+        if not how.with_node:
+            self.jobs.release(process_id)
+        self.driver_ended(process_id)
+        if how.with_node:  # it may live, and be back before its daemon gives up
+            self._timers.call_later(latest_return(), lambda: self._release_job(process_id))
+
+    def _release_job(self, process_id: bytes) -> None:
+        if self.clients.get(process_id) is None:
+            self.jobs.release(process_id)
+
+    def _job_over(self, job_id: bytes) -> None:
+        """Nothing of a job runs or will: what was kept for it goes."""
+        self.code.job_over(job_id)
+        self._tell_job_ended(job_id)
+
+    def _tell_job_ended(self, job_id: bytes) -> None:
+        over = self.jobs.is_over(job_id)
+        for node in self.nodes:
+            node.send(job_ended=head_pb2.JobEnded(job_id=job_id, over=over))
+
+    def tell_ended_jobs(self, node_id: bytes, job_ids: Iterable[bytes]) -> None:
+        """A node whose session was broken may have missed that some of these jobs ended."""
+        node = self.nodes.get(node_id)
+        for job_id in job_ids:
+            job = self.jobs.get(job_id)
+            if node is not None and (job is None or job.ended is not None):
+                over = self.jobs.is_over(job_id)
+                node.send(job_ended=head_pb2.JobEnded(job_id=job_id, over=over))
