@@ -138,7 +138,7 @@ def init(
                     "or give ignore_reinit_error=True."
                 )
             if _context is None:  # a worker's
-                return InitContext({"address": current_runtime().context().address})
+                return InitContext({"address": current_runtime().context().address}, shutdown)
             return _context
         return _connect(options)
 
@@ -151,7 +151,7 @@ def _connect(options: InitOptions) -> InitContext:
     set_runtime(runtime)
     if options.logging_level is not None:
         logging.getLogger("miniray").setLevel(options.logging_level)
-    _context = InitContext(address_info)
+    _context = InitContext(address_info, shutdown)
     _owner_pid = os.getpid()
     atexit.register(shutdown)
     return _context

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
 
@@ -26,7 +26,8 @@ class InitContext(Mapping[str, Any]):
         dashboard_url: Always None: there is no dashboard; `miniray status` tells what runs.
     """
 
-    def __init__(self, address_info: Mapping[str, Any]) -> None:
+    def __init__(self, address_info: Mapping[str, Any], shutdown: Callable[[], None]) -> None:
+        self._shutdown = shutdown
         self.address_info = dict(address_info)
         self.python_version = ".".join(map(str, sys.version_info[:3]))
         self.miniray_version = VERSION
@@ -43,9 +44,7 @@ class InitContext(Mapping[str, Any]):
 
     def disconnect(self) -> None:
         """The same as ``miniray.shutdown()``."""
-        from miniray.api import shutdown
-
-        shutdown()
+        self._shutdown()
 
     def __enter__(self) -> InitContext:
         return self

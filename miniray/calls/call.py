@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray.common.config import config
+from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
-    from miniray.calls.lineage import Origin
+    from collections.abc import Sequence
+
     from miniray.common.object_ref import ObjectRef
     from miniray.objects.objects import Value
     from miniray.objects.streams import StreamState
@@ -34,6 +37,47 @@ class Channel(Protocol):
 
     def cancel(self, call: Call, force: bool, recursive: bool) -> bool:
         """Cancel; True if the call had not been sent and is withdrawn."""
+
+
+@dataclasses.dataclass(eq=False)
+class Origin:
+    """A task that has run: all that is needed to run it once more."""
+
+    number: int
+    target: Any
+    name: str
+    #: Of a generator: its items so far, which one more run makes as so many results.
+    return_ids: Sequence[bytes]
+    arguments: Value
+    #: Top-level refs; small ones with their values.
+    refs: list[RefArgument]
+    #: What must exist for it to run: (object id, its owner's node).
+    needs: tuple[tuple[bytes, bytes], ...]
+    #: Shape of its lease.
+    options: Any
+    #: How often it may still run again; -1: any number of times.
+    retries: int
+    retry_exceptions: bool | tuple[type[BaseException], ...]
+    #: Refs among its arguments that live as long as this is kept, and some that need not.
+    pins: list[ObjectRef[Any]]
+    #: Whether what no task can make again is kept alive for it.
+    keeps: bool
+    #: Whether ``return_ids`` are items, of which it may make more.
+    of_stream: bool
+    #: Its results that live, and origins kept here that need one of its results.
+    users: int = 0
+    #: Bytes of arguments that it keeps in this process.
+    size: int = 0
+    #: Calls of it that have not ended, and one more while it is kept: until there are none, its
+    #: arguments and ``pins`` are held.
+    uses: int = 1
+    #: What it keeps alive: objects by id, its own large arguments by its number.
+    pinned: list[bytes | int] = dataclasses.field(default_factory=list)
+
+    @property
+    def has_large_arguments(self) -> bool:
+        """Whether its arguments, other than refs, are in shared memory."""
+        return bool(self.arguments[0] == p.VALUE_SHARED)
 
 
 class Call:

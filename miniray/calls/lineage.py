@@ -9,11 +9,11 @@ lost together with this process. Bookkeeping only: running a task again is for o
 from __future__ import annotations
 
 import collections
-import dataclasses
 import itertools
 import threading
 from typing import TYPE_CHECKING, Any
 
+from miniray.calls.call import Origin
 from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
@@ -22,47 +22,6 @@ if TYPE_CHECKING:
     from miniray.calls.call import Call, RefArgument
     from miniray.common.object_ref import ObjectRef
     from miniray.objects.objects import Value
-
-
-@dataclasses.dataclass(eq=False)
-class Origin:
-    """A task that has run: all that is needed to run it once more."""
-
-    number: int
-    target: Any
-    name: str
-    #: Of a generator: its items so far, which one more run makes as so many results.
-    return_ids: Sequence[bytes]
-    arguments: Value
-    #: Top-level refs; small ones with their values.
-    refs: list[RefArgument]
-    #: What must exist for it to run: (object id, its owner's node).
-    needs: tuple[tuple[bytes, bytes], ...]
-    #: Shape of its lease.
-    options: Any
-    #: How often it may still run again; -1: any number of times.
-    retries: int
-    retry_exceptions: bool | tuple[type[BaseException], ...]
-    #: Refs among its arguments that live as long as this is kept, and some that need not.
-    pins: list[ObjectRef[Any]]
-    #: Whether what no task can make again is kept alive for it.
-    keeps: bool
-    #: Whether ``return_ids`` are items, of which it may make more.
-    of_stream: bool
-    #: Its results that live, and origins kept here that need one of its results.
-    users: int = 0
-    #: Bytes of arguments that it keeps in this process.
-    size: int = 0
-    #: Calls of it that have not ended, and one more while it is kept: until there are none, its
-    #: arguments and ``pins`` are held.
-    uses: int = 1
-    #: What it keeps alive: objects by id, its own large arguments by its number.
-    pinned: list[bytes | int] = dataclasses.field(default_factory=list)
-
-    @property
-    def has_large_arguments(self) -> bool:
-        """Whether its arguments, other than refs, are in shared memory."""
-        return bool(self.arguments[0] == p.VALUE_SHARED)
 
 
 class Lineage:

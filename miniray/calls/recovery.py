@@ -18,8 +18,9 @@ from miniray.objects.borrowing import error_value
 from miniray.objects.lost_values import LostValues
 
 if TYPE_CHECKING:
+    from miniray.calls.call import Origin
     from miniray.calls.calls import CallTable
-    from miniray.calls.lineage import Lineage, Origin
+    from miniray.calls.lineage import Lineage
     from miniray.calls.task_client import TaskClient
     from miniray.common.object_ref import ObjectRef
     from miniray.objects.borrowing import Borrowing

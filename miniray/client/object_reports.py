@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-from miniray.calls.call import Call
-from miniray.calls.lineage import Origin
+from miniray.calls.call import Call, Origin
 from miniray.common.call_site import describe
 from miniray.common.first import First
 from miniray.common.ids import owner_of

@@ -15,7 +15,7 @@ from miniray.common.absent import AbsentAttribute
 if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Coroutine, Generator
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -23,18 +23,24 @@ T_co = TypeVar("T_co", covariant=True)
 ID_LENGTH = 16
 
 
+def _no_runtime(_what: str) -> Any:
+    raise RuntimeError("miniray has not been imported in this process")
+
+
 class RefHooks:
     """What the runtime of this process wants to know about refs.
 
     ``dropped`` receives the id of each counted ref that went away, and ``wake``
     is called when the queue was empty before. ``serialized`` is called for each
-    ref that is being pickled and ``deserialized`` for each that was unpickled.
+    ref that is being pickled and ``deserialized`` for each that was unpickled. ``runtime``
+    gives the runtime of this process, or raises the error that says why there is none.
     """
 
-    __slots__ = ("deserialized", "dropped", "serialized", "wake", "woken")
+    __slots__ = ("deserialized", "dropped", "runtime", "serialized", "wake", "woken")
 
     def __init__(self) -> None:
         self.dropped: collections.deque[bytes] = collections.deque()
+        self.runtime: Callable[[str], Any] = _no_runtime
         self.woken = False
         self.wake: Callable[[], None] | None = None
         self.serialized: Callable[[ObjectRef[Any]], None] | None = None
@@ -127,22 +133,19 @@ class ObjectRef(Generic[T_co]):
 
     def future(self) -> concurrent.futures.Future[T_co]:
         """A ``concurrent.futures.Future`` that gets this ref's value or its error."""
-        from miniray.common.runtime import runtime_of
-
-        return runtime_of("ref").future(self)
+        made: concurrent.futures.Future[T_co] = hooks.runtime("ref").future(self)
+        return made
 
     def as_future(self) -> asyncio.Future[T_co]:
         """An ``asyncio.Future`` of the running event loop that gets this ref's value."""
         import asyncio
 
-        from miniray.common.runtime import runtime_of
-
-        return asyncio.ensure_future(runtime_of("ref").value_of(self))
+        value: Coroutine[Any, Any, T_co] = hooks.runtime("ref").value_of(self)
+        return asyncio.ensure_future(value)
 
     def __await__(self) -> Generator[Any, None, T_co]:
-        from miniray.common.runtime import runtime_of
-
-        return runtime_of("ref").value_of(self).__await__()
+        found: Generator[Any, None, T_co] = hooks.runtime("ref").value_of(self).__await__()
+        return found
 
 
 def rebuild_ref(id: bytes, owner_node: bytes) -> ObjectRef[Any]:

@@ -14,6 +14,8 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.object_ref import hooks
+
 if TYPE_CHECKING:
     import concurrent.futures
     from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -425,3 +427,6 @@ def _tell_own_cluster(runtime: Runtime) -> None:
             "processes; or start a cluster with `miniray start --head`, and both attach to it.",
             stacklevel=4,
         )
+
+
+hooks.runtime = runtime_of

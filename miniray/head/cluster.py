@@ -74,9 +74,15 @@ class Cluster:
         )
         notices = PendingNotices(self.clients, timers)
         self.leases = TaskLeases(
-            self.grants, self.nodes, self.clients, self.jobs, timers, notices, epoch=epoch
+            self.grants,
+            self.nodes,
+            self.clients,
+            self.jobs,
+            timers,
+            notices,
+            epoch=epoch,
+            on_kill=self.ends.explain,
         )
-        self.leases.on_kill = self.ends.explain
         self.actors = ActorDirectory(
             self.grants,
             self.nodes,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
 import pickle
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -104,22 +102,3 @@ def _run(
     return event_loop.run(
         start.run(answer), lambda: asyncio.SelectorEventLoop(PacedSelector(start.pace))
     )
-
-
-def end_process(pid: int, timeout: float) -> None:
-    """End a child of this process: SIGTERM, then SIGKILL; at once that if ``timeout`` is 0."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    import select
-
-    with contextlib.suppress(ProcessLookupError):
-        if timeout > 0:
-            os.kill(pid, signal.SIGTERM)
-        ended, _, _ = select.select([fd], [], [], timeout)
-        if not ended:
-            os.kill(pid, signal.SIGKILL)
-    os.close(fd)
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)

@@ -13,6 +13,7 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.common.config import config
 from miniray.common.host_port import parse_address
-from miniray.node.boot import end_process
 from miniray.system.boot_options import BootError
 from miniray.system.python_command import python_command
 
@@ -156,7 +156,7 @@ class HeadProcess:
 
     def end(self, grace: float) -> None:
         """End the process if it runs, within ``grace`` seconds gently; waits for its end."""
-        end_process(self.pid, grace)
+        _end_process(self.pid, grace)
         if self._process is not None:
             self._process.wait()  # it is reaped already; now its object knows
 
@@ -183,3 +183,22 @@ def main() -> NoReturn:
     options["secret"] = bytes.fromhex(options["secret"])
     options["session_dir"] = Path(options["session_dir"])
     _run(options, answer, parent)
+
+
+def _end_process(pid: int, timeout: float) -> None:
+    """End a child of this process: SIGTERM, then SIGKILL; at once that if ``timeout`` is 0."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    import select
+
+    with contextlib.suppress(ProcessLookupError):
+        if timeout > 0:
+            os.kill(pid, signal.SIGTERM)
+        ended, _, _ = select.select([fd], [], [], timeout)
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+    os.close(fd)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)

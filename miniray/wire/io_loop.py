@@ -18,7 +18,7 @@ import select
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from miniray.wire.interrupts import LISTEN, Interrupts, forked
 from miniray.wire.pace import Pace
@@ -27,7 +27,6 @@ from miniray.wire.poller import READ_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.wire.gates import Gate
     from miniray.wire.poller import Posted
 
 logger = logging.getLogger(__name__)
@@ -59,6 +58,14 @@ class _Unflushed:
 
     def __init__(self, connection: Posted) -> None:
         self.connection = connection
+
+
+class Waited(Protocol):
+    """What a thread waits for; ``gates.Gate`` is the one there is."""
+
+    @property
+    def opened(self) -> bool:
+        """Whether the wait is over."""
 
 
 class IOLoop:
@@ -224,7 +231,7 @@ class IOLoop:
             os.eventfd_write(fd, 1)
 
     # --- a thread that waits ---------------------------------------------------------
-    def serve(self, gate: Gate, timeout: float | None, *, idle: bool = False) -> bool:
+    def serve(self, gate: Waited, timeout: float | None, *, idle: bool = False) -> bool:
         """Handle messages in the calling thread until a gate opens or the time is over.
 
         False, at once, if another thread does so already or the loop has ended.
@@ -265,7 +272,7 @@ class IOLoop:
             interrupts.end()
 
     def _take_over(
-        self, gate: Gate, timeout: float | None, interrupts: Interrupts | None = None
+        self, gate: Waited, timeout: float | None, interrupts: Interrupts | None = None
     ) -> bool:
         if not self._serving.acquire(blocking=False):
             return False
@@ -285,7 +292,7 @@ class IOLoop:
             if self._soon or self._stopping:
                 self.wake()
 
-    def _serve_until(self, gate: Gate, timeout: float | None) -> bool:
+    def _serve_until(self, gate: Waited, timeout: float | None) -> bool:
         interrupts = self._interrupts
         deadline = None if timeout is None else time.monotonic() + timeout
         longest = _LONGEST if interrupts is None else LISTEN

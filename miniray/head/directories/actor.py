@@ -6,7 +6,6 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.ids import owner_of
-from miniray.head.directories.actor_states import PENDING
 
 if TYPE_CHECKING:
     from miniray.head.directories.jobs import Job
@@ -14,6 +13,13 @@ if TYPE_CHECKING:
     from miniray.head.scheduling.demands import Demand
     from miniray.head.scheduling.reasons import Told
     from miniray.messages.actor_death import Death
+
+
+#: States of an actor.
+PENDING = "PENDING"
+ALIVE = "ALIVE"
+RESTARTING = "RESTARTING"
+DEAD = "DEAD"
 
 
 @dataclasses.dataclass(eq=False, slots=True)

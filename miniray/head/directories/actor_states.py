@@ -12,11 +12,6 @@ if TYPE_CHECKING:
     from miniray.head.directories.actor import Actor
     from miniray.head.directories.clients import ProcessExit
 
-PENDING = "PENDING"
-ALIVE = "ALIVE"
-RESTARTING = "RESTARTING"
-DEAD = "DEAD"
-
 
 #: Of an actor whose end was asked for before the head had heard of it.
 NEVER_MADE = Death(DeathCause.KILLED.name, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import DeathCause
-from miniray.head.directories.actor_states import DEAD
+from miniray.head.directories.actor import DEAD
 from miniray.messages.actor_death import Death
 
 if TYPE_CHECKING:

@@ -17,15 +17,12 @@ from miniray.calls.task_shape import placement_from_data
 from miniray.common.ids import owner_of
 from miniray.common.runtime import BundleAffinity
 from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
-from miniray.head.directories.actor import Actor
+from miniray.head.directories.actor import ALIVE, DEAD, RESTARTING, Actor
 from miniray.head.directories.actor_spec import daemon_spec
 from miniray.head.directories.actor_states import (
-    ALIVE,
-    DEAD,
     NEVER_MADE,
     ORDINARY,
     REQUESTED,
-    RESTARTING,
     Circumstances,
     DeadActor,
     cause_of_death,

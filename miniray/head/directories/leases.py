@@ -58,6 +58,7 @@ class TaskLeases:
         notices: PendingNotices,
         *,
         epoch: int,
+        on_kill: Callable[[bytes, str], None],
     ) -> None:
         self._grants = grants
         self._nodes = nodes
@@ -76,7 +77,7 @@ class TaskLeases:
         #: Called with a lease that was asked back and the one that comes in its place.
         self.on_swap: Callable[[int, int], None] = _ignore
         #: Called with a process that is about to be ended, and why.
-        self.on_kill: Callable[[bytes, str], None] = _ignore
+        self._on_kill = on_kill
         clients.on_ended.append(self._client_ended)
 
     # --- what clients ask ------------------------------------------------------------
@@ -273,7 +274,7 @@ class TaskLeases:
         lease = self.leases.get(number)
         if lease is not None:
             if lease.process_id:
-                self.on_kill(lease.process_id, "The placement group that it ran in was removed.")
+                self._on_kill(lease.process_id, "The placement group that it ran in was removed.")
             self._end(lease, kill=True)
 
     def waits(self, token: LeaseGroup, number: int, reason: Reason) -> None:

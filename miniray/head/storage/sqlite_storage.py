@@ -16,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.common.config import config
-from miniray.head.directories.actor_states import DEAD
+from miniray.head.directories.actor import DEAD
 from miniray.head.storage import records
 from miniray.head.storage.storage import Saved
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from head_harness import FakeTimers
 
 from miniray._proto import common_pb2, head_pb2
-from miniray.head.directories.actor_states import DEAD
+from miniray.head.directories.actor import DEAD
 from miniray.head.storage import records
 from miniray.head.storage.storage import Saved
 from miniray.messages import plain
