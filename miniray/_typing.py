@@ -8,7 +8,7 @@ is given by name, are plain values. Nothing here runs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import ParamSpec, Self
 
-    from miniray.actor import ActorClass
     from miniray.common.object_ref import ObjectRef
-    from miniray.function import RemoteFunction
     from miniray.objects.object_ref_generator import ObjectRefGenerator
 
     #: Parameters of an actor class's constructor; ``ActorClass[Counter]`` leaves them open.
@@ -62,6 +60,8 @@ class Remote(Generic[Out_co]):
     """Something with a ``.remote(...)`` that returns ``Out_co``."""
 
     __slots__ = ()
+    #: What kind of node a graph has for it.
+    _is: ClassVar[Literal["function", "class", "method"]] = "method"
 
     if not TYPE_CHECKING:  # else a type checker takes any arguments for right
 
@@ -227,37 +227,6 @@ if TYPE_CHECKING:
     #: A plain method. Both are needed: ``**kwargs`` could hold a "self" given by name, so a
     #: method with them is no ``Callable[Concatenate[...]]``; and self may have another name.
     MethodOf = _OfSelf[P, R] | Callable[Concatenate[Any, P], R]
-
-    class ClassOf(Protocol[P, T_co]):
-        """A class, with the parameters of its constructor."""
-
-        @property
-        def __mro__(self) -> tuple[type, ...]: ...
-        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
-
-    class Decorator(Protocol):
-        """What ``remote(...)`` with options returns."""
-
-        # A class and a generator function are plain callables too; the first that fits wins.
-        @overload
-        def __call__(  # type: ignore[overload-overlap]
-            self, target: ClassOf[P, R], /
-        ) -> ActorClass[R, P]: ...
-        @overload
-        def __call__(  # type: ignore[overload-overlap]
-            self, target: type[R], /
-        ) -> ActorClass[R, ...]: ...
-        @overload
-        def __call__(  # type: ignore[overload-overlap]
-            self, target: Callable[P, Iterator[R]], /
-        ) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...
-        @overload
-        def __call__(self, target: Callable[P, R], /) -> RemoteFunction[P, ObjectRef[R]]: ...
-
-    class FunctionDecorator(Protocol[Out_co]):
-        """What ``remote(num_returns=...)`` returns."""
-
-        def __call__(self, target: Callable[P, Any], /) -> RemoteFunction[P, Out_co]: ...
 
     class Method(Remote[Out_co], Generic[P, R_co, Out_co]):
         """What type checkers see of a method marked with ``@method``.

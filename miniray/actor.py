@@ -234,6 +234,8 @@ def _no_method(info: ActorClassInfo, name: str) -> str:
 class ActorClass(Remote["ActorProxy[T]"], Generic[T, ActorPs]):
     """A class whose instances run as actors in the cluster: ``Class.remote(...)``."""
 
+    _is = "class"
+
     def __init__(self, cls: type[T], **given: Any) -> None:
         checked = option_rules.check_actor(given)
         self._setup(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from miniray.actor import ActorClass
 from miniray.function import RemoteFunction
@@ -12,11 +12,44 @@ from miniray.system.option_checks import shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from miniray._typing import ClassOf, Decorator, FunctionDecorator, P
+    from miniray._typing import Out_co, P, R, T_co
     from miniray.common.object_ref import ObjectRef
     from miniray.objects.object_ref_generator import ObjectRefGenerator
 
 T = TypeVar("T")
+
+if TYPE_CHECKING:
+
+    class ClassOf(Protocol[P, T_co]):
+        """A class, with the parameters of its constructor."""
+
+        @property
+        def __mro__(self) -> tuple[type, ...]: ...
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T_co: ...
+
+    class Decorator(Protocol):
+        """What ``remote(...)`` with options returns."""
+
+        # A class and a generator function are plain callables too; the first that fits wins.
+        @overload
+        def __call__(  # type: ignore[overload-overlap]
+            self, target: ClassOf[P, R], /
+        ) -> ActorClass[R, P]: ...
+        @overload
+        def __call__(  # type: ignore[overload-overlap]
+            self, target: type[R], /
+        ) -> ActorClass[R, ...]: ...
+        @overload
+        def __call__(  # type: ignore[overload-overlap]
+            self, target: Callable[P, Iterator[R]], /
+        ) -> RemoteFunction[P, ObjectRefGenerator[R]]: ...
+        @overload
+        def __call__(self, target: Callable[P, R], /) -> RemoteFunction[P, ObjectRef[R]]: ...
+
+    class FunctionDecorator(Protocol[Out_co]):
+        """What ``remote(num_returns=...)`` returns."""
+
+        def __call__(self, target: Callable[P, Any], /) -> RemoteFunction[P, Out_co]: ...
 
 
 # A class and a generator function are plain callables too; the first overload that fits wins.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class RemoteFunction(Remote[Out_co], Generic[P, Out_co]):
     """A function whose calls run as tasks in the cluster: ``f.remote(...)``."""
 
+    _is = "function"
+
     def __init__(self, function: Callable[P, Any], **given: Any) -> None:
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise ValueError(

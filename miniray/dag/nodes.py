@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miniray.actor import ActorClass
 from miniray.common.absent import AbsentAttribute
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from miniray._typing import Remote
 
 _NOT_COMPILED = "there are no compiled graphs; execute() runs the graph"
 
@@ -82,7 +80,7 @@ class _CallNode(DAGNode):
         kwargs: The same, by name.
     """
 
-    def __init__(self, target: Remote[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._target: Any = target
         self._args = args
         self._kwargs = kwargs
@@ -102,7 +100,7 @@ class FunctionNode(_CallNode):
 class ClassNode(_CallNode):
     """An actor, made at each execution. Its attributes are methods that can be bound."""
 
-    def __init__(self, target: Remote[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__(target, args, kwargs)
         #: The call of a method that was bound last.
         self._last: ClassMethodNode | None = None
@@ -147,7 +145,7 @@ class ClassMethodNode(DAGNode):
 
     def __init__(
         self,
-        parent: ClassNode | Remote[Any],
+        parent: Any,
         name: str,
         options: dict[str, Any],
         args: tuple[Any, ...],
@@ -239,12 +237,10 @@ class MultiOutputNode(DAGNode):
         return run.replaced(self._outputs)
 
 
-def bound(target: Remote[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> DAGNode:
+def bound(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DAGNode:
     """The node of a call of a remote function, class, or method of an actor."""
-    from miniray.function import RemoteFunction
-
-    if isinstance(target, ActorClass):
+    if target._is == "class":
         return ClassNode(target, args, kwargs)
-    if isinstance(target, RemoteFunction):
+    if target._is == "function":
         return FunctionNode(target, args, kwargs)
     return ClassMethodNode(target, "", {}, args, kwargs)
