@@ -12,35 +12,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.common.absent import absent, tell_imports
 
 if TYPE_CHECKING:
-    from miniray.train.attach import stop_run
-    from miniray.train.backend import Backend, BackendConfig
-    from miniray.train.callbacks import (
-        Callback,
-        CSVCallback,
-        JSONCallback,
-        MLflowCallback,
-        ProgressCallback,
-        TensorBoardCallback,
-        UserCallback,
-    )
-    from miniray.train.checkpoint import Checkpoint
-    from miniray.train.config import (
-        CheckpointConfig,
-        FailureConfig,
-        LoggingConfig,
-        RunConfig,
-        ScalingConfig,
-    )
-    from miniray.train.context import (
-        TrainContext,
-        get_all_reported_checkpoints,
-        get_checkpoint,
-        get_context,
-        report,
-    )
-    from miniray.train.data import DataConfig, get_dataset_shard
-    from miniray.train.data.config import TRAIN_DATASET_KEY
-    from miniray.train.exceptions import (
+    from miniray.train.base.exceptions import (
         CallbackError,
         CollectiveError,
         CollectiveTimeoutError,
@@ -53,69 +25,97 @@ if TYPE_CHECKING:
         WorkerGroupError,
         WorkerHungError,
     )
-    from miniray.train.policies import (
+    from miniray.train.base.policies import (
         FailureDecision,
         FailurePolicy,
         GroupFailure,
         ScalingDecision,
         ScalingPolicy,
     )
-    from miniray.train.report_options import (
+    from miniray.train.base.report_options import (
         CheckpointConsistencyMode,
         CheckpointUploadMode,
         ReportedCheckpoint,
         ReportedCheckpointStatus,
     )
-    from miniray.train.result import Result
-    from miniray.train.trainer import DataParallelTrainer
+    from miniray.train.callbacks import (
+        Callback,
+        CSVCallback,
+        JSONCallback,
+        MLflowCallback,
+        ProgressCallback,
+        TensorBoardCallback,
+        UserCallback,
+    )
+    from miniray.train.config import (
+        CheckpointConfig,
+        FailureConfig,
+        LoggingConfig,
+        RunConfig,
+        ScalingConfig,
+    )
+    from miniray.train.data import DataConfig, get_dataset_shard
+    from miniray.train.data.config import TRAIN_DATASET_KEY
+    from miniray.train.run.attach import stop_run
+    from miniray.train.run.result import Result
+    from miniray.train.run.trainer import DataParallelTrainer
+    from miniray.train.storage.checkpoint import Checkpoint
+    from miniray.train.worker.backend import Backend, BackendConfig
+    from miniray.train.worker.context import (
+        TrainContext,
+        get_all_reported_checkpoints,
+        get_checkpoint,
+        get_context,
+        report,
+    )
 
 _HOMES = {
-    "Backend": "backend",
-    "BackendConfig": "backend",
+    "Backend": "worker.backend",
+    "BackendConfig": "worker.backend",
     "CSVCallback": "callbacks",
     "Callback": "callbacks",
-    "CallbackError": "exceptions",
-    "Checkpoint": "checkpoint",
+    "CallbackError": "base.exceptions",
+    "Checkpoint": "storage.checkpoint",
     "CheckpointConfig": "config",
-    "CheckpointConsistencyMode": "report_options",
-    "CheckpointUploadMode": "report_options",
-    "CollectiveError": "exceptions",
-    "CollectiveTimeoutError": "exceptions",
-    "ControllerError": "exceptions",
-    "ControllerLostError": "exceptions",
+    "CheckpointConsistencyMode": "base.report_options",
+    "CheckpointUploadMode": "base.report_options",
+    "CollectiveError": "base.exceptions",
+    "CollectiveTimeoutError": "base.exceptions",
+    "ControllerError": "base.exceptions",
+    "ControllerLostError": "base.exceptions",
     "DataConfig": "data",
-    "DataParallelTrainer": "trainer",
+    "DataParallelTrainer": "run.trainer",
     "FailureConfig": "config",
-    "FailureDecision": "policies",
-    "FailurePolicy": "policies",
-    "GroupFailure": "policies",
+    "FailureDecision": "base.policies",
+    "FailurePolicy": "base.policies",
+    "GroupFailure": "base.policies",
     "JSONCallback": "callbacks",
     "LoggingConfig": "config",
     "MLflowCallback": "callbacks",
-    "PlacementTimeoutError": "exceptions",
+    "PlacementTimeoutError": "base.exceptions",
     "ProgressCallback": "callbacks",
-    "ReportedCheckpoint": "report_options",
-    "ReportedCheckpointStatus": "report_options",
-    "Result": "result",
+    "ReportedCheckpoint": "base.report_options",
+    "ReportedCheckpointStatus": "base.report_options",
+    "Result": "run.result",
     "RunConfig": "config",
     "ScalingConfig": "config",
-    "ScalingDecision": "policies",
-    "ScalingPolicy": "policies",
-    "StorageNotSharedError": "exceptions",
-    "StorageUnusableError": "exceptions",
+    "ScalingDecision": "base.policies",
+    "ScalingPolicy": "base.policies",
+    "StorageNotSharedError": "base.exceptions",
+    "StorageUnusableError": "base.exceptions",
     "TRAIN_DATASET_KEY": "data.config",
     "TensorBoardCallback": "callbacks",
-    "TrainContext": "context",
-    "TrainingFailedError": "exceptions",
+    "TrainContext": "worker.context",
+    "TrainingFailedError": "base.exceptions",
     "UserCallback": "callbacks",
-    "WorkerGroupError": "exceptions",
-    "WorkerHungError": "exceptions",
-    "get_all_reported_checkpoints": "context",
-    "get_checkpoint": "context",
-    "get_context": "context",
+    "WorkerGroupError": "base.exceptions",
+    "WorkerHungError": "base.exceptions",
+    "get_all_reported_checkpoints": "worker.context",
+    "get_checkpoint": "worker.context",
+    "get_context": "worker.context",
     "get_dataset_shard": "data",
-    "report": "context",
-    "stop_run": "attach",
+    "report": "worker.context",
+    "stop_run": "run.attach",
 }
 
 #: Names of Ray Train that are not here, and what to do instead.

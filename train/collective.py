@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 from typing import TypeVar
 
-from miniray.train.context import current_session
+from miniray.train.worker.context import current_session
 
 __all__ = ["barrier", "broadcast_from_rank_zero"]
 

@@ -217,7 +217,7 @@ def test_ctrl_c_twice_waits_for_no_upload(fit: Any, tmp_path: Path) -> None:
 def test_ctrl_c_ends_a_run_whose_controller_waits_for_resources(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("miniray.train.driver.ANSWER_TIMEOUT", 0.2)
+    monkeypatch.setattr("miniray.train.run.driver.ANSWER_TIMEOUT", 0.2)
     trainer = DataParallelTrainer(
         lambda: None,
         scaling_config=ScalingConfig(trainer_resources={"nowhere": 1}),

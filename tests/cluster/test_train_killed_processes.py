@@ -17,11 +17,11 @@ import fsspec
 import pytest
 
 from miniray.train import Checkpoint
-from miniray.train.local_link import LinkServer
+from miniray.train.worker.local_link import LinkServer
 
 PROGRAM = """
 import os, signal, sys
-from miniray.train.local_link import LinkClient
+from miniray.train.worker.local_link import LinkClient
 
 client = LinkClient.connect(("127.0.0.1", int(sys.argv[1])), b"secret of the run", 1, 30)
 child = os.fork()

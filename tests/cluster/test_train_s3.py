@@ -21,7 +21,7 @@ from miniray.train import (
     RunConfig,
     ScalingConfig,
 )
-from miniray.train.storage import RunStorage
+from miniray.train.storage.storage import RunStorage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -137,7 +137,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
     def set_to(seconds: float) -> None:
         changed = dataclasses.replace(tunables(), train_stall_patience=seconds)
-        monkeypatch.setattr("miniray.train.trainer.tunables", lambda: changed)
+        monkeypatch.setattr("miniray.train.run.trainer.tunables", lambda: changed)
 
     return set_to
 
@@ -180,7 +180,7 @@ def test_a_rank_knows_which_collective_call_has_not_ended(fit: Any, tmp_path: Pa
         import torch
         import torch.distributed as dist
 
-        from miniray.train.open_collectives import open_collective
+        from miniray.train.base.open_collectives import open_collective
 
         if dist.get_rank() == 1:
             wait_until(go.exists)

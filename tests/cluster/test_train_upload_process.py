@@ -14,17 +14,13 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from miniray.train import (
-    Checkpoint,
-    CheckpointUploadMode,
-    context,
-    report,
-)
-from miniray.train.attempt import UploadPlace
-from miniray.train.ranks import Ranks
-from miniray.train.session import Session, SessionSetup
-from miniray.train.storage import RunStorage
-from miniray.train.upload_process import UploadProcess
+from miniray.train import Checkpoint, CheckpointUploadMode, report
+from miniray.train.base.ranks import Ranks
+from miniray.train.controller.attempt import UploadPlace
+from miniray.train.storage.storage import RunStorage
+from miniray.train.worker import context
+from miniray.train.worker.session import Session, SessionSetup
+from miniray.train.worker.upload_process import UploadProcess
 
 # By value, a class of filesystems takes along the cache of fsspec, which can't be pickled.
 IMPORTED_BY_WORKERS = True
@@ -168,7 +164,7 @@ def test_an_upload_that_the_loop_waits_for_is_made_by_its_process(session, tmp_p
 def test_a_process_that_ends_does_not_wait_for_uploads():
     program = """
 import threading
-from miniray.train.uploads import BackgroundUploads
+from miniray.train.worker.uploads import BackgroundUploads
 begun = threading.Event()
 BackgroundUploads().submit(lambda: (begun.set(), threading.Event().wait()))
 begun.wait()

@@ -10,9 +10,9 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from miniray.train.checkpoint import Checkpoint
+    from miniray.train.base.state import RunState
     from miniray.train.config import RunConfig, ScalingConfig
-    from miniray.train.state import RunState
+    from miniray.train.storage.checkpoint import Checkpoint
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.callbacks.base import Callback
-from miniray.train.metrics_log import flatten
+from miniray.train.storage.metrics_log import flatten
 
 if TYPE_CHECKING:
+    from miniray.train.base.state import RunState
     from miniray.train.callbacks.base import RunContext
     from miniray.train.callbacks.row_files import CsvFile, JsonLinesFile
-    from miniray.train.checkpoint import Checkpoint
-    from miniray.train.state import RunState
+    from miniray.train.storage.checkpoint import Checkpoint
 
 
 class _FileCallback(Callback):

@@ -8,16 +8,16 @@ import importlib
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.train.base.state import RunState
 from miniray.train.callbacks.base import Callback
 from miniray.train.callbacks.libraries import choose
 from miniray.train.callbacks.values import scalars, step_of
-from miniray.train.state import RunState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from miniray.train.callbacks.base import RunContext
-    from miniray.train.checkpoint import Checkpoint
+    from miniray.train.storage.checkpoint import Checkpoint
 
 #: By which a run that goes on is found again in MLflow: a hash of the path of its folder, which
 #: itself may hold quotes that MLflow's search does not take.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from miniray.train.callbacks.base import Callback
 from miniray.train.config.checks import is_whole
-from miniray.train.progress_meter import ProgressGoals
+from miniray.train.progress.progress_meter import ProgressGoals
 
 
 class ProgressCallback(Callback):

@@ -12,14 +12,14 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from miniray.train.exceptions import CallbackError
+from miniray.train.base.exceptions import CallbackError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from miniray.train.base.state import RunState
     from miniray.train.callbacks.base import Callback, RunContext
-    from miniray.train.checkpoint import Checkpoint
-    from miniray.train.state import RunState
+    from miniray.train.storage.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 

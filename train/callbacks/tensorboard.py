@@ -13,9 +13,9 @@ from miniray.train.callbacks.values import scalars, step_of
 if TYPE_CHECKING:
     import os
 
+    from miniray.train.base.state import RunState
     from miniray.train.callbacks.base import RunContext
-    from miniray.train.checkpoint import Checkpoint
-    from miniray.train.state import RunState
+    from miniray.train.storage.checkpoint import Checkpoint
 
 #: Seconds after which what was written is in the file; a controller that is killed loses no more.
 _FLUSH_AFTER = 10
@@ -85,7 +85,7 @@ class TensorBoardCallback(Callback):
     def _folder(self, run_context: RunContext) -> str:
         if self.log_dir is not None:
             return self.log_dir
-        from miniray.train.filesystem import is_local
+        from miniray.train.storage.filesystem import is_local
 
         if not is_local(run_context.filesystem):
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.metrics_log import flatten
+from miniray.train.storage.metrics_log import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

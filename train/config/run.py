@@ -23,8 +23,8 @@ from miniray.train.config.checks import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from miniray.train.base.policies import FailurePolicy, ScalingPolicy
     from miniray.train.callbacks import Callback
-    from miniray.train.policies import FailurePolicy, ScalingPolicy
 
 #: Where runs are kept when ``RunConfig(storage_path)`` is not given.
 DEFAULT_STORAGE_PATH = "~/miniray_results"
@@ -293,7 +293,7 @@ class RunConfig:
                 )
 
     def _check_policies(self) -> None:
-        from miniray.train.policies import FailurePolicy, ScalingPolicy
+        from miniray.train.base.policies import FailurePolicy, ScalingPolicy
 
         kinds = {"failure_policy": FailurePolicy, "scaling_policy": ScalingPolicy}
         for name, kind in kinds.items():

@@ -104,7 +104,7 @@ def _blocks(fragment: Any) -> list[tuple[Any, int]]:
 
 def _find(paths: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[str]]:
     """The filesystem of the paths, and the files there, sorted within each path."""
-    from miniray.train.filesystem import resolve
+    from miniray.train.storage.filesystem import resolve
 
     files: list[str] = []
     filesystems = []
@@ -130,7 +130,7 @@ def _find(paths: Sequence[str | os.PathLike[str]]) -> tuple[Any, list[str]]:
 def _open(filesystem: Any, path: str) -> Any:
     import pyarrow.parquet
 
-    from miniray.train.filesystem import is_local
+    from miniray.train.storage.filesystem import is_local
 
     # pyarrow reads local files by itself, without the interpreter.
     return pyarrow.parquet.ParquetFile(

@@ -104,7 +104,7 @@ def _fetch(source: Any) -> Any:
     if not isinstance(source, ObjectRef):
         return source
     import miniray
-    from miniray.train.packed import Packed
+    from miniray.train.worker.packed import Packed
 
     found = miniray.get(source)
     return found.load() if isinstance(found, Packed) else found

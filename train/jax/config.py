@@ -6,15 +6,15 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING
 
-from miniray.train.backend import Backend, BackendConfig
 from miniray.train.config.checks import is_whole
 from miniray.train.jax.tpu import DECIDED_HERE, slice_environments
+from miniray.train.worker.backend import Backend, BackendConfig
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.train.backend import Member
-    from miniray.train.ranks import WorkerInfo
+    from miniray.train.base.ranks import WorkerInfo
+    from miniray.train.worker.backend import Member
 
 
 #: Seconds that a process which is done waits for the others: as long as they may train. If one of

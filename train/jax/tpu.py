@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.train.ranks import SLICE_LABEL
+from miniray.train.base.ranks import SLICE_LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from miniray.train.ranks import WorkerInfo
+    from miniray.train.base.ranks import WorkerInfo
 
 #: Port on which slices find each other, on the first host of the first one.
 MEGASCALE_PORT = 8081

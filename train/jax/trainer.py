@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.train.config import instance_of
 from miniray.train.jax.config import JaxConfig
-from miniray.train.trainer import DataParallelTrainer
+from miniray.train.run.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,10 +7,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from miniray.train.checkpoint import Checkpoint
-from miniray.train.context import refuse_validation, report
+from miniray.train.base.report_options import CheckpointUploadMode, member
 from miniray.train.lightning.library import lightning
-from miniray.train.report_options import CheckpointUploadMode, member
+from miniray.train.storage.checkpoint import Checkpoint
+from miniray.train.worker.context import refuse_validation, report
 
 _Callback: Any = lightning().callbacks.Callback
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from miniray.train.context import get_context
 from miniray.train.lightning.library import lightning
 from miniray.train.torch import get_device
+from miniray.train.worker.context import get_context
 
 if TYPE_CHECKING:
     import torch

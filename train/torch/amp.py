@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from miniray.train.context import current_session
 from miniray.train.torch.devices import own_devices
+from miniray.train.worker.context import current_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.train.session import Session
+    from miniray.train.worker.session import Session
 
 
 @dataclasses.dataclass(frozen=True)

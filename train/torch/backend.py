@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common import thread_counts
 from miniray.common.amounts import ACCELERATORS
-from miniray.train.backend import Backend
 from miniray.train.torch import environment
+from miniray.train.worker.backend import Backend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from miniray.train.backend import LocalPlace, Member
     from miniray.train.config import ScalingConfig
     from miniray.train.torch.config import TorchConfig
+    from miniray.train.worker.backend import LocalPlace, Member
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class TorchBackend(Backend):
         """End the process group, unless it is the program's; a rank that still waits gets an error.
 
         Where something keeps the group's connections open, as DistributedDataParallel does, it gets
-        none: see ``train/stalls.py``.
+        none: see ``train/controller/stalls.py``.
         """
         import torch.distributed as dist
 

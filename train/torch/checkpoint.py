@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from miniray.common.absent import AbsentAttribute
-from miniray.train.checkpoint import Checkpoint, temporary_folder
+from miniray.train.storage.checkpoint import Checkpoint, temporary_folder
 
 if TYPE_CHECKING:
     from typing_extensions import Self

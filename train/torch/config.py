@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from miniray.train.backend import BackendConfig
 from miniray.train.config.checks import check_text, is_amount
+from miniray.train.worker.backend import BackendConfig
 
 if TYPE_CHECKING:
     from miniray.train.torch.backend import TorchBackend

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader
 
-from miniray.train.context import current_session
 from miniray.train.torch.batches import move, moved_ahead
 from miniray.train.torch.devices import get_device
 from miniray.train.torch.sampling import share_of
+from miniray.train.worker.context import current_session
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

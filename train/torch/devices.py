@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from miniray.train.context import current_session
 from miniray.train.torch.environment import device_indexes, visibility_variable
+from miniray.train.worker.context import current_session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

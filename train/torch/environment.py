@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.train.backend import Member
+    from miniray.train.worker.backend import Member
 
 #: Variables of torchrun that tell a process its place (PyTorch's page "torchrun").
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import datetime
     from collections.abc import Sequence
 
-    from miniray.train.controller_client import ControllerClient
+    from miniray.train.worker.controller_client import ControllerClient
 
 
 class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from miniray.train.backend import LocalPlace
-from miniray.train.local_link import LinkClient, LinkServer
-from miniray.train.ranks import Ranks
+from miniray.train.base.ranks import Ranks
 from miniray.train.torch import environment
 from miniray.train.torch.backend import has_nccl, interface_addresses
 from miniray.train.torch.devices import set_local_devices
+from miniray.train.worker.backend import LocalPlace
+from miniray.train.worker.local_link import LinkClient, LinkServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

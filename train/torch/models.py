@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from miniray.train.context import current_session
 from miniray.train.torch.amp import autocast_forward
 from miniray.train.torch.devices import get_device
+from miniray.train.worker.context import current_session
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.config import instance_of
+from miniray.train.run.trainer import DataParallelTrainer
 from miniray.train.torch.config import TorchConfig
-from miniray.train.trainer import DataParallelTrainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,11 +8,11 @@ import pytest
 from controller_helpers import FakeGroup
 
 from miniray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
-from miniray.train.backend import Backend
-from miniray.train.controller import TrainController
-from miniray.train.policies import LimitedRetries, default_scaling
-from miniray.train.run_spec import RunSpec
-from miniray.train.storage import RunStorage
+from miniray.train.base.policies import LimitedRetries, default_scaling
+from miniray.train.controller.controller import TrainController
+from miniray.train.controller.run_spec import RunSpec
+from miniray.train.storage.storage import RunStorage
+from miniray.train.worker.backend import Backend
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ import asyncio
 import pickle
 
 from miniray.exceptions import ActorDiedError
-from miniray.train.failures import WorkerFailure
-from miniray.train.reports import Report, Upload
-from miniray.train.storage import default_checkpoint_name
-from miniray.train.worker import WorkerOutcome
+from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.reports import Report, Upload
+from miniray.train.storage.storage import default_checkpoint_name
+from miniray.train.worker.worker import WorkerOutcome
 
 
 class Rank:

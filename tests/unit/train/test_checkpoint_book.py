@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.train import CheckpointConfig
-from miniray.train.checkpoint_book import CheckpointBook, CheckpointRecord, lookup
+from miniray.train.storage.checkpoint_book import CheckpointBook, CheckpointRecord, lookup
 
 
 def record(number, **metrics):

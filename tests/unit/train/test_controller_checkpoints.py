@@ -11,11 +11,11 @@ from controller_helpers import run
 
 from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Checkpoint
-from miniray.train.failures import WorkerFailure
-from miniray.train.progress_feed import Seen
-from miniray.train.reports import Report
-from miniray.train.state import RunState
-from miniray.train.storage import RunStorage
+from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.reports import Report
+from miniray.train.base.state import RunState
+from miniray.train.progress.progress_feed import Seen
+from miniray.train.storage.storage import RunStorage
 
 
 def test_a_checkpoint_is_complete_only_when_all_ranks_have_reported_it(start):
@@ -284,7 +284,7 @@ def test_uploads_that_all_ranks_have_reported_are_recorded_after_a_failure(start
             await rank.report({}, {"model": "x"})
         await asyncio.Event().wait()
 
-    monkeypatch.setattr("miniray.train.controller.FAILURE_GRACE", 0)
+    monkeypatch.setattr("miniray.train.controller.controller.FAILURE_GRACE", 0)
     began = time.monotonic()
     outcome = run(start(), loop)
     assert outcome.state is RunState.ERRORED

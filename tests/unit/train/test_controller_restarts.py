@@ -8,12 +8,12 @@ from controller_helpers import FakeGroup, return_at_once, run
 
 from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Callback
-from miniray.train.exceptions import RunTakenOverError
-from miniray.train.failures import GroupStartError, WorkerFailure
-from miniray.train.metrics_log import read_rows
-from miniray.train.policies import FailureDecision, FailurePolicy
-from miniray.train.state import RunState
-from miniray.train.storage import RunStorage
+from miniray.train.base.exceptions import RunTakenOverError
+from miniray.train.base.failures import GroupStartError, WorkerFailure
+from miniray.train.base.policies import FailureDecision, FailurePolicy
+from miniray.train.base.state import RunState
+from miniray.train.storage.metrics_log import read_rows
+from miniray.train.storage.storage import RunStorage
 
 
 def test_numbers_of_reports_go_on_after_a_resume(start, tmp_path):

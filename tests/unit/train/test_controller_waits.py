@@ -10,17 +10,17 @@ import pytest
 from controller_helpers import FakeGroup, run
 
 from miniray.train import Callback
-from miniray.train.exceptions import (
+from miniray.train.base.exceptions import (
     PlacementTimeoutError,
     StorageNotSharedError,
     StorageUnusableError,
     WorkerHungError,
 )
-from miniray.train.progress_feed import ProgressFeed, Seen
-from miniray.train.questions import Question
-from miniray.train.ranks import WorkerInfo
-from miniray.train.state import RunState
-from miniray.train.storage import RunStorage
+from miniray.train.base.questions import Question
+from miniray.train.base.ranks import WorkerInfo
+from miniray.train.base.state import RunState
+from miniray.train.progress.progress_feed import ProgressFeed, Seen
+from miniray.train.storage.storage import RunStorage
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_storage_that_a_rank_can_not_use_ends_the_run_at_once_and_is_named(
 def test_a_group_that_makes_no_progress_has_failed_with_the_stacks_of_its_ranks(
     start, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("miniray.train.stacks.ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr("miniray.train.base.stacks.ANSWER_TIMEOUT", 0.5)
 
     class Answering(FakeGroup):
         async def _run(self, loop, rank):
@@ -129,7 +129,7 @@ def test_stacks_that_can_not_be_written_are_in_the_error_all_the_same(start, mon
         await asyncio.Event().wait()
 
     monkeypatch.setattr(RunStorage, "write_text", fail)
-    monkeypatch.setattr("miniray.train.stacks.ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr("miniray.train.base.stacks.ANSWER_TIMEOUT", 0.05)
     outcome = run(start(hang_timeout=0.05), loop)
     assert outcome.state is RunState.ERRORED
     assert "could not be written" in outcome.message
@@ -148,7 +148,7 @@ def test_the_user_is_told_that_a_run_waits_for_its_storage(start, monkeypatch, w
     async def loop(rank):
         await rank.report({}, {"model": "weights"})
 
-    monkeypatch.setattr("miniray.train.blocking_work.SLOW_WORK", 0.01)
+    monkeypatch.setattr("miniray.train.controller.blocking_work.SLOW_WORK", 0.01)
     monkeypatch.setattr(RunStorage, what, slow)
     notes = []
     monkeypatch.setattr(ProgressFeed, "note", lambda _, text: (notes.append(text), told.set()))
@@ -177,7 +177,7 @@ def test_a_run_that_waits_for_resources_says_so_and_can_be_aborted(start, monkey
         await controller.abort()
         return notes, (await ended).state, groups[0].stopped
 
-    monkeypatch.setattr("miniray.train.startup.PLACEMENT_NOTE_AFTER", 0.01)
+    monkeypatch.setattr("miniray.train.controller.startup.PLACEMENT_NOTE_AFTER", 0.01)
     notes, state, stopped = asyncio.run(scenario())
     assert notes == ["GPU is short by 2."]
     assert state is RunState.ABORTED
@@ -205,7 +205,7 @@ def test_workers_that_are_not_placed_in_time_end_the_run(start, monkeypatch):
 
 
 def test_that_a_checkpoint_waits_for_ranks_is_told_once(start, monkeypatch):
-    monkeypatch.setattr("miniray.train.attempt.NOTE_AFTER", 0.05)
+    monkeypatch.setattr("miniray.train.controller.attempt.NOTE_AFTER", 0.05)
     notes = []
 
     async def loop(rank):
@@ -232,7 +232,7 @@ def test_that_a_checkpoint_waits_for_ranks_is_told_once(start, monkeypatch):
 
 
 def test_a_checkpoint_that_becomes_complete_in_time_is_not_told_of(start, monkeypatch):
-    monkeypatch.setattr("miniray.train.attempt.NOTE_AFTER", 0.05)
+    monkeypatch.setattr("miniray.train.controller.attempt.NOTE_AFTER", 0.05)
 
     async def loop(rank):
         await rank.report({}, {"model": "weights"})

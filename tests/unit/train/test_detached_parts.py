@@ -10,17 +10,23 @@ import pytest
 
 from miniray.common.object_ref import ObjectRef, hooks
 from miniray.train import DataParallelTrainer, Result, RunConfig, ScalingConfig, WorkerGroupError
-from miniray.train.checkpoint_book import CheckpointRecord
+from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.state import RunState
+from miniray.train.controller.outcome import (
+    OUTCOME_FILE,
+    RunOutcome,
+    make_error,
+    read_outcome,
+    write_outcome,
+)
 from miniray.train.data.config import DataConfig
 from miniray.train.data.shards import Datasets
-from miniray.train.detached import controller_name
-from miniray.train.failures import WorkerFailure
-from miniray.train.outcome import OUTCOME_FILE, RunOutcome, make_error, read_outcome, write_outcome
-from miniray.train.packed import Packed, PackedLoop
-from miniray.train.progress_feed import MAX_ROWS, ProgressFeed, Row, Seen
-from miniray.train.state import RunState
-from miniray.train.storage import RunStorage
-from miniray.train.worker import TrainLoop
+from miniray.train.progress.progress_feed import MAX_ROWS, ProgressFeed, Row, Seen
+from miniray.train.run.detached import controller_name
+from miniray.train.storage.checkpoint_book import CheckpointRecord
+from miniray.train.storage.storage import RunStorage
+from miniray.train.worker.packed import Packed, PackedLoop
+from miniray.train.worker.worker import TrainLoop
 from miniray.values.serialization import collector
 
 

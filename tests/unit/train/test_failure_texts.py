@@ -7,9 +7,9 @@ import threading
 
 from miniray.common.exception_transport import add_note
 from miniray.exceptions import TaskError
-from miniray.train.exceptions import TrainingFailedError
-from miniray.train.failures import MOST_TOLD, WorkerFailure, describe
-from miniray.train.ranks import listed
+from miniray.train.base.exceptions import TrainingFailedError
+from miniray.train.base.failures import MOST_TOLD, WorkerFailure, describe
+from miniray.train.base.ranks import listed
 
 
 def failure(text: str) -> WorkerFailure:
@@ -105,7 +105,7 @@ def test_a_train_loop_that_can_not_be_loaded_says_what_is_missing_and_how_to_bri
     failures = dict.fromkeys((0, 1), WorkerFailure.to_load(error))
     text = describe(failures, [])
     assert text.startswith(
-        "[Ranks 0 and 1] miniray.train.exceptions.TrainLoopLoadError: The worker"
+        "[Ranks 0 and 1] miniray.train.base.exceptions.TrainLoopLoadError: The worker"
     )
     assert "ModuleNotFoundError: No module 'x'. What train_loop_per_worker" in text
     assert "worker_runtime_env" in text

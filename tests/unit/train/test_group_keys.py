@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from miniray.train.group_keys import GroupKeys
+from miniray.train.base.group_keys import GroupKeys
 
 
 def run(scenario):

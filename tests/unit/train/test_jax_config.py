@@ -7,13 +7,13 @@ import os
 import pytest
 
 from miniray.train import RunConfig, ScalingConfig
-from miniray.train.backend import Member
+from miniray.train.base.policies import ScalingDecision
+from miniray.train.base.ranks import SLICE_LABEL, WORKER_LABEL, Ranks, WorkerInfo, assign_ranks
+from miniray.train.controller.worker_group import WorkerGroup
 from miniray.train.jax import JaxConfig, JaxTrainer
 from miniray.train.jax.config import platform
-from miniray.train.policies import ScalingDecision
-from miniray.train.ranks import SLICE_LABEL, WORKER_LABEL, Ranks, WorkerInfo, assign_ranks
 from miniray.train.v2.jax import JaxTrainer as SameTrainer
-from miniray.train.worker_group import WorkerGroup
+from miniray.train.worker.backend import Member
 
 
 def host(number, slice_name, worker_id, node=None):

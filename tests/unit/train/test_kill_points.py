@@ -8,12 +8,12 @@ import pytest
 from faulty_filesystem import Clock, Killed, TearingFileSystem, kill_on_disk
 
 from miniray.train import Checkpoint, CheckpointConfig, Result
+from miniray.train.base.reports import Report, Step
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner
-from miniray.train.metrics_log import MetricsLog, read_rows
-from miniray.train.recorder import RunRecorder
-from miniray.train.reports import Report, Step
-from miniray.train.storage import RunStorage
+from miniray.train.controller.recorder import RunRecorder
+from miniray.train.storage.metrics_log import MetricsLog, read_rows
+from miniray.train.storage.storage import RunStorage
 
 #: The names of the checkpoints of the run that is killed; only the newest of them stays.
 NAMES = ["epoch=0", "checkpoint_000001", "epoch=2"]

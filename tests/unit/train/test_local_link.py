@@ -14,7 +14,7 @@ from multiprocessing.connection import Client
 import pytest
 
 from miniray.train import ControllerLostError
-from miniray.train.local_link import LinkClient, LinkServer
+from miniray.train.worker.local_link import LinkClient, LinkServer
 
 SECRET = b"secret of the run"
 
@@ -131,7 +131,7 @@ def test_nothing_is_unpickled_from_who_does_not_know_the_secret():
 
 
 def test_a_stranger_who_says_nothing_is_given_up(monkeypatch):
-    monkeypatch.setattr("miniray.train.local_link.PROOF_TIMEOUT", 0.5)
+    monkeypatch.setattr("miniray.train.worker.local_link.PROOF_TIMEOUT", 0.5)
     silent = []
     server, (client,) = connect(2, lambda address: silent.append(socket.create_connection(address)))
     client.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from miniray.train import FailureConfig, FailureDecision, GroupFailure
-from miniray.train.failures import WorkerFailure
-from miniray.train.policies import LimitedRetries
+from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.policies import LimitedRetries
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from miniray.train.ranks import WorkerInfo, assign_ranks, shared_devices
+from miniray.train.base.ranks import WorkerInfo, assign_ranks, shared_devices
 
 
 def worker(node, *gpus):

@@ -25,20 +25,20 @@ from miniray.train import (
     ScalingConfig,
     TensorBoardCallback,
 )
+from miniray.train.base.state import RunState
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.row_files import CsvFile, JsonLinesFile
 from miniray.train.callbacks.runner import CallbackRunner
-from miniray.train.filesystem import resolve
-from miniray.train.live_display import LiveDisplay
-from miniray.train.progress import PlainDisplay, make_display
-from miniray.train.progress_feed import Progress, Row
-from miniray.train.progress_meter import (
+from miniray.train.progress.live_display import LiveDisplay
+from miniray.train.progress.progress import PlainDisplay, make_display
+from miniray.train.progress.progress_feed import Progress, Row
+from miniray.train.progress.progress_meter import (
     ProgressGoals,
     ProgressMeter,
     format_seconds,
     format_status,
 )
-from miniray.train.state import RunState
+from miniray.train.storage.filesystem import resolve
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_long_durations_have_hours():
 
 def test_the_display_follows_the_progress_callback(capsys, monkeypatch):
     clock = iter([100.0, 100.0, 120.0, 120.0])
-    monkeypatch.setattr("miniray.train.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("miniray.train.progress.progress.time.monotonic", lambda: next(clock))
     display = make_display("run", [ProgressCallback(total_steps=41)])
     assert isinstance(display, PlainDisplay)
     display.show(Progress(1, RunState.RUNNING, [row(0)], 0, []))
@@ -281,7 +281,7 @@ def _on_terminal(monkeypatch):
 
 def test_a_terminal_gets_one_line_with_epoch_pace_time_left_and_metrics(monkeypatch, on_terminal):
     clock = types.SimpleNamespace(monotonic=iter([100.0, 120.0]).__next__)
-    monkeypatch.setattr("miniray.train.live_display.time", clock)
+    monkeypatch.setattr("miniray.train.progress.live_display.time", clock)
     terminal = on_terminal()
     display = make_display("run", [ProgressCallback(total_steps=41)])
     assert isinstance(display, LiveDisplay)

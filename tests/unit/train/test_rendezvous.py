@@ -4,7 +4,7 @@ import asyncio
 import pickle
 
 from miniray.train import CollectiveError, CollectiveTimeoutError
-from miniray.train.rendezvous import Rendezvous
+from miniray.train.controller.rendezvous import Rendezvous
 
 
 def meet(scenario, world_size=3, timeout=0, tell=print):
@@ -134,7 +134,7 @@ def test_the_user_is_told_for_whom_ranks_wait(monkeypatch):
         return [(await task).error for task in tasks]
 
     told = []
-    monkeypatch.setattr("miniray.train.rendezvous.NOTE_AFTER", 0.01)
+    monkeypatch.setattr("miniray.train.controller.rendezvous.NOTE_AFTER", 0.01)
     assert meet(scenario, tell=told.append) == [None] * 3
     assert told == ["For 0.01 s, ranks 0 and 2 waited in barrier() for rank 1."]
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.train.reports import (
+from miniray.train.base.reports import (
     MAX_LAG,
     PATIENCE,
     SILENT_LAG,

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from miniray.train import Checkpoint, Result
-from miniray.train.metrics_log import MetricsLog, read_rows
-from miniray.train.progress_feed import Row
-from miniray.train.progress_lines import format_row
-from miniray.train.storage import RunStorage, default_checkpoint_name
+from miniray.train.progress.progress_feed import Row
+from miniray.train.progress.progress_lines import format_row
+from miniray.train.storage.metrics_log import MetricsLog, read_rows
+from miniray.train.storage.storage import RunStorage, default_checkpoint_name
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from miniray.train import Checkpoint, shared_copies
-from miniray.train.filesystem import download
+from miniray.train import Checkpoint
+from miniray.train.storage import shared_copies
+from miniray.train.storage.filesystem import download
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from miniray.train import Checkpoint
-from miniray.train.storage import RunStorage
+from miniray.train.storage.storage import RunStorage
 
 
 @pytest.fixture

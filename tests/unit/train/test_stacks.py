@@ -6,11 +6,11 @@ import asyncio
 import queue
 import threading
 
-from miniray.train import stalls
-from miniray.train.questions import Question, QuestionBoard
-from miniray.train.rank_watch import RankWatch
-from miniray.train.stacks import StackBoard, main_stack, stacks_of_this_process
-from miniray.train.worker import TrainLoop
+from miniray.train.base.questions import Question, QuestionBoard
+from miniray.train.base.stacks import StackBoard, main_stack, stacks_of_this_process
+from miniray.train.controller import stalls
+from miniray.train.worker.rank_watch import RankWatch
+from miniray.train.worker.worker import TrainLoop
 
 
 class Client:

@@ -10,11 +10,17 @@ import types
 
 import pytest
 
-from miniray.train import stalls
-from miniray.train.attempt import Attempt
-from miniray.train.open_collectives import open_collective
-from miniray.train.questions import Question
-from miniray.train.stalls import Sample, StallMeter, fail_stalled, sample_of, waits_for_others
+from miniray.train.base.open_collectives import open_collective
+from miniray.train.base.questions import Question
+from miniray.train.controller import stalls
+from miniray.train.controller.attempt import Attempt
+from miniray.train.controller.stalls import (
+    Sample,
+    StallMeter,
+    fail_stalled,
+    sample_of,
+    waits_for_others,
+)
 
 PLACE = (1, 2)
 

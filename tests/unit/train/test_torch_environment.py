@@ -6,7 +6,7 @@ import socket
 import pytest
 from torch_helpers import member
 
-from miniray.train.ranks import Ranks
+from miniray.train.base.ranks import Ranks
 from miniray.train.torch import TorchConfig
 from miniray.train.torch.environment import (
     default_backend,

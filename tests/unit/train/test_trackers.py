@@ -14,10 +14,10 @@ from miniray.train import (
     ScalingConfig,
     TensorBoardCallback,
 )
+from miniray.train.base.state import RunState
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner
-from miniray.train.filesystem import resolve
-from miniray.train.state import RunState
+from miniray.train.storage.filesystem import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path

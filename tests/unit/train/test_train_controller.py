@@ -8,11 +8,11 @@ import pickle
 from controller_helpers import run
 
 from miniray.exceptions import ActorDiedError, DeathCause
-from miniray.train.attempt import Attempt
-from miniray.train.progress_feed import Seen
-from miniray.train.reports import Report
-from miniray.train.state import RunState
-from miniray.train.storage import RunStorage
+from miniray.train.base.reports import Report
+from miniray.train.base.state import RunState
+from miniray.train.controller.attempt import Attempt
+from miniray.train.progress.progress_feed import Seen
+from miniray.train.storage.storage import RunStorage
 
 
 def test_a_run_returns_the_metrics_and_the_value_of_rank_0(start):

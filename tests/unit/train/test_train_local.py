@@ -27,9 +27,9 @@ from miniray.train import (
     ScalingConfig,
     WorkerGroupError,
 )
-from miniray.train.attempt import Attempt
 from miniray.train.callbacks import ProgressCallback
-from miniray.train.local_mode import LOCAL_VARIABLE, is_local
+from miniray.train.controller.attempt import Attempt
+from miniray.train.run.local_mode import LOCAL_VARIABLE, is_local
 
 
 @pytest.fixture
@@ -298,7 +298,7 @@ def test_a_loop_that_handles_ctrl_c_reports_as_before(fit, tmp_path, interrupt):
 def test_ctrl_c_lets_an_upload_in_the_background_end(
     fit, tmp_path, interrupt, stopping, monkeypatch, caplog
 ):
-    monkeypatch.setattr("miniray.train.controller_thread.TELL_AFTER", 0)
+    monkeypatch.setattr("miniray.train.run.controller_thread.TELL_AFTER", 0)
     begun = threading.Event()
 
     def upload(checkpoint, name):
@@ -483,7 +483,9 @@ def test_what_a_run_leaves_is_what_others_leave_without_the_output_of_workers(fi
 
 
 def test_the_display_knows_how_far_the_run_goes(fit, capsys, monkeypatch):
-    monkeypatch.setattr("miniray.train.progress_meter.ProgressMeter.is_due", lambda *_: True)
+    monkeypatch.setattr(
+        "miniray.train.progress.progress_meter.ProgressMeter.is_due", lambda *_: True
+    )
     fit(
         lambda: [train.report({"step": n}) for n in range(3)],
         callbacks=[ProgressCallback(total_steps=3)],

@@ -6,9 +6,10 @@ import asyncio
 
 import pytest
 
-from miniray.train import ScalingConfig, room
-from miniray.train.policies import ElasticScaling, FixedScaling, default_scaling
-from miniray.train.room import Fit, MoreRoom, largest_room
+from miniray.train import ScalingConfig
+from miniray.train.base.policies import ElasticScaling, FixedScaling, default_scaling
+from miniray.train.controller import room
+from miniray.train.controller.room import Fit, MoreRoom, largest_room
 
 
 class Nodes:

@@ -17,23 +17,23 @@ from miniray.train import (
     ReportedCheckpointStatus,
     TrainContext,
     collective,
-    context,
     get_all_reported_checkpoints,
     get_checkpoint,
     get_context,
     report,
 )
-from miniray.train.attempt import UploadPlace
-from miniray.train.backend import Backend
-from miniray.train.checkpoint_book import CheckpointRecord
-from miniray.train.exceptions import AttemptOverError, RunTakenOverError
-from miniray.train.plain_metrics import plain_metrics
-from miniray.train.ranks import Ranks
-from miniray.train.rendezvous import CollectiveOutcome
-from miniray.train.reports import Report
-from miniray.train.session import Session, SessionSetup
-from miniray.train.storage import RunStorage
-from miniray.train.worker import TrainLoop, TrainWorker
+from miniray.train.base.exceptions import AttemptOverError, RunTakenOverError
+from miniray.train.base.plain_metrics import plain_metrics
+from miniray.train.base.ranks import Ranks
+from miniray.train.base.reports import Report
+from miniray.train.controller.attempt import UploadPlace
+from miniray.train.controller.rendezvous import CollectiveOutcome
+from miniray.train.storage.checkpoint_book import CheckpointRecord
+from miniray.train.storage.storage import RunStorage
+from miniray.train.worker import context
+from miniray.train.worker.backend import Backend
+from miniray.train.worker.session import Session, SessionSetup
+from miniray.train.worker.worker import TrainLoop, TrainWorker
 
 
 class FakeMethod:

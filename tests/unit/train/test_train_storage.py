@@ -8,7 +8,7 @@ import fsspec
 import pytest
 
 from miniray.train import Checkpoint
-from miniray.train.storage import RunStorage, default_checkpoint_name, list_files
+from miniray.train.storage.storage import RunStorage, default_checkpoint_name, list_files
 
 
 @pytest.fixture(params=["local", "remote"])

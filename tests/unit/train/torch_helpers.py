@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 
-from miniray.train import context
-from miniray.train.backend import Member
-from miniray.train.ranks import Ranks
-from miniray.train.session import Session, SessionSetup
-from miniray.train.storage import RunStorage
+from miniray.train.base.ranks import Ranks
+from miniray.train.storage.storage import RunStorage
+from miniray.train.worker import context
+from miniray.train.worker.backend import Member
+from miniray.train.worker.session import Session, SessionSetup
 
 
 def member(**changes):

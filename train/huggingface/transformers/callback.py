@@ -10,8 +10,8 @@ from typing import Any
 from transformers.trainer_callback import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from miniray.train.checkpoint import Checkpoint
-from miniray.train.context import get_context, report
+from miniray.train.storage.checkpoint import Checkpoint
+from miniray.train.worker.context import get_context, report
 
 
 class RayTrainReportCallback(TrainerCallback):  # type: ignore[misc]

@@ -1,0 +1,181 @@
+"""What is known of a worker that failed, in a form that any process can read.
+
+The exception itself may be of a class that only the worker and the driver can
+load, so the controller passes it on as bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+import traceback
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from miniray.train.base.exceptions import TrainLoopLoadError
+from miniray.train.base.ranks import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from miniray.exceptions import TaskError
+
+#: An error tells of at most this many ranks what they were doing, or why they failed at one place.
+MOST_TOLD = 16
+#: An exception keeps so many causes on its way, itself included.
+MOST_CAUSES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerFailure:
+    """Why a worker failed.
+
+    Attributes:
+        summary: Type and message of the exception, or how the process ended.
+        traceback: The traceback as text; empty when the process ended.
+        pickled: The exception and its causes, each pickled; none when it can't be pickled.
+    """
+
+    summary: str
+    traceback: str = ""
+    pickled: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, error: BaseException, *, skip_frames: int = 0) -> WorkerFailure:
+        """Describe an exception; ``skip_frames`` leaves out the outermost frames."""
+        trace = error.__traceback__
+        for _ in range(skip_frames):
+            trace = trace.tb_next if trace is not None else None
+        text = "".join(traceback.format_exception(type(error), error, trace)) if trace else ""
+        summary = "".join(traceback.format_exception_only(error)).strip()
+        return cls(_noted(summary, error), text and _noted(text, error), _pickled(error))
+
+    @classmethod
+    def to_load(cls, error: TaskError) -> WorkerFailure:
+        """Describe that a worker could not load the train loop, so that nothing has run."""
+        failure = TrainLoopLoadError(
+            f"The worker could not load the train loop: {type(error.cause).__name__}: "
+            f"{error.cause}. What train_loop_per_worker, train_loop_config and datasets refer to "
+            f"has to be there, too: install it on every node, or give it with "
+            f"RunConfig(worker_runtime_env=...)."
+        )
+        failure.__cause__ = error.cause
+        return cls.of(failure)
+
+    @property
+    def frames(self) -> str:
+        """The traceback without its last line, which is the summary."""
+        return self.traceback.rstrip().removesuffix(self.summary).rstrip()
+
+    def exception(self) -> BaseException:
+        """The exception, or a RuntimeError with its text where it can't be loaded."""
+        errors = _unpickled(self.pickled)
+        for error, cause in itertools.pairwise(errors):
+            error.__cause__ = cause
+        if errors:
+            return errors[0]
+        return RuntimeError(self.traceback or self.summary)
+
+
+def _noted(text: str, error: BaseException) -> str:
+    """The text of an exception with its notes, which Python adds by itself from version 3.11 on."""
+    if sys.version_info >= (3, 11):
+        return text
+    return "\n".join([text.rstrip(), *getattr(error, "__notes__", ())])
+
+
+def _pickled(error: BaseException) -> tuple[bytes, ...]:
+    """An exception and its causes, which pickle leaves out; up to the first that can't be."""
+    import cloudpickle
+
+    each: BaseException | None = error
+    pickled: list[bytes] = []
+    while each is not None and len(pickled) < MOST_CAUSES:
+        try:
+            pickled.append(cloudpickle.dumps(each))
+        except Exception:  # noqa: BLE001 - user exceptions may hold anything; the text remains
+            break
+        each = each.__cause__
+    return tuple(pickled)
+
+
+def _unpickled(pickled: Sequence[bytes]) -> list[BaseException]:
+    """The exceptions, up to the first that can't be loaded here."""
+    import pickle
+
+    errors: list[BaseException] = []
+    for data in pickled:
+        try:
+            error = pickle.loads(data)
+        except Exception:  # noqa: BLE001 - whatever is raised when a class is missing here
+            break
+        if not isinstance(error, BaseException):
+            break
+        errors.append(error)
+    return errors
+
+
+class GroupStartError(Exception):
+    """Some workers could not be started or connected.
+
+    Attributes:
+        failures: Why, by rank; by position in the group where ranks were not yet given out.
+    """
+
+    def __init__(self, failures: dict[int, WorkerFailure]) -> None:
+        super().__init__(f"{len(failures)} workers could not be started")
+        self.failures = failures
+
+    @property
+    def lost(self) -> bool:
+        """Whether processes or nodes were lost, rather than their code having failed."""
+        from miniray.exceptions import ActorError
+
+        errors = [failure.exception() for failure in self.failures.values()]
+        return any(isinstance(e, ActorError) and not e.actor_init_failed for e in errors)
+
+
+def describe(
+    failures: Mapping[int, WorkerFailure],
+    returned: Collection[int],
+    activities: Mapping[int, str] = MappingProxyType({}),
+) -> str:
+    """What happened as text, with ranks that failed alike told together.
+
+    Args:
+        failures: The failure of each rank that failed.
+        returned: Ranks whose train loop had returned by then.
+        activities: What other ranks were doing, by rank.
+    """
+    parts = _told_together(failures)
+    if returned:
+        parts.append(f"The train loop had already returned on: {listed(returned)}.")
+    if activities:
+        lines = [f"  rank {rank} {doing}" for rank, doing in sorted(activities.items())]
+        if len(lines) > MOST_TOLD:
+            lines[MOST_TOLD:] = [f"  and {len(lines) - MOST_TOLD} other ranks"]
+        parts.append("Meanwhile:\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _told_together(failures: Mapping[int, WorkerFailure]) -> list[str]:
+    """One text for all ranks that failed at the same place, in order of the first of them."""
+    places: dict[str, dict[str, list[int]]] = {}
+    for rank, failure in sorted(failures.items()):
+        place = failure.frames or failure.summary
+        places.setdefault(place, {}).setdefault(failure.summary, []).append(rank)
+    texts = []
+    for reasons in places.values():
+        lines = [
+            f"[{listed(ranks).capitalize()}] {summary}"
+            for summary, ranks in list(reasons.items())[:MOST_TOLD]
+        ]
+        if len(reasons) > MOST_TOLD:
+            lines.append(f"and {len(reasons) - MOST_TOLD} more of these, at the same place:")
+        elif len(reasons) > 1:
+            lines.append("All of these at the same place:")
+        first = failures[min(rank for ranks in reasons.values() for rank in ranks)]
+        lines.append(first.frames if len(reasons) > 1 else first.traceback)
+        texts.append("\n".join(lines).rstrip())
+    return texts

@@ -1,0 +1,461 @@
+"""The controller of a run: an asyncio actor that goes from state to state.
+
+It starts and ends worker groups, takes their reports as calls, and hands
+completed steps to the recorder. Whether to retry and how many workers to start
+is decided by policies; how an attempt ended, by ``Attempt``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from miniray.exceptions import MinirayError, TaskError
+from miniray.train.base.exceptions import CallbackError, StorageUnusableError, TrainingFailedError
+from miniray.train.base.failures import GroupStartError, WorkerFailure, describe
+from miniray.train.base.policies import FailureDecision, GroupFailure
+from miniray.train.base.state import RunState, check_transition
+from miniray.train.base.waits import end, first_of, wait_at_most
+from miniray.train.callbacks import RunContext
+from miniray.train.callbacks.runner import CallbackRunner, watch_hooks
+from miniray.train.controller.attempt import Attempt
+from miniray.train.controller.growth import Growth
+from miniray.train.controller.hangs import watch_for_hang
+from miniray.train.controller.outcome import RunOutcome
+from miniray.train.controller.rank_calls import RankCalls
+from miniray.train.controller.recorder import RunRecorder
+from miniray.train.controller.run_facts import RunFacts, pause_after
+from miniray.train.controller.stalls import fail_stalled
+from miniray.train.controller.startup import check_shared, place, start
+from miniray.train.progress.progress_feed import ProgressFeed, Row
+from miniray.train.worker import rank_logs
+from miniray.train.worker.rank_logs import RankLogs
+from miniray.train.worker.session import SessionSetup
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from miniray.train.base.policies import ScalingDecision
+    from miniray.train.controller.run_spec import RunSpec
+    from miniray.train.controller.worker_group import WorkerGroup
+    from miniray.train.progress.progress_feed import Progress, Seen
+    from miniray.train.worker.controller_client import Carrier
+    from miniray.train.worker.worker import WorkerOutcome
+
+logger = logging.getLogger(__name__)
+
+#: After a rank has failed, seconds that others get to say why they failed too: a rank whose peer
+#: died often fails before the death is known, and the error should name both.
+FAILURE_GRACE = 0.5
+
+#: After a rank has failed, seconds that the uploads get by which checkpoints become complete that
+#: every rank has reported: what they hold need not be computed again.
+UPLOAD_GRACE = 30.0
+
+
+def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
+    """The worker group that a run starts when its scaling policy decides so."""
+    from miniray.train.controller.worker_group import WorkerGroup
+
+    return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)
+
+
+class TrainController(RankCalls):
+    """Runs one training run; an actor with asyncio methods.
+
+    Args:
+        spec: The run.
+        make_group: What makes a worker group.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        make_group: Callable[[RunSpec, ScalingDecision], WorkerGroup] = make_worker_group,
+    ) -> None:
+        self._spec = spec
+        self._make_group = make_group
+        storage = spec.storage
+        context = RunContext(
+            spec.name,
+            storage.path,
+            spec.run_config,
+            spec.scaling_config,
+            storage.filesystem,
+            run_id=spec.run_id,
+            train_loop_config=spec.configuration.get("train_loop_config"),
+        )
+        self._callbacks = CallbackRunner(spec.run_config.callbacks or [], context)
+        assert spec.run_config.checkpoint_config is not None
+        assert spec.run_config.logging_config is not None
+        spec.run_config.logging_config.apply()
+        self._token = f"{spec.run_id}-{secrets.token_hex(8)}"
+        self._recorder = RunRecorder(
+            storage, spec.run_config.checkpoint_config, self._callbacks, self._token
+        )
+        super().__init__(ProgressFeed(), self._recorder, spec.collective_timeout)
+        self._logs = RankLogs(storage)
+        self._facts = RunFacts(storage, spec.run_id, self._token)
+        self._state = RunState.INITIALIZING
+        self._group: WorkerGroup | None = None
+        #: Checkpoints that a rank may still be writing although its attempt has ended.
+        self._unsafe_names: set[str] = set()
+        interval = spec.scaling_config.elastic_resize_monitor_interval_s
+        self._growth = Growth(spec.scaling_policy, interval)
+        self._size = 0  # world size of the group that was connected last
+        self._message = ""
+        self._failure: WorkerFailure | None = None
+        self._machine: asyncio.Task[None] | None = None
+        self._stop_asked = False
+
+    # --- calls of the driver and the ranks ---------------------------------------------
+
+    async def run(self, carrier: Carrier, loop: list[Any]) -> RunOutcome:
+        """Run to the end.
+
+        Args:
+            carrier: The way to this controller, for the ranks.
+            loop: The ref of the train loop, in a list so that it is not fetched here: it may
+                need modules that only the ranks should load.
+        """
+        recording = asyncio.create_task(self._record_steps())
+        self._machine = asyncio.create_task(self._go_through_states(carrier, loop))
+        if self._stop_asked:
+            self._machine.cancel()
+        watching = asyncio.gather(
+            watch_hooks(self._callbacks, self._spec.name),
+            self._work.watch(lambda: self._callbacks.running is not None, self._tell_slow),
+        )
+        try:
+            await first_of(self._machine, recording)
+        except asyncio.CancelledError:
+            try:
+                await self._record_rest(recording)  # before the end is told
+                await self._move(RunState.ABORTED)
+            except CallbackError as error:
+                self._fail(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the driver is told
+            self._fail(error)
+        finally:
+            await end(self._machine)
+            await self._record_rest(recording)
+            await self._stop_group(graceful=self._state is RunState.FINISHED)
+        outcome = await self._finish()
+        await end(watching)
+        return outcome
+
+    def _tell_slow(self, seconds: float) -> None:
+        self._feed.note(
+            f"The run waits for its storage: a call about {self._spec.storage.path} has not "
+            f"returned for {seconds:.0f} s. No checkpoint becomes complete before it does."
+        )
+
+    async def progress(self, seen: Seen) -> Progress:
+        """Wait for news of the run that a driver does not have."""
+        return await self._feed.after(seen)
+
+    async def abort(self, at_once: bool = False) -> None:
+        """Stop the run once the uploads that ranks have begun have ended.
+
+        ``run`` returns when everything has ended.
+
+        Args:
+            at_once: Do not wait for these uploads.
+        """
+        self._stop_asked = True
+        if self._attempt is not None and not at_once:
+            await self._attempt.drain()
+        if self._machine is not None:
+            self._machine.cancel()
+
+    # --- the states ---------------------------------------------------------------------
+
+    async def _go_through_states(self, carrier: Carrier, loop: list[Any]) -> None:
+        while not self._state.terminal:
+            if self._state is RunState.INITIALIZING:
+                following = await self._initialize()
+            elif self._state is RunState.SCHEDULING:
+                following = await self._schedule(carrier)
+            elif self._state is RunState.RUNNING:
+                following = await self._supervise(carrier, loop)
+            else:
+                following = await self._restart()
+            await self._move(following)
+
+    async def _initialize(self) -> RunState:
+        await self._blocking(self._open)
+        return RunState.SCHEDULING
+
+    def _open(self) -> None:
+        storage = self._spec.storage
+        try:
+            self._facts.take_up(storage.run_facts())
+            self._write_facts()
+            configuration = json.dumps(dict(self._spec.configuration), indent=1)
+            storage.write_text("config.json", configuration)
+        except Exception as error:  # clients of stores raise what they like
+            raise StorageUnusableError(
+                f"The storage path {storage.storage_fs_path} can't be used: "
+                f"{type(error).__name__}: {error}. Set RunConfig(storage_path=...) to a folder or "
+                f"URL that can be written to."
+            ) from error
+        self._logs.open()
+        self._recorder.open()
+        self._callbacks.start()
+
+    async def _schedule(self, carrier: Carrier) -> RunState:
+        spec = self._spec
+        decision = self._growth.next_group()
+        self._group = group = self._make_group(spec, decision)
+        limit = spec.scaling_config.placement_timeout_s
+        await place(group, limit, self._feed.note, self._blocking)
+        self._facts.attempts += 1
+        self._attempt = Attempt(
+            self._facts.attempts,
+            group.size,
+            self._recorder.next_number,
+            spec.collective_timeout,
+            self._unsafe_names,
+            self._feed.note,
+        )
+        try:
+            await start(group, carrier, self._attempt.number, self._blocking)
+            await check_shared(group, spec.storage, self._blocking)
+        except GroupStartError as error:
+            for rank, failure in error.failures.items():
+                self._attempt.fail(rank, failure)
+            return await self._judge_failure(at_start=error.lost)
+        self._facts.count_start()
+        await self._note_size(group.size)
+        return RunState.RUNNING
+
+    async def _note_size(self, size: int) -> None:
+        """Remember the world size, and tell the callbacks if it is another than before."""
+        old, self._size = self._size, size
+        if old not in (0, size) and self._callbacks:
+            await self._blocking(self._callbacks.tell, "after_resize", old, size)
+
+    async def _supervise(self, carrier: Carrier, loop: list[Any]) -> RunState:
+        assert self._group is not None
+        assert self._attempt is not None
+        setup = SessionSetup(
+            storage=self._spec.storage,
+            token=self._token,
+            attempt=self._attempt.number,
+            first_number=self._attempt.first_number,
+            checkpoint=self._recorder.latest_checkpoint,
+            shows_stacks=self._spec.hang_timeout is not None,
+            stall_patience=self._spec.stall_patience,
+        )
+        self._attempt.begin()
+        self._growth.begin(self._group)
+        outcomes = self._group.run(loop[0], setup, carrier)
+        watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
+        over = asyncio.ensure_future(self._attempt.over.wait())
+        hang = asyncio.ensure_future(self._watch_for_hang(self._attempt))
+        stall = asyncio.ensure_future(self._watch_for_stall(self._attempt))
+        try:
+            ends: set[asyncio.Future[Any]] = {over, watches, hang, stall}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            for watching in (watches, hang, stall):
+                if watching.done():
+                    watching.result()  # raises what is wrong with the watching itself
+            if self._attempt.failures:
+                await wait_at_most(self._attempt.all_ended.wait(), FAILURE_GRACE)
+                await wait_at_most(self._attempt.settle(), UPLOAD_GRACE)
+        finally:
+            await end(over, watches, hang, stall)
+        self._take(self._attempt.close())
+        await self._steps.join()
+        if self._attempt.failures:
+            return await self._judge_failure()
+        return RunState.RESIZING if self._attempt.running else RunState.FINISHED
+
+    async def _watch_for_hang(self, attempt: Attempt) -> None:
+        limit, storage = self._spec.hang_timeout, self._spec.storage
+        if limit is not None:
+            await watch_for_hang(attempt, limit, storage.path, storage.write_text)
+        await attempt.over.wait()
+
+    async def _watch_for_stall(self, attempt: Attempt) -> None:
+        await fail_stalled(attempt, self._spec.stall_patience)
+        await attempt.over.wait()
+
+    async def _watch(self, rank: int, outcome: Awaitable[WorkerOutcome]) -> None:
+        assert self._attempt is not None
+        try:
+            result = await outcome
+        except MinirayError as error:
+            if isinstance(error, TaskError) and not _is_own(error.cause):
+                # What the train loop raises is part of an outcome, so it has not begun.
+                self._attempt.lose(rank, WorkerFailure.to_load(error))
+                return
+            # The frames in which it was awaited here say nothing.
+            self._attempt.lose(rank, WorkerFailure.of(error.with_traceback(None)))
+            return
+        if result.failure is not None:
+            self._attempt.fail(rank, result.failure)
+        else:
+            self._take(self._attempt.finish(rank, result.value))
+
+    async def _restart(self) -> RunState:
+        assert self._attempt is not None
+        if self._state is RunState.RESIZING:
+            self._feed.note(f"There is room for more workers than {self._size}.")
+        await self._stop_group(graceful=False)
+        self._attempt.keys.close()
+        self._unsafe_names |= self._attempt.unfinished_uploads()
+        await self._blocking(self._recorder.clear_incomplete, self._attempt.next_number)
+        # Whatever ends workers at once at their start is given time to go by.
+        await asyncio.sleep(pause_after(self._facts.lost_in_a_row))
+        return RunState.SCHEDULING
+
+    async def _judge_failure(self, *, at_start: bool = False) -> RunState:
+        assert self._attempt is not None
+        attempt, failures = self._attempt, self._attempt.failures
+        self._facts.count_failure(at_start=at_start)
+        self._message = describe(failures, attempt.returned, attempt.activities())
+        await self._blocking(self._tell_failure, failures)
+        decision = self._spec.failure_policy.decide(
+            GroupFailure(
+                failures, at_start, self._facts.worker_failures, self._facts.start_failures
+            )
+        )
+        if decision is FailureDecision.RAISE:
+            return RunState.ERRORED
+        self._feed.note(f"Starting the workers again, since some failed:\n{self._message}")
+        return RunState.RESTARTING
+
+    def _tell_failure(self, failures: dict[int, WorkerFailure]) -> None:
+        if self._callbacks:
+            exceptions = {rank: failure.exception() for rank, failure in failures.items()}
+            self._callbacks.tell("after_exception", exceptions)
+
+    # --- steps, states, endings -----------------------------------------------------------
+
+    async def _record_steps(self) -> None:
+        while True:
+            steps = [await self._steps.get()]
+            while not self._steps.empty():
+                steps.append(self._steps.get_nowait())
+            assert self._attempt is not None
+            first = self._attempt.first_number
+            notes = await self._blocking(self._recorder.record, first, steps)
+            self._feed.add_rows(
+                Row(
+                    first + step.index, step.metrics, step.uploads[0].name if step.uploads else None
+                )
+                for step in steps
+            )
+            for note in notes:
+                self._feed.note(note)
+            self._attempt.recorded(steps[-1].index)
+            saved = any(step.uploads for step in steps)
+            if saved and self._attempt.can_resize and self._growth.at_checkpoint():
+                self._attempt.end()
+            for _ in steps:
+                self._steps.task_done()
+
+    async def _record_rest(self, recording: asyncio.Task[None]) -> None:
+        """Record what ranks have reported by now, unless recording itself has failed."""
+        if self._attempt is not None:
+            self._take(self._attempt.close())
+        rest = asyncio.ensure_future(self._steps.join())
+        await asyncio.wait({rest, recording}, return_when=asyncio.FIRST_COMPLETED)
+        await end(rest, recording)
+
+    async def _move(self, state: RunState) -> None:
+        old = self._state
+        check_transition(old, state)
+        self._state = state
+        self._feed.set_state(state)
+        if state is RunState.RUNNING:
+            await self._blocking(self._note_running)
+        if self._callbacks:
+            await self._blocking(self._callbacks.tell, "on_state_change", old, state)
+
+    def _fail(self, error: BaseException) -> None:
+        """End in ERRORED without asking callbacks, which may be what failed."""
+        if isinstance(error, TrainingFailedError):
+            logger.debug("Run %s failed.", self._spec.name, exc_info=error)
+            error = error.with_traceback(None)  # it says all that a user needs
+        self._failure = WorkerFailure.of(error)
+        self._message = self._failure.summary
+        self._state = RunState.ERRORED
+        self._feed.set_state(RunState.ERRORED)
+
+    def _fail_at_end(self, error: Exception) -> None:
+        """Enter that a run could not be ended as it should, unless it has failed before."""
+        if self._state is RunState.ERRORED:
+            logger.warning(
+                "Run %s has failed, and could not be ended as it should: %s: %s",
+                self._spec.name,
+                type(error).__name__,
+                error,
+            )
+            return
+        logger.debug("Run %s ended incompletely.", self._spec.name, exc_info=error)
+        self._failure = WorkerFailure.of(error)
+        self._message = self._failure.summary
+        self._state = RunState.ERRORED
+
+    async def _stop_group(self, *, graceful: bool) -> None:
+        await self._growth.end()
+        group, self._group = self._group, None
+        if group is not None:
+            await group.stop(graceful=graceful)
+            self._logs.keep(group.infos)
+
+    async def _finish(self) -> RunOutcome:
+        aborted = self._state is RunState.ABORTED
+        await self._logs.close(rank_logs.ABORT_TIMEOUT if aborted else rank_logs.TIMEOUT)
+        # Callbacks end first, so that what is stored of the run includes what they raise.
+        for ending in (self._end_callbacks, self._close):
+            try:
+                await self._blocking(ending)
+            except Exception as error:  # noqa: PERF203, BLE001 - the driver is told
+                self._fail_at_end(error)
+        self._work.close()  # idle: its work was waited for
+        return self._outcome()
+
+    def _outcome(self) -> RunOutcome:
+        attempt = self._attempt
+        by_workers = self._state is RunState.ERRORED and self._failure is None
+        return RunOutcome(
+            state=self._state,
+            metrics=self._recorder.latest_metrics,
+            checkpoints=self._recorder.checkpoints,
+            return_value=attempt.return_value if attempt is not None else b"",
+            message=self._message,
+            worker_failures=attempt.failures if attempt is not None and by_workers else {},
+            controller_failure=self._failure,
+        )
+
+    def _end_callbacks(self) -> None:
+        error = self._message if self._state is RunState.ERRORED else None
+        self._callbacks.end(self._state, error)
+
+    def _close(self) -> None:
+        if self._recorder.owned:
+            self._recorder.close()
+            self._keep_outcome(self._outcome())
+            self._write_facts()
+
+    def _keep_outcome(self, outcome: RunOutcome) -> None:
+        """Store how the run ended; here the driver hears it, and nobody else has to."""
+
+    def _note_running(self) -> None:
+        """Store that ranks run now, so that whoever is killed leaves a run that has not ended."""
+        self._spec.storage.require_owner(self._token)
+        self._write_facts()
+
+    def _write_facts(self) -> None:
+        self._facts.write(self._state, self._message)
+
+
+def _is_own(error: BaseException) -> bool:
+    """Whether an exception is one of miniray; a plain ``MinirayError`` stands for a lost one."""
+    return isinstance(error, MinirayError) and type(error) is not MinirayError

@@ -1,0 +1,133 @@
+"""How a run ended, and the file in its folder that says so after its controller has gone.
+
+A detached run writes that file; whoever attaches too late to be told reads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.base.exceptions import ControllerError, TrainingFailedError, WorkerGroupError
+from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.state import RunState
+from miniray.train.storage.checkpoint_book import CheckpointRecord
+
+if TYPE_CHECKING:
+    from miniray.train.storage.storage import RunStorage
+
+logger = logging.getLogger(__name__)
+
+#: What the error of a run says that the user has stopped.
+STOPPED = "The run was stopped before it had finished."
+
+#: Name of the file in the run's folder.
+OUTCOME_FILE = "outcome.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOutcome:
+    """How a run ended.
+
+    Attributes:
+        state: FINISHED, ERRORED or ABORTED.
+        metrics: Metrics of the last step, None if there was none.
+        checkpoints: Checkpoints that were kept, the best last.
+        return_value: What rank 0's train loop returned, pickled; empty for None.
+        message: For ERRORED by workers, what happened on each rank.
+        worker_failures: For ERRORED by workers, the failure of each rank.
+        controller_failure: For ERRORED otherwise, the failure.
+    """
+
+    state: RunState
+    metrics: dict[str, Any] | None
+    checkpoints: list[CheckpointRecord]
+    return_value: bytes
+    message: str
+    worker_failures: dict[int, WorkerFailure]
+    controller_failure: WorkerFailure | None
+
+
+def make_error(outcome: RunOutcome) -> TrainingFailedError | None:
+    """The error of a run that failed or was stopped."""
+    if (failure := outcome.controller_failure) is not None:
+        return ControllerError(failure.exception(), failure.traceback)
+    if outcome.state is RunState.ERRORED:
+        failures = {rank: failure.exception() for rank, failure in outcome.worker_failures.items()}
+        return WorkerGroupError(outcome.message, failures)
+    if outcome.state is RunState.ABORTED:
+        return TrainingFailedError(STOPPED)
+    return None
+
+
+def write_outcome(storage: RunStorage, run_id: str, outcome: RunOutcome) -> None:
+    """Store how a run ended.
+
+    Args:
+        storage: The run's folder.
+        run_id: Which of the runs of this name it was.
+        outcome: How it ended.
+    """
+    failures = {str(rank): _failure(each) for rank, each in outcome.worker_failures.items()}
+    failure = outcome.controller_failure
+    facts = {
+        "run_id": run_id,
+        "state": outcome.state.value,
+        "message": outcome.message,
+        "metrics": outcome.metrics,
+        "checkpoints": [dataclasses.asdict(record) for record in outcome.checkpoints],
+        "return_value": _text(outcome.return_value),
+        "worker_failures": failures,
+        "controller_failure": None if failure is None else _failure(failure),
+    }
+    storage.write_text(OUTCOME_FILE, json.dumps(facts, default=str, indent=1))
+
+
+def read_outcome(storage: RunStorage, run_id: str) -> RunOutcome | None:
+    """How a run ended; None if it has not, or if it was another run of the same name."""
+    try:
+        facts = json.loads(storage.read_text(OUTCOME_FILE) or "{}")
+        return _outcome(facts) if facts.get("run_id") == run_id else None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        # It was cut off: the run had not ended.
+        logger.debug("%s is no outcome.", storage.files.at(OUTCOME_FILE), exc_info=True)
+        return None
+
+
+def _outcome(facts: dict[str, Any]) -> RunOutcome:
+    failure = facts["controller_failure"]
+    return RunOutcome(
+        state=RunState(facts["state"]),
+        metrics=facts["metrics"],
+        checkpoints=[CheckpointRecord(**record) for record in facts["checkpoints"]],
+        return_value=_bytes(facts["return_value"]),
+        message=facts["message"],
+        worker_failures={
+            int(rank): _read_failure(each) for rank, each in facts["worker_failures"].items()
+        },
+        controller_failure=None if failure is None else _read_failure(failure),
+    )
+
+
+def _failure(failure: WorkerFailure) -> dict[str, Any]:
+    return {
+        "summary": failure.summary,
+        "traceback": failure.traceback,
+        "pickled": [_text(each) for each in failure.pickled],
+    }
+
+
+def _read_failure(facts: dict[str, Any]) -> WorkerFailure:
+    pickled = tuple(_bytes(each) for each in facts["pickled"])
+    return WorkerFailure(facts["summary"], facts["traceback"], pickled)
+
+
+def _text(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text)

@@ -1,0 +1,195 @@
+"""Records completed steps: commits checkpoints, writes metrics, calls callbacks.
+
+All its work is blocking I/O, done in one thread at a time; the controller
+decides when.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import time
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.base.ranks import listed
+from miniray.train.storage.checkpoint_book import CheckpointBook, CheckpointRecord, has_score
+from miniray.train.storage.metrics_log import MetricsLog, flatten, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from miniray.train.base.reports import Step
+    from miniray.train.callbacks.runner import CallbackRunner
+    from miniray.train.config import CheckpointConfig
+    from miniray.train.storage.checkpoint import Checkpoint
+    from miniray.train.storage.storage import RunStorage
+
+logger = logging.getLogger(__name__)
+
+
+class RunRecorder:
+    """What a run leaves in its folder, and what is known of it.
+
+    Attributes:
+        latest_metrics: Metrics of the newest step, also of an earlier run of the same name; None
+            before the first.
+        steps: How many steps were recorded.
+    """
+
+    def __init__(
+        self,
+        storage: RunStorage,
+        config: CheckpointConfig,
+        callbacks: CallbackRunner,
+        token: str,
+    ) -> None:
+        self._storage = storage
+        self._callbacks = callbacks
+        self._token = token
+        self._log = MetricsLog(storage)
+        self._config = config
+        self._book = CheckpointBook(config)
+        self._told_unscored = False
+        self._next_number = 0
+        #: Names of checkpoints that earlier attempts and runs have left.
+        self._earlier: set[str] = set()
+        self.latest_metrics: dict[str, Any] | None = None
+        self.steps = 0
+
+    def open(self) -> None:
+        """Take up what an earlier run of this name left, without what it left incomplete."""
+        self.clear_incomplete(0)
+        records = self._storage.records()
+        self._book.restore(records)
+        older = [(record.number, dict(record.metrics)) for record in records]
+        older += [(row["number"], row["metrics"]) for row in read_rows(self._storage)]
+        if older:
+            newest, self.latest_metrics = max(older, key=operator.itemgetter(0))
+            self._next_number = max(self._next_number, newest + 1)
+
+    def clear_incomplete(self, next_number: int) -> None:
+        """Delete what ended workers left incomplete.
+
+        Args:
+            next_number: No later report may have a lower number: ended workers had those.
+        """
+        free = self._storage.delete_incomplete()
+        self._next_number = max(self._next_number, next_number, free)
+        self._earlier = self._storage.committed()
+
+    def is_taken(self, name: str) -> bool:
+        """Whether a checkpoint of an earlier attempt or run has this name, and is in the way."""
+        return name in self._earlier
+
+    def make_way(self, name: str, *, in_place: bool) -> None:
+        """Take a checkpoint of an earlier attempt or run away, for a new one of its name.
+
+        Of several calls for one name, the first does it.
+
+        Args:
+            name: The name.
+            in_place: Files of the new one are in its folder already, so none is deleted.
+        """
+        if self.is_taken(name):
+            self._storage.require_owner(self._token)
+            self._book.remove(name)  # first: one that is half away is none to go on from
+            if in_place:
+                self._storage.revoke(name)
+            else:
+                self._storage.delete(name)
+            self._earlier.discard(name)
+
+    @property
+    def next_number(self) -> int:
+        """Number of the next report among all reports of the run."""
+        return self._next_number
+
+    @property
+    def latest_checkpoint(self) -> Checkpoint | None:
+        """The newest complete checkpoint, from which workers begin."""
+        record = self._book.latest
+        return None if record is None else self._storage.checkpoint(record.name)
+
+    @property
+    def checkpoints(self) -> list[CheckpointRecord]:
+        """The checkpoints that the run has, the best last."""
+        return self._book.records
+
+    def record(self, first_number: int, steps: Sequence[Step]) -> list[str]:
+        """Record steps of an attempt whose first report has this number.
+
+        Returns:
+            Sentences that the user should read.
+        """
+        rows, notes = [], []
+        for step in steps:
+            number = first_number + step.index
+            notes += _left_out(number, step)
+            checkpoint = self._commit(number, step) if step.uploads else None
+            if checkpoint is not None:
+                notes += self._unscored(step)
+            rows.append(
+                {
+                    "number": number,
+                    "time": time.time(),
+                    "checkpoint": step.uploads[0].name if step.uploads else None,
+                    "metrics": step.metrics,
+                }
+            )
+            self._next_number = number + 1
+            self.latest_metrics = step.metrics
+            self.steps += 1
+            if self._callbacks:
+                # Copies: a callback that changes them does not change what is kept.
+                self._callbacks.tell_report(number, step.metrics_of_all, checkpoint)
+        self._log.append(rows)
+        if any(step.uploads for step in steps):
+            self._log.sync()
+        return notes
+
+    def _unscored(self, step: Step) -> list[str]:
+        """What to say of a checkpoint that has no score; nothing after the first of them."""
+        attribute = self._config.checkpoint_score_attribute
+        if attribute is None or self._told_unscored or has_score(step.metrics, attribute):
+            return []
+        self._told_unscored = True
+        known = ", ".join(flatten(step.metrics)) or "none"
+        note = (
+            f"Checkpoint {step.uploads[0].name} has no number as metric {attribute!r}, by which "
+            f"CheckpointConfig(checkpoint_score_attribute=...) tells which checkpoints are better, "
+            f"and counts as the worst. Rank 0 reported the metrics: {known}."
+        )
+        return [note]
+
+    @property
+    def owned(self) -> bool:
+        """Whether no other driver has started this run meanwhile."""
+        return self._storage.owned_by(self._token)
+
+    def close(self) -> None:
+        """Write what is not yet written."""
+        self._storage.delete_incomplete()
+        self._log.close()
+
+    def _commit(self, number: int, step: Step) -> Checkpoint:
+        name = step.uploads[0].name
+        self._storage.require_owner(self._token)
+        self._storage.commit(number, step.uploads, step.metrics)
+        for surplus in self._book.add(CheckpointRecord(name, number, step.metrics)):
+            try:
+                self._storage.delete(surplus.name)
+            except OSError:  # noqa: PERF203 - no reason to end the run; a later one tries again
+                logger.warning("Checkpoint %s can't be deleted.", surplus.name, exc_info=True)
+        return self._storage.checkpoint(name)
+
+
+def _left_out(number: int, step: Step) -> list[str]:
+    """What to say of a checkpoint that misses files of ranks which went on without."""
+    if not step.failures:
+        return []
+    ranks = sorted(step.failures)
+    note = (
+        f"Report {number} has no checkpoint, as the upload of {listed(ranks)} has failed and the "
+        f"train loop went on: {step.failures[ranks[0]]}"
+    )
+    return [note]

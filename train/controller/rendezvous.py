@@ -1,0 +1,162 @@
+"""Where the ranks of an attempt wait for each other: barriers and broadcasts.
+
+Runs in the controller's event loop. Each wait ends: when all have come, when a rank can no
+longer come, when ranks called different things, or after a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import TYPE_CHECKING
+
+from miniray.train.base.exceptions import CollectiveError, CollectiveTimeoutError
+from miniray.train.base.ranks import listed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: The rank whose value a broadcast hands out.
+_SOURCE = 0
+
+#: Seconds after which the user is told for whom ranks wait.
+NOTE_AFTER = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveOutcome:
+    """What a rank gets from a collective: the pickled value of rank 0, or why it failed."""
+
+    value: bytes = b""
+    error: CollectiveError | None = None
+
+
+class _Meeting:
+    """The ranks in one collective call."""
+
+    def __init__(self, call: str, first: int) -> None:
+        self.call = call
+        self.first = first
+        self.begun = time.monotonic()
+        self.here: set[int] = set()
+        self.value = b""
+        self.outcome: asyncio.Future[CollectiveOutcome] = asyncio.Future()
+        self.timers: list[asyncio.TimerHandle] = []
+
+    def end(self, outcome: CollectiveOutcome) -> None:
+        for timer in self.timers:
+            timer.cancel()
+        if not self.outcome.done():
+            self.outcome.set_result(outcome)
+
+
+class Rendezvous:
+    """The collective calls of one attempt; the n-th call of each rank belong together.
+
+    Args:
+        world_size: Number of ranks.
+        timeout: Seconds after which a call ends whose ranks have not all come; 0 is no limit.
+        tell: Called with a sentence for the user when a call takes long.
+    """
+
+    def __init__(self, world_size: int, timeout: float, tell: Callable[[str], None]) -> None:
+        self._world_size = world_size
+        self._timeout = timeout
+        self._tell = tell
+        self._meetings: dict[int, _Meeting] = {}
+        self._gone: dict[int, str] = {}
+        self._broken: CollectiveError | None = None
+
+    async def join(self, rank: int, number: int, call: str, value: bytes) -> CollectiveOutcome:
+        """Wait in the call of this number for all other ranks.
+
+        Args:
+            rank: Who calls.
+            number: How many collective calls this rank has made before.
+            call: What was called, such as ``barrier()``.
+            value: What rank 0 hands out.
+        """
+        if self._broken is not None:
+            return CollectiveOutcome(error=self._broken)
+        meeting = self._meetings.get(number)
+        if meeting is None:
+            meeting = self._meetings[number] = self._open(number, call, rank)
+        if meeting.call != call:
+            self._break(
+                CollectiveError(
+                    f"Rank {rank} called {call} while rank {meeting.first} called {meeting.call}: "
+                    f"every rank has to make the same collective calls in the same order."
+                )
+            )
+            return await asyncio.shield(meeting.outcome)
+        meeting.here.add(rank)
+        if rank == _SOURCE:
+            meeting.value = value
+        if len(meeting.here) == self._world_size:
+            del self._meetings[number]
+            meeting.end(CollectiveOutcome(meeting.value))
+        else:
+            self._check(meeting)
+        # Shielded: when one caller goes away, the others still wait for the same future.
+        return await asyncio.shield(meeting.outcome)
+
+    def leave(self, rank: int, how: str) -> None:
+        """Enter that a rank will come to no further call; ``how`` ends a sentence about it."""
+        self._gone.setdefault(rank, how)
+        for meeting in list(self._meetings.values()):
+            self._check(meeting)
+
+    def waiting(self, rank: int) -> tuple[str, float, list[int]] | None:
+        """The call in which a rank waits, for how many seconds, and for whom; None if in none."""
+        for meeting in self._meetings.values():
+            if rank in meeting.here:
+                return meeting.call, time.monotonic() - meeting.begun, self._missing(meeting)
+        return None
+
+    def _open(self, number: int, call: str, rank: int) -> _Meeting:
+        meeting = _Meeting(call, rank)
+        loop = asyncio.get_running_loop()
+        meeting.timers.append(loop.call_later(NOTE_AFTER, self._note, meeting))
+        if self._timeout:
+            meeting.timers.append(loop.call_later(self._timeout, self._expire, meeting))
+        return meeting
+
+    def _note(self, meeting: _Meeting) -> None:
+        self._tell(
+            f"For {NOTE_AFTER:g} s, {listed(meeting.here)} waited in {meeting.call} for "
+            f"{listed(self._missing(meeting))}."
+        )
+
+    def _missing(self, meeting: _Meeting) -> list[int]:
+        return [rank for rank in range(self._world_size) if rank not in meeting.here]
+
+    def _check(self, meeting: _Meeting) -> None:
+        """Break the calls that a rank which has gone would have to join."""
+        for rank, how in self._gone.items():
+            if rank not in meeting.here:
+                waited = time.monotonic() - meeting.begun
+                self._break(
+                    CollectiveError(
+                        f"Rank {rank} {how}, while {listed(meeting.here)} waited for it in "
+                        f"{meeting.call}, {waited:.1f} s by then."
+                    )
+                )
+                return
+
+    def _expire(self, meeting: _Meeting) -> None:
+        missing = self._missing(meeting)
+        self._break(
+            CollectiveTimeoutError(
+                f"After {self._timeout:g} s in {meeting.call}, {listed(meeting.here)} still waited "
+                f"for {listed(missing)}, which did not call it. "
+                f"MINIRAY_TRAIN_COLLECTIVE_TIMEOUT sets the limit."
+            )
+        )
+
+    def _break(self, error: CollectiveError) -> None:
+        """End all calls: after one has failed, the numbers of the others mean nothing."""
+        self._broken = error
+        meetings, self._meetings = list(self._meetings.values()), {}
+        for meeting in meetings:
+            meeting.end(CollectiveOutcome(error=error))

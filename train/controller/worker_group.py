@@ -1,0 +1,348 @@
+"""The worker group: a placement group with one actor for each rank.
+
+Starts, connects and ends the actors, all at once; what they do and what follows
+from a failure is the controller's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any
+
+import miniray
+from miniray.exceptions import ActorError, MinirayError
+from miniray.train.base.failures import GroupStartError, WorkerFailure
+from miniray.train.base.ranks import (
+    assign_ranks,
+    shared_devices,
+    shares_devices,
+    unreachable_address,
+)
+from miniray.train.controller.placement import explain
+from miniray.train.controller.room import MoreRoom, Room, largest_room, waiting_demand
+from miniray.train.worker.backend import Member
+from miniray.train.worker.controller_client import ControllerClient
+from miniray.train.worker.worker import TrainWorker
+from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Mapping, Sequence
+
+    from miniray.train.base.policies import ScalingDecision
+    from miniray.train.base.ranks import WorkerInfo
+    from miniray.train.config import RunConfig, ScalingConfig
+    from miniray.train.storage.storage import RunStorage
+    from miniray.train.worker.backend import Backend
+    from miniray.train.worker.controller_client import Carrier
+    from miniray.train.worker.session import SessionSetup
+    from miniray.train.worker.worker import WorkerOutcome
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that workers get to end by themselves (atexit handlers) before they are killed.
+EXIT_TIMEOUT = 5.0
+
+#: After a worker has failed to start, seconds that others get to say that they failed too. They
+#: are not waited for: a rank whose peer died waits for it until the timeout of its framework.
+START_GRACE = 0.5
+
+#: Label of every node with its id.
+NODE_LABEL = "ray.io/node-id"
+
+
+def worker_options(
+    resources: Mapping[str, float],
+    group: Any,
+    bundle: int,
+    runtime_env: Mapping[str, Any] | None,
+    preload: Sequence[str] = (),
+    later: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The actor options of one worker.
+
+    Args:
+        resources: What it holds, by resource name.
+        group: The placement group it runs in.
+        bundle: Its bundle there.
+        runtime_env: Its runtime environment.
+        preload: Modules that its process begins with.
+        later: Modules that it begins with if they are loaded by then.
+    """
+    custom = {
+        name: amount
+        for name, amount in resources.items()
+        # A bundle on a node of the type is enough; the type itself need not be held.
+        if name not in ("CPU", "GPU", "memory") and not name.startswith("accelerator_type:")
+    }
+    options: dict[str, Any] = {
+        "num_cpus": resources.get("CPU", 0),
+        "num_gpus": resources.get("GPU", 0),
+        "resources": custom,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            placement_group=group, placement_group_bundle_index=bundle
+        ),
+    }
+    if "memory" in resources:
+        options["memory"] = int(resources["memory"])
+    if runtime_env:
+        options["runtime_env"] = dict(runtime_env)
+    if preload:
+        options["_preload"] = list(preload)
+    if later:
+        options["_preload_later"] = list(later)
+    return options
+
+
+class WorkerGroup:
+    """The actors of one attempt.
+
+    Args:
+        decision: How many workers, and what each holds.
+        scaling: Where they may run.
+        backend: What connects the workers.
+        run_config: Their runtime environment, and what they log.
+    """
+
+    def __init__(
+        self,
+        decision: ScalingDecision,
+        scaling: ScalingConfig,
+        backend: Backend,
+        run_config: RunConfig,
+    ) -> None:
+        #: Number of workers; of an elastic group it is known once it is placed.
+        self.size = decision.num_workers
+        self._decision = decision
+        self._resources = decision.resources_per_worker
+        self._scaling = scaling
+        self._backend = backend
+        self._runtime_env = run_config.worker_runtime_env
+        self._logging = run_config.logging_config
+        assert run_config.name is not None
+        self._run = run_config.name
+        self._room: Room | None = None
+        self._workers: list[Any] = []  # in order of rank once they are connected
+        #: Where each rank runs, in order of rank; empty until the ranks are given out.
+        self.infos: list[WorkerInfo] = []
+
+    async def place(self) -> None:
+        """Reserve the resources of all workers; waits until they are free.
+
+        An elastic group takes what there is room for, at least ``ScalingDecision.least``.
+        """
+        decision = self._decision
+        least = decision.num_workers if decision.least is None else decision.least
+        sizes = range(least, decision.num_workers + 1, decision.step)
+        if len(sizes) > 1:
+            await largest_room(self._ask, sizes, self._wait_in)
+        else:
+            self._wait_in(self._ask(decision.num_workers))
+            assert self._room is not None
+            await self._room.ready()
+
+    def _ask(self, size: int) -> Room:
+        strategy, selectors = (
+            self._scaling.bundle_strategy,
+            self._scaling.bundle_label_selectors(size),
+        )
+        return Room(size, self._resources, strategy, selectors, self._run)
+
+    def _wait_in(self, room: Room) -> None:
+        self._room, self.size = room, room.size
+
+    def why_waiting(self) -> str:
+        """Which resources are short, and by how much; blocks for a moment."""
+        assert self._room is not None
+        try:
+            demand = waiting_demand(self._room.name)
+            total, free = miniray.cluster_resources(), miniray.available_resources()
+        except (MinirayError, OSError) as error:
+            logger.warning("It is not known why the workers wait for resources: %s", error)
+            return explain(self.size, {}, {}, {})
+        reason = "" if demand is None else demand.reason
+        return explain(self.size, self._resources, total, free, reason)
+
+    def lost_bundles(self) -> list[int]:
+        """The workers that have no place any more, by bundle; blocks for a moment."""
+        return [] if self._room is None else self._room.lost()
+
+    def more_room(self) -> MoreRoom:
+        """What waits for room for workers beside these; for a group that runs."""
+        nodes = sorted({info.node_id for info in self.infos})
+        beside = {
+            # One more only makes a larger group where the strategy allows it.
+            "STRICT_PACK": f"in({','.join(nodes)})",
+            "STRICT_SPREAD": f"!in({','.join(nodes)})",
+        }.get(self._scaling.bundle_strategy)
+
+        def ask(number: int) -> Room:
+            selectors = self._scaling.bundle_label_selectors(self.size + number + 1)
+            selector = selectors[-1] if selectors else {}
+            if beside is not None:
+                selector = {**selector, NODE_LABEL: beside}
+            return Room(1, self._resources, "PACK", [selector], f"{self._run}-room-to-grow")
+
+        return MoreRoom(ask)
+
+    async def start(self, carrier: Carrier, attempt: int) -> None:
+        """Start the workers and connect them.
+
+        Args:
+            carrier: The way to the controller, for the ranks.
+            attempt: Number of the attempt in which they run.
+
+        Raises:
+            GroupStartError: Some of them failed; the others are left as they are.
+        """
+        assert self._room is not None
+        placement = self._room.placement
+        backend = self._backend
+        preload = backend.preload(self._resources)
+        later = backend.preload_later(self._resources)
+        actor_class = miniray.remote(TrainWorker)
+        self._workers = [
+            actor_class.options(
+                **worker_options(
+                    self._resources,
+                    placement,
+                    bundle,
+                    self._runtime_env,
+                    preload,
+                    later,
+                )
+            ).remote(self._backend, self._logging)
+            for bundle in range(self.size)
+        ]
+        nodes = miniray.nodes()
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes}
+        labels = {node["NodeID"]: node.get("Labels", {}) for node in nodes}
+        described = [worker.describe.remote(addresses) for worker in self._workers]
+        # Sent right behind, so that frameworks load while ranks are given out.
+        prepared = [worker.prepare.remote() for worker in self._workers]
+        infos: list[WorkerInfo] = [
+            dataclasses.replace(info, labels=labels.get(info.node_id, {}))
+            for info in await gather_workers(described)
+        ]
+        members = [
+            dataclasses.replace(
+                member,
+                controller=ControllerClient(carrier, attempt, member.ranks.world_rank),
+            )
+            for member in self._take_ranks(infos)
+        ]
+        order = [member.ranks.world_rank for member in members]
+        self.infos = _in_order(infos, order)
+        connected = [
+            worker.connect.remote(member)
+            for worker, member in zip(self._workers, members, strict=True)
+        ]
+        self._workers = _in_order(self._workers, order)
+        await gather_workers(_in_order(prepared, order))
+        await gather_workers(_in_order(connected, order))
+
+    async def storage_problems(self, storage: RunStorage, token: str) -> dict[int, str]:
+        """What keeps ranks from using the storage in which this probe is, by rank."""
+        problems = await gather_workers(
+            [worker.storage_problem.remote(storage, token) for worker in self._workers]
+        )
+        return {rank: problem for rank, problem in enumerate(problems) if problem}
+
+    def _take_ranks(self, infos: Sequence[WorkerInfo]) -> list[Member]:
+        """What each worker is told of the group, in the order of ``infos``."""
+        unreachable = unreachable_address(infos)
+        if unreachable is not None:
+            raise GroupStartError({0: WorkerFailure.of(ConnectionError(unreachable))})
+        ranks = assign_ranks(infos)
+        shared = shares_devices(infos)
+        in_order = _in_order(infos, [rank.world_rank for rank in ranks])
+        environments = self._backend.environments(in_order, self._resources)
+        master = in_order[0]
+        return [
+            Member(
+                ranks=rank,
+                address=info.address,
+                master_address=master.address,
+                master_port=master.port,
+                listener=None,
+                resources=self._resources,
+                node_devices=shared_devices(infos, info.node_id),
+                shares_devices=shared,
+                environment=environments[rank.world_rank],
+            )
+            for info, rank in zip(infos, ranks, strict=True)
+        ]
+
+    def run(
+        self, loop: Any, setup: SessionSetup, carrier: Carrier
+    ) -> list[Awaitable[WorkerOutcome]]:
+        """Start the train loop on every rank; the outcomes, in order of rank."""
+        return [worker.run.remote(loop, setup, carrier) for worker in self._workers]
+
+    async def stop(self, *, graceful: bool) -> None:
+        """End the workers and give their resources back.
+
+        Args:
+            graceful: Let them end by themselves, if they do within ``EXIT_TIMEOUT``.
+        """
+        workers, self._workers = self._workers, []
+        if graceful and workers:
+            ends = [
+                asyncio.ensure_future(_wait_for_end(worker.__ray_terminate__.remote()))
+                for worker in workers
+            ]
+            _, late = await asyncio.wait(ends, timeout=EXIT_TIMEOUT)
+            for task in late:
+                task.cancel()
+            if late:
+                logger.warning(
+                    "%d workers did not end within %s s and are killed.", len(late), EXIT_TIMEOUT
+                )
+        for worker in workers:
+            miniray.kill(worker)
+        room, self._room = self._room, None
+        if room is not None:
+            room.remove()
+
+
+async def gather_workers(refs: Sequence[Any]) -> list[Any]:
+    """The results of one call to each worker.
+
+    Raises:
+        GroupStartError: Some calls failed; others may still be under way.
+    """
+    calls = [asyncio.ensure_future(_result(ref)) for ref in refs]
+    try:
+        _, running = await asyncio.wait(calls, return_when=asyncio.FIRST_EXCEPTION)
+        if running:
+            await asyncio.wait(running, timeout=START_GRACE)
+    finally:
+        for call in calls:
+            call.cancel()
+    failures: dict[int, WorkerFailure] = {}
+    for position, call in enumerate(calls):
+        error = call.exception() if call.done() and not call.cancelled() else None
+        if isinstance(error, MinirayError):
+            failures[position] = WorkerFailure.of(error.with_traceback(None))
+        elif error is not None:
+            raise error
+    if failures:
+        raise GroupStartError(failures)
+    return [call.result() for call in calls]
+
+
+async def _result(ref: Any) -> Any:
+    return await ref
+
+
+async def _wait_for_end(ref: Any) -> None:
+    try:
+        await ref
+    except ActorError:
+        return  # the worker has ended, as it should
+
+
+def _in_order(items: Sequence[Any], order: Sequence[int]) -> list[Any]:
+    """The items sorted by their place in ``order``."""
+    return [item for _, item in sorted(zip(order, items, strict=True), key=lambda pair: pair[0])]

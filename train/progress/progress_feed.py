@@ -1,0 +1,115 @@
+"""What drivers are told of a run: kept here until they ask, and sent when there is news.
+
+Several drivers may follow one run, each from where it is. Only the newest facts are kept, so
+one that looks seldom misses rows of metrics but never the state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+import itertools
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from miniray.train.base.state import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: So many rows of metrics, and so many remarks, are kept; of more, the newest.
+MAX_ROWS = 50
+MAX_NOTES = 50
+
+
+class Seen(NamedTuple):
+    """How far a reader is; a new one has seen nothing.
+
+    Attributes:
+        feed: Id of the feed. A controller that was started again has another one.
+        version: Counts what was told.
+        rows: How many rows there were by then.
+        notes: How many remarks.
+    """
+
+    feed: str = ""
+    version: int = 0
+    rows: int = 0
+    notes: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One step, as a person wants to see it."""
+
+    number: int
+    metrics: dict[str, Any]
+    checkpoint: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """News of a run.
+
+    Attributes:
+        seen: To be given to ``after`` to get what follows.
+        state: Where the run stands.
+        rows: New rows, oldest first, at most ``MAX_ROWS``.
+        skipped: How many rows before them were left out.
+        notes: New remarks, as sentences.
+    """
+
+    seen: Seen
+    state: RunState
+    rows: list[Row]
+    skipped: int
+    notes: list[str]
+
+
+class ProgressFeed:
+    """Keeps the news of one run."""
+
+    def __init__(self) -> None:
+        self._state = RunState.INITIALIZING
+        self._rows: collections.deque[Row] = collections.deque(maxlen=MAX_ROWS)
+        self._notes: collections.deque[str] = collections.deque(maxlen=MAX_NOTES)
+        self._now = Seen(feed=secrets.token_hex(4))
+        self._changed = asyncio.Event()
+
+    def set_state(self, state: RunState) -> None:
+        """Tell of a new state."""
+        self._state = state
+        self._publish()
+
+    def add_rows(self, rows: Iterable[Row]) -> None:
+        """Tell of new rows."""
+        new = list(rows)
+        self._rows.extend(new)
+        self._publish(rows=len(new))
+
+    def note(self, text: str) -> None:
+        """Tell a remark, as a sentence."""
+        self._notes.append(text)
+        self._publish(notes=1)
+
+    async def after(self, seen: Seen) -> Progress:
+        """Wait for news that the reader does not have."""
+        if seen.feed != self._now.feed:
+            seen = Seen(self._now.feed)
+        while self._now.version <= seen.version:
+            await self._changed.wait()
+        new_rows = self._now.rows - seen.rows
+        rows = _last(self._rows, new_rows)
+        notes = _last(self._notes, self._now.notes - seen.notes)
+        return Progress(self._now, self._state, rows, new_rows - len(rows), notes)
+
+    def _publish(self, rows: int = 0, notes: int = 0) -> None:
+        feed, version, old_rows, old_notes = self._now
+        self._now = Seen(feed, version + 1, old_rows + rows, old_notes + notes)
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _last(items: collections.deque[Any], count: int) -> list[Any]:
+    return list(itertools.islice(items, max(0, len(items) - count), None))

@@ -1,0 +1,1 @@
+"""From a trainer to a run and its result."""

@@ -1,0 +1,195 @@
+"""The controller of a run in a thread of the driver's process, for local mode.
+
+The thread has an event loop of its own; other threads reach the controller by
+calls that return futures, as they would reach an actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.base.exceptions import ControllerLostError
+from miniray.train.base.interrupts import STOPPING
+from miniray.train.controller.controller import TrainController
+from miniray.train.progress.progress import Pace, make_display
+from miniray.train.progress.progress_feed import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.train.base.policies import ScalingDecision
+    from miniray.train.controller.outcome import RunOutcome
+    from miniray.train.controller.run_spec import RunSpec
+    from miniray.train.controller.worker_group import WorkerGroup
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a run gets to end after Ctrl-C, when no upload runs any more.
+ABORT_TIMEOUT = 10.0
+
+#: Seconds after which the user is told what a run that is to stop waits for.
+TELL_AFTER = 0.5
+
+
+class ControllerThread:
+    """A controller and the thread that it runs in.
+
+    Args:
+        spec: The run.
+        make_group: What makes a worker group; called in the thread.
+    """
+
+    def __init__(
+        self, spec: RunSpec, make_group: Callable[[RunSpec, ScalingDecision], WorkerGroup]
+    ) -> None:
+        self._name = spec.name
+        self._user_callbacks = spec.run_config.callbacks or ()
+        self._controller = TrainController(spec, make_group)
+        self._machine = asyncio.new_event_loop()
+        self._outcome: concurrent.futures.Future[RunOutcome] = concurrent.futures.Future()
+        self._lock = threading.Lock()
+        self._over = False
+
+    def start(self, loop: Any, when_over: Callable[[], None]) -> None:
+        """Start the run.
+
+        Args:
+            loop: The train loop, as the worker group gets it.
+            when_over: Called in the thread when the run has ended.
+        """
+
+        def serve() -> None:
+            try:
+                self._outcome.set_result(self._machine.run_until_complete(self._run(loop)))
+            except BaseException as error:  # noqa: BLE001 - whoever asks for the outcome gets it
+                self._outcome.set_exception(error)
+            finally:
+                self._close()
+                when_over()
+
+        threading.Thread(target=serve, name="train-controller", daemon=True).start()
+
+    def outcome(self) -> RunOutcome:
+        """Wait for the end of the run; how it ended."""
+        return self._outcome.result()
+
+    def call(self, method: str, *arguments: Any) -> concurrent.futures.Future[Any]:
+        """Call a method of the controller; from any thread.
+
+        Returns:
+            What becomes of it: ``ControllerLostError`` if the run has ended, or ends meanwhile.
+        """
+        outcome: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        with self._lock:
+            if self._over:
+                outcome.set_exception(self._lost())
+                return outcome
+            coroutine = getattr(self._controller, method)(*arguments)
+            begun = asyncio.run_coroutine_threadsafe(coroutine, self._machine)
+        begun.add_done_callback(lambda done: self._pass_on(done, outcome))
+        return outcome
+
+    def post(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have a function called in the thread; when the run has ended, it is not called."""
+        with self._lock:
+            if not self._over:
+                self._machine.call_soon_threadsafe(function, *arguments)
+
+    def abort(self, *, at_once: bool = False) -> None:
+        """Stop the run once the uploads that ranks have begun have ended; wait for its end.
+
+        Args:
+            at_once: Do not wait for these uploads.
+
+        Raises:
+            KeyboardInterrupt: The user did not want to wait for them any more, and the run has
+                ended without.
+        """
+        try:
+            self._stop(at_once=at_once)
+        except KeyboardInterrupt:
+            self._stop(at_once=True)
+            raise
+
+    def _stop(self, *, at_once: bool) -> None:
+        stopping = self.call("abort", at_once)
+        _, waits = concurrent.futures.wait([stopping], TELL_AFTER)
+        if waits:
+            logger.warning(STOPPING)
+            concurrent.futures.wait([stopping])
+        _, runs = concurrent.futures.wait([self._outcome], ABORT_TIMEOUT)
+        if runs:
+            logger.warning("Run %s did not end within %s s.", self._name, ABORT_TIMEOUT)
+
+    def _pass_on(
+        self, done: concurrent.futures.Future[Any], outcome: concurrent.futures.Future[Any]
+    ) -> None:
+        if done.cancelled():
+            outcome.set_exception(self._lost())
+        elif (error := done.exception()) is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(done.result())
+
+    def _lost(self) -> ControllerLostError:
+        return ControllerLostError(
+            f"Run {self._name} has ended, and its controller takes no more calls. "
+            f"How it ended is told when the train loop returns."
+        )
+
+    async def _run(self, loop: Any) -> RunOutcome:
+        shown = asyncio.ensure_future(self._show())
+        try:
+            return await self._controller.run(ThreadCarrier(self), [loop])
+        finally:
+            await asyncio.wait({shown}, timeout=1)
+            shown.cancel()
+
+    async def _show(self) -> None:
+        # Lines, also on a terminal: a debugger in the train loop needs the screen.
+        display, pace = make_display(self._name, self._user_callbacks, live=False), Pace()
+        seen, over = Seen(), False
+        while not over:
+            progress = await self._controller.progress(seen)
+            display.show(progress)
+            seen, over = progress.seen, progress.state.terminal
+            if not over:
+                await asyncio.sleep(pace.delay())
+        display.close()
+
+    def _close(self) -> None:
+        """Take no more calls, and end those that are under way: someone may wait for them."""
+        with self._lock:
+            self._over = True
+        self._machine.run_until_complete(_end_all())
+        self._machine.close()
+
+
+async def _end_all() -> None:
+    await asyncio.sleep(0)  # calls that were handed over become tasks
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+class ThreadCarrier:
+    """Brings calls of this process to its controller.
+
+    Args:
+        thread: The controller's thread.
+    """
+
+    def __init__(self, thread: ControllerThread) -> None:
+        self._thread = thread
+
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Begin a call."""
+        future = self._thread.call(method, *arguments)
+        if future.done():  # at once only when the run has ended, which is raised here
+            future.result()
+        return future.result

@@ -1,0 +1,151 @@
+"""The driver's side of a run on a cluster: starts its controller, shows its progress, stops it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.base.exceptions import ControllerError
+from miniray.train.base.interrupts import STOPPING
+from miniray.train.progress.progress import Pace, make_display
+from miniray.train.progress.progress_feed import Seen
+
+if TYPE_CHECKING:
+    from miniray.train.controller.outcome import RunOutcome
+    from miniray.train.controller.run_spec import RunSpec
+    from miniray.train.worker.worker import TrainLoop
+
+logger = logging.getLogger(__name__)
+
+#: Seconds that a run gets to end after Ctrl-C, before its controller is killed.
+ABORT_TIMEOUT = 10.0
+
+#: Seconds that it gets after the second one, to leave a folder that says how the run ended.
+AT_ONCE_TIMEOUT = 5.0
+
+#: Seconds after which a controller that does not answer is killed, when its run is to be stopped.
+ANSWER_TIMEOUT = 10.0
+
+#: Calls that drivers repeat when a controller is started again; they change nothing.
+AGAIN = {"max_task_retries": -1}
+
+
+def run_on_cluster(spec: RunSpec, loop: TrainLoop) -> RunOutcome:
+    """Run to the end, with a controller that ends with this process.
+
+    Raises:
+        ControllerError: The controller was lost.
+        KeyboardInterrupt: The user stopped the run.
+    """
+    import miniray
+    from miniray.train.controller.controller import TrainController
+    from miniray.train.worker.controller_client import ActorCarrier
+    from miniray.train.worker.packed import sent
+
+    spec = with_uploaded_environment(spec)
+    loop = dataclasses.replace(loop, datasets=loop.datasets.published(miniray.put))
+    loop_ref = sent(loop, miniray.put)
+    actor_class: Any = miniray.remote(TrainController)
+    controller = actor_class.options(**controller_options(spec)).remote(spec)
+    run = controller.run.remote(ActorCarrier(controller), [loop_ref])
+    try:
+        follow(spec, controller, run)
+        outcome: RunOutcome = miniray.get(run)
+        return outcome
+    except KeyboardInterrupt:
+        # One that waits for resources has no workers, and nothing to end first.
+        lives, _ = miniray.wait([controller.__ray_ready__.remote()], timeout=ANSWER_TIMEOUT)
+        if lives:
+            abort(controller, run)
+        raise
+    except miniray.exceptions.MinirayError as error:
+        raise ControllerError(error) from error
+    finally:
+        miniray.kill(controller)
+
+
+def with_uploaded_environment(spec: RunSpec) -> RunSpec:
+    """The run with packages in place of the local paths of its workers' environment.
+
+    The controller may run on another machine, and start workers when the paths are gone.
+    """
+    from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.common.runtime import current_runtime
+
+    own, runtime = spec.run_config.worker_runtime_env, current_runtime()
+    if not own or not isinstance(runtime, ClusterRuntime):
+        return spec
+    config = copy.copy(spec.run_config)
+    config.worker_runtime_env = json.loads(runtime.runtime_env_for(own))
+    return dataclasses.replace(spec, run_config=config)
+
+
+def controller_options(spec: RunSpec) -> dict[str, Any]:
+    """The actor options of a controller."""
+    import miniray
+    from miniray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    resources = spec.scaling_config.controller_resources
+    node_id = miniray.get_runtime_context().get_node_id()
+    return {
+        # Each rank may have a call that waits here, beside those that end it.
+        "max_concurrency": 1_000_000,
+        "num_cpus": resources.pop("CPU", 0),
+        "num_gpus": resources.pop("GPU", 0),
+        "memory": resources.pop("memory", None),
+        "resources": resources,
+        # Near the driver, whose storage path it uses; elsewhere if there is no room.
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node_id, soft=True),
+    }
+
+
+def follow(spec: RunSpec, controller: Any, run: Any) -> None:
+    """Show the progress of a run until it ends, or its controller does.
+
+    Args:
+        spec: The run.
+        controller: Its controller.
+        run: The ref of how it ended.
+    """
+    import miniray
+    from miniray.exceptions import ActorError, TaskCancelledError
+
+    display = make_display(spec.name, spec.run_config.callbacks or ())
+    pace = Pace()
+    seen, over = Seen(), False
+    try:
+        while not over:
+            progress = miniray.get(controller.progress.options(**AGAIN).remote(seen))
+            display.show(progress)
+            seen, over = progress.seen, progress.state.terminal
+            miniray.wait([run], timeout=pace.delay())
+    except (ActorError, TaskCancelledError) as error:
+        # The controller has ended, and how the run did is the other call's to tell.
+        logger.debug("Run %s is not followed any more: %s", spec.name, error)
+    finally:
+        display.close()
+
+
+def abort(controller: Any, run: Any) -> bool:
+    """Stop a run and wait until its workers have ended; whether they have.
+
+    Raises:
+        KeyboardInterrupt: The user does not want to wait for uploads that have begun.
+    """
+    import miniray
+
+    logger.warning(STOPPING)
+    stopping = controller.abort.remote()
+    try:
+        miniray.wait([stopping, run])
+    except KeyboardInterrupt:
+        controller.abort.remote(True)
+        miniray.wait([run], timeout=AT_ONCE_TIMEOUT)
+        raise
+    ended, _ = miniray.wait([run], timeout=ABORT_TIMEOUT)
+    if not ended:
+        logger.warning("The run did not end within %s s and is killed.", ABORT_TIMEOUT)
+    return bool(ended)

@@ -1,0 +1,294 @@
+"""Local mode: the train loop runs in the driver's process, and no cluster is started.
+
+The controller is the one of every run, in a thread beside the loop; the worker
+group is this process, or the processes that torchrun has started, of which rank 0
+has the controller. How these find each other is the backend's part.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import queue
+from typing import TYPE_CHECKING, Any, cast
+
+from miniray.train.base.exceptions import ControllerLostError
+from miniray.train.base.failures import WorkerFailure, describe
+from miniray.train.base.interrupts import Interrupts
+from miniray.train.base.policies import (
+    FailureDecision,
+    FailurePolicy,
+    ScalingDecision,
+    ScalingPolicy,
+)
+from miniray.train.base.state import RunState
+from miniray.train.controller.outcome import RunOutcome
+from miniray.train.run.controller_thread import ControllerThread
+from miniray.train.run.local_group import Arrival, LocalGroup, OtherRanks, info_of_this_process
+from miniray.train.storage.filesystem import refuse_memory
+from miniray.train.worker import context
+from miniray.train.worker.local_link import LinkClient, LinkServer
+from miniray.train.worker.session import Session
+from miniray.train.worker.worker import TrainWorker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from miniray.train.base.policies import GroupFailure
+    from miniray.train.base.ranks import Ranks
+    from miniray.train.controller.run_spec import RunSpec
+    from miniray.train.controller.worker_group import WorkerGroup
+    from miniray.train.run.local_group import Probe, Work
+    from miniray.train.storage.storage import RunStorage
+    from miniray.train.worker.backend import LocalPlace
+    from miniray.train.worker.controller_client import Carrier
+    from miniray.train.worker.session import SessionSetup
+    from miniray.train.worker.worker import TrainLoop, WorkerOutcome
+
+#: Seconds that rank 0 waits at the end for other ranks to have read how the run ended. After a
+#: failure they may wait for rank 0 in a collective of the framework, and read nothing more.
+END_TIMEOUT = 10.0
+FAILURE_TIMEOUT = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalEnd:
+    """How a run in local mode ended.
+
+    Attributes:
+        outcome: What the controller says.
+        storage: The run's folder.
+        error: What the train loop raised in this process, if it did.
+    """
+
+    outcome: RunOutcome
+    storage: RunStorage
+    error: BaseException | None
+
+
+def run_locally(spec: RunSpec, loop: TrainLoop) -> LocalEnd:
+    """Run the train loop in this process to its end.
+
+    Raises:
+        KeyboardInterrupt: The user stopped the run.
+        RuntimeError: Another thread of this process runs a train loop.
+        ValueError: The storage is in the memory of this process, and there are others.
+    """
+    with contextlib.ExitStack() as leave:
+        leave.enter_context(context.process_of_a_run(spec.name))
+        leave.callback(spec.backend.leave_local)
+        place = spec.backend.join_local(spec.scaling_config)
+        if place.link is not None:
+            leave.callback(place.link.close)
+            refuse_memory(spec.storage.filesystem, spec.run_config.storage_url)
+        if isinstance(place.link, LinkClient):
+            return _follow(spec, loop, place, place.link)
+        return _Leader(spec, loop, place, place.link).run()
+
+
+class _LocalWorker(TrainWorker):
+    """A rank that is no actor, and keeps what its train loop raised."""
+
+    def __init__(self, spec: RunSpec, place: LocalPlace) -> None:
+        super().__init__(spec.backend, spec.run_config.logging_config)
+        self._ranks = place.ranks
+        self._session: Session | None = None
+        self.interrupts = Interrupts()
+        self.error: BaseException | None = None
+
+    def run_once(self, loop: TrainLoop, setup: SessionSetup, carrier: Carrier) -> WorkerOutcome:
+        """Run the train loop; an interrupt by the user is raised."""
+        self.error = None
+        outcome = self.run(loop, setup, carrier)
+        if isinstance(self.error, KeyboardInterrupt):
+            raise self.error
+        return outcome
+
+    def finish_uploads(self) -> None:
+        """After an interrupt, wait until the upload that runs in the background has ended."""
+        if self._session is not None and not self.interrupts.at_once:
+            self._session.close(wait=True)
+            self._session.confirm_reports()
+
+    def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> Session:
+        self._session = Session(setup, ranks, carrier, self.interrupts.deferred)
+        return self._session
+
+    def _give_up(self, session: Session, error: BaseException) -> WorkerOutcome:
+        self.error = error
+        if isinstance(error, KeyboardInterrupt):
+            # The upload that runs goes on, and one of the user asks the session for the storage.
+            session.close()
+        else:
+            # The process goes on, and a later attempt may use the name that is being uploaded.
+            session.close(wait=True)
+            context.set_session(None)
+        return super()._give_up(session, error)
+
+
+# --- other ranks than 0 --------------------------------------------------------------------
+
+
+class _LinkCarrier:
+    """Brings the calls of this process to the controller in that of rank 0."""
+
+    def __init__(self, link: LinkClient) -> None:
+        self._link = link
+        self._lost: ControllerLostError | None = None
+
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        if self._lost is not None:
+            raise self._lost
+        future = self._link.ask("call", method, *arguments)
+        future.add_done_callback(self._take_note)
+        return future.result
+
+    def _take_note(self, done: concurrent.futures.Future[Any]) -> None:
+        if isinstance(error := done.exception(), ControllerLostError):
+            self._lost = error
+
+
+def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient) -> LocalEnd:
+    """Run the train loop as a rank that has no controller."""
+    rank = place.ranks.world_rank
+    worker = _LocalWorker(spec, place)
+    storage = spec.storage
+    try:
+        setup = _arrive(link, place.ranks)
+        if setup is not None:
+            storage = setup.storage
+            outcome = worker.run_once(loop, setup, _LinkCarrier(link))
+            if isinstance(worker.error, ControllerLostError):
+                raise worker.error  # the train loop was only the first to notice
+            told = link.ask("end", outcome)
+            if outcome.failure is not None:
+                # Rank 0 may be waiting for this one in a collective of the framework, so this one
+                # does not wait for the run: when its process ends, torchrun ends the others.
+                concurrent.futures.wait([told], FAILURE_TIMEOUT)
+                return LocalEnd(_failed(rank, outcome.failure), storage, worker.error)
+        ended: RunOutcome = link.ask("outcome").result()
+    except ControllerLostError as error:
+        return LocalEnd(_lost(error), storage, error)
+    except KeyboardInterrupt:
+        worker.finish_uploads()
+        raise
+    return LocalEnd(ended, storage, None)
+
+
+def _arrive(link: LinkClient, ranks: Ranks) -> SessionSetup | None:
+    """Tell rank 0 what it wants to know first; what the train loop is given, None for no run."""
+    probe: Probe | None = link.ask("probe").result()
+    if probe is None:
+        return None
+    problem = probe.storage.problem_here(probe.token, writes=ranks.local_rank == 0)
+    arrival = Arrival(info_of_this_process(), problem)
+    setup: SessionSetup | None = link.ask("setup", arrival).result()
+    return setup
+
+
+def _failed(rank: int, failure: WorkerFailure) -> RunOutcome:
+    return RunOutcome(
+        state=RunState.ERRORED,
+        metrics=None,
+        checkpoints=[],
+        return_value=b"",
+        message=describe({rank: failure}, ()),
+        worker_failures={rank: failure},
+        controller_failure=None,
+    )
+
+
+def _lost(error: ControllerLostError) -> RunOutcome:
+    return RunOutcome(
+        state=RunState.ERRORED,
+        metrics=None,
+        checkpoints=[],
+        return_value=b"",
+        message=str(error),
+        worker_failures={},
+        controller_failure=WorkerFailure.of(error),
+    )
+
+
+# --- rank 0 ------------------------------------------------------------------------------
+
+
+class _Leader:
+    """Rank 0: the controller in a thread, the train loop in the thread that called ``fit``."""
+
+    def __init__(
+        self, spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkServer | None
+    ) -> None:
+        self._loop = loop
+        self._place = place
+        self._link = link
+        size = place.ranks.world_size
+        scaling = _Fixed(ScalingDecision(size, spec.scaling_config.worker_resources))
+        policy = spec.failure_policy if link is None else _Never()
+        self._spec = dataclasses.replace(spec, failure_policy=policy, scaling_policy=scaling)
+        self._thread = ControllerThread(self._spec, self._make_group)
+        self._others = OtherRanks(size, self._thread) if link is not None else None
+        #: What the main thread is to do; None at the end of the run.
+        self._next: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+
+    def run(self) -> LocalEnd:
+        """Run attempts until the controller ends the run."""
+        worker = _LocalWorker(self._spec, self._place)
+        self._thread.start(self._loop, self._note_end)
+        if self._link is not None and self._others is not None:
+            self._link.serve(self._others.answer, self._others.lost)
+        try:
+            while (work := self._next.get()) is not None:
+                work.finish(worker.run_once(self._loop, work.setup, work.carrier))
+        except KeyboardInterrupt:
+            self._thread.abort(at_once=worker.interrupts.at_once)
+            raise
+        outcome = self._thread.outcome()
+        self._tell_others(outcome)
+        # What a loop raises because its controller or another rank has failed is no cause.
+        error = worker.error if 0 in outcome.worker_failures else None
+        return LocalEnd(outcome, self._spec.storage, error)
+
+    def _make_group(self, spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
+        del spec
+        group = LocalGroup(decision.num_workers, self._others, self._next.put, self._thread)
+        return cast("WorkerGroup", group)
+
+    def _note_end(self) -> None:
+        """The controller has ended; called in its thread."""
+        # The main thread may wait where no other rank will come to, and tell nobody. A rank that
+        # hears of a failure ends its process, and torchrun ends this one.
+        with contextlib.suppress(Exception):  # raised in the main thread
+            outcome = self._thread.outcome()
+            if self._others is not None and outcome.state is RunState.ERRORED:
+                self._others.end(outcome)
+        self._next.put(None)
+
+    def _tell_others(self, outcome: RunOutcome) -> None:
+        """Tell the other ranks how the run ended, and stay until they have read it."""
+        if self._link is None or self._others is None:
+            return
+        self._others.end(outcome)
+        finished = outcome.state is RunState.FINISHED
+        self._link.wait_closed(END_TIMEOUT if finished else FAILURE_TIMEOUT)
+
+
+class _Fixed(ScalingPolicy):
+    """The processes that there are."""
+
+    def __init__(self, decision: ScalingDecision) -> None:
+        self._decision = decision
+
+    def next_group(self) -> ScalingDecision:
+        """All of them."""
+        return self._decision
+
+
+class _Never(FailurePolicy):
+    """What starts processes again is torchrun, with --max-restarts."""
+
+    def decide(self, failure: GroupFailure) -> FailureDecision:
+        """End the run."""
+        del failure
+        return FailureDecision.RAISE

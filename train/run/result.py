@@ -1,0 +1,226 @@
+"""``Result``: what a run has left, as ``fit()`` returns it or as a folder holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import logging
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.base.exceptions import TrainingFailedError
+from miniray.train.base.state import RunState
+from miniray.train.config import CheckpointConfig
+from miniray.train.controller.outcome import STOPPED, make_error, read_outcome
+from miniray.train.progress.progress_lines import format_value, shorten
+from miniray.train.storage.checkpoint_book import CheckpointBook, lookup, score
+from miniray.train.storage.metrics_log import flatten, read_rows
+from miniray.train.storage.storage import RunStorage
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+    from miniray.train.controller.outcome import RunOutcome
+    from miniray.train.storage.checkpoint import Checkpoint
+
+logger = logging.getLogger(__name__)
+
+#: A printed result names this many checkpoints.
+_SHOWN = 5
+
+
+@dataclasses.dataclass(repr=False)
+class Result:
+    """The results of a training run.
+
+    Attributes:
+        metrics: The metrics reported last, those of rank 0; None if nothing was reported.
+        checkpoint: The latest checkpoint, or None.
+        error: Why the run failed, or None. ``fit()`` raises it instead of returning.
+        path: Path of the run's folder on ``filesystem``.
+        best_checkpoints: The checkpoints that ``CheckpointConfig`` keeps, each with its metrics,
+            the best last. Not the latest, which is kept to go on from, if others are better.
+        return_value: What the train loop of rank 0 returned.
+    """
+
+    metrics: dict[str, Any] | None
+    checkpoint: Checkpoint | None
+    error: TrainingFailedError | None
+    path: str
+    best_checkpoints: list[tuple[Checkpoint, dict[str, Any]]] = dataclasses.field(
+        default_factory=list
+    )
+    return_value: Any = None
+    _storage: RunStorage | None = None
+    _unfinished: str = ""
+
+    @property
+    def filesystem(self) -> Any:
+        """The filesystem that holds ``path``: the user's own, else one of pyarrow."""
+        return self._run.storage_filesystem
+
+    @property
+    def metrics_dataframe(self) -> Any:
+        """All reported metrics as a pandas DataFrame, with a row for each report.
+
+        Keys of nested dictionaries are joined by ``/``. None if nothing was reported.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise ImportError(
+                "Result.metrics_dataframe needs pandas, which is not installed. Run "
+                f"`pip install pandas`, or read the same rows from {self.path}/metrics.jsonl."
+            ) from error
+        rows = [flatten(row["metrics"]) for row in read_rows(self._run)]
+        return pandas.DataFrame(rows) if rows else None
+
+    def get_best_checkpoint(self, metric: str, mode: str) -> Checkpoint:
+        """The kept checkpoint with the best value of a metric.
+
+        Args:
+            metric: Key of the metric; keys of nested dictionaries are joined by ``/``.
+            mode: ``"max"`` or ``"min"``.
+
+        Raises:
+            ValueError: The mode is neither.
+            RuntimeError: There is no checkpoint, or none with this metric.
+        """
+        if mode not in ("max", "min"):
+            raise ValueError(f"The mode {mode!r} is not known. Use 'max' or 'min'.")
+        if not self.best_checkpoints:
+            raise RuntimeError(f"The run in {self.path} has no checkpoint.")
+        candidates = [pair for pair in self.best_checkpoints if lookup(pair[1], metric) is not None]
+        if not candidates:
+            known = sorted(
+                {key for _, metrics in self.best_checkpoints for key in flatten(metrics)}
+            )
+            raise RuntimeError(
+                f"No checkpoint in {self.path} has the metric {metric!r}. "
+                f"There are: {', '.join(known) or 'none'}."
+            )
+        return max(candidates, key=lambda pair: score(pair[1], metric, mode))[0]
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str], storage_filesystem: Any = None) -> Result:
+        """The results in the folder of a run.
+
+        Of a detached run these are also its return value and the exceptions of its ranks. They
+        are unpickled: read the folders of runs that you trust. A run that has not ended, or was
+        killed with its driver, has no error; its text tells its state.
+
+        Args:
+            path: The folder of the run: a local path, a URL, or a path on ``storage_filesystem``.
+            storage_filesystem: An fsspec or pyarrow filesystem, or None.
+
+        Raises:
+            RuntimeError: There is no such folder, or no run in it.
+        """
+        storage = RunStorage.of_run(path, storage_filesystem)
+        if not storage.exists():
+            raise RuntimeError(
+                f"{storage.path} is not the folder of a training run: it has no run.json."
+                if storage.files.exists("")
+                else f"{storage.path} does not exist: it is not the folder of a training run."
+            )
+        facts = storage.run_facts()
+        rows = read_rows(storage)
+        records = storage.records()
+        outcome = read_outcome(storage, str(facts.get("run_id")))
+        book = CheckpointBook(_checkpoint_config(storage))
+        book.restore(records)
+        # A run that was killed early may have checkpoints and no rows.
+        newest = dict(records[-1].metrics) if records else None
+        return cls(
+            metrics=rows[-1]["metrics"] if rows else newest,
+            checkpoint=storage.checkpoint(records[-1].name) if records else None,
+            error=_error(facts, outcome),
+            path=storage.path,
+            best_checkpoints=[
+                (storage.checkpoint(record.name), dict(record.metrics)) for record in book.best
+            ],
+            return_value=_return_value(storage, outcome),
+            _storage=storage,
+            _unfinished=_unfinished(facts) if outcome is None else "",
+        )
+
+    @property
+    def _run(self) -> RunStorage:
+        """The run's folder, also of a result that a user has made, as for a test."""
+        return self._storage if self._storage is not None else RunStorage.of_run(self.path)
+
+    def __repr__(self) -> str:
+        lines = [f"path: {self.path}"]
+        if self._unfinished:
+            lines.append(f"state: {self._unfinished}")
+        if self.error is not None:
+            lines.append(f"error: {type(self.error).__name__}: {self.error}")
+        if self.metrics is None:
+            lines.append("metrics: none were reported")
+        else:
+            lines.append("metrics:")
+            lines += [
+                f"  {key}: {format_value(value)}" for key, value in flatten(self.metrics).items()
+            ]
+        names = [checkpoint.path.rpartition("/")[2] for checkpoint, _ in self.best_checkpoints]
+        if self.checkpoint is None:
+            lines.append("checkpoint: none")
+        else:
+            lines.append(f"checkpoint: {self.checkpoint.path} (the latest)")
+        if names:
+            more = len(names) - _SHOWN
+            others = f"{more} {'other' if more == 1 else 'others'}, then " if more > 0 else ""
+            lines.append(f"kept: {others}{', '.join(names[-_SHOWN:])}")
+        if self.return_value is not None:
+            lines.append(f"return value: {shorten(repr(self.return_value))}")
+        return "Result of a training run\n" + "\n".join(f"  {line}" for line in _indent(lines))
+
+
+def _checkpoint_config(storage: RunStorage) -> CheckpointConfig:
+    """By which rule a run keeps checkpoints; the default one if that can't be read."""
+    try:
+        given = json.loads(storage.read_text("config.json"))["run_config"]["checkpoint_config"]
+        return CheckpointConfig(**given)
+    except (ValueError, TypeError, KeyError):
+        logger.debug("%s tells no rule for checkpoints.", storage.path, exc_info=True)
+        return CheckpointConfig()
+
+
+def _error(facts: Mapping[str, Any], outcome: RunOutcome | None) -> TrainingFailedError | None:
+    if outcome is not None:
+        return make_error(outcome)
+    if facts.get("state") == RunState.ERRORED.value:
+        return TrainingFailedError(facts.get("error"))
+    if facts.get("state") == RunState.ABORTED.value:
+        return TrainingFailedError(STOPPED)
+    return None
+
+
+def _return_value(storage: RunStorage, outcome: RunOutcome | None) -> Any:
+    if outcome is None or not outcome.return_value:
+        return None
+    try:
+        return pickle.loads(outcome.return_value)
+    except Exception:  # its class may not be here, and may raise anything
+        logger.warning("The return value of %s can't be loaded.", storage.path, exc_info=True)
+        return None
+
+
+def _unfinished(facts: Mapping[str, Any]) -> str:
+    """What to say of a run that has not ended by itself; empty for others."""
+    state = facts.get("state")
+    if state not in {each.value for each in RunState if not each.terminal}:
+        return ""
+    return (
+        f"{state} when this was last written; the run goes on, or was killed. fit() with the same "
+        f"name and storage path takes it up"
+    )
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return [line for text in lines for line in text.splitlines()]

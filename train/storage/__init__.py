@@ -1,0 +1,1 @@
+"""Checkpoints, and where runs keep them."""

@@ -1,0 +1,169 @@
+"""``Checkpoint``: the name of a folder of files on some filesystem.
+
+It holds a path and a filesystem, no data; which checkpoints a run has and
+keeps is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.storage.filesystem import download, is_local, resolve, same, shown
+from miniray.train.storage.shared_copies import shared_copy
+from miniray.train.storage.store import Store
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping
+
+#: Where ``set_metadata`` keeps its dictionary, in the checkpoint's folder.
+METADATA_FILE = ".metadata.json"
+
+
+class Checkpoint:
+    """A folder of files on a local or remote filesystem.
+
+    Args:
+        path: A local path or a URL; with ``filesystem`` a path on that filesystem.
+        filesystem: An fsspec or pyarrow filesystem. Default: the one that the path names.
+
+    Attributes:
+        path: Path on ``filesystem``.
+        fsspec_filesystem: The fsspec filesystem that holds it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], filesystem: Any = None) -> None:
+        self.fsspec_filesystem, self.path = resolve(path, filesystem)
+        self._given = filesystem
+
+    @classmethod
+    def stored(cls, path: str, filesystem: Any, given: Any) -> Checkpoint:
+        """A checkpoint in the folder of a run.
+
+        Args:
+            path: Path on ``filesystem``.
+            filesystem: The fsspec filesystem that holds it.
+            given: What the user gave as filesystem, or None.
+        """
+        checkpoint = cls(path, filesystem)
+        checkpoint._given = given
+        return checkpoint
+
+    @classmethod
+    def from_directory(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """A checkpoint of the files in a local folder."""
+        return cls(Path(path).absolute())
+
+    def to_directory(self, path: str | os.PathLike[str] | None = None) -> str:
+        """Copy the files into a local folder.
+
+        Args:
+            path: The folder; made if it is missing. Default: a new temporary one, which the
+                caller has to delete.
+
+        Returns:
+            The folder's path.
+
+        Raises:
+            FileNotFoundError: The checkpoint does not exist, or not any more.
+        """
+        self._check_exists()
+        target = Path(path).expanduser() if path is not None else temporary_folder()
+        try:
+            if is_local(self.fsspec_filesystem):
+                shutil.copytree(self.path, target, dirs_exist_ok=True)
+            else:
+                download(self.fsspec_filesystem, self.path, target)
+        except BaseException:
+            if path is None:
+                shutil.rmtree(target, ignore_errors=True)  # nobody knows of it
+            raise
+        return str(target)
+
+    @contextlib.contextmanager
+    def as_directory(self) -> Iterator[str]:
+        """The files as a local folder, to be read only.
+
+        A local checkpoint is not copied. A remote one is fetched into a temporary folder, once for
+        all processes of the machine that read it at the same time. The last of them deletes it at
+        the end of its ``with`` block.
+
+        Raises:
+            FileNotFoundError: The checkpoint does not exist, or not any more.
+        """
+        self._check_exists()
+        if is_local(self.fsspec_filesystem):
+            yield self.path
+            return
+        with shared_copy(self.fsspec_filesystem, self.path) as folder:
+            yield folder
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The dictionary stored with ``set_metadata``; empty if there is none."""
+        text = self._files.read(METADATA_FILE)
+        metadata: dict[str, Any] = {} if text is None else json.loads(text)
+        return metadata
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Store a dictionary of JSON values with the files, in place of an earlier one.
+
+        Raises:
+            TypeError: It holds something else; nothing is stored.
+        """
+        try:
+            text = json.dumps(dict(metadata))
+        except TypeError as error:
+            raise TypeError(f"Metadata of a checkpoint are JSON values: {error}.") from error
+        self._files.write(METADATA_FILE, text)
+
+    def update_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Add to the stored dictionary; given keys replace those of the same name."""
+        self.set_metadata({**self.get_metadata(), **metadata})
+
+    @property
+    def filesystem(self) -> Any:
+        """The filesystem that holds the files: the one that was given, else one of pyarrow."""
+        return shown(self.fsspec_filesystem, self._given)
+
+    @property
+    def _files(self) -> Store:
+        return Store(self.fsspec_filesystem, self.path.rstrip("/"))
+
+    def _check_exists(self) -> None:
+        self.fsspec_filesystem.invalidate_cache(self.path.rstrip("/").rpartition("/")[0])
+        if not self.fsspec_filesystem.isdir(self.path):
+            raise FileNotFoundError(
+                f"{self!r} does not exist. It was never written, or CheckpointConfig(num_to_keep) "
+                f"no longer keeps it."
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Checkpoint)
+            and self.path == other.path
+            and same(self.fsspec_filesystem, other.fsspec_filesystem)
+        )
+
+    def __hash__(self) -> int:
+        return hash(self.path)
+
+    def __repr__(self) -> str:
+        protocol = self.fsspec_filesystem.protocol
+        kind = protocol if isinstance(protocol, str) else protocol[-1]
+        return f"{type(self).__name__}(filesystem={kind}, path={self.path})"
+
+    def __fspath__(self) -> str:
+        raise TypeError(
+            "A Checkpoint is not a path, since it may be on another machine. "
+            "Use `with checkpoint.as_directory() as path:` or checkpoint.to_directory()."
+        )
+
+
+def temporary_folder() -> Path:
+    """A new folder, which nobody but the caller deletes."""
+    return Path(tempfile.mkdtemp(prefix="miniray_checkpoint_"))

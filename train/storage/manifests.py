@@ -1,0 +1,104 @@
+"""What a manifest says, and how the files that tell of checkpoints are named.
+
+Pure: text to facts and back. A manifest that was cut off anywhere is no manifest, because
+the beginning of a JSON object is not JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.storage.checkpoint import METADATA_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Folder of the manifests and marks in the run's folder.
+FOLDER = ".manifests"
+
+_DEFAULT_NAME = re.compile(r"checkpoint_(\d{6,})")
+_MANIFEST, _PENDING = ".json", ".pending"
+
+
+def default_checkpoint_name(number: int) -> str:
+    """The name of a checkpoint's folder when the train loop gives none."""
+    return f"checkpoint_{number:06d}"
+
+
+def number_of(name: str) -> int | None:
+    """The number in a default name; None for other names."""
+    match = _DEFAULT_NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def manifest_path(name: str) -> str:
+    """Where the manifest of a checkpoint lies; it exists once the checkpoint is complete."""
+    return f"{FOLDER}/{name}{_MANIFEST}"
+
+
+def pending_path(name: str) -> str:
+    """The mark of a checkpoint that is being written or deleted.
+
+    It tells an incomplete checkpoint from other folders that a user puts beside it. Default
+    names tell that by themselves and have no mark.
+    """
+    return f"{FOLDER}/{name}{_PENDING}"
+
+
+def named(entries: set[str]) -> tuple[set[str], set[str]]:
+    """The checkpoints that have a manifest, and those that have a mark, among names of files."""
+    return (
+        {entry.removesuffix(_MANIFEST) for entry in entries if entry.endswith(_MANIFEST)},
+        {entry.removesuffix(_PENDING) for entry in entries if entry.endswith(_PENDING)},
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """What is known of a complete checkpoint.
+
+    Attributes:
+        name: Name of its folder.
+        number: Its place in the order of the run's reports.
+        files: Size in bytes of each file, by its path in the folder.
+        metrics: What rank 0 reported with it.
+    """
+
+    name: str
+    number: int
+    files: Mapping[str, int]
+    metrics: Mapping[str, Any]
+
+    def text(self) -> str:
+        """The manifest as it is stored; metrics that are not JSON become text."""
+        return json.dumps(dataclasses.asdict(self), default=str)
+
+    def missing(self, found: Mapping[str, int]) -> list[str]:
+        """Files that are not there, or have another size than they should.
+
+        The user's metadata may have changed since.
+        """
+        return sorted(
+            file
+            for file, size in self.files.items()
+            if found.get(file) != size and file != METADATA_FILE
+        )
+
+
+def parse(text: str) -> Manifest | None:
+    """The manifest that a file holds; None if it holds no whole one."""
+    try:
+        facts = json.loads(text)
+        manifest = Manifest(facts["name"], facts["number"], facts["files"], facts["metrics"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    whole = (
+        isinstance(manifest.name, str)
+        and isinstance(manifest.number, int)
+        and isinstance(manifest.files, dict)
+        and isinstance(manifest.metrics, dict)
+    )
+    return manifest if whole else None

@@ -1,0 +1,1 @@
+"""One rank: its session, its backend, its uploads."""

@@ -1,0 +1,346 @@
+"""The session of a rank: where its reports go and what it was given.
+
+A report is sent and not waited for. It waits only for the upload of the rank's
+own files, and when the rank is far ahead of the controller.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import logging
+import shutil
+import threading
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from miniray.common.exception_transport import add_note
+from miniray.train.base.exceptions import AttemptOverError, CollectiveTimeoutError
+from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.plain_metrics import plain_metrics
+from miniray.train.base.ranks import listed
+from miniray.train.base.report_options import CheckpointUploadMode, ReportedCheckpoint
+from miniray.train.base.reports import Report
+from miniray.train.storage.checkpoint import Checkpoint
+from miniray.train.storage.filesystem import is_local, protocols
+from miniray.train.storage.storage import default_checkpoint_name
+from miniray.train.worker.controller_client import ControllerClient
+from miniray.train.worker.upload_process import UploadProcess
+from miniray.train.worker.uploads import BackgroundUploads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from miniray.train.base.ranks import Ranks
+    from miniray.train.base.reports import Upload
+    from miniray.train.storage.storage import RunStorage
+    from miniray.train.worker.controller_client import Carrier
+
+logger = logging.getLogger(__name__)
+
+#: So many reports of a rank may be on their way before it waits for the controller.
+REPORT_WINDOW = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class SessionSetup:
+    """What the controller gives a rank for one attempt.
+
+    Attributes:
+        storage: The run's folder.
+        token: Proves that the run is still that of this driver.
+        attempt: Number of the attempt.
+        first_number: Number of the first report among all reports of the run.
+        checkpoint: Where to begin from; None at the beginning.
+        shows_stacks: Whether the controller may ask for the stacks of a rank.
+        stall_patience: Seconds after which a rank that only waits for others is told of, if asked.
+    """
+
+    storage: RunStorage
+    token: str
+    attempt: int
+    first_number: int
+    checkpoint: Checkpoint | None
+    shows_stacks: bool = False
+    stall_patience: float = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointReport:
+    """A checkpoint and how it is to be stored.
+
+    Attributes:
+        checkpoint: The files.
+        name: Name of its folder; None for the default.
+        mode: Who uploads it and when.
+        delete_local: Whether the local files are deleted after that.
+        upload_fn: The user's own upload.
+    """
+
+    checkpoint: Checkpoint
+    name: str | None
+    mode: CheckpointUploadMode
+    delete_local: bool
+    upload_fn: Callable[[Checkpoint, str], Checkpoint] | None
+
+
+class Session:
+    """A rank's side of an attempt. Thread-safe.
+
+    Args:
+        setup: What the controller gives the rank.
+        ranks: Its place in the group.
+        carrier: Its way to the controller.
+        uploading: What the train loop's own uploads run in.
+    """
+
+    def __init__(
+        self,
+        setup: SessionSetup,
+        ranks: Ranks,
+        carrier: Carrier,
+        uploading: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self.storage = setup.storage
+        self.ranks = ranks
+        self._setup = setup
+        self._uploading = uploading
+        self._controller = ControllerClient(carrier, setup.attempt, ranks.world_rank)
+        #: Reentrant, so that a signal handler that reports is told instead of waiting for itself.
+        self._lock = threading.RLock()
+        self._reporting = False
+        self._reported = 0
+        #: A report whose upload has failed, until the rank repeats it or goes on.
+        self._failed: Report | None = None
+        self._newest = (-1, setup.checkpoint)  # index of the report and the checkpoint
+        self._uploads = BackgroundUploads()
+        self._upload_process = UploadProcess(setup.storage)
+        self._sending = threading.Lock()
+        self._unconfirmed: collections.deque[Callable[[], None]] = collections.deque()
+        self._collective_lock = threading.Lock()
+        self._collectives = 0
+
+    # --- reports --------------------------------------------------------------------------
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest checkpoint: where the attempt began, or what this rank has uploaded since."""
+        return self._newest[1]
+
+    def report(self, metrics: Mapping[str, Any], given: CheckpointReport | None) -> None:
+        """Upload the checkpoint if there is one, or have it uploaded, then send the report."""
+        plain = plain_metrics(metrics)
+        with self._lock:
+            if self._reporting:
+                raise RuntimeError(
+                    "report() was called while another report() of this thread has not returned, "
+                    "as by a signal handler during the upload of a checkpoint. Have the handler "
+                    "set a flag, and report in the train loop when it is set."
+                )
+            self._reporting = True
+            try:
+                self._report(plain, given)
+            finally:
+                self._reporting = False
+
+    def _report(self, plain: dict[str, Any], given: CheckpointReport | None) -> None:
+        self._uploads.raise_failure()
+        again = self._failed is not None and repr(self._failed.metrics) == repr(plain)
+        if self._failed is not None and not (again and given is not None):
+            self._go_on()
+            if again:
+                return  # that was it, without the checkpoint
+        self._failed = None
+        index = self._reported
+        if given is None:
+            self._send(index, Report(plain))
+        elif given.mode is CheckpointUploadMode.ASYNC:
+            self._controller.announce_upload(index)
+            self._uploads.submit(functools.partial(self._upload_later, index, plain, given))
+        else:
+            with self._uploading():
+                self._upload_now(index, plain, given)
+                self._reported += 1
+            return
+        self._reported += 1
+
+    def _upload_now(self, index: int, plain: dict[str, Any], given: CheckpointReport) -> None:
+        try:
+            upload = self._upload(index, given)
+        except BaseException as error:
+            self._controller.upload_failed(index, None)
+            self._failed = Report(plain, failure=f"{type(error).__name__}: {error}")
+            raise
+        self._send(index, Report(plain, upload))
+
+    def _go_on(self) -> None:
+        """Have a report count whose upload has failed: later ones are matched by their number."""
+        if self._failed is not None:
+            self._send(self._reported, self._failed)
+            self._reported += 1
+            self._failed = None
+
+    def finish(self) -> None:
+        """Wait until all uploads have ended and the controller has every report."""
+        with self._lock:
+            self._go_on()
+        self._uploads.wait()
+        self._upload_process.close()
+        self.confirm_reports()
+
+    def confirm_reports(self) -> None:
+        """Wait until the controller has every report that was sent."""
+        with self._sending:
+            while self._unconfirmed:
+                self._unconfirmed.popleft()()
+
+    def close(self, *, wait: bool = False, upload_rest: bool = False) -> None:
+        """Take no more uploads: the train loop has failed.
+
+        Args:
+            wait: Wait for those that are to end.
+            upload_rest: Upload what has been reported. Else only the upload that runs goes on.
+        """
+        self._uploads.close(wait=wait, cancel=not upload_rest)
+
+    def reported_checkpoints(self, timeout: float | None) -> list[ReportedCheckpoint]:
+        """The complete checkpoints, after all reports of this rank so far are in the storage.
+
+        Args:
+            timeout: Seconds after which the list is as it is then.
+        """
+        found, missing = self._controller.reported_checkpoints(self._reported, timeout)
+        self._uploads.raise_failure()
+        if missing and timeout is None:
+            raise CollectiveTimeoutError(
+                f"get_all_reported_checkpoints() waited for reports that {listed(missing)} did not "
+                f"make. MINIRAY_TRAIN_COLLECTIVE_TIMEOUT sets the limit."
+            )
+        return [
+            ReportedCheckpoint(self.storage.checkpoint(record.name), dict(record.metrics))
+            for record in found
+        ]
+
+    def _upload(self, index: int, given: CheckpointReport) -> Upload:
+        if given.mode is CheckpointUploadMode.NO_UPLOAD:
+            name = given.checkpoint.path.rstrip("/").rpartition("/")[2]
+        else:
+            name = given.name or default_checkpoint_name(self._setup.first_number + index)
+        in_place = given.mode is CheckpointUploadMode.NO_UPLOAD or _lies_in(
+            given.checkpoint, self.storage.checkpoint(name)
+        )
+        place = self._controller.begin_upload(index, name, in_place=in_place)
+        if place.refusal:
+            raise AttemptOverError(
+                f"Rank {self.ranks.world_rank} of attempt {self._setup.attempt} may not upload "
+                f"checkpoint {name!r}: {place.refusal}."
+            )
+        self.storage.require_owner(self._setup.token)
+        if given.mode is CheckpointUploadMode.NO_UPLOAD:
+            upload = self.storage.adopt(given.checkpoint)
+        elif given.upload_fn is not None:
+            self.storage.begin(place.folder)
+            uploaded = given.upload_fn(given.checkpoint, place.folder)
+            if not isinstance(uploaded, Checkpoint):
+                raise ValueError(
+                    f"checkpoint_upload_fn returned {uploaded!r}. "
+                    f"It must return the miniray.train.Checkpoint that it made in the run's folder."
+                )
+            upload = self.storage.adopt(uploaded)
+        else:
+            # A copy on the machine's own disks is work of the kernel alone.
+            apart = given.mode is CheckpointUploadMode.ASYNC and not self.storage.files.is_local
+            where = self._upload_process if apart else self.storage
+            upload = where.upload(given.checkpoint, place.folder, spare=given.delete_local)
+        stored = self.storage.checkpoint(upload.name)
+        with self._sending:
+            if index > self._newest[0]:
+                self._newest = (index, stored)
+        if given.delete_local and not _lies_in(given.checkpoint, stored):
+            _delete(given.checkpoint)
+        return upload
+
+    def _upload_later(self, index: int, metrics: dict[str, Any], given: CheckpointReport) -> None:
+        """Upload and report, in the thread for uploads."""
+        try:
+            upload = self._upload(index, given)
+        except Exception as error:
+            note = f"Raised in the background upload of report {index}."
+            if isinstance(error, FileNotFoundError):
+                note += (
+                    " With CheckpointUploadMode.ASYNC the folder has to stay after report(): it "
+                    "can't be in `with tempfile.TemporaryDirectory()`. It is deleted after the "
+                    "upload."
+                )
+            add_note(error, note)
+            self._controller.upload_failed(index, WorkerFailure.of(error))
+            raise
+        self._send(index, Report(metrics, upload))
+
+    def _send(self, index: int, report: Report) -> None:
+        with self._sending:
+            self._unconfirmed.append(self._controller.report(index, report))
+            if len(self._unconfirmed) > REPORT_WINDOW:
+                self._unconfirmed.popleft()()
+
+    # --- collectives ----------------------------------------------------------------------
+
+    def join(self, call: str, value: bytes) -> bytes:
+        """Wait in a collective call for the other ranks.
+
+        Args:
+            call: What the user called.
+            value: What rank 0 hands out, pickled.
+
+        Returns:
+            What rank 0 handed out.
+        """
+        with self._collective_lock:
+            number = self._collectives
+            self._collectives += 1
+        outcome = self._controller.join(number, call, value)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome.value
+
+
+def check_deletable(storage: RunStorage, checkpoint: Checkpoint) -> None:
+    """Raise ValueError if deleting a checkpoint after its upload would delete what must stay."""
+    source = Path(checkpoint.path)
+    run = Path(storage.path)
+    if is_local(checkpoint.fsspec_filesystem):
+        source = source.resolve()
+    if storage.files.is_local:
+        run = run.resolve()
+    same_kind = is_local(checkpoint.fsspec_filesystem) == storage.files.is_local
+    if same_kind and (run == source or source in run.parents):
+        raise ValueError(
+            f"report(checkpoint={checkpoint!r}, delete_local_checkpoint_after_upload=True) would "
+            f"delete the run's folder {storage.path}, which is inside the checkpoint. Write the "
+            f"checkpoint to a temporary folder, or do not have it deleted."
+        )
+
+
+def _lies_in(inner: Checkpoint, outer: Checkpoint) -> bool:
+    """Whether the files of one checkpoint are in the folder of another, as far as names tell."""
+    one, other = inner.fsspec_filesystem, outer.fsspec_filesystem
+    if is_local(one) and is_local(other):
+        return Path(inner.path).resolve().is_relative_to(Path(outer.path).resolve())
+    # The same store may be reached by another client, such as one of pyarrow.
+    if not protocols(one) & protocols(other):
+        return False
+    folder = PurePosixPath("/", outer.path.strip("/"))
+    return PurePosixPath("/", inner.path.strip("/")).is_relative_to(folder)
+
+
+def _delete(checkpoint: Checkpoint) -> None:
+    """Delete files that were uploaded; what can't be deleted is told and left."""
+    try:
+        if is_local(checkpoint.fsspec_filesystem):
+            shutil.rmtree(checkpoint.path)
+        else:
+            checkpoint.fsspec_filesystem.rm(checkpoint.path, recursive=True)
+    except OSError:
+        logger.warning("%r was uploaded and can't be deleted.", checkpoint, exc_info=True)

@@ -1,0 +1,169 @@
+"""The actor of one rank: it loads the framework, joins the group and runs the train loop.
+
+All of it runs in the main thread of the actor's process, where user code may
+install signal handlers. When to do what is the controller's decision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+from miniray.train.base.failures import WorkerFailure
+from miniray.train.base.ranks import WorkerInfo
+from miniray.train.data.shards import Datasets, Shards, set_shards
+from miniray.train.worker import context
+from miniray.train.worker.controller_client import ControllerClient
+from miniray.train.worker.packed import PackedLoop
+from miniray.train.worker.rank_logs import output_of_this_process
+from miniray.train.worker.rank_watch import RankWatch
+from miniray.train.worker.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from miniray.train.base.ranks import Ranks
+    from miniray.train.config import LoggingConfig
+    from miniray.train.storage.storage import RunStorage
+    from miniray.train.worker.backend import Backend, Member
+    from miniray.train.worker.controller_client import Carrier
+    from miniray.train.worker.session import SessionSetup
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainLoop:
+    """The user's function, what it is called with, and the data that it can ask for."""
+
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    datasets: Datasets = dataclasses.field(default_factory=Datasets)
+
+    def __call__(self) -> Any:
+        """Run the train loop."""
+        return self.function(*self.arguments)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerOutcome:
+    """How the train loop of a rank ended: with a pickled value or a failure."""
+
+    value: bytes = b""
+    failure: WorkerFailure | None = None
+
+
+class TrainWorker:
+    """One rank of a worker group."""
+
+    def __init__(self, backend: Backend, logging_config: LoggingConfig | None = None) -> None:
+        self._backend = backend
+        self._listener: socket.socket | None = None
+        self._ranks: Ranks | None = None
+        if logging_config is not None:
+            logging_config.apply()
+
+    def describe(self, addresses: Mapping[str, str]) -> WorkerInfo:
+        """Where this worker runs; from now on it listens, should it become rank 0.
+
+        Args:
+            addresses: Address of each node, by its id.
+        """
+        import miniray
+
+        runtime = miniray.get_runtime_context()
+        node_id = runtime.get_node_id()
+        address = addresses[node_id]
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, 0), family=family)
+        return WorkerInfo(
+            node_id=node_id,
+            address=address,
+            port=self._listener.getsockname()[1],
+            pid=os.getpid(),
+            accelerator_ids={
+                name: list(ids) for name, ids in runtime.get_accelerator_ids().items() if ids
+            },
+            output=output_of_this_process(),
+        )
+
+    def prepare(self) -> None:
+        """Load the framework, while the controller gives out the ranks."""
+        self._backend.prepare()
+
+    def connect(self, member: Member) -> None:
+        """Join the group."""
+        self._ranks = member.ranks
+        listener, self._listener = self._listener, None
+        assert listener is not None
+        if member.ranks.world_rank != 0:
+            listener.close()
+            listener = None
+        self._backend.on_start(dataclasses.replace(member, listener=listener))
+
+    def storage_problem(self, storage: RunStorage, token: str) -> str:
+        """What keeps this process from using the storage that the controller has written to."""
+        assert self._ranks is not None
+        return storage.problem_here(token, writes=self._ranks.local_rank == 0)
+
+    def run(
+        self, loop: TrainLoop | PackedLoop, setup: SessionSetup, carrier: Carrier
+    ) -> WorkerOutcome:
+        """Run the train loop to its end; what it raises is part of the outcome."""
+        if isinstance(loop, PackedLoop):
+            loop = loop.load()
+
+        assert self._ranks is not None
+        session = self._make_session(setup, self._ranks, carrier)
+        context.set_session(session)
+        shards = Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size)
+        earlier = set_shards(shards)  # in local mode those of a train loop that runs this one
+        client = ControllerClient(carrier, setup.attempt, self._ranks.world_rank)
+        # A rank that is alone waits for nobody.
+        wanted = setup.shows_stacks or self._ranks.world_size > 1
+        watch = RankWatch(client, setup.stall_patience) if wanted else None
+        try:
+            value = loop()
+            session.finish()
+            self._backend.on_shutdown()
+            told = value is not None and self._ranks.world_rank == 0
+            outcome = WorkerOutcome(value=_pickled(value) if told else b"")
+        except BaseException as error:  # noqa: BLE001 - also sys.exit() in a train loop is a failure
+            return self._give_up(session, error)
+        finally:
+            set_shards(earlier)
+            if watch is not None:
+                watch.close()
+        context.set_session(None)
+        return outcome
+
+    def _make_session(self, setup: SessionSetup, ranks: Ranks, carrier: Carrier) -> Session:
+        return Session(setup, ranks, carrier)
+
+    def _give_up(self, session: Session, error: BaseException) -> WorkerOutcome:
+        """End the session of a train loop that has raised this."""
+        # What it has reported may complete checkpoints, so it is uploaded until this process ends
+        # with its group; uploads of the user ask the session for the storage.
+        session.close(upload_rest=True)
+        # The outcome may come by another connection, and with it the attempt is over.
+        try:
+            session.confirm_reports()
+        except Exception as unconfirmed:  # noqa: BLE001 - the failure of the loop is what counts
+            logger.warning("a report did not reach the controller: %s", unconfirmed)
+        return WorkerOutcome(failure=WorkerFailure.of(error, skip_frames=2))
+
+
+def _pickled(value: Any) -> bytes:
+    """What a train loop has returned, for the driver."""
+    import cloudpickle
+
+    from miniray.values.pickle_errors import explain
+
+    try:
+        pickled: bytes = cloudpickle.dumps(value)
+    except Exception as error:  # whatever a user's class raises
+        raise explain(value, error, "what the train loop returned", "driver") from error
+    return pickled
