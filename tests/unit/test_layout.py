@@ -41,8 +41,29 @@ LAYERS = """
     miniray.node.objects
     miniray.node
     miniray.cli miniray.__main__
+    miniray.train.base
+    miniray.train.config
+    miniray.train.storage
+    miniray.train.data
+    miniray.train.callbacks
+    miniray.train.progress
+    miniray.train.worker miniray.train.collective
+    miniray.train.controller
+    miniray.train.run
     miniray.train
 """
+#: Imports that go the other way, still. None is to be added.
+UPWARDS = {
+    "miniray.train.base.policies imports miniray.train.config",
+    "miniray.train.base.report_options imports miniray.train.storage.checkpoint",
+    "miniray.train.config.run imports miniray.train.callbacks",
+    "miniray.train.data.iterator imports miniray.train.torch",
+    "miniray.train.data.iterator imports miniray.train.torch.batches",
+    "miniray.train.data.shards imports miniray.train.worker.packed",
+    "miniray.train.worker.controller_client imports miniray.train.controller.attempt",
+    "miniray.train.worker.controller_client imports miniray.train.controller.rendezvous",
+    "miniray.train.worker.rank_watch imports miniray.train.controller.stalls",
+}
 #: Files that a folder shows, at most.
 MOST_FILES = 28
 
@@ -83,19 +104,19 @@ def layer_of(module: str, layers: dict[str, int]) -> int:
 def test_packages_import_only_from_those_below_them() -> None:
     layers = {n: i for i, line in enumerate(LAYERS.split("\n")) for n in line.split()}
     known = modules()
-    upwards = [
+    upwards = {
         f"{module} imports {other}"
         for module, path in known.items()
         for other in imported(path, known)
         if layer_of(other, layers) > layer_of(module, layers) and module != "miniray"
-    ]
-    assert not upwards
+    }
+    assert upwards == UPWARDS
 
 
 def test_a_folder_can_be_overlooked() -> None:
     folders = collections.Counter(path.parent for path in modules().values())
     large = {str(folder) for folder, count in folders.items() if count > MOST_FILES}
-    assert large <= {str(ROOT / "train")}
+    assert not large
 
 
 def test_no_two_test_files_have_the_same_name() -> None:

@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from miniray.train.callbacks.base import Callback
 from miniray.train.config.checks import is_whole
-from miniray.train.progress.progress_meter import ProgressGoals
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgressGoals:
+    """What tells how far a run is, and how far it is to go.
+
+    Attributes:
+        total_steps: Steps that the run is going to make; None if unknown.
+        total_epochs: Epochs that the run is going to make; None if unknown.
+        step_key: The metric that counts steps. Without it, each report is a step.
+        epoch_key: The metric that counts epochs, from 0.
+    """
+
+    total_steps: int | None = None
+    total_epochs: int | None = None
+    step_key: str = "step"
+    epoch_key: str = "epoch"
 
 
 class ProgressCallback(Callback):

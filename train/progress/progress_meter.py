@@ -6,6 +6,7 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from miniray.train.callbacks.progress import ProgressGoals
 from miniray.train.storage.metrics_log import flatten
 
 if TYPE_CHECKING:
@@ -16,23 +17,6 @@ WINDOW = 30.0
 
 #: Seconds between two lines of status where there is no terminal.
 LINE_EVERY = 10.0
-
-
-@dataclasses.dataclass(frozen=True)
-class ProgressGoals:
-    """What tells how far a run is, and how far it is to go.
-
-    Attributes:
-        total_steps: Steps that the run is going to make; None if unknown.
-        total_epochs: Epochs that the run is going to make; None if unknown.
-        step_key: The metric that counts steps. Without it, each report is a step.
-        epoch_key: The metric that counts epochs, from 0.
-    """
-
-    total_steps: int | None = None
-    total_epochs: int | None = None
-    step_key: str = "step"
-    epoch_key: str = "epoch"
 
 
 @dataclasses.dataclass(frozen=True)
