@@ -21,7 +21,7 @@ from miniray.node.base.clients import Client, ClientServer
 from miniray.node.base.template_client import TemplateClient
 from miniray.node.code_requests import CodeRequests
 from miniray.node.head_client import HeadClient
-from miniray.node.hello import attached, quarantines
+from miniray.node.hello import attached
 from miniray.node.membership import Membership
 from miniray.node.objects.adopted_service import AdoptedService
 from miniray.node.objects.fetch_requests import FetchRequests
@@ -42,7 +42,6 @@ from miniray.node.transfer.services import add_services
 from miniray.node.transfer.serving import Serving
 from miniray.node.transfer.transfers import Transfers
 from miniray.node.worker_notices import WorkerNotices
-from miniray.node.workers.device_ledger import DeviceLedger
 from miniray.node.workers.memory_kills import MemoryKills
 from miniray.node.workers.process_names import ProcessNames
 from miniray.node.workers.workers import WorkerPool
@@ -123,7 +122,6 @@ class NodeDaemon:
         self._traffic.on_unreachable = self._node_unreachable
         StoreRequests(self.node_id, self._objects, self._clients, self._spilling, self._runs)
         FetchRequests(self._objects, self._clients, self._runs)
-        self.ledger = DeviceLedger(node.devices_folder, node.accelerators, template_pid)
         self._pool = WorkerPool(
             template=self._template,
             events=self,
@@ -135,7 +133,6 @@ class NodeDaemon:
                 "key": node.socket_key,
                 "machine": node.machine,
             },
-            ledger=self.ledger,
             logs=node.logs,
             soft_limit=max(1, int(node.scalars.get("CPU", 1))),
         )
@@ -311,7 +308,7 @@ class NodeDaemon:
 
     def quarantines_changed(self) -> None:
         """Tell the head which devices are out of service."""
-        self._head.tell(quarantines=quarantines(self._pool))
+        self._head.tell(quarantines=self._pool.quarantines())
 
     def worker_gone(self, worker: Worker, exit_code: int) -> None:
         """A worker that was given up is gone: what it had mapped counts no more."""

@@ -53,14 +53,9 @@ def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) ->
         is_head_node=node.is_head,
         drivers_only=node.drivers_only,
         takes_batches=True,
-        quarantines=quarantines(pool),
+        quarantines=pool.quarantines(),
         lately=lately,
     )
-
-
-def quarantines(pool: WorkerPool) -> head_pb2.Quarantines:
-    """The workers that could not be killed, with the devices that are out of service by them."""
-    return head_pb2.Quarantines(all=[each.to_proto() for each in pool.quarantines()])
 
 
 def attached(client: Client, machine: str) -> head_pb2.FromNode:

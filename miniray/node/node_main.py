@@ -39,7 +39,7 @@ from miniray.system.boot_options import (
 )
 from miniray.system.head_address import not_found
 from miniray.system.machine import inspect_machine
-from miniray.system.session import ClusterRecord, ProcessId, Session, user_root, write_record
+from miniray.system.session import ClusterRecord, ProcessId, Session, write_record
 from miniray.version import VERSION
 from miniray.wire.pace import Pace
 
@@ -257,7 +257,6 @@ class NodeStart:
             },
             object_store_capacity=store,
             environments_folder=self.session.folder.parent / "environments",
-            devices_folder=user_root() / "devices",
             spill_folder=self._spill_folder,
             machine=_machine(),
             mover=MoverConfig(
@@ -341,7 +340,6 @@ class NodeStart:
         await daemon.close()
         grace = 0.1 if self.options.embedded else config().stop_grace
         await asyncio.to_thread(self._end_children, grace)
-        daemon.ledger.prune()
         await server.stop(None)
         from miniray.system.session import remove_session
 

@@ -246,18 +246,9 @@ def remove_session(session: Session, *, keep_logs: bool = True) -> None:
 def session_processes(session_id: str) -> list[ProcessId]:
     """All running processes of this user that were started inside a session.
 
-    One that hangs in the kernel is left out: who reads its environment might hang with it.
+    One that hangs in the kernel is left out: whoever reads its environment might hang with it.
     """
-    return processes_by(SESSION_VARIABLE).get(session_id, [])
-
-
-def processes_by(variable: str) -> dict[str, list[ProcessId]]:
-    """The running processes of this user by the value of a variable that they were started with.
-
-    Those without it are left out, and so is one that hangs in the kernel: who reads its environment
-    might hang with it.
-    """
-    found: dict[str, list[ProcessId]] = {}
+    found = []
     unread = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     for _ in range(_LOOKS):
         waiting = []
@@ -269,14 +260,14 @@ def processes_by(variable: str) -> dict[str, list[ProcessId]]:
                     waiting.append(pid)
                     continue
                 process = ProcessId.of(pid)
-                value = variable_of(pid, variable)
+                inside = variable_of(pid, SESSION_VARIABLE) == session_id
             except BlockingIOError:
                 waiting.append(pid)
                 continue
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it has ended meanwhile, or hides its environment as set-uid ones do
-            if value is not None and process.alive():
-                found.setdefault(value, []).append(process)
+            if inside and process.alive():
+                found.append(process)
         if not waiting:
             break
         unread = waiting

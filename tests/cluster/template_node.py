@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.node.base.control_socket import control_pair
 from miniray.node.base.template_client import TemplateClient
-from miniray.node.workers.origins import WORKER_VARIABLE
+from miniray.node.workers.template import WORKER_VARIABLE
 from miniray.worker import worker_file
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from miniray.system.session import (
     Session,
     create_session,
     find_clusters,
-    processes_by,
     remove_session,
+    session_processes,
     user_root,
     write_record,
 )
@@ -326,5 +326,5 @@ def test_a_process_that_begins_another_program_meanwhile_is_found(
         return "here"
 
     monkeypatch.setattr("miniray.system.session.variable_of", variable_of)
-    assert [found.pid for found in processes_by("MINIRAY_TEST_MARK")["here"]] == [os.getpid()]
+    assert [found.pid for found in session_processes("here")] == [os.getpid()]
     assert refused

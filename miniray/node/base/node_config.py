@@ -53,8 +53,6 @@ class NodeConfig:
     labels: Mapping[str, str]
     object_store_capacity: int
     environments_folder: Path
-    #: Which processes of this machine have which devices, for nodes that start later.
-    devices_folder: Path
     #: Where values go that do not fit into the object store.
     spill_folder: Path
     #: Tells machines (or containers) apart: a driver's paths mean something on its own only.

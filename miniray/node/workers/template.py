@@ -22,22 +22,23 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from miniray.common.process_state import may_hang_readers, variable_of
 from miniray.node.base import control_socket
-from miniray.node.workers.origins import Unsure, read_apart, worker_of
 from miniray.system.python_command import python_command
 from miniray.worker import worker_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: Workers and what they start carry this variable, so that strays can be told apart.
+WORKER_VARIABLE = "MINIRAY_WORKER_ID"
 _PR_SET_CHILD_SUBREAPER = 36
 _WORKER_FDS = 3
-#: Seconds after which what does not end is looked for, and killed, once more.
-_KILL_AGAIN = 0.2
+#: Seconds after which children are looked at once more that do not end, or whose worker is unknown.
+_LOOK_AGAIN = 0.2
 #: So many of the processes that keep a worker from being over are named.
 _MAX_NAMED = 16
 #: By so much the priority is lower of what is imported beside others. It has two thirds of their
@@ -78,13 +79,12 @@ class Template:
         self._helpers: dict[int, int] = {}
         #: Ended workers whose children are not all gone yet: pid to (wait status, id).
         self._ended: dict[int, tuple[int, str]] = {}
-        #: Children of ended workers that were killed and are not gone: pid to the workers whose
-        #: end is not told before. One that a driver holds in the kernel may stay for long.
+        #: Children of ended workers that are not gone: pid to the workers whose end is not told
+        #: before. One that a driver holds in the kernel may stay for long.
         self._strays: dict[int, set[int]] = {}
-        #: Those of which it cannot be told now whose they are: they are not killed yet.
-        self._unsure: dict[int, Unsure] = {}
-        #: Children of this process that read of such, and may hang in it.
-        self._readers: set[int] = set()
+        #: Those that may be a living worker's, as their environment cannot be read now: they are
+        #: not killed yet.
+        self._unknown: set[int] = set()
         #: Ended workers of which the daemon knows that these children are left.
         self._told: dict[int, list[int]] = {}
         #: Ended templates, of which the daemon asked to hear when all their workers are gone.
@@ -110,7 +110,7 @@ class Template:
         poller.register(self._wake_read, select.POLLIN)
         self._send(("ready", os.getpid()))
         while True:
-            ready = poller.poll(self._until_next_look())
+            ready = poller.poll(1000 * _LOOK_AGAIN if self._unknown else None)
             if not ready:
                 self._look_for_strays()
             for fd, _ in ready:
@@ -251,8 +251,7 @@ class Template:
             if pid == 0:
                 break
             self._strays.pop(pid, None)
-            self._unsure.pop(pid, None)
-            self._readers.discard(pid)
+            self._unknown.discard(pid)
             worker = self._workers.pop(pid, None)
             if worker is not None:
                 self._ended[pid] = (status, worker)
@@ -262,7 +261,7 @@ class Template:
 
     def _look_for_strays(self) -> None:
         """Kill what ended workers have left, and tell which of them are over with that."""
-        if self._ended or self._fences or self._unsure:
+        if self._ended or self._fences or self._unknown:
             self._kill_strays()
             self._tell_ends()
             self._tell_settled()
@@ -270,8 +269,7 @@ class Template:
     def _tell_ends(self) -> None:
         """Tell which workers are gone with their children, and what is left of others."""
         left: dict[int, list[int]] = {}
-        unsure = ((pid, each.workers) for pid, each in self._unsure.items())
-        for stray, workers in (*self._strays.items(), *unsure):
+        for stray, workers in self._strays.items():
             for worker in workers:
                 left.setdefault(worker, []).append(stray)
         for pid in list(self._ended):
@@ -286,7 +284,7 @@ class Template:
     def _tell_settled(self) -> None:
         """Answer who waits until nothing is left of a template that was forked from this one."""
         for token, template in list(self._fences.items()):
-            if template not in self._helpers and not self._strays and not self._unsure:
+            if template not in self._helpers and not self._strays:
                 del self._fences[token]
                 self._send(("settled", token))
 
@@ -294,48 +292,26 @@ class Template:
         """Kill children of ended workers."""
         living = set(self._workers.values())
         for pid in _children():
-            if pid in self._workers or pid in self._helpers or pid in self._readers:
+            if pid in self._workers or pid in self._helpers:
                 continue
-            if pid in self._strays or self._is_stray(pid, living):
+            if pid not in self._strays or pid in self._unknown:
+                self._note(pid, living)
+            if pid in self._strays and pid not in self._unknown:
                 _kill(pid, signal.SIGKILL)
 
-    def _is_stray(self, pid: int, living: set[str]) -> bool:
-        """Whether a child is of an ended worker; it is noted then."""
+    def _note(self, pid: int, living: set[str]) -> None:
+        """Note which ended workers wait for a child; none do for a living worker's."""
         session = _session_of(pid)
-        known = session in self._workers or session in self._ended
-        worker = "" if known else worker_of(pid)
-        if worker is None and living:  # it may be a living one's
-            worker = self._read_apart(pid)
-            if worker is None:
-                return False
-        unsure = self._unsure.pop(pid, None)
+        worker = worker_of(pid) if session not in {*self._workers, *self._ended} else ""
+        if worker is None and living:
+            self._unknown.add(pid)
+            self._strays.setdefault(pid, set(self._ended))
+            return
+        self._unknown.discard(pid)
         if session in self._workers or worker in living:
-            return False
-        if unsure is not None and not worker and not known:
-            self._strays[pid] = unsure.workers
-        else:
+            self._strays.pop(pid, None)
+        elif worker or session in self._ended or pid not in self._strays:
             self._strays[pid] = self._left_by(session, worker or "")
-        return True
-
-    def _read_apart(self, pid: int) -> str | None:
-        """Whose a process is that may hang its reader; None if it cannot be told now."""
-        unsure = self._unsure.get(pid)
-        if unsure is None:
-            unsure = self._unsure[pid] = Unsure(set(self._ended))
-        if not unsure.is_due(time.monotonic()):
-            return None
-        worker, reader = read_apart(pid)
-        if reader:
-            self._readers.add(reader)
-            _kill(reader, signal.SIGKILL)
-        return worker
-
-    def _until_next_look(self) -> float | None:
-        """Milliseconds until it is tried again to tell whose a process is; None: there is none."""
-        if not self._unsure:
-            return None
-        first = min(unsure.again for unsure in self._unsure.values())
-        return max(_KILL_AGAIN, first - time.monotonic()) * 1000
 
     def _left_by(self, session: int, worker: str) -> set[int]:
         """Which of the ended workers has left a child; any of them, if that cannot be told."""
@@ -356,7 +332,7 @@ class Template:
                     ended, _ = os.waitpid(-1, os.WNOHANG)
                     self._workers.pop(ended, None)
                     self._helpers.pop(ended, None)
-                signal.sigtimedwait({signal.SIGCHLD}, _KILL_AGAIN)
+                signal.sigtimedwait({signal.SIGCHLD}, _LOOK_AGAIN)
         if self._clean_up is not None:
             self._clean_up()
         os._exit(0)
@@ -415,6 +391,23 @@ def _kill(pid: int, number: int) -> None:
     """Send a signal to a child. One that runs as another user may refuse it, and stays."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
+
+
+def worker_of(pid: int) -> str | None:
+    """Return the id of the worker that a process descends from; "" if it hides it.
+
+    Returns:
+        None if this cannot be told now: the process waits in the kernel, and whoever reads its
+        environment might wait with it; or it is between two programs.
+    """
+    if may_hang_readers(pid):
+        return None
+    try:
+        return variable_of(pid, WORKER_VARIABLE) or ""
+    except BlockingIOError:
+        return None
+    except OSError:
+        return ""
 
 
 def _children() -> list[int]:

@@ -13,9 +13,9 @@ from miniray.common.names import short_name
 from miniray.exceptions import ITS_LOG
 
 if TYPE_CHECKING:
+    from miniray._proto import head_pb2
     from miniray.node.base.template_client import TemplateClient
     from miniray.node.workers.outputs import OutputPipe
-    from miniray.node.workers.quarantine import Quarantine
     from miniray.runtime_env.install import WorkerEnvironment
 
 
@@ -102,7 +102,7 @@ class Worker:
     #: It has ended: what it had started that was killed and is not gone.
     left: tuple[int, ...] = ()
     #: It, or some of that, could not be killed: it is over for everybody, and keeps its devices.
-    quarantine: Quarantine | None = None
+    quarantine: head_pb2.Quarantine | None = None
     #: Set when the process and its children are gone.
     gone: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     #: Set when it was put into quarantine.

@@ -1,19 +1,24 @@
 """How workers are made to end: asked first, then killed, then given up.
 
-Responsible for the time that each step may take. What follows from an end is the pool's.
+Responsible for the time that each step may take, and for noticing workers that end by themselves
+and get no further. What follows from an end is the pool's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
+import time
 from typing import TYPE_CHECKING
 
+from miniray._proto import head_pb2
 from miniray.common.config import config
+from miniray.common.process_state import is_dying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from miniray.node.workers.worker import Worker
 
@@ -24,17 +29,41 @@ class WorkerEnds:
     """The ends of a node's workers."""
 
     def __init__(
-        self, ask: Callable[[Worker], object], give_up: Callable[[Worker], object]
+        self,
+        workers: Callable[[], Iterable[Worker]],
+        ask: Callable[[Worker], object],
+        give_up: Callable[[Worker], object],
     ) -> None:
-        """Start with nobody.
+        """Begin to look at workers.
+
+        A process that user code ends (``os._exit``), or that somebody else kills, may hang in a
+        driver with its sockets open. The kernel reports that to nobody, so each worker is looked
+        at, some 20 microseconds each, once in ``quarantine_after`` seconds.
 
         Args:
+            workers: returns those that have a process which is not gone.
             ask: tells a worker that it is to end.
             give_up: called once with a worker that was killed, or has ended, and is not gone
                 with all that it had started within ``quarantine_after`` seconds.
         """
+        self._workers = workers
         self._ask = ask
         self._give_up = give_up
+        self._look_again()
+
+    def _look_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(config().quarantine_after, self._look)
+
+    def _look(self) -> None:
+        for worker in self._workers():
+            if worker.give_up_timer is None and is_dying(worker.pid):
+                self.kill(worker)
+        self._look_again()
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
 
     def ask(self, worker: Worker) -> None:
         """Let a worker end by rule; kill it if it takes too long."""
@@ -48,7 +77,7 @@ class WorkerEnds:
             self.kill_later(worker)
 
     def finishing(self, worker: Worker) -> None:
-        """A worker ends by rule, and may wait for what others need of it as long as it takes."""
+        """Let a worker that ends by rule wait for what others need of it as long as it takes."""
         worker.finishing = True
         if worker.kill_timer is not None:
             worker.kill_timer.cancel()
@@ -72,12 +101,12 @@ class WorkerEnds:
             self.killed(worker)
 
     def lingers(self, worker: Worker, pids: list[int]) -> None:
-        """A worker has ended, and these that it had started were killed and are not gone."""
+        """Note what a worker that has ended had started, and what was killed and is not gone."""
         worker.left = tuple(pids)
         self.killed(worker)
 
     def killed(self, worker: Worker) -> None:
-        """A worker was killed: it is to be gone soon."""
+        """Give a worker that was killed up if it is not gone soon."""
         if worker.give_up_timer is None:
             worker.give_up_timer = asyncio.get_running_loop().call_later(
                 config().quarantine_after, self._give_up, worker
@@ -85,7 +114,42 @@ class WorkerEnds:
 
     @staticmethod
     def gone(worker: Worker) -> None:
-        """A worker is gone, with all that it had started."""
+        """Stop the timers of a worker that is gone, with all that it had started."""
         for timer in (worker.kill_timer, worker.give_up_timer):
             if timer is not None:
                 timer.cancel()
+
+
+def quarantine_of(worker: Worker, since: float | None = None) -> head_pb2.Quarantine:
+    """Describe a worker that could not be killed, and the devices that are out of service by it.
+
+    Args:
+        worker: it, or what it had started (``left``), is not gone.
+        since: when it was given up, in seconds since the epoch; now if not given.
+    """
+    devices: dict[str, list[str]] = {}
+    for resource, id in sorted(worker.devices):
+        devices.setdefault(resource, []).append(id)
+    processes = _named(worker.left or (worker.pid,))
+    if not worker.left and worker.name:
+        processes = [head_pb2.Process(pid=worker.pid, name=worker.name)]
+    return head_pb2.Quarantine(
+        process_id=worker.process_id,
+        job_id=worker.job_id,
+        processes=processes,
+        devices=[head_pb2.DeviceSet(resource=name, ids=ids) for name, ids in devices.items()],
+        since=time.time() if since is None else since,
+    )
+
+
+def _named(pids: Iterable[int]) -> list[head_pb2.Process]:
+    """Name processes as the kernel does; those that are gone are left out.
+
+    No more is read of a process: its command line is in its memory, which the kernel may have
+    locked for as long as the process hangs, and then the reader hangs too.
+    """
+    found = []
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8") as file:
+            found.append(head_pb2.Process(pid=pid, name=file.read().strip()))
+    return found

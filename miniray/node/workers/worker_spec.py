@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from miniray.accelerators import assigned_environment, needs_fresh_interpreter
-from miniray.node.workers.origins import WORKER_VARIABLE
+from miniray.node.workers.template import WORKER_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

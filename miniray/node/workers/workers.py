@@ -16,6 +16,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray._proto import head_pb2
 from miniray.common.descriptors import require_room
 from miniray.common.ids import new_id
 from miniray.common.process_state import is_dying
@@ -26,14 +27,12 @@ from miniray.exceptions import (
     WorkerCrashedError,
 )
 from miniray.node.base.template_client import TemplateGoneError
-from miniray.node.workers.dying import DyingWatch
 from miniray.node.workers.idle_workers import IdleWorkers, surplus
 from miniray.node.workers.outputs import OutputPipe
-from miniray.node.workers.quarantine import Quarantine, names_of
 from miniray.node.workers.templates import Templates
 from miniray.node.workers.vacating import DeviceKeptError, wait_for_devices
 from miniray.node.workers.worker import Worker
-from miniray.node.workers.worker_ends import WorkerEnds
+from miniray.node.workers.worker_ends import WorkerEnds, quarantine_of
 from miniray.node.workers.worker_spec import (
     assignment,
     interpreter,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 
     from miniray.accelerators import NodeAccelerators
     from miniray.node.base.template_client import TemplateClient
-    from miniray.node.workers.device_ledger import DeviceLedger
     from miniray.node.workers.worker import NodeLease
     from miniray.node.workers.worker_events import WorkerEvents
     from miniray.runtime_env.install import EnvironmentManager
@@ -84,7 +82,6 @@ class WorkerPool:
         environments: EnvironmentManager,
         accelerators: NodeAccelerators,
         base_spec: dict[str, Any],
-        ledger: DeviceLedger,
         logs: Path,
         soft_limit: int,
     ) -> None:
@@ -98,16 +95,14 @@ class WorkerPool:
         #: Those that have a process which is not gone.
         self._by_pid: dict[int, Worker] = {}
         self._ends = WorkerEnds(
-            lambda worker: events.push(worker.process_id, "exit", ()), self._give_up
+            self._by_pid.values,
+            lambda worker: events.push(worker.process_id, "exit", ()),
+            self._give_up,
         )
         self._templates = Templates(
             template, self._by_pid.values, self.on_exited, self.on_lingers, self._ends.killed
         )
         self._idle = IdleWorkers(lambda: surplus(self.workers.values(), soft_limit), self._ends.ask)
-        self._ledger = ledger
-        #: Devices that processes of earlier nodes of this machine keep.
-        self._left = ledger.left(events.quarantines_changed)
-        self._dying = DyingWatch(self._by_pid.values, self._ends.kill)
         self._tasks: set[asyncio.Task[None]] = set()
         #: What the template told of a process before the fork's answer was handled: its wait
         #: status, and what it had started and is not gone.
@@ -206,7 +201,6 @@ class WorkerPool:
             self._start_failed(lease, worker, error, 1)
             return
         self._by_pid[worker.pid] = worker
-        self._ledger.enter(worker)
         status = self._early_exits.pop(worker.pid, None)
         left = self._early_left.pop(worker.pid, None)
         if status is not None:
@@ -328,7 +322,6 @@ class WorkerPool:
             self._early_exits[pid] = status
             return
         self._ends.gone(worker)
-        self._ledger.remove(worker)
         worker.gone.set()
         code = os.waitstatus_to_exitcode(status)
         if worker.quarantine is None:
@@ -347,33 +340,25 @@ class WorkerPool:
             return
         self._ends.lingers(worker, left)
         if worker.quarantine is not None:
-            self._put_into_quarantine(worker, worker.quarantine.since)
+            self._put_into_quarantine(worker, quarantine_of(worker, worker.quarantine.since))
 
     def _give_up(self, worker: Worker) -> None:
         """A worker was killed and is not gone: it is over, except for its devices."""
-        self._put_into_quarantine(worker, time.time())
+        self._put_into_quarantine(worker, quarantine_of(worker))
         worker.given_up.set()
         self._over(worker, None)
 
-    def _put_into_quarantine(self, worker: Worker, since: float) -> None:
-        devices: dict[str, tuple[str, ...]] = {}
-        for resource, id in sorted(worker.devices):
-            devices[resource] = (*devices.get(resource, ()), id)
-        processes = names_of(worker.left or (worker.pid,))
-        if not worker.left and worker.name:
-            processes = ((worker.pid, worker.name),)
-        quarantine = Quarantine(worker.process_id, worker.job_id, processes, devices, since)
-        if quarantine == worker.quarantine:
-            return
-        worker.quarantine = quarantine
-        logger.error("worker %d could not be killed, left is %s", worker.pid, list(processes))
-        self._events.quarantines_changed()
+    def _put_into_quarantine(self, worker: Worker, quarantine: head_pb2.Quarantine) -> None:
+        if quarantine != worker.quarantine:
+            worker.quarantine = quarantine
+            left = [(process.pid, process.name) for process in quarantine.processes]
+            logger.error("worker %d could not be killed, left is %s", worker.pid, left)
+            self._events.quarantines_changed()
 
-    def quarantines(self) -> list[Quarantine]:
-        """The workers that are given up and not gone, and those of earlier nodes."""
+    def quarantines(self) -> head_pb2.Quarantines:
+        """The workers that are given up and not gone, with the devices that they keep."""
         found = (worker.quarantine for worker in self._by_pid.values())
-        left = [each.quarantine for each in self._left if not each.gone]
-        return left + [quarantine for quarantine in found if quarantine is not None]
+        return head_pb2.Quarantines(all=[each for each in found if each is not None])
 
     def _over(self, worker: Worker, code: int | None) -> None:
         """A worker is gone, or given up (its exit code is not known then): its lease ends."""
@@ -403,9 +388,7 @@ class WorkerPool:
 
     def close(self) -> None:
         """Hang up on all templates: they end their workers."""
-        self._dying.close()
-        for left in self._left:
-            left.close()
+        self._ends.close()
         self._templates.close()
 
     def template_gone(self) -> None:
