@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import os
-import threading
 from typing import TYPE_CHECKING
 
 from miniray.common.object_ref import hooks
@@ -18,22 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.client.attach import Attachment
-    from miniray.objects.liveness import Liveness
 
 _guarded: Attachment | None = None
 _in_child: Callable[[], None] | None = None
 _hook_installed = False
 #: Clears what the API keeps of the parent.
 _forget: Callable[[], None] | None = None
-
-
-class _Forking(threading.local):
-    """What this thread has told that it forks, and is to be told of its end."""
-
-    liveness: Liveness | None = None
-
-
-_forking = _Forking()
 
 
 def forget_with(forget: Callable[[], None]) -> None:
@@ -53,9 +42,7 @@ def guard(attachment: Attachment, in_child: Callable[[], None] | None = None) ->
     _guarded, _in_child = attachment, in_child
     if not _hook_installed:
         _hook_installed = True
-        os.register_at_fork(
-            before=_tell_of_child, after_in_parent=_child_is_there, after_in_child=_leave_parent
-        )
+        os.register_at_fork(before=_tell_of_child, after_in_child=_leave_parent)
 
 
 def unguard() -> None:
@@ -65,17 +52,9 @@ def unguard() -> None:
 
 
 def _tell_of_child() -> None:
-    """Runs before: what it has mapped is mapped in the child, however long that lives."""
+    """Run in the parent before each fork: the child inherits its mappings."""
     if _guarded is not None:
-        _forking.liveness = _guarded.runtime.shared_memory.liveness
-        _forking.liveness.before_fork()
-
-
-def _child_is_there() -> None:
-    """Runs in the parent, also if it could not fork."""
-    liveness, _forking.liveness = _forking.liveness, None
-    if liveness is not None:
-        liveness.after_fork()
+        _guarded.runtime.shared_memory.before_fork()
 
 
 def _leave_parent() -> None:
@@ -86,7 +65,6 @@ def _leave_parent() -> None:
 
     parent = os.getppid()
     in_child = _in_child
-    _forking.liveness = None
     _guarded.runtime.abandon()
     hooks.dropped = collections.deque(maxlen=0)  # refs of the parent go without being counted
     unguard()

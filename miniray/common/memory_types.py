@@ -95,9 +95,8 @@ class ProcessRow(TypedDict):
 
     process: bytes
     pid: int
-    #: LEFT: it tells nothing, and neither do its children, but some of them have memory mapped.
-    type: Literal["DRIVER", "WORKER", "NODE", "LEFT"]
-    #: The class of its actor, or its task; empty if it is idle. Of one that has left, all of it.
+    type: Literal["DRIVER", "WORKER", "NODE"]
+    #: The class of its actor, or its task; empty if it is idle.
     name: str
     #: None if it did not tell in time: its user code may keep it busy.
     totals: ProcessTotals | None

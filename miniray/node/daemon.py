@@ -26,7 +26,6 @@ from miniray.node.membership import Membership
 from miniray.node.objects.adopted_service import AdoptedService
 from miniray.node.objects.fetch_requests import FetchRequests
 from miniray.node.objects.left_copies import LeftCopies
-from miniray.node.objects.liveness import Liveness
 from miniray.node.objects.memory_service import MemoryService
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.objects.store_requests import StoreRequests
@@ -138,7 +137,6 @@ class NodeDaemon:
         )
         self._notices = WorkerNotices(self._clients, self._pool, self._head)
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
-        self._liveness = Liveness(self.store, self._clients, self._names)
         self._memory_kills = MemoryKills()
         self._traffic.describe_ended = self._names.of_ended
         self._memory = MemoryService(
@@ -230,7 +228,6 @@ class NodeDaemon:
     ) -> None:
         self._names.ended(process_id, work, pid, code)
         if gone:
-            self._liveness.process_left(process_id, f"{work} (pid {pid})")
             # Who has an exit code was reaped, after its children; a driver may live on.
             self._objects.process_died(process_id, may_look=code is None)
         else:
@@ -312,7 +309,6 @@ class NodeDaemon:
 
     def worker_gone(self, worker: Worker, exit_code: int) -> None:
         """A worker that was given up is gone: what it had mapped counts no more."""
-        self._liveness.process_left(worker.process_id, f"a worker (pid {worker.pid})")
         self._objects.process_died(worker.process_id, may_look=False)
         self._tell_unclaimed(worker.process_id, exit_code)
 
@@ -408,5 +404,4 @@ class NodeDaemon:
         self._mover.close()
         await self._head.session.close(self._leaving)
         await self._spilling.close()
-        self._liveness.close()
         self.store.close()

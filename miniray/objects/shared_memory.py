@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import ctypes
+import functools
 import os
 import threading
 import time
@@ -24,7 +25,6 @@ from miniray.common.object_ref import hooks
 from miniray.exceptions import ObjectStoreFullError
 from miniray.messages.protocol import VALUE_SHARED, VALUE_TENSORS
 from miniray.objects.fetches import Fetches
-from miniray.objects.liveness import Liveness
 from miniray.objects.waiting import deadline_of, time_left
 from miniray.objects.warm_memory import WarmMemory
 from miniray.values.mapped import is_crowded, map_memory, read_memory
@@ -95,7 +95,6 @@ class SharedMemory:
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
         self.warm = WarmMemory(link)
-        self.liveness = Liveness(link)
         #: What is on its way to this node for this process.
         self.fetches = Fetches(link, node_id)
         # Reentrant: a garbage collection may run user code, which may get, in any section.
@@ -205,7 +204,6 @@ class SharedMemory:
         self, key: tuple[bytes, int], size: int, timeout: float | None
     ) -> tuple[Mapping, Block]:
         node_id, segment = key
-        self.liveness.begin()
         request = self.fetches.next_number()
         try:
             got, fd = self._request(
@@ -224,7 +222,6 @@ class SharedMemory:
         kept = self._kept.get(key)
         if kept is not None:
             return kept
-        self.liveness.begin()
         request = self.fetches.next_number()
         args = (node_id, segment, size, request)
         ask = self._link.node_request_later
@@ -255,10 +252,10 @@ class SharedMemory:
         if is_crowded():
             return self._copied(size, got, fd)
         try:
-            gone = self.liveness.mapped(lambda: self._gone(local))
+            gone = functools.partial(self._gone, local)
             block = map_memory(fd, size, offset=offset, shared=False, gone=gone)
         except OSError:
-            gone()
+            self._gone(local)
             raise
         finally:
             os.close(fd)
@@ -313,6 +310,14 @@ class SharedMemory:
         # need wait for it.
         self._link.node_notice("in_use", asked)
 
+    def before_fork(self) -> None:
+        """Tell the daemon that a child is about to have all mappings of this process.
+
+        The memory under them is never used again, as nobody knows when the child unmaps it. What
+        this process unmaps later is reported on the same connection, so the daemon reads it later.
+        """
+        self._link.node_notice("forked")
+
     def report_unmapped(self) -> None:
         """Tell the daemon which segments this process reads no more."""
         if not self._unmapped:
@@ -332,7 +337,6 @@ class SharedMemory:
             self._kept_as.clear()
         del kept  # not in the section: its end is told
         self.report_unmapped()
-        self.liveness.leave()
 
     # --- freeing -----------------------------------------------------------------
     def free(self, value: Value) -> None:

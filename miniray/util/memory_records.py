@@ -54,8 +54,6 @@ class _Process:
         row = self.row
         if row["type"] == "NODE":
             return f"the daemon of node {self.node.hex()[:_SHORT]}"
-        if row["type"] == "LEFT":
-            return row["name"]
         name = "driver" if row["type"] == "DRIVER" else row["name"] or "worker"
         return f"{name} (pid {row['pid']})"
 

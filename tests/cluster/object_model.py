@@ -47,24 +47,15 @@ class Holder:
         self.known: set[int] = set()
 
 
-@dataclasses.dataclass
-class Child:
-    """A process that another one has forked: it holds no refs, but looks at what that one did."""
-
-    parent: str
-    views: set[int]
-    #: What that one may have had mapped.
-    inherited: set[int]
-
-
 class Model:
     """All values, holders and children of holders."""
 
     def __init__(self) -> None:
         self.items: dict[int, Item] = {}
         self.holders: dict[str, Holder] = collections.defaultdict(Holder)
-        #: By pid.
-        self.children: dict[int, Child] = {}
+        #: Processes that others have forked, by pid: their parents. They hold nothing, and what
+        #: they look at is counted nowhere.
+        self.children: dict[int, str] = {}
 
     def add(self, id: bytes, large: bool, owner: str, children: Iterable[int]) -> int:
         """A new value; returns its label."""
@@ -74,13 +65,12 @@ class Model:
 
     def forked(self, process: str, child: int) -> None:
         """A process has a child that lives on."""
-        views = set(self.holders[process].views.values())
-        self.children[child] = Child(process, views, set(self.items))
+        self.children[child] = process
 
     # --- ends ---------------------------------------------------------------------
     def _gone(self, process: str) -> None:
         self.holders.pop(process, None)
-        for pid in [pid for pid, child in self.children.items() if child.parent == process]:
+        for pid in [pid for pid, parent in self.children.items() if parent == process]:
             del self.children[pid]  # children of workers end with them
 
     def killed(self, process: str) -> None:
@@ -127,12 +117,7 @@ class Model:
 
     def viewed(self) -> set[int]:
         """Values that somebody looks at, freed or not."""
-        found = {label for holder in self.holders.values() for label in holder.views.values()}
-        return found.union(*(child.views for child in self.children.values()))
-
-    def inherited(self) -> set[int]:
-        """Values that children may have mapped, freed or not."""
-        return set().union(*(child.inherited for child in self.children.values()))
+        return {label for holder in self.holders.values() for label in holder.views.values()}
 
     def held(self) -> set[int]:
         """Values of which somebody has a ref, lost or not."""

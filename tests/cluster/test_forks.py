@@ -213,12 +213,16 @@ def test_a_child_reads_the_values_that_its_parent_has_mapped(run: Any) -> None:
     assert run(read_in_child) == str(sum(range(100_000)))
 
 
-def test_a_child_reads_on_what_its_parent_has_let_go_of(run: Any) -> None:
+@pytest.mark.parametrize("reads", [1, 3])
+def test_a_child_reads_on_what_its_parent_has_let_go_of(run: Any, reads: int) -> None:
+    """Read once, or so often that the parent keeps it mapped: nobody writes there again."""
+
     def read_later() -> list[int]:
         size = 8_000_000
         wait, go = os.pipe()
         ref = miniray.put(np.full(size, 7, dtype=np.uint8))
-        value = miniray.get(ref)
+        for _ in range(reads):
+            value = miniray.get(ref)
         read, write = os.pipe()
         child = os.fork()
         if child == 0:

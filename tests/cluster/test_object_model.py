@@ -364,11 +364,11 @@ class Programs(RuleBasedStateMachine):
             self._end_child(picked(list(self.model.children), which))
 
     def _end_child(self, pid: int) -> None:
-        child = self.model.children.pop(pid)
-        if child.parent == DRIVER:
+        parent = self.model.children.pop(pid)
+        if parent == DRIVER:
             end_child(pid)
         else:
-            miniray.get(self.actor(child.parent).end_child.remote(pid))
+            miniray.get(self.actor(parent).end_child.remote(pid))
 
     @precondition(lambda self: self.with_refs())
     @rule(which=picks, item=picks)
@@ -444,7 +444,7 @@ class Programs(RuleBasedStateMachine):
                 else:
                     originals.add(label)
         large = model.large(may)
-        looked_at = model.large(model.viewed() | model.held() | model.inherited())
+        looked_at = model.large(model.viewed() | model.held())
         return [
             *difference("segments", model.large(must), originals, large),
             *difference("copies", set(), copies, large),
@@ -481,8 +481,8 @@ class Programs(RuleBasedStateMachine):
             self._settle()
             settle(self._left_over)
         except BaseException:  # the next program begins with a cluster that works
-            for pid, child in self.model.children.items():
-                if child.parent == DRIVER:
+            for pid, parent in self.model.children.items():
+                if parent == DRIVER:
                     end_child(pid)
             self.refs.clear()
             self.views.clear()

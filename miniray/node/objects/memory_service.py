@@ -26,7 +26,6 @@ if TYPE_CHECKING:
         ObjectsHeld,
         OwnMemory,
         ProcessRow,
-        ProcessTotals,
     )
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.objects.adopted_service import AdoptedService
@@ -38,15 +37,6 @@ if TYPE_CHECKING:
 _SLICE = 1000
 #: Seconds that a node's answer may take beyond what its processes may.
 _ON_THE_WAY = 1.0
-#: What a process holds that knows of no objects.
-_NOTHING: ProcessTotals = {
-    "shared": 0,
-    "shared_bytes": 0,
-    "inline": 0,
-    "inline_bytes": 0,
-    "pending": 0,
-    "borrowed": 0,
-}
 
 
 class HasTables(Protocol):
@@ -235,8 +225,4 @@ class MemoryService:
             for client in asked
             if client.process_id in self._clients.clients
         ]
-        unconnected: list[ProcessRow] = [
-            {"process": id, "pid": 0, "type": "LEFT", "name": name, "totals": _NOTHING}
-            for id, name in self._names.others.items()
-        ]
-        return [daemon, *others, *unconnected]
+        return [daemon, *others]

@@ -68,6 +68,7 @@ class StoreRequests:
                 "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
                 "in_use": lambda client, numbers: store.in_use(numbers, client.process_id),
                 "keep_segment": lambda client, number: store.keep(number, client.process_id),
+                "forked": lambda client: store.leave_open(client.process_id),
                 "mapped_memory": lambda client, number: memories.mapped(number, client.process_id),
                 "unmapped_memory": lambda client, numbers: memories.unmapped(
                     numbers, client.process_id

@@ -174,7 +174,13 @@ class SegmentStore:
         return segment
 
     def unmap(self, numbers: Iterable[int], mapper: bytes, *, left_open: bool = False) -> None:
-        """A process has unmapped segments, unless it may still look at their memory."""
+        """Count off one mapping of each segment by a process, or a node that reads it.
+
+        Args:
+            numbers: The segments.
+            mapper: Who has unmapped them.
+            left_open: Whether it may still look at their memory.
+        """
         for number in numbers:
             segment = self._segments.get(number)
             if segment is None or mapper not in segment.mappers:
@@ -195,12 +201,11 @@ class SegmentStore:
         """Whether all who map a segment said that they would keep it, used or not."""
         return segment.mappers.keys() <= segment.keepers
 
-    def mapped_by(self, mapper: bytes) -> list[int]:
-        """The segments that a process has mapped."""
-        return list(self._by_mapper.get(mapper, ()))
-
     def leave_open(self, mapper: bytes) -> None:
-        """A process has a child that has mapped what it has, and will not tell when it unmaps."""
+        """Never use the memory again that a process has mapped now: it forks.
+
+        Its child has mapped the same, and reports nothing.
+        """
         for number in self._by_mapper.get(mapper, ()):
             self._segments[number].leave_open()
 

@@ -21,8 +21,6 @@ class ProcessNames:
         self._node_id = node_id
         self._clients = clients
         self._pool = pool
-        #: Those that have memory mapped and are not connected: children, drivers that left.
-        self.others: dict[bytes, str] = {}
         #: What processes were that ended of late, the latest last.
         self._ended: dict[bytes, str] = {}
 
@@ -51,8 +49,6 @@ class ProcessNames:
         worker = self._pool.workers.get(process_id)
         if worker is not None:
             return f"{self.work_of(process_id) or 'worker'} (pid {worker.pid})"
-        if process_id in self.others:
-            return self.others[process_id]
         if process_id == self._node_id:
             return "this node's daemon, for processes that have ended and for detached actors"
         return f"process {process_id.hex()} of another node"

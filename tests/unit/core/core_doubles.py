@@ -112,11 +112,6 @@ class FakeLink:
         fd, form = self.segments[number]
         return (number, form, 0), os.dup(fd)
 
-    def node_request_async(
-        self, method: str, _args: tuple[Any, ...], _answer: Callable[[Any, Any, int], None]
-    ) -> None:
-        assert method == "liveness"  # its pipe never comes
-
     def node_notice(self, method: str, *args: Any) -> None:
         self.notices.append((method, *args))
 

@@ -26,7 +26,10 @@ def test_a_put_value_that_is_lost_says_where_it_was_put_and_why_it_is_not_made_a
     me = Caller()
     asked: list[Callable[..., None]] = []
     monkeypatch.setattr(
-        me.link, "node_request_async", lambda _method, _args, answer: asked.append(answer)
+        me.link,
+        "node_request_async",
+        lambda _method, _args, answer: asked.append(answer),
+        raising=False,
     )
     recovery = Recovery(
         me.table,

@@ -86,9 +86,6 @@ class Adopted:
 
 
 class Names:
-    def __init__(self) -> None:
-        self.others: dict[bytes, str] = {}
-
     def work_of(self, process: bytes) -> str:
         return process.decode()
 
@@ -148,17 +145,6 @@ def test_processes_are_asked_and_commands_are_not(parts: Parts) -> None:
     assert answered(found) == {NODE: True, DRIVER: True, WORKER: True}
     assert [row["type"] for row in found["processes"]] == ["NODE", "DRIVER", "WORKER"]
     assert found["processes"][2]["name"] == WORKER.decode()
-
-
-def test_those_that_only_a_pipe_tells_of_are_listed_and_not_asked(parts: Parts) -> None:
-    parts.names.others[b"children"] = "children of driver (pid 0)"
-    found = asyncio.run(parts.service.report(10, True, LONG))
-    assert [(row["type"], row["name"]) for row in found["processes"]] == [
-        ("NODE", ""),
-        ("LEFT", "children of driver (pid 0)"),
-    ]
-    assert answered(found) == {NODE: True, b"children": True}
-    assert parts.clients.asked == []
 
 
 def test_a_process_that_is_late_is_listed_without_an_answer(parts: Parts) -> None:
