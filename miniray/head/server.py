@@ -34,13 +34,7 @@ _BATCH_BYTES = 4 * 1024 * 1024
 class SessionOutbox:
     """Messages for one daemon, written as fast as it takes them."""
 
-    def __init__(self, *, batches: bool) -> None:
-        """Start empty.
-
-        Args:
-            batches: the daemon takes what waited together in one message.
-        """
-        self._batches = batches
+    def __init__(self) -> None:
         self._waiting: list[head_pb2.ToNode] = []
         self._wake = asyncio.Event()
         self._closed = False
@@ -65,7 +59,7 @@ class SessionOutbox:
                 await self._wake.wait()
                 continue
             waiting, self._waiting = self._waiting, []
-            for message in _in_batches(waiting) if self._batches else waiting:
+            for message in _in_batches(waiting):
                 await context.write(message)
 
 
@@ -108,7 +102,7 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
             await context.abort(
                 grpc.StatusCode.INVALID_ARGUMENT, "A session begins with the node's hello."
             )
-        outbox = SessionOutbox(batches=first.hello.takes_batches)
+        outbox = SessionOutbox()
         node = self._head.join(first.hello, outbox)
         if node is None:
             outbox.close()

@@ -52,7 +52,6 @@ def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) ->
         socket_path=node.socket_path,
         is_head_node=node.is_head,
         drivers_only=node.drivers_only,
-        takes_batches=True,
         quarantines=pool.quarantines(),
         lately=lately,
     )

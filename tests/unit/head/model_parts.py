@@ -239,7 +239,6 @@ class Daemon:
                     )
                     for each in self.leases.values()
                 ],
-                takes_batches=True,
                 lately=head_pb2.FromNodeBatch(messages=self.requests.reports()),
             ),
             self.session,

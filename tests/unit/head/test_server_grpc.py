@@ -131,10 +131,7 @@ def test_without_the_secret_nothing_is_answered(folder: Path) -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("takes_batches", [True, False])
-def test_what_waits_is_sent_together_to_daemons_that_take_it(
-    folder: Path, takes_batches: bool
-) -> None:
+def test_messages_that_wait_for_a_daemon_are_sent_as_one(folder: Path) -> None:
     count = 20
     requests = head_pb2.FromNodeBatch(
         messages=[
@@ -150,7 +147,7 @@ def test_what_waits_is_sent_together_to_daemons_that_take_it(
     async def scenario() -> tuple[int, list[int]]:
         async with serving(folder), calling(folder) as stub:
             session = stub.Session()
-            await session.write(hello(takes_batches=takes_batches))
+            await session.write(hello())
             await session.read()
             await session.write(head_pb2.FromNode(batch=requests))
             answered: list[int] = []
@@ -166,4 +163,4 @@ def test_what_waits_is_sent_together_to_daemons_that_take_it(
 
     messages, answered = asyncio.run(scenario())
     assert answered == list(range(1, count + 1))
-    assert messages == (1 if takes_batches else count)
+    assert messages == 1

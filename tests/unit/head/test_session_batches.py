@@ -21,7 +21,7 @@ class Stream:
 def written(*messages: head_pb2.ToNode) -> list[head_pb2.ToNode]:
     async def drain() -> list[head_pb2.ToNode]:
         stream = Stream()
-        outbox = SessionOutbox(batches=True)
+        outbox = SessionOutbox()
         for message in messages:
             outbox.put(message)
         outbox.close()
