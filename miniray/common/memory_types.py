@@ -25,6 +25,8 @@ MAX_OBJECTS = 10_000
 #: captured by the code of a function.
 PICKLED = "pickled"
 
+ProcessType = Literal["DRIVER", "WORKER", "NODE"]
+
 #: HELD: its owner has not freed it. WRITING: it is not complete yet. FREED: its owner has no
 #: use for it, and it counts until the last process has unmapped it.
 SegmentState = Literal["HELD", "WRITING", "FREED"]
@@ -75,37 +77,27 @@ class ObjectRow(TypedDict):
     borrowers: list[bytes]
 
 
-class ProcessTotals(TypedDict):
-    """All objects of a process in numbers."""
-
-    #: Owned, in shared memory on any node.
-    shared: int
-    shared_bytes: int
-    #: Owned, in its own memory.
-    inline: int
-    inline_bytes: int
-    #: Owned, without a value yet.
-    pending: int
-    #: Owned by others.
-    borrowed: int
-
-
 class ProcessRow(TypedDict):
     """A process of a node."""
 
     process: bytes
     pid: int
-    type: Literal["DRIVER", "WORKER", "NODE"]
+    type: ProcessType
     #: The class of its actor, or its task; empty if it is idle.
     name: str
-    #: None if it did not tell in time: its user code may keep it busy.
-    totals: ProcessTotals | None
+    #: Whether it answered in time: its user code may keep it busy.
+    answered: bool
+    #: Small values that it owns, in its own memory, and their bytes.
+    inline: int
+    inline_bytes: int
 
 
 class ObjectsHeld(TypedDict):
     """What a process answers its daemon."""
 
-    totals: ProcessTotals
+    #: As in ``ProcessRow``.
+    inline: int
+    inline_bytes: int
     #: The largest.
     objects: list[ObjectRow]
 

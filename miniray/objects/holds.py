@@ -1,105 +1,129 @@
-"""Why this process holds some of its objects, told from what is known to hold refs.
+"""Rows of a report on the objects of a process, or of a daemon: the largest, and why each is held.
 
-A ref is one Python object: the user, a call in flight and a value that contains it may all
-hold the same one. So who else holds it shows in its reference count only.
+A ref is one Python object: user code, a call in flight and a value that contains it may all hold
+the same one. A ref that a call or a value is seen to hold is counted as theirs alone.
 """
 
 from __future__ import annotations
 
-import sys
-import weakref
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from miniray.common.memory_types import PICKLED
+from miniray.common.memory_types import PICKLED, order
+from miniray.messages import protocol as p
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
-    from miniray.common.memory_types import Hold, ReferenceType
+    from miniray.common.memory_types import Hold, ObjectRow, ReferenceType
     from miniray.common.object_ref import ObjectRef
-    from miniray.objects.objects import Entry
+    from miniray.objects.objects import Entry, Value
+
+T = TypeVar("T")
 
 #: Names that are listed for one reason.
 _MAX_NAMES = 3
-
-
-class _Seen:
-    """One ref that something known holds, and how often."""
-
-    __slots__ = ("count", "ref")
-
-    def __init__(self, ref: ObjectRef[Any]) -> None:
-        self.ref = weakref.ref(ref)
-        self.count = 0
+#: Seconds: about as long as a slice takes.
+_PAUSE = 0.001
 
 
 class Holds:
-    """What holds the objects of these ids."""
+    """What holds the objects of these ids in this process."""
 
     def __init__(self, ids: Collection[bytes]) -> None:
         self._reasons: dict[bytes, dict[ReferenceType, Hold]] = {id: {} for id in ids}
-        #: By object, and then by the identity of the ref.
-        self._seen: dict[bytes, dict[int, _Seen]] = {id: {} for id in ids}
+        #: By object: which refs something was seen to hold.
+        self._seen: dict[bytes, set[int]] = {id: set() for id in ids}
 
     def see(self, kind: ReferenceType, name: str, refs: Iterable[ObjectRef[Any]]) -> None:
-        """Something holds these refs: a call, or a value that contains them.
+        """Note that something holds these refs.
 
         Args:
-            kind: Which of the two, in Ray's words.
+            kind: Call or value, in Ray's words.
             name: Of the call, or the id of the value.
-            refs: What it holds, in one list.
+            refs: What it holds.
         """
         for ref in refs:
-            seen = self._seen.get(ref.binary())
-            if seen is None:
+            reasons = self._reasons.get(ref.binary())
+            if reasons is None:
                 continue
-            self._add(ref.binary(), kind, name)
-            mine = seen.get(id(ref))
-            if mine is None:
-                mine = seen[id(ref)] = _Seen(ref)
-            mine.count += 1
+            self._seen[ref.binary()].add(id(ref))
+            reason = reasons.setdefault(kind, {"kind": kind, "count": 0, "names": []})
+            reason["count"] += 1
+            if name not in reason["names"] and len(reason["names"]) < _MAX_NAMES:
+                reason["names"].append(name)
 
     def of(self, entry: Entry, pickled: int) -> list[Hold]:
-        """All reasons for an object; what nothing known holds is held by user code.
+        """Return all reasons for an object; refs that nothing was seen to hold are user code's.
 
         Args:
             entry: Of the object.
             pickled: How many copies of its refs were pickled by the user.
         """
-        seen = self._seen[entry.id]
-        held_by_others = sum(not _only_held(mine) for mine in seen.values())
-        known = sum(mine.ref() is not None for mine in seen.values())
-        local = max(0, entry.local - pickled - known) + held_by_others
-        reasons = dict(self._reasons[entry.id])
+        local = entry.local - pickled - len(self._seen[entry.id])
         holds: list[Hold] = []
-        if local:
+        if local > 0:
             holds.append({"kind": "LOCAL_REFERENCE", "count": local, "names": []})
         if pickled:
             holds.append({"kind": "LOCAL_REFERENCE", "count": pickled, "names": [PICKLED]})
-        return [*holds, *reasons.values()]
-
-    def _add(self, id: bytes, kind: ReferenceType, name: str) -> None:
-        reason = self._reasons[id].setdefault(kind, {"kind": kind, "count": 0, "names": []})
-        reason["count"] += 1
-        if name not in reason["names"] and len(reason["names"]) < _MAX_NAMES:
-            reason["names"].append(name)
+        return [*holds, *self._reasons[entry.id].values()]
 
 
-def _references(reference: weakref.ref[Any]) -> int:
-    """How many references there are to an object, and a few that this takes."""
-    target = reference()
-    return 0 if target is None else sys.getrefcount(target)
+def with_pauses(items: Sequence[T], size: int) -> Iterator[T]:
+    """Yield items in a thread beside others, with a pause after each ``size`` of them.
+
+    A thread that never waits has the interpreter for 5 ms whenever another one wants it: calls that
+    take 0.1 ms took as long.
+    """
+    for start in range(0, len(items), size):
+        if start:
+            time.sleep(_PAUSE)
+        yield from items[start : start + size]
 
 
-class _Probe:
-    """Something that can be referred to weakly."""
+def is_shared(value: Value | None) -> bool:
+    """Whether a value is in shared memory."""
+    return value is not None and value[0] == p.VALUE_SHARED
 
 
-_PROBES = [_Probe()]
-#: What `_references` tells of an object that nothing holds.
-_OWN = _references(weakref.ref(_PROBES[0])) - 1
+def place_of(value: Value | None) -> tuple[bytes, int, int]:
+    """Node, segment and size of a value; no node and segment 0 if it is not in shared memory."""
+    if value is None:
+        return b"", 0, 0
+    if value[0] == p.VALUE_SHARED:
+        node, segment, size = value[1]
+        return node, segment, size
+    return b"", 0, len(value[1])
 
 
-def _only_held(seen: _Seen) -> bool:
-    """Whether nothing but what was seen holds a ref."""
-    return _references(seen.ref) - _OWN <= seen.count
+def order_of(value: Value | None, id: bytes) -> tuple[int, int, bytes]:
+    """Return the place of a value among others; see ``order``."""
+    node, segment, size = place_of(value)
+    return order(size, segment, node or id)
+
+
+def object_row(
+    id: bytes,
+    owner: bytes,
+    process: bytes,
+    value: Value | None,
+    *,
+    status: str,
+    call_site: str,
+    holds: list[Hold],
+    borrowers: list[bytes],
+) -> ObjectRow:
+    """Return an object as a process knows it; the fields are those of ``ObjectRow``."""
+    node, segment, size = place_of(value)
+    return {
+        "id": id,
+        "owner": owner,
+        "process": process,
+        "size": size,
+        "node": node,
+        "segment": segment,
+        "status": status,
+        "call_site": call_site,
+        "holds": holds,
+        "borrowers": borrowers,
+    }

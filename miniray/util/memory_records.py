@@ -140,12 +140,12 @@ class MemoryRecords:
                     spilled=totals["spilled"],
                     num_segments=totals["segments"],
                     freed_by={self._name(process): size for process, size in freed_by},
-                    num_inline=self._sum(report, "inline"),
-                    inline_bytes=self._sum(report, "inline_bytes"),
+                    num_inline=sum(row["inline"] for row in report["processes"]),
+                    inline_bytes=sum(row["inline_bytes"] for row in report["processes"]),
                     no_answer=[
                         self._name(row["process"])
                         for row in report["processes"]
-                        if row["totals"] is None
+                        if not row["answered"]
                     ],
                 )
             )
@@ -171,7 +171,8 @@ class MemoryRecords:
         for known in rest:
             row = known.first
             where = order(row["size"], row["segment"], row["node"] or row["id"])
-            found.append((where, self._elsewhere(known)))
+            record = self._record(known, row["owner"], row["size"], self._holders(known))
+            found.append((where, record))
         found.sort(key=operator.itemgetter(0))
         return [record for _, record in found]
 
@@ -179,84 +180,70 @@ class MemoryRecords:
     def _in_memory(self, node: bytes, segment: SegmentRow, known: _Object | None) -> ObjectState:
         """An object in a node's shared memory, whether or not anybody told of it."""
         holders = self._holders(known)
-        if not segment["source"] and segment["state"] != "FREED" and known is None:
-            holders.append(self._holder(segment["owner"], _unknown()))
-        for process in segment["mappers"]:
-            holders.append(self._holder(process, _hold("PINNED_IN_MEMORY")))
-        owner = known.first["owner"] if known is not None else segment["owner"]
-        if known is None and segment["source"]:
-            owner = b""  # the node that it is a copy from
-        why = self._why(holders)
+        is_copy = bool(segment["source"])
+        if known is None and not is_copy and segment["state"] != "FREED":
+            holders.append(self._holder(segment["owner"], _hold("UNKNOWN_STATUS")))
+        mapped = [self._holder(who, _hold("PINNED_IN_MEMORY")) for who in segment["mappers"]]
+        if segment["state"] == "WRITING":
+            why = f"being written by {self._name(segment['writer'])}"
+        elif known is None and not is_copy and segment["state"] == "HELD":
+            why = "; ".join(filter(None, (self._silence(segment["owner"]), _why(mapped))))
+        else:
+            why = _why(holders + mapped)
         if segment["state"] == "FREED":
             why = f"freed, but still {why}" if why else "freed"
-        elif segment["state"] == "WRITING":
-            why = f"being written by {self._name(segment['writer'])}"
-        elif known is None and not segment["source"]:
-            why = "; ".join(filter(None, (self._silence(segment["owner"]), self._mapped(holders))))
-        return self._record(
-            known.first if known is not None else None,
-            owner=owner,
-            node=node,
-            size=segment["size"],
+        # Of a copy only the node that it is a copy from is known here.
+        owner = b"" if is_copy else segment["owner"]
+        record = self._record(known, owner, segment["size"], holders + mapped)
+        return dataclasses.replace(
+            record,
+            node_id=node.hex(),
+            call_site=record.call_site or segment["call_site"],
             state=segment["state"],
-            holders=holders,
-            why=why,
             allocated=segment["allocated"],
-            is_copy=bool(segment["source"]),
+            is_copy=is_copy,
             is_spilled=segment["spilled"],
-            call_site=segment["call_site"],
-        )
-
-    def _elsewhere(self, known: _Object) -> ObjectState:
-        """An object in its owner's memory, still to come, or on a node that told nothing."""
-        row = known.first
-        holders = self._holders(known)
-        holding = self._processes.get(row["process"])
-        return self._record(
-            row,
-            owner=row["owner"],
-            node=row["node"] or (holding.node if holding is not None else b""),
-            size=row["size"],
-            state="PENDING" if row["status"].startswith(_UNDER_WAY) else "HELD",
-            holders=holders,
-            why=self._why(holders),
+            why=why,
         )
 
     def _record(
-        self,
-        row: ObjectRow | None,
-        *,
-        owner: bytes,
-        node: bytes,
-        size: int,
-        state: str,
-        holders: list[HolderState],
-        why: str,
-        allocated: int = 0,
-        is_copy: bool = False,
-        is_spilled: bool = False,
-        call_site: str = "",
+        self, known: _Object | None, owner: bytes, size: int, holders: list[HolderState]
     ) -> ObjectState:
+        """An object as those tell who hold it: in its owner's memory, still to come, or far away.
+
+        Args:
+            known: What they tell.
+            owner: Whose it is, if nobody tells.
+            size: Of the value.
+            holders: Who holds it and why.
+        """
+        row = known.first if known is not None else None
+        owner = row["owner"] if row is not None else owner
         process = self._processes.get(owner)
         kinds = {holder.reference_type for holder in holders}
+        node = b""
+        if row is not None:
+            teller = self._processes.get(row["process"])
+            node = row["node"] or (teller.node if teller is not None else b"")
+        status = row["status"] if row is not None else "NIL"
         return ObjectState(
             object_id=row["id"].hex() if row is not None else "",
             object_size=size,
-            task_status=row["status"] if row is not None else "NIL",
+            task_status=status,
             reference_type=next((kind for kind in _ORDER if kind in kinds), "UNKNOWN_STATUS"),
-            call_site=(row["call_site"] if row is not None else "") or call_site,
+            call_site=row["call_site"] if row is not None else "",
             type=process.row["type"] if process is not None else "",
             pid=process.row["pid"] if process is not None else 0,
             ip=self._addresses.get(process.node.hex(), "") if process is not None else "",
             owner_id=owner.hex(),
             owner=self._owner_name(owner, row),
             node_id=node.hex(),
-            state=state,
-            allocated=allocated,
-            is_copy=is_copy,
-            is_spilled=is_spilled,
+            state="PENDING" if status.startswith(_UNDER_WAY) else "HELD",
+            allocated=0,
+            is_copy=False,
+            is_spilled=False,
             holders=holders,
-            why=why,
+            why=_why(holders),
         )
 
     def _owner_name(self, owner: bytes, row: ObjectRow | None) -> str:
@@ -275,7 +262,7 @@ class MemoryRecords:
         told = {row["process"] for row in known.rows}
         found = [self._holder(row["process"], hold) for row in known.rows for hold in row["holds"]]
         borrowers = {who for row in known.rows for who in row["borrowers"]} - told
-        found += [self._holder(who, _unknown()) for who in sorted(borrowers)]
+        found += [self._holder(who, _hold("UNKNOWN_STATUS")) for who in sorted(borrowers)]
         return found
 
     def _holder(self, process: bytes, hold: Hold) -> HolderState:
@@ -290,18 +277,6 @@ class MemoryRecords:
             node_id=found.node.hex() if found is not None else "",
         )
 
-    @staticmethod
-    def _why(holders: Iterable[HolderState]) -> str:
-        ordered = sorted(holders, key=lambda holder: _ORDER.index(holder.reference_type))
-        texts = list(dict.fromkeys(map(_reason, ordered)))
-        more = len(texts) - _MAX_REASONS
-        if more > 0:
-            texts[_MAX_REASONS:] = [f"and {more} more"]
-        return "; ".join(texts)
-
-    def _mapped(self, holders: Iterable[HolderState]) -> str:
-        return self._why(each for each in holders if each.reference_type == "PINNED_IN_MEMORY")
-
     def _silence(self, owner: bytes) -> str:
         """Why an owner does not say why it holds a value."""
         process = self._processes.get(owner)
@@ -309,7 +284,7 @@ class MemoryRecords:
             if self._silent:
                 return "its owner is on a node that did not answer, or has ended"
             return "its owner has ended"
-        if process.row["totals"] is None:
+        if not process.row["answered"]:
             return f"its owner, {process}, did not answer in time"
         return f"{process} has not heard of it yet, or has just freed it"
 
@@ -319,17 +294,19 @@ class MemoryRecords:
             return str(found)
         return f"process {process.hex()[:_SHORT]}, which has ended or did not answer"
 
-    @staticmethod
-    def _sum(report: NodeMemory, what: str) -> int:
-        return sum(row["totals"][what] for row in report["processes"] if row["totals"] is not None)  # type: ignore[literal-required]
-
 
 def _hold(kind: ReferenceType) -> Hold:
     return {"kind": kind, "count": 1, "names": []}
 
 
-def _unknown() -> Hold:
-    return _hold("UNKNOWN_STATUS")
+def _why(holders: Iterable[HolderState]) -> str:
+    """The reasons of all holders in words."""
+    ordered = sorted(holders, key=lambda holder: _ORDER.index(holder.reference_type))
+    texts = list(dict.fromkeys(map(_reason, ordered)))
+    more = len(texts) - _MAX_REASONS
+    if more > 0:
+        texts[_MAX_REASONS:] = [f"and {more} more"]
+    return "; ".join(texts)
 
 
 def _reason(holder: HolderState) -> str:

@@ -16,7 +16,14 @@ from miniray.common.memory_types import MAX_OBJECTS
 from miniray.node.base.question import Question
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.memory_report import StoreReport, adopted_report, chosen, silent
+from miniray.node.store.memory_report import (
+    adopted_report,
+    chosen,
+    segment_rows,
+    silent,
+    store_totals,
+)
+from miniray.objects.holds import with_pauses
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,6 +33,9 @@ if TYPE_CHECKING:
         ObjectsHeld,
         OwnMemory,
         ProcessRow,
+        ProcessType,
+        SegmentRow,
+        StoreTotals,
     )
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.objects.adopted_service import AdoptedService
@@ -33,7 +43,7 @@ if TYPE_CHECKING:
     from miniray.node.relay.relay import RelayHub
     from miniray.node.workers.process_names import ProcessNames
 
-#: Segments that are looked at in one go: about a millisecond.
+#: Segments that are looked at in a millisecond.
 _SLICE = 1000
 #: Seconds that a node's answer may take beyond what its processes may.
 _ON_THE_WAY = 1.0
@@ -151,33 +161,36 @@ class MemoryService:
         """What this node has, and what its processes know of it."""
         clients = [each for each in self._clients.clients.values() if not each.is_command]
         held = await self._ask(clients, limit, detail, seconds)
-        store = self._objects.store
-        report = StoreReport(self._node_id, limit, self._objects.source_of)
+        store, source_of = self._objects.store, self._objects.source_of
         segments = list(store)
-        for start in range(0, len(segments), _SLICE):
-            report.add(segments[start : start + _SLICE])
-            await asyncio.sleep(0)
+
+        def look() -> tuple[StoreTotals, list[SegmentRow]]:
+            totals = store_totals(store, with_pauses(segments, _SLICE))
+            largest = with_pauses(segments, _SLICE)
+            return totals, segment_rows(self._node_id, largest, limit, source_of)
+
+        totals, rows = await asyncio.to_thread(look)
         own = self._own_objects(limit, detail=detail)
         told = (row for each in (own, *held.values()) for row in each["objects"])
         return {
             "node": self._node_id,
             "reason": "",
-            "totals": report.totals(store),
+            "totals": totals,
             "processes": self._processes(clients, held, own),
-            "segments": report.rows(),
+            "segments": rows,
             "objects": chosen(told, limit),
         }
 
     def own(self) -> OwnMemory:
         """What this daemon keeps, without what processes know of it."""
-        report = StoreReport(self._node_id, MAX_OBJECTS, self._objects.source_of)
-        report.add(self._objects.store)
         tables: dict[str, int] = {}
         for part in self._tables:
             tables.update(part.table_sizes())
         return {
             "pid": os.getpid(),
-            "segments": report.rows(),
+            "segments": segment_rows(
+                self._node_id, self._objects.store, MAX_OBJECTS, self._objects.source_of
+            ),
             "adopted": self._own_objects(MAX_OBJECTS, detail=True)["objects"],
             "tables": tables,
         }
@@ -206,23 +219,26 @@ class MemoryService:
     def _processes(
         self, asked: list[Client], held: dict[bytes, ObjectsHeld], own: ObjectsHeld
     ) -> list[ProcessRow]:
-        """This process, those that were asked and live, and those that cannot be asked."""
-        daemon: ProcessRow = {
-            "process": self._node_id,
-            "pid": os.getpid(),
-            "type": "NODE",
-            "name": "",
-            "totals": own["totals"],
-        }
-        others: list[ProcessRow] = [
-            {
-                "process": client.process_id,
-                "pid": client.pid,
-                "type": "DRIVER" if client.is_driver else "WORKER",
-                "name": self._names.work_of(client.process_id),
-                "totals": held[client.process_id]["totals"] if client.process_id in held else None,
-            }
-            for client in asked
-            if client.process_id in self._clients.clients
-        ]
-        return [daemon, *others]
+        """This process, and those that were asked and live."""
+        rows = [_process(self._node_id, os.getpid(), "NODE", "", own)]
+        for client in asked:
+            if client.process_id in self._clients.clients:
+                kind: ProcessType = "DRIVER" if client.is_driver else "WORKER"
+                name = self._names.work_of(client.process_id)
+                answer = held.get(client.process_id)
+                rows.append(_process(client.process_id, client.pid, kind, name, answer))
+        return rows
+
+
+def _process(
+    id: bytes, pid: int, kind: ProcessType, name: str, answer: ObjectsHeld | None
+) -> ProcessRow:
+    return {
+        "process": id,
+        "pid": pid,
+        "type": kind,
+        "name": name,
+        "answered": answer is not None,
+        "inline": answer["inline"] if answer is not None else 0,
+        "inline_bytes": answer["inline_bytes"] if answer is not None else 0,
+    }

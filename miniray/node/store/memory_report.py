@@ -5,13 +5,13 @@ Pure: reads the store's public attributes, tells nobody.
 
 from __future__ import annotations
 
+import heapq
 from typing import TYPE_CHECKING
 
-from miniray.common.first import First
 from miniray.common.ids import owner_of
 from miniray.common.memory_types import order
-from miniray.messages import protocol as p
 from miniray.node.store.kept_arguments import id_of_arguments, keepers_by_object
+from miniray.objects.holds import is_shared, object_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
         NodeMemory,
         ObjectRow,
         ObjectsHeld,
-        ProcessTotals,
         SegmentRow,
         SegmentState,
         StoreTotals,
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
     from miniray.node.store.segments import SegmentStore
     from miniray.objects.objects import Value
 
+    #: Of which node and segment there a segment here is a copy, if it is one.
+    SourceOf = Callable[[int], tuple[bytes, int] | None]
     #: Id, value, borrowers, and how many other adopted objects contain it.
     Adopted = tuple[bytes, Value, list[bytes], int]
 
@@ -50,77 +51,68 @@ def state_of(segment: Segment) -> SegmentState:
     return "WRITING" if segment.creator is not None else "HELD"
 
 
-class StoreReport:
-    """The segments of a store, added in as many steps as one likes."""
+def store_totals(store: SegmentStore, segments: Iterable[Segment]) -> StoreTotals:
+    """Sum a store up.
 
-    def __init__(
-        self, node_id: bytes, limit: int, source_of: Callable[[int], tuple[bytes, int] | None]
-    ) -> None:
-        """Begin with none.
+    Args:
+        store: Which one.
+        segments: All that are in it.
+    """
+    freed = writing = spilled = 0
+    freed_by: dict[bytes, int] = {}
+    for segment in segments:
+        state = state_of(segment)
+        if is_spilled(segment):
+            spilled += segment.size
+        elif state == "FREED":
+            freed += segment.capacity
+            for process in list(segment.mappers):
+                freed_by[process] = freed_by.get(process, 0) + segment.capacity
+        elif state == "WRITING":
+            writing += segment.capacity
+    return {
+        "capacity": store.capacity,
+        "used": store.used,
+        "pooled": store.memories.pooled,
+        "freed": freed,
+        "writing": writing,
+        "spilled": spilled,
+        "segments": len(store),
+        "freed_by": freed_by,
+    }
 
-        Args:
-            node_id: Of this node.
-            limit: How many segments are told one by one: the largest.
-            source_of: Of which node and segment there a segment here is a copy, if it is one.
-        """
-        self._source_of = source_of
-        self._node_id = node_id
-        self._largest: First[Segment] = First(limit)
-        self._freed = self._writing = self._spilled = 0
-        self._freed_by: dict[bytes, int] = {}
 
-    def add(self, segments: Iterable[Segment]) -> None:
-        """Some more."""
-        for segment in segments:
-            size = segment.capacity
-            node, number = self._source_of(segment.number) or (self._node_id, segment.number)
-            self._largest.add(order(segment.size, number, node), segment)
-            state = state_of(segment)
-            if is_spilled(segment):
-                self._spilled += segment.size
-            elif state == "FREED":
-                self._freed += size
-                for process in segment.mappers:
-                    self._freed_by[process] = self._freed_by.get(process, 0) + size
-            elif state == "WRITING":
-                self._writing += size
+def segment_rows(
+    node_id: bytes, segments: Iterable[Segment], limit: int, source_of: SourceOf
+) -> list[SegmentRow]:
+    """Describe the largest segments of a node's store."""
 
-    def totals(self, store: SegmentStore) -> StoreTotals:
-        """All of it in numbers."""
-        return {
-            "capacity": store.capacity,
-            "used": store.used,
-            "pooled": store.memories.pooled,
-            "freed": self._freed,
-            "writing": self._writing,
-            "spilled": self._spilled,
-            "segments": len(store),
-            "freed_by": self._freed_by,
-        }
+    def place(segment: Segment) -> tuple[int, int, bytes]:
+        node, number = source_of(segment.number) or (node_id, segment.number)
+        return order(segment.size, number, node)
 
-    def rows(self) -> list[SegmentRow]:
-        """The largest."""
-        return [self._row(segment) for segment in self._largest.items()]
+    return [_row(each, source_of) for each in heapq.nsmallest(limit, segments, key=place)]
 
-    def _row(self, segment: Segment) -> SegmentRow:
-        source_node, source = self._source_of(segment.number) or (b"", 0)
-        return {
-            "number": segment.number,
-            "size": segment.size,
-            "allocated": segment.capacity,
-            "owner": segment.owner,
-            "writer": segment.writer,
-            "state": state_of(segment),
-            "call_site": segment.made,
-            "mappers": list(segment.mappers),
-            "source_node": source_node,
-            "source": source,
-            "spilled": is_spilled(segment),
-        }
+
+def _row(segment: Segment, source_of: SourceOf) -> SegmentRow:
+    source_node, source = source_of(segment.number) or (b"", 0)
+    return {
+        "number": segment.number,
+        "size": segment.size,
+        "allocated": segment.capacity,
+        "owner": segment.owner,
+        "writer": segment.writer,
+        "state": state_of(segment),
+        "call_site": segment.made,
+        "mappers": list(segment.mappers),
+        "source_node": source_node,
+        "source": source,
+        "spilled": is_spilled(segment),
+    }
 
 
 def silent(node_id: bytes, reason: str) -> NodeMemory:
-    """In place of what a node did not tell."""
+    """Return what stands for a node that did not answer."""
     nothing: StoreTotals = {
         "capacity": 0,
         "used": 0,
@@ -149,7 +141,7 @@ def adopted_report(
     *,
     detail: bool,
 ) -> ObjectsHeld:
-    """What a daemon tells, as if it were a process, of objects that it answers for.
+    """Report, as a process does, the objects that a daemon answers for.
 
     Args:
         node_id: Of its node.
@@ -159,44 +151,30 @@ def adopted_report(
         detail: Whether small ones are among them.
     """
     keepers = keepers_by_object(node_id, kept)
-    largest: First[ObjectRow] = First(limit)
-    totals: ProcessTotals = {
-        "shared": 0,
-        "shared_bytes": 0,
-        "inline": 0,
-        "inline_bytes": 0,
-        "pending": 0,
-        "borrowed": 0,
-    }
+    inline = inline_bytes = 0
+    rows = []
     for id, value, borrowers, outer in adopted:
         actors = keepers.get(id, [])
         own = (each for each in actors if id_of_arguments(node_id, each.actor_id) == id)
         arguments = next(own, None)  # they are no object, and who has borrowed them is no process
-        node, segment, size = b"", 0, 0
-        if value[0] == p.VALUE_SHARED:
-            node, segment, size = value[1]
-            totals["shared"] += 1
-            totals["shared_bytes"] += size
-        else:
-            size = len(value[1])
-            totals["inline"] += 1
-            totals["inline_bytes"] += size
+        if not is_shared(value):
+            inline += 1
+            inline_bytes += len(value[1])
             if not detail or arguments is not None:  # small ones are with the head
                 continue
-        row: ObjectRow = {
-            "id": b"" if arguments else id,
-            "owner": owner_of(id),
-            "process": node_id,
-            "size": size,
-            "node": node,
-            "segment": segment,
-            "status": "NIL",
-            "call_site": arguments.call_site if arguments else "",
-            "holds": _holds(actors, outer),
-            "borrowers": [] if arguments else borrowers,
-        }
-        largest.add(order_of(row), row)
-    return {"totals": totals, "objects": largest.items()}
+        row = object_row(
+            b"" if arguments else id,
+            owner_of(id),
+            node_id,
+            value,
+            status="NIL",
+            call_site=arguments.call_site if arguments else "",
+            holds=_holds(actors, outer),
+            borrowers=[] if arguments else borrowers,
+        )
+        rows.append(row)
+    largest = heapq.nsmallest(limit, rows, key=_order_of)
+    return {"inline": inline, "inline_bytes": inline_bytes, "objects": largest}
 
 
 def _holds(actors: Iterable[KeptArguments], outer: int) -> list[Hold]:
@@ -209,8 +187,7 @@ def _holds(actors: Iterable[KeptArguments], outer: int) -> list[Hold]:
     return holds
 
 
-def order_of(row: ObjectRow) -> tuple[int, int, bytes]:
-    """The place of an object among others."""
+def _order_of(row: ObjectRow) -> tuple[int, int, bytes]:
     return order(row["size"], row["segment"], row["node"] or row["id"])
 
 
@@ -218,7 +195,7 @@ def chosen(rows: Iterable[ObjectRow], limit: int) -> list[ObjectRow]:
     """The rows of the largest objects: of each what its owner tells, and a few others."""
     of_each: dict[tuple[int, int, bytes], list[ObjectRow]] = {}
     for row in rows:
-        of_each.setdefault(order_of(row), []).append(row)
+        of_each.setdefault(_order_of(row), []).append(row)
     found = []
     for key in sorted(of_each)[:limit]:
         owner_first = sorted(of_each[key], key=lambda row: row["process"] != row["owner"])

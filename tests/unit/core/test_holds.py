@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 from core_doubles import NODE, Caller
 
 from miniray.common.call_site import call_site, describe
-from miniray.common.first import First
 from miniray.common.memory_types import PICKLED, order
 from miniray.objects.holds import Holds
 
@@ -39,11 +38,6 @@ def test_a_ref_that_only_calls_hold_is_not_the_users() -> None:
     id = pins[0].binary()
     seen = ("USED_BY_PENDING_TASK", "square", pins)
     assert reasons(own, id, seen) == [("USED_BY_PENDING_TASK", 1, ["square"])]
-    users = pins[0]
-    held = [("LOCAL_REFERENCE", 1, []), ("USED_BY_PENDING_TASK", 1, ["square"])]
-    assert reasons(own, id, seen) == held
-    del users
-    assert reasons(own, id, seen) == held[1:]
 
 
 def test_one_ref_in_many_calls_is_counted_once_for_each() -> None:
@@ -88,21 +82,6 @@ def test_what_was_not_asked_for_is_passed_over() -> None:
     assert reasons(own, ref.binary(), ("USED_BY_PENDING_TASK", "f", [other])) == [
         ("LOCAL_REFERENCE", 1, [])
     ]
-
-
-def test_the_first_of_many_are_kept_in_order() -> None:
-    first: First[int] = First(5)
-    for number in range(10_000):
-        first.add((number * 7919) % 10_007, number)
-    kept = sorted((number * 7919) % 10_007 for number in range(10_000))[:5]
-    assert [(number * 7919) % 10_007 for number in first.items()] == kept
-
-
-def test_fewer_than_the_limit_are_all_kept() -> None:
-    first: First[str] = First(5)
-    first.add(2, "b")
-    first.add(1, "a")
-    assert first.items() == ["a", "b"]
 
 
 def test_the_largest_come_first_and_equals_in_the_order_of_their_segments() -> None:

@@ -7,7 +7,7 @@ import pytest
 from miniray.messages import protocol as p
 from miniray.node.store.holders import describe_holders
 from miniray.node.store.kept_arguments import KeptArguments, id_of_arguments
-from miniray.node.store.memory_report import StoreReport, adopted_report, chosen
+from miniray.node.store.memory_report import adopted_report, chosen, segment_rows, store_totals
 from miniray.node.store.segments import SegmentStore
 from miniray.node.store.spill_files import SpillFiles
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from miniray.common.memory_types import ObjectRow
+    from miniray.common.memory_types import ObjectRow, SegmentRow
     from miniray.node.store.segment import Segment
 
 PAGE = 4096
@@ -37,11 +37,9 @@ def written(store: SegmentStore, size: int, owner: bytes = OWNER) -> Segment:
     return segment
 
 
-def report_of(store: SegmentStore, limit: int = 10, **copies: tuple[bytes, int]) -> StoreReport:
+def rows_of(store: SegmentStore, limit: int = 10, **copies: tuple[bytes, int]) -> list[SegmentRow]:
     sources = {int(key[1:]): source for key, source in copies.items()}
-    report = StoreReport(NODE, limit, sources.get)
-    report.add(store)
-    return report
+    return segment_rows(NODE, store, limit, sources.get)
 
 
 def row(size: int, *, owner: bytes = OWNER, process: bytes = OWNER, segment: int = 1) -> ObjectRow:
@@ -68,7 +66,7 @@ def test_every_byte_of_a_store_is_counted_once(store: SegmentStore) -> None:
     store.free(freed.number)
     gone = written(store, 4 * PAGE)
     store.free(gone.number)
-    assert report_of(store).totals(store) == {
+    assert store_totals(store, store) == {
         "capacity": 1 << 30,
         "used": 6 * PAGE,
         "pooled": 4 * PAGE,
@@ -83,7 +81,7 @@ def test_every_byte_of_a_store_is_counted_once(store: SegmentStore) -> None:
 def test_segments_are_told_with_what_they_are_for(store: SegmentStore) -> None:
     held = written(store, PAGE - 1)
     store.map(held.number, READER)
-    [told] = report_of(store).rows()
+    [told] = rows_of(store)
     assert told == {
         "number": held.number,
         "size": PAGE - 1,
@@ -102,13 +100,13 @@ def test_segments_are_told_with_what_they_are_for(store: SegmentStore) -> None:
 def test_the_largest_segments_are_told_and_of_equal_ones_the_oldest(store: SegmentStore) -> None:
     for size in (1, 3, 2, 3, 3):
         written(store, size * PAGE)
-    assert [told["number"] for told in report_of(store, 3).rows()] == [2, 4, 5]
+    assert [told["number"] for told in rows_of(store, 3)] == [2, 4, 5]
 
 
 def test_a_copy_has_the_place_of_what_it_is_a_copy_of(store: SegmentStore) -> None:
     for _ in range(3):
         written(store, PAGE, NODE)
-    rows = report_of(store, 2, n3=(OTHER, 1), n1=(OTHER, 9)).rows()
+    rows = rows_of(store, 2, n3=(OTHER, 1), n1=(OTHER, 9))
     assert [(told["number"], told["source_node"], told["source"]) for told in rows] == [
         (3, OTHER, 1),
         (2, b"", 0),
@@ -123,8 +121,7 @@ def test_objects_without_their_owner_are_told_by_the_daemon() -> None:
         (OWNER + b"00000002", small, [], 1),
     ]
     told = adopted_report(NODE, held, [], 10, detail=False)
-    assert told["totals"]["shared_bytes"] == 5000
-    assert (told["totals"]["inline"], told["totals"]["inline_bytes"]) == (1, 5)
+    assert (told["inline"], told["inline_bytes"]) == (1, 5)
     [only] = told["objects"]
     assert (only["owner"], only["process"], only["segment"]) == (OWNER, NODE, 7)
     assert (only["borrowers"], only["holds"]) == ([READER], [])

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 NODE, FAR, LOST = b"node-one", b"node-two", b"node-off"
 DRIVER, WORKER, COMMAND = b"driver00", b"worker00", b"command0"
-TOTALS = dict.fromkeys(("shared", "shared_bytes", "inline", "inline_bytes", "pending"), 0)
-HELD = {"totals": {**TOTALS, "borrowed": 0}, "objects": []}
+HELD = {"inline": 0, "inline_bytes": 0, "objects": []}
 #: Far more than a test takes: what waits for this would not end in time.
 LONG = 50.0
 
@@ -118,7 +117,7 @@ def parts() -> Iterator[Parts]:
 
 
 def answered(report: NodeMemory) -> dict[bytes, bool]:
-    return {row["process"]: row["totals"] is not None for row in report["processes"]}
+    return {row["process"]: row["answered"] for row in report["processes"]}
 
 
 async def until(condition: Callable[[], object]) -> None:

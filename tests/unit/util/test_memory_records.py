@@ -25,16 +25,9 @@ def process(id: bytes, pid: int, kind: Any, name: str = "", *, told: bool = True
         "pid": pid,
         "type": kind,
         "name": name,
-        "totals": {
-            "shared": 1,
-            "shared_bytes": 1,
-            "inline": 2,
-            "inline_bytes": 30,
-            "pending": 0,
-            "borrowed": 0,
-        }
-        if told
-        else None,
+        "answered": told,
+        "inline": 2 if told else 0,
+        "inline_bytes": 30 if told else 0,
     }
 
 
