@@ -42,6 +42,24 @@ async def test_many_workers_at_once_are_told_apart(node: Node) -> None:
 
 
 @with_node
+async def test_the_end_of_a_worker_is_told_after_its_start(node: Node) -> None:
+    done = node.cleanup / "done"
+
+    async def start() -> tuple[int, dict[int, int]]:
+        pid, _ = await node.fork(f"open({str(done)!r}, 'w').close()")
+        return pid, dict(node.exits)
+
+    starting = asyncio.ensure_future(start())
+    await asyncio.sleep(0)
+    template = psutil.Process(node.process.pid)
+    while not done.exists() or template.children() or template.status() != "sleeping":
+        """Nothing is read meanwhile."""
+    pid, ended = await starting
+    assert ended == {}
+    await until(lambda: pid in node.exits)
+
+
+@with_node
 async def test_a_worker_gets_a_session_its_variables_and_a_closed_stdin(node: Node) -> None:
     code = (
         "import os, sys;"

@@ -171,6 +171,7 @@ class TemplateClient:
                 future = self._open.pop(message[1])
                 if not future.done():
                     future.set_result(message[2])
+                return  # read on when its caller knows the pid, of which the next message may be
             elif message[0] == "settled":
                 settled = self._open.pop(message[1])
                 if not settled.done():

@@ -104,10 +104,6 @@ class WorkerPool:
         )
         self._idle = IdleWorkers(lambda: surplus(self.workers.values(), soft_limit), self._ends.ask)
         self._tasks: set[asyncio.Task[None]] = set()
-        #: What the template told of a process before the fork's answer was handled: its wait
-        #: status, and what it had started and is not gone.
-        self._early_exits: dict[int, int] = {}
-        self._early_left: dict[int, list[int]] = {}
 
     # --- leases ------------------------------------------------------------------
     def start(self, lease: NodeLease) -> None:
@@ -201,13 +197,7 @@ class WorkerPool:
             self._start_failed(lease, worker, error, 1)
             return
         self._by_pid[worker.pid] = worker
-        status = self._early_exits.pop(worker.pid, None)
-        left = self._early_left.pop(worker.pid, None)
-        if status is not None:
-            self.on_exited(worker.pid, status)
-        elif left is not None:
-            self._ends.lingers(worker, left)
-        elif self._is_over(lease):
+        if self._is_over(lease):
             self._ends.kill(worker)
 
     async def _fork(self, lease: NodeLease, worker: Worker) -> None:
@@ -319,8 +309,7 @@ class WorkerPool:
         """The template reaped a worker; its children are gone too."""
         worker = self._by_pid.pop(pid, None)
         if worker is None:
-            self._early_exits[pid] = status
-            return
+            return  # its template has died, which was its end, or its start has failed
         self._ends.gone(worker)
         worker.gone.set()
         code = os.waitstatus_to_exitcode(status)
@@ -336,7 +325,6 @@ class WorkerPool:
         """The template reaped a worker, and killed children of it that are not gone yet."""
         worker = self._by_pid.get(pid)
         if worker is None:
-            self._early_left[pid] = left
             return
         self._ends.lingers(worker, left)
         if worker.quarantine is not None:
