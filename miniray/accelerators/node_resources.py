@@ -10,7 +10,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from miniray.accelerators.base import AcceleratorRequestError, Detected
 from miniray.accelerators.custom import CustomDevice, parse_declaration
@@ -57,27 +57,6 @@ class NodeAccelerators:
     #: Scalar resources: ``accelerator_type:A100``, a TPU slice's name and its head.
     resources: Mapping[str, float] = dataclasses.field(default_factory=dict)
     labels: Mapping[str, str] = dataclasses.field(default_factory=dict)
-
-    def to_data(self) -> dict[str, Any]:
-        """The same as plain data that JSON can hold."""
-        devices = {
-            resource: {**dataclasses.asdict(group), "ids": list(group.ids)}
-            for resource, group in self.devices.items()
-        }
-        return {
-            "devices": devices,
-            "resources": dict(self.resources),
-            "labels": dict(self.labels),
-        }
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> NodeAccelerators:
-        """The inverse of ``to_data``."""
-        devices = {
-            resource: DeviceGroup(**{**group, "ids": tuple(group["ids"])})
-            for resource, group in data["devices"].items()
-        }
-        return cls(devices, dict(data["resources"]), dict(data["labels"]))
 
 
 def resolve_node_accelerators(

@@ -38,7 +38,7 @@ class JobEnvironment:
 
     def prepare(self, own: Mapping[str, Any] | None) -> str:
         """The job's environment with what a task or actor adds, as canonical JSON."""
-        from miniray.runtime_env.merge import merge
+        from miniray.runtime_env.validate import merge
 
         uploaded = self.upload(own) if own else None
         merged = merge(self._runtime.facts.runtime_env, uploaded)

@@ -6,6 +6,7 @@ memory, and who reads its environment or command line waits for that lock; ``sta
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -70,6 +71,23 @@ def command_of(pid: int) -> list[str]:
     except OSError:
         return []
     return text.removesuffix("\0").split("\0") if text else []
+
+
+def children_of(pid: int) -> list[int]:
+    """The children of all threads of a process; none of one that is gone."""
+    children: list[int] = []
+    try:
+        threads = os.listdir(f"{_PROC}/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return children
+    for thread in threads:
+        # A thread may end between the two looks.
+        with (
+            contextlib.suppress(FileNotFoundError, ProcessLookupError),
+            open(f"{_PROC}/{pid}/task/{thread}/children", encoding="ascii") as file,
+        ):
+            children.extend(map(int, file.read().split()))
+    return children
 
 
 def hide_argument(text: str) -> None:

@@ -14,11 +14,12 @@ import dataclasses
 import hashlib
 import logging
 import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import RuntimeEnvSetupError
-from miniray.runtime_env import archive, variables
+from miniray.runtime_env import archive
 from miniray.runtime_env.cache import FolderCache, uninterrupted
 from miniray.runtime_env.job_folders import JobFolders
 from miniray.runtime_env.pip import build_venv, venv_key, venv_python
@@ -35,6 +36,27 @@ logger = logging.getLogger(__name__)
 DEFAULT_CACHE_LIMIT = 10 * 1024**3
 #: The file of a package in its folder of the cache.
 _ARCHIVE = "archive"
+#: Variables that a library reads when it is loaded, or the interpreter when it starts. A
+#: worker forked from a warm template would have them too late.
+_READ_AT_LOAD = (
+    "OMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "NUMEXPR_",
+    "LD_",
+    "PYTHON",
+    "MALLOC_",
+    "KMP_",
+    "GOMP_",
+    "GLIBC_TUNABLES",
+    "LC_",
+    "TORCH_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "PYTORCH_",
+)
+_READ_AT_START = frozenset({"LANG", "TZ"})
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,14 +155,14 @@ class EnvironmentManager:
         async def package(uri: str, key: str) -> str:
             return str(await self._package(uri, key, job_id, fetch_blob, folders))
 
-        env_vars = variables.expand(spec.get("env_vars", {}), os.environ)
+        env_vars = expand(spec.get("env_vars", {}), os.environ)
         sys_path = [await package(uri, "py_modules") for uri in spec.get("py_modules", ())]
         cwd = None
         if "working_dir" in spec:
             cwd = await package(spec["working_dir"], "working_dir")
             sys_path.append(cwd)
         python = sys.executable
-        fresh = variables.needs_fresh_interpreter(env_vars)
+        fresh = needs_fresh_interpreter(env_vars)
         if "pip" in spec:
             venv = await self._venv(spec["pip"], env_vars, folders)
             python, fresh = venv_python(venv), True
@@ -247,3 +269,26 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except FileNotFoundError:
         return b""
+
+
+def needs_fresh_interpreter(env_vars: Mapping[str, str]) -> bool:
+    """Whether a variable must be set before the interpreter starts to have its effect."""
+    return any(name.startswith(_READ_AT_LOAD) or name in _READ_AT_START for name in env_vars)
+
+
+def expand(env_vars: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Replace ``${NAME}`` and ``$NAME`` in values, as Ray does.
+
+    Args:
+        env_vars: The variables of a runtime environment.
+        environ: The node's own variables, which references stand for. An unknown
+            ``${NAME}`` becomes empty; an unknown ``$NAME`` stays.
+    """
+
+    def value(reference: re.Match[str]) -> str:
+        plain, braced = reference.groups()
+        if plain is not None:
+            return environ.get(plain, reference[0])
+        return environ.get(braced, "")
+
+    return {name: _REFERENCE.sub(value, text) for name, text in env_vars.items()}

@@ -258,3 +258,23 @@ _VALIDATORS: dict[str, Callable[[Any], Any]] = {
     "config": validate_config,
     "excludes": _validate_excludes,
 }
+
+
+def merge(parent: Mapping[str, Any] | None, child: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The environment of a task or actor within that of its job or its creator.
+
+    As in Ray, each key of the child replaces the parent's, except that ``env_vars``
+    are merged variable by variable.
+
+    Args:
+        parent: Environment of the job, or of the task or actor that submits.
+        child: Environment given with the task or actor.
+    """
+    merged = {**(parent or {}), **(child or {})}
+    variables = {
+        **(parent or {}).get("env_vars", {}),
+        **(child or {}).get("env_vars", {}),
+    }
+    if variables:
+        merged["env_vars"] = variables
+    return merged

@@ -22,15 +22,14 @@ if TYPE_CHECKING:
     from miniray.api import list_named_actors
     from miniray.util.actor_pool import ActorPool
     from miniray.util.check_serialize import inspect_serializability
-    from miniray.util.helpers import as_completed, map_unordered
-    from miniray.util.node_address import get_node_ip_address
+    from miniray.util.helpers import as_completed, get_node_ip_address, map_unordered
     from miniray.util.serialization import deregister_serializer, register_serializer
 
 _HOMES = {
     "ActorPool": "miniray.util.actor_pool",
     "as_completed": "miniray.util.helpers",
     "deregister_serializer": "miniray.util.serialization",
-    "get_node_ip_address": "miniray.util.node_address",
+    "get_node_ip_address": "miniray.util.helpers",
     "inspect_serializability": "miniray.util.check_serialize",
     "list_named_actors": "miniray.api",
     "map_unordered": "miniray.util.helpers",

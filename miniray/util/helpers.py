@@ -1,6 +1,6 @@
-"""Loops over many refs that programs would otherwise write by hand: results as they come.
+"""Functions that programs would otherwise write by hand: loops over many refs, a node's address.
 
-They are ``wait`` and ``get`` and nothing else; nothing here knows how a runtime works.
+They are calls of the public API and nothing else; nothing here knows how a runtime works.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from miniray import api
+from miniray.common.runtime import current_runtime
 from miniray.system.option_checks import whole
 
 if TYPE_CHECKING:
@@ -126,3 +127,14 @@ def _map_unordered(
         )
         yield from ready if yield_obj_refs else api.get(ready)
     yield from _as_completed(refs, chunk_size, yield_obj_refs, fetch_local)
+
+
+def get_node_ip_address() -> str:
+    """The address of this process's node, as the others reach it.
+
+    A cluster that only this machine has, as ``init()`` starts it, has a loopback address.
+    """
+    runtime = current_runtime()
+    own = runtime.context().node_id
+    [address] = [node["NodeManagerAddress"] for node in runtime.nodes() if node["NodeID"] == own]
+    return str(address)

@@ -17,7 +17,6 @@ from miniray.common.host_port import same_address
 from miniray.common.memory_types import MAX_OBJECTS
 from miniray.common.runtime import runtime_or_none
 from miniray.util.memory_records import cluster_memory
-from miniray.util.state_filters import StateT, check_all, chosen
 from miniray.util.state_records import (
     ActorState,
     ClusterMemoryState,
@@ -28,7 +27,10 @@ from miniray.util.state_records import (
     ObjectState,
     PendingDemandState,
     PlacementGroupState,
+    StateT,
     WorkerState,
+    check_all,
+    chosen,
 )
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
     from miniray.common.memory_types import NodeMemory
     from miniray.common.runtime import Runtime
-    from miniray.util.state_filters import Filter
+    from miniray.util.state_records import Filter
 
 __all__ = [
     "ActorState",

@@ -1,20 +1,26 @@
 """What the listings of ``miniray.util.state`` consist of, with Ray's names.
 
-Responsible for turning the head's plain data into records; asks nobody for anything.
+Responsible for turning the head's plain data into records, and for choosing among them; asks nobody
+for anything.
 Ids are hex strings, amounts are units (memory: bytes), times in milliseconds are named so.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.common.names import short_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from miniray.common.memory_types import ReferenceType
+
+#: (field, "=" or "!=", value); all of them must hold.
+Filter = tuple[str, str, Any]
+
+StateT = TypeVar("StateT", bound="State")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -344,3 +350,40 @@ class ClusterMemoryState(State):
     nodes: list[NodeMemoryState]
     #: The largest first.
     objects: list[ObjectState]
+
+
+def check_all(kind: type[State], filters: Sequence[Filter] | None, limit: int) -> None:
+    """Refuse what no listing can answer, before anybody is asked."""
+    if limit < 1:
+        raise ValueError(f"limit must be at least 1, not {limit}.")
+    for condition in filters or ():
+        _check(condition, kind)
+
+
+def chosen(records: list[StateT], filters: Sequence[Filter] | None, limit: int) -> list[StateT]:
+    """The first records of those for which all conditions hold."""
+    found = [record for record in records if all(_holds(record, each) for each in filters or ())]
+    return found[:limit]
+
+
+def _check(condition: Filter, kind: type[State]) -> None:
+    if not isinstance(condition, (tuple, list)) or len(condition) != 3:
+        raise ValueError(f"A filter is (field, '=' or '!=', value), not {condition!r}.")
+    field, predicate, _ = condition
+    known = sorted(kind.__dataclass_fields__)
+    if field not in known:
+        raise ValueError(f"{kind.__name__} has no field {field!r} to filter by; it has {known}.")
+    if predicate not in ("=", "!="):
+        raise ValueError(f"The predicate of a filter is '=' or '!=', not {predicate!r}.")
+
+
+def _holds(record: State, condition: Filter) -> bool:
+    field, predicate, value = condition
+    return _same(record[field], value) == (predicate == "=")
+
+
+def _same(actual: Any, wanted: Any) -> bool:
+    """Texts match without regard to case, and may stand for numbers and truth, as in Ray."""
+    if isinstance(wanted, str) and (actual is None or isinstance(actual, (str, int, float))):
+        return str(actual).lower() == wanted.lower()
+    return bool(actual == wanted)

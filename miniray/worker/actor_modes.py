@@ -13,16 +13,18 @@ from miniray.calls import context
 from miniray.common import event_loop
 from miniray.exceptions import TaskCancelledError
 from miniray.messages.actor_death import ActorExit
-from miniray.worker.actor_loop import serving_loop
+from miniray.wire.pace import Pace, PacedSelector
 from miniray.worker.arguments import load_arguments
 from miniray.worker.call_loop import CallLoop, call_in, key_of
 from miniray.worker.executor import Executor
 from miniray.worker.work import DEFAULT_GROUP, unknown_group
 
 if TYPE_CHECKING:
+    import selectors
     from collections.abc import Callable, Coroutine, Mapping
 
     from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.wire.io_loop import IOLoop
     from miniray.worker.call_loop import Loaded
     from miniray.worker.work import Work
 
@@ -121,6 +123,35 @@ class ThreadedExecutor(Executor):
             self.answer_error(work, TaskCancelledError(work.name))
         else:
             self.cancel_children(work)
+
+
+class ServingSelector(PacedSelector):
+    """Takes the sockets over from the I/O thread for as long as the event loop waits.
+
+    A call then needs no switch between threads. A coroutine that keeps the event loop busy
+    leaves them to the I/O thread.
+    """
+
+    def __init__(self, io: IOLoop) -> None:
+        super().__init__(Pace())
+        self._io = io
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As its base, with the sockets."""
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        self._io.watch(False)
+        try:
+            return super().select(timeout)
+        finally:
+            self._io.watch(True)
+
+
+def serving_loop(io: IOLoop) -> asyncio.AbstractEventLoop:
+    """An event loop that handles what comes over the sockets of ``io``."""
+    loop = asyncio.SelectorEventLoop(ServingSelector(io))
+    loop.add_reader(io.lend(), io.serve_once)
+    return loop
 
 
 class AsyncExecutor(Executor):

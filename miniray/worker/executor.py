@@ -22,6 +22,7 @@ from miniray.messages import code_pieces
 from miniray.messages import protocol as p
 from miniray.messages.actor_death import ActorExit
 from miniray.wire.gates import Gate
+from miniray.worker import stdio
 from miniray.worker.answers import Answers
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.built_in import BUILT_IN, method_of
@@ -29,8 +30,7 @@ from miniray.worker.exits import end_child
 from miniray.worker.expected import ExpectedArguments
 from miniray.worker.interruption import Interruption
 from miniray.worker.items import items_of
-from miniray.worker.leases import Leases
-from miniray.worker.recall import Recall
+from miniray.worker.leases import Leases, Recall
 from miniray.worker.results import Results
 from miniray.worker.streams import Streams
 from miniray.worker.value_errors import NOT_ERRORS, carried, raise_as_error
@@ -80,7 +80,6 @@ class Executor:
         self._done = 0
         #: Modules are half there, which no task is to find.
         self._spoiled = False
-        self.set_name: Callable[[str], None] = _ignore
         #: The actor ends: nothing more is begun.
         self._ending = False
         runtime.end_actor = lambda: self.leave(ActorExit())
@@ -290,7 +289,8 @@ class Executor:
 
     def _invoke(self, work: Work) -> Any:
         """Call the user's code; in a frame of its own, so that the arguments end with it."""
-        self.set_name(work.name)  # before its code is loaded, which may print or crash too
+        if isinstance(work.target, bytes):
+            stdio.set_name(work.name)  # before its code is loaded, which may print or crash too
         function = self.resolve(work)
         running = context.execution.get()
         if running is not None and isinstance(work.target, bytes):
@@ -385,7 +385,3 @@ class Executor:
             return wait(None if timeout is None else timeout - first)
         finally:
             self._runtime.link.node_notice("blocked", False)
-
-
-def _ignore(_name: str) -> None:
-    pass

@@ -1,12 +1,18 @@
-"""How a process of user code ends: an actor by ``exit_actor``, a child that a worker forked."""
+"""How a process of user code ends: an actor by ``exit_actor``, a child that a worker forked.
+
+Also all that a worker has started, if its daemon is gone.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import traceback
 from typing import NoReturn
 
+from miniray.common.process_state import children_of
 from miniray.messages.actor_death import ActorExit
 from miniray.worker import stdio
 
@@ -38,3 +44,16 @@ def end_child(why: BaseException | None) -> NoReturn:
         code = 1
     stdio.flush_all()
     os._exit(code & 0xFF)
+
+
+def kill_descendants() -> None:
+    """Kill all processes below this one. Opens /proc only: safe in any thread."""
+    pending = [os.getpid()]
+    found: list[int] = []
+    while pending:
+        for child in children_of(pending.pop()):
+            found.append(child)
+            pending.append(child)
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,18 +1,28 @@
-"""The leases that this worker runs tasks of, one after another.
+"""The leases that this worker runs tasks of, one after another, and tasks that go back.
 
-Which one it has comes from the daemon, and its tasks come straight from its owner, who may be
-sooner: a task waits here until this process knows what its lease is for.
+Which lease it has comes from the daemon, and its tasks come straight from its owner, who may be
+sooner: a task waits here until this process knows what its lease is for. Tasks that have not begun
+go back to their owners when the running one blocks or turns out long, and others could run them,
+or when the head wants the lease back.
 """
 
 from __future__ import annotations
 
 import collections
+import time
 from typing import TYPE_CHECKING
+
+from miniray.common.config import config
+from miniray.messages import protocol as p
+from miniray.worker.arguments import forget_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.wire.peers import Peer
     from miniray.worker.work import Work
+    from miniray.worker.work_queue import WorkQueue
 
 #: Leases that are remembered once they are over: an owner who has not heard of that may still
 #: send a task, which nobody else would answer.
@@ -48,3 +58,63 @@ class Leases:
         early, self._early = self._early, []
         for number, work in early:
             self.take(number, work)
+
+
+class Recall:
+    """Watches how long the running task takes, while others wait behind it."""
+
+    def __init__(
+        self,
+        runtime: ClusterRuntime,
+        queue: WorkQueue,
+        waiting: dict[tuple[bytes, int], Work],
+        running: Callable[[], Work | None],
+    ) -> None:
+        """Watch nothing yet.
+
+        Args:
+            runtime: of this process.
+            queue: what waits.
+            waiting: by call of a caller, what was received and has not ended.
+            running: the task that runs.
+        """
+        self._runtime = runtime
+        self._queue = queue
+        self._open = waiting
+        self._running = running
+        self._watches = False
+
+    def watch(self) -> None:
+        """Look whether the running task turns out long. In the I/O thread."""
+        if not self._watches:
+            self._watches = True
+            self._runtime.loop.call_later(config().recall_after, self._hand_back_if_long)
+
+    def _hand_back_if_long(self) -> None:
+        self._watches = False
+        if self._queue.empty():
+            return
+        running = self._running()
+        if running is not None:
+            ran = time.perf_counter() - running.started
+            if ran >= config().recall_after:
+                self.hand_back()
+                return
+        self.watch()
+
+    def hand_back(self) -> None:
+        """Return the tasks that have not begun to their owner."""
+        back: dict[Peer, list[int]] = {}
+        while True:
+            try:
+                work = self._queue.take()
+            except IndexError:
+                break
+            if work is None:
+                self._queue.put(None)
+                break
+            forget_arguments(self._runtime, work)
+            if self._open.pop((work.caller.process_id, work.number), None) is not None:
+                back.setdefault(work.caller, []).append(work.number)
+        for peer, numbers in back.items():
+            peer.send((p.PEER_RECALLED, numbers))

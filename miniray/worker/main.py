@@ -40,7 +40,7 @@ from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, Threade
 from miniray.worker.arguments import load_for_constructor
 from miniray.worker.built_in import SHUTDOWN
 from miniray.worker.executor import Executor
-from miniray.worker.exits import exit_code
+from miniray.worker.exits import exit_code, kill_descendants
 from miniray.worker.interruption import CANCEL_SIGNAL
 from miniray.worker.value_errors import carried
 
@@ -136,7 +136,6 @@ class Worker:
         self.executor = executor = Executor(self.runtime, self.end)
         assignment = self.spec["assignment"]
         executor.begin_lease(assignment["lease"], assignment["max_calls"])
-        executor.set_name = stdio.set_name
         self._listen()
         executor.run()
 
@@ -313,8 +312,6 @@ def _own_names(cls: type) -> set[str]:
 
 def _daemon_lost() -> None:
     """The daemon is gone: this process and what it started must not stay."""
-    from miniray.worker.children import kill_descendants
-
     kill_descendants()
     os._exit(1)
 

@@ -373,7 +373,7 @@ class Kernel:
         #: Pids that may not be killed.
         self.forbidden: set[int] = set()
         self.killed: list[int] = []
-        monkeypatch.setattr(template_module, "_children", lambda: list(self.children))
+        monkeypatch.setattr(template_module, "children_of", lambda _pid: list(self.children))
         monkeypatch.setattr(template_module, "_session_of", lambda pid: self.children[pid][0])
         monkeypatch.setattr(template_module, "worker_of", lambda pid: self.children[pid][1])
         monkeypatch.setattr(

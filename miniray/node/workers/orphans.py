@@ -9,6 +9,8 @@ import select
 import signal
 from typing import TYPE_CHECKING
 
+from miniray.common.process_state import children_of
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -24,24 +26,13 @@ def end_children(spare: Collection[int], timeout: float) -> None:
     """
     left: set[int] = set()
     while True:
-        found = _children() - left - set(spare)
+        found = set(children_of(os.getpid())) - left - set(spare)
         if not found:
             return
         for pid in found:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         left |= {pid for pid in found if not reap(pid, timeout)}
-
-
-def _children() -> set[int]:
-    """Pids of the children of all threads of this process."""
-    pids: set[int] = set()
-    for thread in os.listdir("/proc/self/task"):
-        path = f"/proc/self/task/{thread}/children"
-        # A thread that has ended meanwhile has no such file.
-        with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
-            pids.update(int(pid) for pid in file.read().split())
-    return pids
 
 
 def reap(pid: int, timeout: float) -> bool:

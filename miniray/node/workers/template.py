@@ -25,7 +25,7 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from miniray.common.process_state import may_hang_readers, variable_of
+from miniray.common.process_state import children_of, may_hang_readers, variable_of
 from miniray.node.base import control_socket
 from miniray.system.python_command import python_command
 from miniray.worker import worker_file
@@ -291,7 +291,7 @@ class Template:
     def _kill_strays(self) -> None:
         """Kill children of ended workers."""
         living = set(self._workers.values())
-        for pid in _children():
+        for pid in children_of(os.getpid()):
             if pid in self._workers or pid in self._helpers:
                 continue
             if pid not in self._strays or pid in self._unknown:
@@ -325,7 +325,7 @@ class Template:
         with contextlib.suppress(ChildProcessError):
             while True:
                 # The kernel's list may lack some while others end: hence the own one, and again.
-                for pid in {*self._workers, *self._helpers, *_children()}:
+                for pid in {*self._workers, *self._helpers, *children_of(os.getpid())}:
                     _kill(pid, signal.SIGKILL)
                 ended = -1
                 while ended:
@@ -408,12 +408,6 @@ def worker_of(pid: int) -> str | None:
         return None
     except OSError:
         return ""
-
-
-def _children() -> list[int]:
-    pid = os.getpid()
-    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as file:
-        return [int(child) for child in file.read().split()]
 
 
 def _session_of(pid: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from typing import TYPE_CHECKING
 
@@ -319,13 +318,6 @@ def test_rays_switch_for_the_variable_is_not_read(machine: FakeMachine, case: Ca
     found = resolve(machine, case)
     variables = assigned_environment({case.resource: ["3"]}, found, machine.environ)
     assert variables[case.variable] == case.value.format("3")
-
-
-@each_family
-def test_what_a_node_announces_survives_json(machine: FakeMachine, case: Case) -> None:
-    case.build(machine)
-    found = resolve(machine, case)
-    assert NodeAccelerators.from_data(json.loads(json.dumps(found.to_data()))) == found
 
 
 def test_only_cuda_devices_or_those_without_a_variable_are_given_to_forks(tmp_path: Path) -> None:

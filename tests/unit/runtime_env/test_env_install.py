@@ -11,9 +11,9 @@ import pytest
 from tiny_wheel import tiny_wheel
 
 from miniray.exceptions import RuntimeEnvSetupError
-from miniray.runtime_env import pip, variables
+from miniray.runtime_env import pip
 from miniray.runtime_env.cache import FolderCache, collect
-from miniray.runtime_env.install import EnvironmentManager
+from miniray.runtime_env.install import EnvironmentManager, expand, needs_fresh_interpreter
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -71,16 +71,16 @@ def locked_files(root):
     ["OMP_NUM_THREADS", "LD_PRELOAD", "PYTHONPATH", "MALLOC_ARENA_MAX", "TORCHDYNAMO_DISABLE"],
 )
 def test_a_variable_that_is_read_at_load_needs_a_fresh_interpreter(name):
-    assert variables.needs_fresh_interpreter({"A": "1", name: "1"})
+    assert needs_fresh_interpreter({"A": "1", name: "1"})
 
 
 def test_other_variables_can_be_set_after_a_fork():
-    assert not variables.needs_fresh_interpreter({"MY_OMP_": "1", "HF_HOME": "/x", "GOLD": "1"})
+    assert not needs_fresh_interpreter({"MY_OMP_": "1", "HF_HOME": "/x", "GOLD": "1"})
 
 
 def test_references_stand_for_the_variables_of_the_node():
     values = {"A": "${HOME}/a:${NOT_SET}:$HOME:$NOT_SET"}
-    assert variables.expand(values, {"HOME": "/h"}) == {"A": "/h/a::/h:$NOT_SET"}
+    assert expand(values, {"HOME": "/h"}) == {"A": "/h/a::/h:$NOT_SET"}
 
 
 # --- packages -----------------------------------------------------------------------------

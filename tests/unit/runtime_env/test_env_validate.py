@@ -5,8 +5,7 @@ import types
 import pytest
 
 from miniray.runtime_env import RuntimeEnv, RuntimeEnvConfig
-from miniray.runtime_env.merge import env_key, merge
-from miniray.runtime_env.validate import validate
+from miniray.runtime_env.validate import merge, validate
 
 URI = f"mrpkg://{'a' * 64}.zip"
 
@@ -206,18 +205,3 @@ def test_a_child_overrides_keys_and_merges_variables():
 def test_merging_nothing_gives_nothing():
     assert merge(None, None) == {}
     assert merge(None, {"working_dir": URI}) == merge({"working_dir": URI}, None)
-
-
-def test_equal_environments_have_one_key_in_every_process():
-    key = env_key({"env_vars": {"A": "1", "B": "2"}, "working_dir": URI})
-    assert key == env_key({"working_dir": URI, "env_vars": {"B": "2", "A": "1"}})
-    assert key == "313fb2cb87e57578e7308ed577e13303"
-
-
-def test_different_environments_have_different_keys():
-    assert env_key({"env_vars": {"A": "1"}}) != env_key({"env_vars": {"A": "2"}})
-
-
-def test_how_an_environment_is_made_is_not_part_of_its_key():
-    assert env_key({"config": {"setup_timeout_seconds": 5}, "excludes": ["*.bin"]}) == ""
-    assert env_key(None) == ""
