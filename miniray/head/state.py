@@ -25,6 +25,7 @@ from miniray.common.state_types import (
 )
 from miniray.exceptions import DeathCause
 from miniray.head.directories.actor_states import ORDINARY
+from miniray.head.directories.quarantines import why_quarantined
 from miniray.head.scheduling.allocations import lease_id
 from miniray.version import VERSION
 
@@ -255,11 +256,11 @@ class ClusterState:
             object_store_spilled=node.object_store_spilled,
             quarantined=[
                 QuarantineStatus(
-                    pids=[pid for pid, _ in each.processes],
-                    names=[name for _, name in each.processes],
-                    devices={name: list(ids) for name, ids in each.devices.items()},
+                    pids=[process.pid for process in each.processes],
+                    names=[process.name for process in each.processes],
+                    devices={group.resource: list(group.ids) for group in each.devices},
                     since=each.since,
-                    reason=each.why,
+                    reason=why_quarantined(each),
                 )
                 for each in (node.quarantines if node.alive else ())
             ],

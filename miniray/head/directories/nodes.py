@@ -19,7 +19,6 @@ from miniray.head.scheduling.resources import node_pool
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from miniray.head.directories.quarantines import Quarantine
     from miniray.head.scheduling.resources import ResourcePool
 
 logger = logging.getLogger(__name__)
@@ -64,7 +63,7 @@ class Node:
     #: Nothing new is placed there.
     draining: bool = False
     #: Workers there that could not be killed.
-    quarantines: list[Quarantine] = dataclasses.field(default_factory=list)
+    quarantines: list[head_pb2.Quarantine] = dataclasses.field(default_factory=list)
     #: Why it is not alive.
     reason: str = ""
     #: Bytes of shared memory that objects take there, and that they may take at most.

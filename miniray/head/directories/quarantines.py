@@ -7,12 +7,11 @@ head that starts again, or a session that broke, forgets nothing.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from miniray._proto import head_pb2
     from miniray.head.directories.clients import ClientDirectory
@@ -26,42 +25,13 @@ logger = logging.getLogger(__name__)
 _MAX_NAMED = 3
 
 
-@dataclasses.dataclass(frozen=True)
-class Quarantine:
-    """A worker that is to be gone and could not be killed."""
-
-    process_id: bytes
-    job_id: bytes
-    #: What is left of it: (pid, name).
-    processes: tuple[tuple[int, str], ...]
-    #: Device ids by resource.
-    devices: Mapping[str, tuple[str, ...]]
-    #: Seconds since the epoch.
-    since: float
-
-    @classmethod
-    def of(cls, told: head_pb2.Quarantine) -> Quarantine:
-        """From what a daemon tells."""
-        return cls(
-            told.process_id,
-            told.job_id,
-            tuple((process.pid, process.name) for process in told.processes),
-            {group.resource: tuple(group.ids) for group in told.devices},
-            told.since,
-        )
-
-    @property
-    def why(self) -> str:
-        """Why its devices are out of service."""
-        named = [f"pid {pid} ({name})" for pid, name in self.processes[:_MAX_NAMED]]
-        more = len(self.processes) - len(named)
-        who = ", ".join(named) or "a process"
-        return f"{who}{f' and {more} more' if more else ''} could not be killed"
-
-    @property
-    def held(self) -> str:
-        """Its devices in words; empty if it has none."""
-        return "; ".join(f"{name} {', '.join(ids)}" for name, ids in self.devices.items())
+def why_quarantined(quarantine: head_pb2.Quarantine) -> str:
+    """Say why the devices of a quarantine are out of service."""
+    processes = quarantine.processes
+    named = [f"pid {process.pid} ({process.name})" for process in processes[:_MAX_NAMED]]
+    more = len(processes) - len(named)
+    who = ", ".join(named) or "a process"
+    return f"{who}{f' and {more} more' if more else ''} could not be killed"
 
 
 class Quarantines:
@@ -74,7 +44,7 @@ class Quarantines:
 
     def joins(self, node: Node, told: head_pb2.Quarantines) -> None:
         """Count what a node tells when it joins; to be called before anything is placed there."""
-        node.quarantines = [Quarantine.of(each) for each in told.all]
+        node.quarantines = list(told.all)
         for (resource, device), why in _reasons(node.quarantines).items():
             node.pool.set_in_service(resource, device, False, why)
             _log(node, resource, device, why)
@@ -83,7 +53,7 @@ class Quarantines:
         """A node tells all that it has in quarantine now."""
         before = {each.process_id for each in node.quarantines}
         out = _reasons(node.quarantines)
-        node.quarantines = [Quarantine.of(each) for each in told.all]
+        node.quarantines = list(told.all)
         out_now = _reasons(node.quarantines)
         for device in {**out, **out_now}:
             why = out_now.get(device, "")
@@ -94,26 +64,27 @@ class Quarantines:
             if quarantine.process_id not in before:
                 self._warn(node, quarantine)
 
-    def _warn(self, node: Node, quarantine: Quarantine) -> None:
+    def _warn(self, node: Node, quarantine: head_pb2.Quarantine) -> None:
         """Tell the driver of the job whose process it was."""
         job = self._jobs.get(quarantine.job_id)
         if job is None:
             return
-        text = f"On node {node.name[:8]}, {quarantine.why}. "
-        if quarantine.held:
-            text += f"{quarantine.held} will not be handed out before it is gone."
+        text = f"On node {node.name[:8]}, {why_quarantined(quarantine)}. "
+        held = "; ".join(f"{group.resource} {', '.join(group.ids)}" for group in quarantine.devices)
+        if held:
+            text += f"{held} will not be handed out before it is gone."
         else:
             text += "It held no device; what it held of other resources is free again."
         self._clients.push(job.driver, "warning", text)
 
 
-def _reasons(quarantines: Iterable[Quarantine]) -> dict[tuple[str, str], str]:
+def _reasons(quarantines: Iterable[head_pb2.Quarantine]) -> dict[tuple[str, str], str]:
     """Why each device, by resource and id, is out of service."""
     return {
-        (resource, id): quarantine.why
+        (group.resource, id): why_quarantined(quarantine)
         for quarantine in quarantines
-        for resource, ids in quarantine.devices.items()
-        for id in ids
+        for group in quarantine.devices
+        for id in group.ids
     }
 
 

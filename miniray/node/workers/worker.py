@@ -81,7 +81,6 @@ class Worker:
     environment: WorkerEnvironment | None = None
     template: TemplateClient | None = None
     outputs: list[OutputPipe] = dataclasses.field(default_factory=list)
-    started: float = 0.0
     #: Class of its actor, or the first task of its latest lease.
     name: str = ""
     #: Why this daemon has killed it, if that is not a rule's doing.

@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import signal
-import time
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
@@ -395,5 +394,4 @@ def _worker_for(lease: NodeLease) -> Worker:
         name=lease.name,
         driver_node=bytes.fromhex(job.get("driver_node", "")),
         devices=frozenset((name, id) for name, ids in lease.devices.items() for id in ids),
-        started=time.monotonic(),
     )
