@@ -28,7 +28,7 @@ _READ_SIZE = 64 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class Waiting:
+class Breakpoint:
     """A breakpoint that waits for a terminal, and the open connection to it."""
 
     id: str
@@ -69,7 +69,7 @@ def debug(id: str | None) -> None:
             one.sock.close()
 
 
-def choose(waiting: list[Waiting], id: str | None) -> Waiting | None:
+def choose(waiting: list[Breakpoint], id: str | None) -> Breakpoint | None:
     """Which breakpoint to attach to; None if the user has to say.
 
     Raises:
@@ -84,7 +84,7 @@ def choose(waiting: list[Waiting], id: str | None) -> Waiting | None:
     raise click.ClickException(f"No breakpoint {id} waits on this machine. Waiting: {known}.")
 
 
-def find_waiting() -> list[Waiting]:
+def find_waiting() -> list[Breakpoint]:
     """The waiting breakpoints of all of this user's clusters, the longest waiting first."""
     from miniray.worker.debugger import SOCKET_PREFIX
 
@@ -100,7 +100,7 @@ def find_waiting() -> list[Waiting]:
     return sorted(found, key=lambda one: float(one.facts["since"]))
 
 
-def _connect(path: Path, id: str, key: bytes) -> Waiting | None:
+def _connect(path: Path, id: str, key: bytes) -> Breakpoint | None:
     """Ask a breakpoint where it is; None if it waits no more."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -109,7 +109,7 @@ def _connect(path: Path, id: str, key: bytes) -> Waiting | None:
         require_own_uid(sock)
         answer_blocking(sock, key, time.monotonic() + config().auth_timeout)
         with sock.makefile("rb", buffering=0) as file:
-            return Waiting(id, json.loads(file.readline()), sock)
+            return Breakpoint(id, json.loads(file.readline()), sock)
     except FileNotFoundError:
         pass  # a terminal has attached meanwhile
     except ConnectionRefusedError:
@@ -120,7 +120,7 @@ def _connect(path: Path, id: str, key: bytes) -> Waiting | None:
     return None
 
 
-def attach(waiting: Waiting) -> None:
+def attach(waiting: Breakpoint) -> None:
     """Connect this terminal to a debugger until it ends; end of input or Ctrl-C detaches."""
     from miniray.worker.debugger import ATTACH
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from miniray.system.boot_options import BootOptions, BootResult
 
 
-class Connection(Protocol):
+class ClusterConnection(Protocol):
     """A short attachment to a running cluster."""
 
     #: ``HOST:PORT`` of its head.
@@ -54,7 +54,7 @@ def _start_node(options: BootOptions) -> BootResult:
     return start_node(options)
 
 
-def _connect(address: str | None, token_file: str | None) -> Connection:
+def _connect(address: str | None, token_file: str | None) -> ClusterConnection:
     from miniray.client.command_connection import connect_for_cli
 
     try:
@@ -70,4 +70,4 @@ class Services:
 
     start_node: Callable[[BootOptions], BootResult] = _start_node
     #: Takes the options of ``cluster_options``.
-    connect: Callable[[str | None, str | None], Connection] = _connect
+    connect: Callable[[str | None, str | None], ClusterConnection] = _connect

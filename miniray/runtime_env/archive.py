@@ -18,7 +18,7 @@ from miniray.runtime_env.scan import MAX_PACKAGE_BYTES, MAX_PACKAGE_ENTRIES
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from miniray.runtime_env.scan import Member
+    from miniray.runtime_env.scan import PackageMember
 
 #: The oldest time a zip archive can hold.
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
@@ -26,7 +26,7 @@ _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 _COMPRESSION_LEVEL = 1
 
 
-def pack(members: Iterable[Member]) -> bytes:
+def pack(members: Iterable[PackageMember]) -> bytes:
     """A zip archive of files, byte for byte the same for the same names and contents.
 
     Raises:

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.exceptions import RuntimeEnvSetupError
 from miniray.runtime_env import archive
-from miniray.runtime_env.scan import MAX_PACKAGE_BYTES, Member, scan
+from miniray.runtime_env.scan import MAX_PACKAGE_BYTES, PackageMember, scan
 from miniray.runtime_env.validate import PACKAGE_URI
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 #: What a path held when it was last packed, and the address that came of it.
-_known: dict[tuple[str, tuple[str, ...]], tuple[list[Member], str]] = {}
+_known: dict[tuple[str, tuple[str, ...]], tuple[list[PackageMember], str]] = {}
 _lock = threading.Lock()
 
 
@@ -92,7 +92,7 @@ def _uploaded(
     return uri
 
 
-def _members(path: Path, excludes: Sequence[str], parent: bool) -> list[Member]:
+def _members(path: Path, excludes: Sequence[str], parent: bool) -> list[PackageMember]:
     """The files at a path: all below a folder, or the one that it is."""
     if path.is_dir():
         members = scan(path, excludes)
@@ -108,10 +108,10 @@ def _members(path: Path, excludes: Sequence[str], parent: bool) -> list[Member]:
             f"The file {path} of the runtime_env has {status.st_size / 2**20:.1f} MiB; a package "
             f"may hold {MAX_PACKAGE_BYTES / 2**20:.0f} MiB."
         )
-    return [Member(path.name, str(path), status.st_size, status.st_mtime_ns, False)]
+    return [PackageMember(path.name, str(path), status.st_size, status.st_mtime_ns, False)]
 
 
-def _content(path: Path, members: Sequence[Member]) -> tuple[bytes, str]:
+def _content(path: Path, members: Sequence[PackageMember]) -> tuple[bytes, str]:
     """The package of a path, and the suffix that says how it is unpacked."""
     if path.suffix not in {".zip", ".whl"} or path.is_dir():
         return archive.pack(members), ".zip"

@@ -30,7 +30,7 @@ _IGNORE_FILES = (".gitignore", ".rayignore")
 _SHOWN_FILES = 10
 
 
-class Member(NamedTuple):
+class PackageMember(NamedTuple):
     """A file or folder that belongs to a package."""
 
     name: str  # path inside the package, with slashes; ends in one for a folder
@@ -42,7 +42,7 @@ class Member(NamedTuple):
 
 def scan(
     folder: Path, excludes: Sequence[str] = (), limit: int = MAX_PACKAGE_BYTES
-) -> list[Member]:
+) -> list[PackageMember]:
     """The members of a folder, sorted by name.
 
     Symbolic links are followed, so that a package holds only plain files; a link
@@ -57,7 +57,7 @@ def scan(
     Raises:
         RuntimeEnvSetupError: The files are too large or too many, or one can't be read.
     """
-    members: list[Member] = []
+    members: list[PackageMember] = []
     total = 0
     try:
         for member in _walk(folder, IgnoreRules(excludes)):
@@ -75,7 +75,7 @@ def scan(
     return sorted(members)
 
 
-def _walk(root: Path, excludes: IgnoreRules) -> Iterator[Member]:
+def _walk(root: Path, excludes: IgnoreRules) -> Iterator[PackageMember]:
     status = root.stat()
     #: Folders still to visit: name in the package, the rules of the folders above it, and the
     #: identities of those folders and its own, by which a link that leads back is known.
@@ -98,10 +98,10 @@ def _walk(root: Path, excludes: IgnoreRules) -> Iterator[Member]:
                 identity = (found.st_dev, found.st_ino)
                 if identity not in above:
                     todo.append((name, rules, above | {identity}))
-                    yield Member(f"{name}/", entry.path, 0, 0, True)
+                    yield PackageMember(f"{name}/", entry.path, 0, 0, True)
             elif stat.S_ISREG(found.st_mode):
                 executable = bool(found.st_mode & stat.S_IXUSR)
-                yield Member(name, entry.path, found.st_size, found.st_mtime_ns, executable)
+                yield PackageMember(name, entry.path, found.st_size, found.st_mtime_ns, executable)
 
 
 def _stat(entry: os.DirEntry[str]) -> os.stat_result | None:
@@ -133,7 +133,7 @@ def _ignored(rules: Sequence[IgnoreRules], name: str, is_folder: bool) -> bool:
     return False
 
 
-def _too_large(folder: Path, members: Sequence[Member], limit: int) -> str:
+def _too_large(folder: Path, members: Sequence[PackageMember], limit: int) -> str:
     largest = heapq.nlargest(_SHOWN_FILES, members, key=lambda member: member.size)
     listed = "\n".join(
         f"  {member.size / 2**20:8.1f} MiB  {member.name}" for member in largest if member.size
@@ -146,7 +146,7 @@ def _too_large(folder: Path, members: Sequence[Member], limit: int) -> str:
     )
 
 
-def _too_many(folder: Path, members: Sequence[Member]) -> str:
+def _too_many(folder: Path, members: Sequence[PackageMember]) -> str:
     most = collections.Counter(member.name.partition("/")[0] for member in members).most_common(3)
     listed = ", ".join(f"{name} ({count})" for name, count in most)
     return (

@@ -46,10 +46,10 @@ def register_ray() -> None:
     for the next loop with as many jobs, as those of loky do, unless they have options.
     """
     for name in ("ray", "miniray"):
-        register_parallel_backend(name, Backend)
+        register_parallel_backend(name, JoblibBackend)
 
 
-class Backend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
+class JoblibBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
     """What joblib calls; one object for each loop."""
 
     supports_retrieve_callback = True

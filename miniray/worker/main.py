@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class Worker:
+class WorkerProcess:
     """The state of one worker process."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -321,7 +321,7 @@ def run_worker(spec: dict[str, Any]) -> NoReturn:
     code = 1
     try:
         _prepare_process(spec)
-        worker = Worker(spec)
+        worker = WorkerProcess(spec)
         actor = spec["assignment"].get("actor")
         if actor is not None:
             worker.run_actor(actor)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import pytest
 
-from miniray.cli.debug import Waiting, choose
+from miniray.cli.debug import Breakpoint, choose
 
 FACTS: dict[str, Any] = {
     "file": "/home/me/train.py",
@@ -25,16 +25,16 @@ FACTS: dict[str, Any] = {
 @pytest.fixture
 def waiting() -> Any:
     socks = [socket.socket(socket.AF_UNIX) for _ in range(2)]
-    yield [Waiting(f"4711-{number}", FACTS, sock) for number, sock in enumerate(socks)]
+    yield [Breakpoint(f"4711-{number}", FACTS, sock) for number, sock in enumerate(socks)]
     for sock in socks:
         sock.close()
 
 
-def test_the_only_one_needs_no_id(waiting: list[Waiting]) -> None:
+def test_the_only_one_needs_no_id(waiting: list[Breakpoint]) -> None:
     assert choose(waiting[:1], None) is waiting[0]
 
 
-def test_of_several_the_user_has_to_choose(waiting: list[Waiting]) -> None:
+def test_of_several_the_user_has_to_choose(waiting: list[Breakpoint]) -> None:
     assert choose(waiting, None) is None
     assert choose(waiting, "4711-1") is waiting[1]
 
@@ -45,16 +45,16 @@ def test_nothing_is_chosen_where_nothing_waits() -> None:
 
 @pytest.mark.parametrize("none", [True, False])
 def test_an_unknown_id_is_an_error_with_those_that_are_known(
-    waiting: list[Waiting], none: bool
+    waiting: list[Breakpoint], none: bool
 ) -> None:
     known = "none" if none else "4711-0, 4711-1"
     with pytest.raises(click.ClickException, match=f"No breakpoint 12 waits .*: {known}"):
         choose([] if none else waiting, "12")
 
 
-def test_a_line_says_where_it_is_and_how_long_it_waits(waiting: list[Waiting]) -> None:
+def test_a_line_says_where_it_is_and_how_long_it_waits(waiting: list[Breakpoint]) -> None:
     facts = {**FACTS, "since": time.time() - 5}
-    line = Waiting("4711-1", facts, waiting[0].sock).describe()
+    line = Breakpoint("4711-1", facts, waiting[0].sock).describe()
     assert re.fullmatch(
         r"4711-1  /home/me/train\.py:12 in step of Trainer\.run \(for [56] s\)", line
     )
