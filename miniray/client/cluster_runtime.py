@@ -112,7 +112,8 @@ class ClusterRuntime(ObjectAccess, Submission, HeadRequests):
             "unclaimed": self.unclaimed.on_list,
             "actor": self.actors.on_state,
             "give_up_memory": self.shared_memory.warm.give_up,
-            "forget_segments": self.shared_memory.forget,
+            "segment_freed": self.shared_memory.on_freed,
+            "store_short": self.shared_memory.on_short,
             "node_stops": link.node_stops,
             "warning": lambda text: logger.warning("%s", text),  # a driver prints it
             "head_back": self._on_head_back,

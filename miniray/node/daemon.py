@@ -81,7 +81,8 @@ class NodeDaemon:
         self.store = SegmentStore(
             node.object_store_capacity,
             lambda process, memory: self._clients.push(process, "give_up_memory", (memory,)),
-            lambda process, segments: self._clients.push(process, "forget_segments", (segments,)),
+            lambda process, number: self._clients.push(process, "segment_freed", (number,)),
+            lambda process: self._clients.push(process, "store_short", ()),
         )
         self._spilling = Spilling(
             self.store,

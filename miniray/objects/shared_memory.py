@@ -3,8 +3,8 @@
 A segment lies in a memfd of the node daemon. Writers write it through its descriptor or, where
 they have it mapped already, copy into it (``warm_memory.py``). What finds no room in memory is
 written to a file, or mapped there. Readers map it copy-on-write, so that no writer can disturb
-another reader. The daemon is told when the last view in this process is gone; what is read again
-and again stays mapped until its owner frees it.
+another reader. The daemon is told when the last view in this process is gone. The values that were
+read last, and more than once, stay mapped until they are freed, or memory is short.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from miniray.values.mapped import is_crowded, map_memory, read_memory
 from miniray.wire.interrupts import uncut
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from miniray.objects.objects import Value
     from miniray.values.serialization import Serialized
@@ -94,6 +94,10 @@ class SharedMemory:
         self._node_id = node_id
         #: Segments whose last view went away; reported in batches.
         self._unmapped: collections.deque[int] = collections.deque()
+        #: How many mappings have ended and values were freed, roughly: threads may count together.
+        self._returned = 0
+        #: The daemon has said that memory is short, since the last request.
+        self._is_short = False
         self.warm = WarmMemory(link)
         #: What is on its way to this node for this process.
         self.fetches = Fetches(link, node_id)
@@ -120,7 +124,11 @@ class SharedMemory:
         Raises:
             ObjectStoreFullError: the store has no room for it.
         """
-        segment, memory, fd = self._room_for(value, owner, owner_node)
+        (segment, memory), fd = self._request(
+            "create_segment",
+            (value.size, value.form, owner, owner_node),
+            lambda made: self._discard(made[0]),
+        )
         try:
             self.warm.write(memory, fd, value.size, value.pieces())
         except BaseException:
@@ -133,15 +141,6 @@ class SharedMemory:
         contained = tuple((ref.binary(), ref._owner_node) for ref in value.refs)
         return (VALUE_SHARED, (self._node_id, segment, value.size), contained)
 
-    def _room_for(self, value: Serialized, owner: bytes, owner_node: bytes) -> tuple[int, int, int]:
-        """Segment, memory and its descriptor, or -1 if that is mapped here."""
-        (segment, memory), fd = self._request(
-            "create_segment",
-            (value.size, value.form, owner, owner_node),
-            lambda made: self._discard(made[0]),
-        )
-        return segment, memory, fd
-
     def _request(
         self,
         method: str,
@@ -149,27 +148,36 @@ class SharedMemory:
         undo: Callable[[Any], None],
         timeout: float | None = None,
     ) -> Any:
-        """Ask for memory of the daemon, or for disk when only what processes look at is in the way.
-
-        At first without the disk: what this process needs no more, and was about to tell, goes
-        before.
-        """
+        """Ask the daemon for memory; again if it has none, and this process had some to return."""
         deadline = deadline_of(timeout)
-        self.report_unmapped()
+        before = self._before_request()
         try:
-            return self._link.node_request(method, (*args, False), timeout=timeout, undo=undo)
+            return self._link.node_request(method, args, timeout=timeout, undo=undo)
         except (ObjectStoreFullError, OSError) as error:
-            if not is_lack_of_memory(error):
+            if not is_lack_of_memory(error) or not self._has_returned(before):
                 raise
+        return self._link.node_request(method, args, timeout=time_left(deadline), undo=undo)
+
+    def _before_request(self) -> int:
+        """Return to the daemon what it lacks; how much was ever returned, for ``_has_returned``."""
+        if self._is_short:
+            self._is_short = False
+            self._let_go()
+        self.report_unmapped()
+        return self._returned
+
+    def _has_returned(self, before: int) -> bool:
+        """Return all memory that is not in use; whether any was returned since a request."""
         self._let_go()
-        left = time_left(deadline)
-        return self._link.node_request(method, (*args, True), timeout=left, undo=undo)
+        self.report_unmapped()
+        return self._returned != before
 
     def _let_go(self) -> None:
-        """Tell the daemon of what this process needs no more.
+        """Unmap what is kept, and what only garbage refers to.
 
-        To find that takes time, so it is done only as often as it takes a small part of the time.
+        Finding garbage takes time, so it is done only as often as that is a small part of all time.
         """
+        self._drop_kept()
         began = time.monotonic()
         if began >= self._look_again_at:
             self._make_room()
@@ -225,15 +233,14 @@ class SharedMemory:
         request = self.fetches.next_number()
         args = (node_id, segment, size, request)
         ask = self._link.node_request_later
-        self.report_unmapped()
+        before = self._before_request()
         try:
             try:
-                got, fd = await ask("map_segment", (*args, False), self._not_taken)
+                got, fd = await ask("map_segment", args, self._not_taken)
             except (ObjectStoreFullError, OSError) as error:
-                if not is_lack_of_memory(error):
+                if not is_lack_of_memory(error) or not self._has_returned(before):
                     raise
-                self._let_go()
-                got, fd = await ask("map_segment", (*args, True), self._not_taken)
+                got, fd = await ask("map_segment", args, self._not_taken)
         except BaseException:
             if node_id != self._node_id:
                 self.fetches.withdraw([request])
@@ -276,6 +283,7 @@ class SharedMemory:
 
     def _gone(self, segment: int) -> None:
         """The last view of a segment went away. May run in a garbage collection anywhere."""
+        self._returned += 1
         self._unmapped.append(segment)
         # An id that nobody has makes the runtime look at its queues, and so report.
         hooks.dropped.append(b"")
@@ -296,19 +304,30 @@ class SharedMemory:
                 _, dropped = self._kept.popitem(last=False)
                 self._kept_as.pop(dropped[0].segment, None)
                 old.append(dropped)
-        self._link.node_notice("keep_segment", mapping.segment)
 
-    def forget(self, segments: Iterable[int]) -> None:
-        """These segments, by their numbers on this node, were freed, or room is needed."""
-        asked = list(segments)
+    def on_freed(self, segment: int) -> None:
+        """Keep a segment of this number on this node no longer: it was freed."""
         with self._lock:
-            keys = [self._kept_as.pop(segment, None) for segment in asked]
-            dropped = [self._kept.pop(key) for key in keys if key is not None]
-        dropped.clear()  # not in the section: its end is told
+            key = self._kept_as.pop(segment, None)
+            dropped = self._kept.pop(key) if key is not None else None
+        del dropped  # not in the section: its end is reported
         self.report_unmapped()
-        # What is mapped here even now is looked at, through that mapping or another one: nobody
-        # need wait for it.
-        self._link.node_notice("in_use", asked)
+
+    def on_short(self) -> None:
+        """Keep nothing that is not in use: the store has no memory left.
+
+        Garbage is looked for before the next request, not amid whatever this thread does now.
+        """
+        self._is_short = True
+        self._drop_kept()
+        self.report_unmapped()
+
+    def _drop_kept(self) -> None:
+        with self._lock:
+            kept = list(self._kept.values())
+            self._kept.clear()
+            self._kept_as.clear()
+        del kept  # not in the section: its end is reported
 
     def before_fork(self) -> None:
         """Tell the daemon that a child is about to have all mappings of this process.
@@ -331,15 +350,19 @@ class SharedMemory:
     def close(self) -> None:
         """This process leaves its cluster: unmap what nobody looks at."""
         self.warm.close()
-        with self._lock:
-            kept = list(self._kept.values())
-            self._kept.clear()
-            self._kept_as.clear()
-        del kept  # not in the section: its end is told
+        self._drop_kept()
         self.report_unmapped()
 
     # --- freeing -----------------------------------------------------------------
     def free(self, value: Value) -> None:
-        """The owner has no use for a value any more."""
+        """Free a value of this process; its mapping goes too, unless it is in use."""
         node_id, segment, _size = value[1]
+        self._returned += 1
+        with self._lock:
+            dropped = self._kept.pop((node_id, segment), None)
+            if dropped is not None:
+                self._kept_as.pop(dropped[0].segment, None)
+        if dropped is not None:
+            del dropped  # not in the section: its end is reported
+            self.report_unmapped()
         self._link.node_notice("free_segment", node_id, segment)

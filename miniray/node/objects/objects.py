@@ -194,8 +194,6 @@ class NodeObjects:
         size: int,
         mapper: bytes,
         request: int,
-        *,
-        or_disk: bool,
     ) -> Segment:
         """The same; it is copied to this node, or read back from disk, if need be.
 
@@ -215,18 +213,16 @@ class NodeObjects:
         if local is not None:
             segment = self.store.map(local, mapper)
             if not segment.in_memory:
-                await self._restore(segment, mapper, or_disk=or_disk)
+                await self._restore(segment, mapper)
             return segment
-        waiter = self.pulls.wait(
-            (node_id, number), size, mapper, request, maps=True, or_disk=or_disk
-        )
+        waiter = self.pulls.wait((node_id, number), size, mapper, request, maps=True)
         return await waiter.segment
 
-    async def _restore(self, segment: Segment, mapper: bytes, *, or_disk: bool) -> None:
+    async def _restore(self, segment: Segment, mapper: bytes) -> None:
         try:
             await self._spilling.restore(segment, mapper)
         except BaseException as error:
-            if or_disk and is_lack_of_memory(error) and self.store.has(segment):
+            if is_lack_of_memory(error) and self.store.has(segment):
                 return
             self.store.unmap([segment.number], mapper)
             raise
@@ -316,7 +312,7 @@ class NodeObjects:
     def asks_no_more(self, process_id: bytes) -> None:
         """A process is gone, or will be; until then what it has mapped stays."""
         self._remote_owners.pop(process_id, None)
-        self._spilling.room.process_died(process_id)
+        self._spilling.queue.process_died(process_id)
         self.ahead.process_died(process_id)
         self.pulls.process_died(process_id)
 

@@ -46,7 +46,6 @@ class StoreRequests:
             runs: Whether a process of this node has not ended.
         """
         self._spilling = spilling
-        self._room = spilling.room
         self._node_id = node_id
         self._objects = objects
         self._store = store = objects.store
@@ -66,8 +65,6 @@ class StoreRequests:
                 "seal_segment": lambda _client, number, made="": store.seal(number, made),
                 "free_segment": lambda _client, node, number: objects.free(node, number),
                 "unmapped": lambda client, numbers: store.unmap(numbers, client.process_id),
-                "in_use": lambda client, numbers: store.in_use(numbers, client.process_id),
-                "keep_segment": lambda client, number: store.keep(number, client.process_id),
                 "forked": lambda client: store.leave_open(client.process_id),
                 "mapped_memory": lambda client, number: memories.mapped(number, client.process_id),
                 "unmapped_memory": lambda client, numbers: memories.unmapped(
@@ -83,10 +80,9 @@ class StoreRequests:
         form: int,
         owner: bytes,
         owner_node: bytes,
-        _or_disk: bool,
     ) -> _Created | None:
         """Room for a value: (segment, memory), and no descriptor if the writer has it mapped."""
-        if not self._room.is_free(size):
+        if self._spilling.queue:
             return None
         try:
             return self._room_for(client, size, form, owner, owner_node)
@@ -106,15 +102,13 @@ class StoreRequests:
         form: int,
         owner: bytes,
         owner_node: bytes,
-        or_disk: bool,
     ) -> _Created:
-        """The same, when there is room; on disk if only what processes look at is in the way."""
+        """Wait for memory; the value goes to disk if only what processes look at is in the way."""
         process = client.process_id
-        claim = Claim(size, process, patient=False)
-        if or_disk and size <= self._store.capacity:
-            room = await self._spilling.room_for(claim)
-        else:
-            room = await self._room.get(claim)
+        claim = Claim(size, process)
+        if size > self._store.capacity:
+            await self._spilling.queue.get(claim)  # it says so; only copies may be as large
+        room = await self._spilling.room_for(claim)
         if not self._runs(process):
             self._spilling.give_back(room)
             raise ConnectionError("the process that asked has ended")  # nobody hears it
@@ -151,7 +145,6 @@ class StoreRequests:
         number: int,
         _size: int,
         _request: int,
-        _or_disk: bool,
     ) -> _Mapped | None:
         segment = self._objects.map_here(node_id, number, client.process_id)
         return None if segment is None else _shown(segment)
@@ -163,10 +156,9 @@ class StoreRequests:
         number: int,
         size: int,
         request: int,
-        or_disk: bool,
     ) -> _Mapped:
         process = client.process_id
-        segment = await self._objects.map(node_id, number, size, process, request, or_disk=or_disk)
+        segment = await self._objects.map(node_id, number, size, process, request)
         if not self._runs(process):  # it ended while it waited
             self._store.unmap([segment.number], process)
             raise ConnectionError("the process that asked has ended")

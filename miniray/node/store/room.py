@@ -1,13 +1,16 @@
-"""Room in the object store: who waits for memory, in which order, and for how long.
+"""The admission queue of the object store: who gets memory next, and who is refused.
 
-Who asked first is served first. Who has memory in hand may pass those who wait for others, since
-it may be what they wait for. Nobody waits for others for more than ``store_full_timeout``
-altogether; how memory comes free is ``spilling.py``.
+Claims are served first in, first out. A process that already holds memory may overtake claims that
+wait for other processes, because they may be waiting for its memory. A claim waits as long as
+values are on their way out of memory. When only memory that processes hold can come free, a claim
+with an alternative on disk is refused at once; another one waits for at most
+``store_full_timeout``. How memory comes free is ``spilling.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 from typing import TYPE_CHECKING, Protocol
 
 from miniray.common.config import config
@@ -20,35 +23,30 @@ if TYPE_CHECKING:
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import SegmentStore
 
-#: Seconds in which a process unmaps what it was told to, unless user code keeps it busy.
-_RETURN_WITHIN = 2.0
 #: Values that leave memory together when there are too many for this process's descriptors.
 _AT_ONCE = 32
-#: Seconds that a timer may be early.
-_EARLY = 0.001
 
 
 class Supply(Protocol):
-    """Where memory comes from that somebody waits for."""
+    """What moves values out of memory."""
 
     @property
     def leaving(self) -> int:
         """Bytes that are on their way out of memory."""
 
     @property
-    def arriving(self) -> bool:
-        """Whether something is being read back, into memory that nobody has mapped yet."""
-
-    @property
     def failures(self) -> int:
         """How often something could not be written to disk."""
 
     def make_room(self, target: int, *, writes: bool) -> int:
-        """Begin to move values out until so many bytes are in use; returns how many too many.
+        """Begin to move values out until so many bytes are in use.
 
         Args:
             target: Bytes.
             writes: Whether values may be written to disk.
+
+        Returns:
+            Bytes that it falls short.
         """
 
     def move_out(self, count: int, *, writes: bool) -> bool:
@@ -69,65 +67,49 @@ class Claim:
     Args:
         size: Bytes.
         asker: A process that needs it; more may join. None: none yet.
-        patient: Whether to wait for what other processes have mapped.
-        on_stuck: Called with what to tell the askers that are not patient, when nothing is left
-            to wait for but other processes.
+        waits: Whether it waits for memory that processes hold; else it has an alternative on disk.
+        on_full: Called with the error when the claim could only wait for other processes, before
+            it takes its alternative: askers that do not want that one leave.
     """
 
-    __slots__ = ("askers", "ends", "failures", "failures_before", "hurried", "on_stuck", "patient",
-                 "room", "size", "turn", "writer")  # fmt: skip
+    __slots__ = ("askers", "failures", "on_full", "size", "turn", "waits", "writer")
 
     def __init__(
         self,
         size: int,
         asker: bytes | None = None,
         *,
-        patient: bool = True,
-        on_stuck: Callable[[ObjectStoreFullError], object] | None = None,
+        waits: bool = True,
+        on_full: Callable[[ObjectStoreFullError], object] | None = None,
     ) -> None:
         self.size = size
-        self.patient = patient
-        self.on_stuck = on_stuck
-        #: Who is likely to have some memory mapped for writing.
+        self.on_full = on_full
+        self.waits = waits
+        #: The process that is likely to have some memory mapped for writing.
         self.writer = asker or b""
         #: How many requests of each process need it.
-        self.askers: dict[bytes, int] = {}
-        #: Somebody who needs it is not patient, and has not been told that it is stuck.
-        self.hurried = False
-        #: Where it waits, and until when by that one's clock.
-        self.room: Room | None = None
-        self.ends = 0.0
+        self.askers: collections.Counter[bytes] = collections.Counter()
         #: The memory, when its turn has come.
         self.turn: asyncio.Future[Memory]
-        #: How often the disk had failed when it began to wait, this time and the first time.
-        self.failures = 0
-        self.failures_before: int | None = None
+        #: How often the disk had failed before it was first queued.
+        self.failures: int | None = None
         if asker is not None:
             self.join(asker)
 
     def join(self, process: bytes) -> None:
-        """One more request of a process needs it."""
-        self.askers[process] = self.askers.get(process, 0) + 1
-        if self.room is not None:
-            self.room.joined(self, process)
+        """Add one request of a process."""
+        self.askers[process] += 1
 
     def leave(self, process: bytes) -> None:
-        """One of them does not any more."""
-        count = self.askers.pop(process, 0)
-        if count > 1:
-            self.askers[process] = count - 1
-        elif count and self.room is not None:
-            self.room.left(self, process)
-
-    def hurry(self) -> None:
-        """Somebody needs it who is not patient."""
-        self.hurried = True
-        if self.room is not None:
-            self.room.hurried(self)
+        """Remove one request of a process, if it has any."""
+        if self.askers[process] > 1:
+            self.askers[process] -= 1
+        else:
+            del self.askers[process]
 
 
-class Room:
-    """All who wait for memory.
+class AdmissionQueue:
+    """All claims that cannot be served at once.
 
     Args:
         store: Of this node.
@@ -147,44 +129,25 @@ class Room:
         self._store = store
         self._supply = supply
         self._holders = holders
-        #: In the order in which they came; the same by process.
+        #: In the order in which they came, and their bytes.
         self._queue: dict[Claim, None] = {}
-        self._of: dict[bytes, dict[Claim, None]] = {}
-        #: Those of them that somebody needs who is not patient.
-        self._hurried: dict[Claim, None] = {}
-        #: Their bytes.
         self._wanted = 0
-        #: How many were given memory that they have not put anything in yet.
-        self._given = 0
         self._due = False
-        #: Seconds that the first waited for others, whoever it was, and since when it does again:
-        #: a clock that stands still while what it needs is on its way out of memory.
-        self._waited = 0.0
-        self._since: float | None = None
-        #: Until when processes are expected to unmap what they were told to.
-        self._returns_until: float | None = None
-        self._timer: asyncio.TimerHandle | None = None
         store.on_room = self.look_soon
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def is_free(self, size: int) -> bool:
-        """Whether so many bytes can be taken without overtaking who waits for room."""
-        if not self._wanted:
-            return True
-        return self._store.memories.taken + self._wanted + size <= self._store.capacity
-
     async def get(self, claim: Claim) -> Memory:
-        """Wait for memory. A claim that was refused may be made again.
+        """Wait for memory. A claim that was refused may be queued again.
 
         Raises:
-            ObjectStoreFullError: there is no room, and none will come.
+            ObjectStoreFullError: there is none, and none will come.
             OSError: there is no descriptor, and none will come.
             ConnectionError: all processes that asked have ended.
         """
-        if claim.failures_before is None:
-            claim.failures_before = self._supply.failures
+        if claim.failures is None:
+            claim.failures = self._supply.failures
         if claim.size > self._store.capacity:
             raise self._full(claim)
         if not self._queue:
@@ -195,7 +158,12 @@ class Room:
             except OSError as error:
                 if error.errno not in OUT_OF_DESCRIPTORS:
                     raise
-        self._enter(claim)
+        loop = asyncio.get_running_loop()
+        claim.turn = loop.create_future()
+        self._queue[claim] = None
+        self._wanted += claim.size
+        waiting = loop.create_task(self._expire(claim)) if claim.waits else None
+        self._look()
         try:
             return await claim.turn
         except asyncio.CancelledError:
@@ -203,83 +171,59 @@ class Room:
                 self._store.put_back(claim.turn.result())  # it came too late
             raise
         finally:
+            if waiting is not None:
+                waiting.cancel()
             self._remove(claim)
-            if _has_memory(claim):
-                self._given -= 1
-                self.look_soon()
+            self.look_soon()
 
-    def _enter(self, claim: Claim) -> None:
-        claim.room = self
-        claim.turn = asyncio.get_running_loop().create_future()
-        claim.failures = self._supply.failures
-        claim.ends = self._clock() + config().store_full_timeout
-        self._queue[claim] = None
-        self._wanted += claim.size
-        for process in claim.askers:
-            self.joined(claim, process)
-        if claim.hurried or not claim.patient:
-            self._hurried[claim] = None
-        self._look()
+    async def _expire(self, claim: Claim) -> None:
+        """Refuse a claim after its time, unless the disk is still at work."""
+        while True:
+            await asyncio.sleep(config().store_full_timeout)
+            if not self._supply.leaving:
+                self._refuse(claim, self._full(claim))
+                return
 
     def _remove(self, claim: Claim) -> None:
-        if claim not in self._queue:
-            return
-        del self._queue[claim]
-        self._wanted -= claim.size
-        self._hurried.pop(claim, None)
-        for process in claim.askers:
-            self.left(claim, process)
-        claim.room = None
-        self.look_soon()
-
-    # --- who asks ------------------------------------------------------------------
-    def joined(self, claim: Claim, process: bytes) -> None:
-        """A process needs what a claim is for."""
-        self._of.setdefault(process, {})[claim] = None
-
-    def left(self, claim: Claim, process: bytes) -> None:
-        """A process needs it no more."""
-        claims = self._of[process]
-        del claims[claim]
-        if not claims:
-            del self._of[process]
-
-    def hurried(self, claim: Claim) -> None:
-        """Somebody needs it who is not patient."""
-        self._hurried[claim] = None
-        self.look_soon()
+        if claim in self._queue:
+            del self._queue[claim]
+            self._wanted -= claim.size
 
     def process_died(self, process: bytes) -> None:
-        """A process is gone, and needs nothing any more."""
-        for claim in list(self._of.get(process, ())):
-            del claim.askers[process]
-            self.left(claim, process)
-            if not claim.askers:
-                self._refuse(claim, ConnectionError("the process that asked has ended"))
+        """Refuse the claims that nobody but a process needs, which is gone."""
+        for claim in list(self._queue):
+            if process in claim.askers:
+                del claim.askers[process]
+                if not claim.askers:
+                    self._refuse(claim, ConnectionError("the process that asked has ended"))
 
     # --- serving -------------------------------------------------------------------
     def look_soon(self) -> None:
-        """Something has changed that those who wait may wait for."""
+        """Serve the queue again: there may be more memory, or fewer processes that hold some."""
         if self._queue and not self._due:
             self._due = True
             asyncio.get_running_loop().call_soon(self._look)
 
     def _look(self) -> None:
-        """Give memory to those who can have it, and see to it that there is more."""
+        """Grant the claims that can have their memory, and make room for the others."""
         self._due = False
         while self._queue:
             first = next(iter(self._queue))
             if self._grant(first):
                 continue
-            asked = self._make_room(first)
+            writes = self._supply.failures == first.failures
+            target = self._store.capacity - self._wanted
+            if self._supply.make_room(target, writes=writes) > 0:
+                self._store.tell_short()
             if self._grant(first):  # copies, and what is on disk already, are gone at once
                 continue
-            if self._supply.leaving or self._returns(asked=asked) or not self._settle(first):
-                break
-        self._set_timer()
+            if not self._supply.leaving:
+                self._settle(first)
+            if first in self._queue:
+                return
 
     def _grant(self, claim: Claim) -> bool:
-        """Give a claim its memory; False if there is no room."""
+        """Give a claim its memory, or its error; False if there is no room."""
         try:
             memory = self._store.take(claim.size, claim.writer)
         except ObjectStoreFullError:
@@ -291,87 +235,44 @@ class Room:
             return True
         self._remove(claim)
         if claim.turn.done():
-            self._store.put_back(memory)  # who waited was cancelled
+            self._store.put_back(memory)  # its task was cancelled
         else:
             claim.turn.set_result(memory)
-            self._given += 1
         return True
 
     def _frees_descriptors(self, claim: Claim) -> bool:
-        """See to it that a claim finds a descriptor; False if none comes free.
-
-        What is on disk takes none.
-        """
+        """Move values to disk, where they take no descriptor; False if none comes free."""
         if self._supply.leaving:
             return True
         writes = self._supply.failures == claim.failures
         if self._supply.move_out(_AT_ONCE, writes=writes):
             return True
-        return self._returns(asked=self._store.ask_keepers(1))
+        self._store.tell_short()
+        return False
 
     def _refuse(self, claim: Claim, error: Exception) -> None:
         self._remove(claim)
         if not claim.turn.done():
             claim.turn.set_exception(error)
 
-    def _make_room(self, first: Claim) -> bool:
-        """Begin to; returns whether processes were asked for what they keep."""
-        writes = self._supply.failures == first.failures
-        short = self._supply.make_room(self._store.capacity - self._wanted, writes=writes)
-        return short > 0 and self._store.ask_keepers(short)
-
-    def _returns(self, *, asked: bool) -> bool:
-        """Whether processes are about to unmap what they keep, unless they are busy."""
-        if not self._store.returning():
-            self._returns_until = None
-            return False
-        now = asyncio.get_running_loop().time()
-        if asked or self._returns_until is None:
-            self._returns_until = now + _RETURN_WITHIN
-        return now + _EARLY < self._returns_until
-
-    def _settle(self, first: Claim) -> bool:
-        """Only what processes have mapped can come back: say who waits for that.
-
-        Returns:
-            Whether anything has changed by it.
-        """
-        store = self._store
-        for claims in list(self._of.values()):
-            claim = next(iter(claims))
-            if claim is first or not any(map(store.holds, claim.askers)):
+    def _settle(self, first: Claim) -> None:
+        """Serve the queue when only memory that processes hold can come free."""
+        for claim in list(self._queue):
+            overtakes = claim is not first and any(map(self._store.holds, claim.askers))
+            if overtakes and self._grant(claim):
                 continue
-            if self._grant(claim):
-                return True
-            if not self._may_return(claim):
+            served_next = overtakes or claim is first
+            if not claim.waits or (served_next and not self._store.others_hold(claim.askers)):
                 self._refuse(claim, self._full(claim))
-                return True
-        hurried, self._hurried = self._hurried, {}
-        for claim in hurried:
-            claim.hurried = False
-            if not claim.patient:
-                self._refuse(claim, self._full(claim))
-            elif claim.on_stuck is not None:
-                claim.on_stuck(self._full(claim, named=False))
-        if first in self._queue and not self._may_return(first):
-            self._refuse(first, self._full(first))
-        return first not in self._queue
 
-    def _may_return(self, claim: Claim) -> bool:
-        """Whether any but those who wait for a claim have memory."""
-        if self._given or self._supply.arriving:
-            return True  # whoever it is for
-        return self._store.is_held_by_others(claim.askers)
-
-    def _full(self, claim: Claim, *, named: bool = True) -> ObjectStoreFullError:
+    def _full(self, claim: Claim) -> ObjectStoreFullError:
         store = self._store
         notes = []
-        if claim.size <= store.capacity:
-            # Who is not patient asks again, so nobody would read who holds what.
-            held = self._holders() if named and claim.patient else ""
+        if claim.waits and claim.size <= store.capacity:  # else nobody reads it
+            held = self._holders()
             if held:
                 notes.append(f"It holds {held}.")
-        if self._supply.failures != claim.failures_before:
+        if self._supply.failures != claim.failures:
             notes.append(self._supply.trouble())
         return ObjectStoreFullError(
             needed=claim.size,
@@ -381,51 +282,8 @@ class Room:
             node_id=self._node_id.hex(),
         )
 
-    # --- time ----------------------------------------------------------------------
-    def _clock(self) -> float:
-        if self._since is None:
-            return self._waited
-        return self._waited + asyncio.get_running_loop().time() - self._since
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        first = next(iter(self._queue), None)
-        waits = first is not None and not self._is_coming(first)
-        if waits != (self._since is not None):
-            self._waited = self._clock()
-            self._since = asyncio.get_running_loop().time() if waits else None
-        if first is None:
-            self._returns_until = None
-            return
-        loop = asyncio.get_running_loop()
-        ends = [] if self._since is None else [loop.time() + first.ends - self._clock()]
-        if self._returns_until is not None and loop.time() < self._returns_until:
-            ends.append(self._returns_until)
-        if ends:
-            self._timer = loop.call_at(min(ends), self._time_is_up)
-
-    def _is_coming(self, claim: Claim) -> bool:
-        """Whether what is on its way out of memory is as much as a claim needs."""
-        leaving = self._supply.leaving
-        taken = self._store.memories.taken
-        return bool(leaving) and taken - leaving + claim.size <= self._store.capacity
-
-    def _time_is_up(self) -> None:
-        """The first has waited long enough; so may have those behind it, which came later."""
-        self._timer = None
-        while self._queue:
-            first = next(iter(self._queue))
-            if first.ends > self._clock() + _EARLY:
-                break
-            self._refuse(first, self._full(first))
-        self._look()
-
     def close(self) -> None:
-        """Nobody is served any more."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Serve nobody any more."""
         self._store.on_room = _nothing
 
 
@@ -435,4 +293,4 @@ def _has_memory(claim: Claim) -> bool:
 
 
 def _nothing() -> None:
-    """Nobody waits."""
+    """Ignore that there is more memory."""

@@ -20,7 +20,6 @@ class Segment:
         "creator",
         "form",
         "freed",
-        "keepers",
         "left_open",
         "made",
         "mappers",
@@ -55,8 +54,6 @@ class Segment:
         self.made = ""
         #: How often each process has it mapped.
         self.mappers: dict[bytes, int] = {}
-        #: Those that keep it mapped though they do not use it, until it is freed.
-        self.keepers: set[bytes] = set()
         #: A process was using it when it left, or forked. It may live on, as a driver does after
         #: `shutdown` or a child after its parent, and look at its arrays: nobody may write there.
         self.left_open = False

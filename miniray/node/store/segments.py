@@ -30,8 +30,8 @@ def _nobody(_process: bytes, _numbers: tuple[int, ...]) -> None:
     """There is nobody to tell."""
 
 
-def _nothing() -> None:
-    """Nobody waits."""
+def _nothing(*_what: object) -> None:
+    """Tell nobody."""
 
 
 def _ignore(_place: Place) -> None:
@@ -44,18 +44,21 @@ class SegmentStore:
     Args:
         capacity: Bytes that segments, and memory that waits for the next one, may take.
         give_up: Called with a process and numbers of memory that it is to unmap.
-        forget: Called with a process and numbers of segments that it need not keep any longer.
+        freed: Called with a process that has mapped a segment which was just freed, and its number.
+        short: Called with a process that may keep segments mapped without use: memory is short.
     """
 
     def __init__(
         self,
         capacity: int,
         give_up: Callable[[bytes, tuple[int, ...]], object] = _nobody,
-        forget: Callable[[bytes, tuple[int, ...]], object] = _nobody,
+        freed: Callable[[bytes, int], object] = _nothing,
+        short: Callable[[bytes], object] = _nothing,
     ) -> None:
         self.capacity = capacity
         self.memories = Memories(capacity, give_up)
-        self._forget = forget
+        self._tell_freed = freed
+        self._tell_short = short
         #: Called when memory has come back, or may be had now.
         self.on_room: Callable[[], object] = _nothing
         #: Called with the place of a freed segment that was on disk.
@@ -65,12 +68,10 @@ class SegmentStore:
         self._segments: dict[int, Segment] = {}
         #: Complete, wanted and not mapped; the least recently used first.
         self._idle: collections.OrderedDict[int, Segment] = collections.OrderedDict()
-        #: Kept mapped by processes that were just told to let go: which ones.
-        self._returning: dict[int, set[bytes]] = {}
-        #: Kept mapped by processes that were not told so; the first that was kept first.
-        self._kept: dict[int, Segment] = {}
         self._by_owner: dict[bytes, set[int]] = {}
         self._by_mapper: dict[bytes, set[int]] = {}
+        #: Those of the mappers that have mapped something since they heard that memory is short.
+        self._may_keep: set[bytes] = set()
         self._by_creator: dict[bytes, set[int]] = {}
         #: What processes wrote for others.
         self._by_writer: dict[bytes, set[int]] = {}
@@ -171,6 +172,7 @@ class SegmentStore:
         self._idle.pop(number, None)
         segment.mappers[mapper] = segment.mappers.get(mapper, 0) + 1
         self._by_mapper.setdefault(mapper, set()).add(number)
+        self._may_keep.add(mapper)
         return segment
 
     def unmap(self, numbers: Iterable[int], mapper: bytes, *, left_open: bool = False) -> None:
@@ -190,16 +192,12 @@ class SegmentStore:
             segment.mappers[mapper] -= 1
             if segment.mappers[mapper] == 0:
                 del segment.mappers[mapper]
-                segment.keepers.discard(mapper)
                 self._drop(self._by_mapper, mapper, number)
-                self._drop(self._returning, number, mapper)
+                if mapper not in self._by_mapper:
+                    self._may_keep.discard(mapper)
                 self._look_at(segment)
                 if segment.mappers:
-                    self.on_room()  # the others may be asked for it now, or look at it
-
-    def _is_only_kept(self, segment: Segment) -> bool:
-        """Whether all who map a segment said that they would keep it, used or not."""
-        return segment.mappers.keys() <= segment.keepers
+                    self.on_room()  # a claim may wait for nobody but its own processes now
 
     def leave_open(self, mapper: bytes) -> None:
         """Never use the memory again that a process has mapped now: it forks.
@@ -209,28 +207,7 @@ class SegmentStore:
         for number in self._by_mapper.get(mapper, ()):
             self._segments[number].leave_open()
 
-    def keep(self, number: int, mapper: bytes) -> None:
-        """A process that maps a segment leaves it mapped until it is freed, used or not."""
-        segment = self._segments.get(number)
-        if segment is None or segment.freed:
-            self._forget(mapper, (number,))
-        elif mapper in segment.mappers:
-            segment.keepers.add(mapper)
-            self._kept[number] = segment
-            if self._is_only_kept(segment):
-                self.on_room()
-
-    def in_use(self, numbers: Iterable[int], mapper: bytes) -> None:
-        """A process looks at segments that it was asked for."""
-        for number in numbers:
-            self._drop(self._returning, number, mapper)
-        self.on_room()  # who waits for them may give up
-
     # --- freeing -----------------------------------------------------------------
-    def returning(self) -> bool:
-        """Whether memory may be about to come back: of values that processes kept mapped."""
-        return bool(self._returning)
-
     @property
     def used(self) -> int:
         """Bytes of memory that segments are in."""
@@ -241,17 +218,15 @@ class SegmentStore:
         segment = self._segments.get(number)
         if segment is not None and not segment.freed:
             segment.freed = True
-            self._ask_for(segment)
+            for process in segment.mappers:
+                self._tell_freed(process, number)
             self._look_at(segment)
 
-    def _ask_for(self, segment: Segment) -> None:
-        """Tell the processes that keep a segment mapped to let go."""
-        self._kept.pop(segment.number, None)
-        if segment.keepers:
-            self._returning.setdefault(segment.number, set()).update(segment.keepers)
-        for process in segment.keepers:
-            self._forget(process, (segment.number,))
-        segment.keepers.clear()
+    def tell_short(self) -> None:
+        """Tell the processes that may keep segments mapped without use that memory is short."""
+        told, self._may_keep = self._may_keep, set()
+        for process in told:
+            self._tell_short(process)
 
     def process_died(self, process_id: bytes, *, may_look: bool = True) -> list[int]:
         """Undo what a process had; returns the numbers of the segments that it owned.
@@ -268,12 +243,11 @@ class SegmentStore:
                 segment.freed = True
                 segment.leave_open()
                 self._look_at(segment)
+        self._may_keep.discard(process_id)
         for number in self._by_mapper.pop(process_id, set()):
             segment = self._segments.get(number)
             if segment is not None:
                 segment.mappers.pop(process_id, None)
-                segment.keepers.discard(process_id)
-                self._drop(self._returning, number, process_id)
                 if may_look:
                     segment.leave_open()
                 self._look_at(segment)
@@ -324,30 +298,19 @@ class SegmentStore:
         mapped = self._by_mapper.get(process, ())
         return any(self._segments[number].in_memory for number in mapped)
 
-    def is_held_by_others(self, processes: Container[bytes]) -> bool:
-        """Whether any but these processes hold segments. Daemons count that read or send them."""
+    def others_hold(self, processes: Container[bytes]) -> bool:
+        """Whether any but these processes hold segments, or memory that is in no segment yet.
+
+        Daemons that read or send segments count too.
+        """
+        if self.used > sum(segment.capacity for segment in self._segments.values()):
+            return True  # it was granted just now, or a value is being read back into it
         return any(
             self.holds(other)
             for index in (self._by_creator, self._by_mapper)
             for other in index
             if other not in processes
         )
-
-    def ask_keepers(self, needed: int) -> bool:
-        """Ask processes for so many bytes of what they keep mapped and may not use.
-
-        Returns:
-            Whether there was anybody to ask.
-        """
-        asked = False
-        for segment in list(self._kept.values()):
-            if needed <= 0:
-                break
-            if self._is_only_kept(segment):  # else others look at it
-                needed -= segment.capacity
-                self._ask_for(segment)
-                asked = True
-        return asked
 
     def begin_move(self, segment: Segment) -> None:
         """A segment is being written to disk, or read from there."""
@@ -368,8 +331,6 @@ class SegmentStore:
         """Somebody is done with a segment: it may be idle now, or gone."""
         if self._is_busy(segment):
             return
-        self._kept.pop(segment.number, None)
-        self._returning.pop(segment.number, None)
         if segment.place is not None:
             segment.place.shown = False
         if not segment.freed:

@@ -1,9 +1,9 @@
 """What happens when the memory of the object store is full: values move to disk, and back.
 
 Memory comes from what nobody has mapped, least recently used first: copies of other nodes' values
-are dropped, values of this node are written to disk unless they are there already. Who waits for
-it, and for how long, is ``room.py``. Nobody waits for what others look at while the disk has room:
-then values are written to disk by their writers, and mapped there by their readers.
+are dropped, values of this node are written to disk unless they are there already. The admission
+queue (``room.py``) orders the claims to it. Nobody waits for what others look at while the disk has
+room: then values are written to disk by their writers, and mapped there by their readers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from miniray.common.descriptors import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
 from miniray.node.store.disk import describe_disk, look_at
 from miniray.node.store.freeing import Freeing
-from miniray.node.store.room import Claim, Room
+from miniray.node.store.room import AdmissionQueue, Claim
 from miniray.node.store.spill_files import (
     DISK_IS_FULL,
     Place,
@@ -88,7 +88,7 @@ class Spilling:
         #: Whether a segment is only a copy of a value of another node, and what drops one.
         self.is_copy: Callable[[Segment], bool] = _is_no_copy
         self.evict: Callable[[Segment], None] = _there_are_none
-        self.room = Room(store, self, holders, node_id)
+        self.queue = AdmissionQueue(store, self, holders, node_id)
         #: Memory must not wait for files to go back to a slow disk.
         self._memory_freeing, self._disk_freeing = Freeing(), Freeing()
         store.memories.free = self._memory_freeing
@@ -125,11 +125,6 @@ class Spilling:
         """Bytes that are being written to disk, or go back to the kernel."""
         return self._leaving + self._store.memories.closing
 
-    @property
-    def arriving(self) -> bool:
-        """Whether something is being read back, into memory that nobody has mapped yet."""
-        return bool(self._readings)
-
     def trouble(self) -> str:
         """Why the last value could not be written to disk, in a sentence."""
         failed = f"Nothing could be moved to {self._files.folder}: {self._failure}."
@@ -141,7 +136,8 @@ class Spilling:
         if self._store.used - self._leaving > target:
             if time.monotonic() - self._failed_at < _AFTER_FAILURE:
                 return
-            self.make_room(target, writes=True)
+            if self.make_room(target, writes=True) > 0:
+                self._store.tell_short()
 
     def make_room(self, target: int, *, writes: bool) -> int:
         """Begin to move out values until ``target`` bytes are in use.
@@ -196,7 +192,7 @@ class Spilling:
             self._store.end_move(segment)
             if segment.place is not None and self._store.is_idle(segment):
                 self._store.drop_memory(segment)
-            self.room.look_soon()  # those who wait look again, whatever came of it
+            self.queue.look_soon()  # whatever came of it
 
     async def _written(self, segment: Segment) -> Place:
         """Where a value was written to."""
@@ -238,25 +234,23 @@ class Spilling:
         """Memory, or a place on disk to write to if only what processes look at is in the way.
 
         Raises:
-            ObjectStoreFullError: there is no room on disk either, or memory was asked for by
-                nobody who would take that.
+            ObjectStoreFullError: there is no room on disk either, or no process wants that.
             OSError: there is no descriptor, and none will come.
             ConnectionError: all processes that asked have ended.
         """
-        claim.patient = False
+        claim.waits = False
         try:
-            return await self.room.get(claim)
+            return await self.queue.get(claim)
         except ObjectStoreFullError as error:
-            if claim.on_stuck is not None:
-                claim.hurried = False
-                claim.on_stuck(error)
+            if claim.on_full is not None:
+                claim.on_full(error)
                 if not claim.askers:
                     raise
         place = await self._place_for(claim.size)
         if place is not None:
             return place
-        claim.patient = True
-        return await self.room.get(claim)
+        claim.waits = True
+        return await self.queue.get(claim)
 
     def give_back(self, room: Memory | Place) -> None:
         """What ``room_for`` found is not needed after all."""
@@ -322,7 +316,7 @@ class Spilling:
         while not segment.in_memory:
             task = self._restores.get(number)
             if task is None or task.done():
-                claim = Claim(segment.size, asker, patient=False)
+                claim = Claim(segment.size, asker, waits=False)
                 task = asyncio.ensure_future(self._restore(segment, claim))
                 self._restores[number], self._claims[number] = task, claim
                 task.add_done_callback(lambda task: self._restored(number, task))
@@ -338,21 +332,17 @@ class Spilling:
         _forget(self._restores, number, task)
 
     async def _restore(self, segment: Segment, claim: Claim) -> None:
-        memory = await self.room.get(claim)
+        memory = await self.queue.get(claim)
         number = segment.number
         reading = self._readings.get(number)
         if reading is None and not segment.in_memory and self._store.has(segment):
             reading = asyncio.ensure_future(self._read_back(segment, memory))
             self._readings[number] = reading
-            reading.add_done_callback(lambda task: self._was_read(number, task))
+            reading.add_done_callback(lambda task: _forget(self._readings, number, task))
         else:  # another was quicker, or all who wanted it are gone
             self._store.put_back(memory)
         if reading is not None:
             await asyncio.shield(reading)
-
-    def _was_read(self, number: int, task: asyncio.Task[None]) -> None:
-        _forget(self._readings, number, task)
-        self.room.look_soon()  # who has it mapped may be the only one that waits for room
 
     async def _read_back(self, segment: Segment, memory: Memory) -> None:
         place = segment.place
@@ -402,7 +392,7 @@ class Spilling:
     async def close(self) -> None:
         """Stop reading and writing, then give the disk back."""
         self._stopped.set()
-        self.room.close()
+        self.queue.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         tasks = [*self._tasks, *self._restores.values(), *self._readings.values()]
         for task in tasks:

@@ -42,7 +42,7 @@ class _Pull:
     def __init__(self, key: Key, size: int) -> None:
         self.key = key
         #: The room that it needs first. Who wants memory only gives up; the rest goes on.
-        self.claim = Claim(size, on_stuck=self._give_up)
+        self.claim = Claim(size, on_full=self._give_up)
         self.task: asyncio.Task[None]
         self.waiters: set[Waiter] = set()
         #: The node of the segment died meanwhile: no other copy can be had from there.
@@ -117,8 +117,6 @@ class Pulls:
         waiter = Waiter(process_id, request, pull, maps=maps, or_disk=or_disk)
         pull.waiters.add(waiter)
         pull.claim.join(process_id)
-        if not or_disk:
-            pull.claim.hurry()
         self._waiters[waiter.name] = waiter
         self._waiting.setdefault(process_id, set()).add(waiter)
         return waiter

@@ -92,14 +92,12 @@ class FakeLink:
         #: Bytes of the largest value that it takes.
         self.room = 1 << 40
         #: Which of the requests for room may be given disk.
-        self.or_disk: list[bool] = []
         #: Whether the head knows how processes ended.
         self.hears_of_ends = True
 
     def node_request(self, method: str, args: tuple[Any, ...], **_how: Any) -> tuple[Any, int]:
         if method == "create_segment":
-            size, form, _owner, _owner_node, or_disk = args
-            self.or_disk.append(or_disk)
+            size, form, _owner, _owner_node = args
             if size > self.room:
                 raise ObjectStoreFullError(needed=size, used=1 << 40, capacity=1 << 40)
             number = next(self._numbers)
@@ -108,7 +106,7 @@ class FakeLink:
             self.segments[number] = (fd, form)
             return (number, number), os.dup(fd)
         assert method == "map_segment"
-        _node, number, _size, _request, _or_disk = args
+        _node, number, _size, _request = args
         fd, form = self.segments[number]
         return (number, form, 0), os.dup(fd)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import gc
 import os
 from typing import Any
@@ -202,8 +201,8 @@ def test_what_is_read_again_stays_mapped_until_its_owner_frees_it(
         assert load(memory, stored)[7] == 7
         memory.report_unmapped()
         assert len(link.noticed("unmapped")) == min(reading, 1) + (reading == 0)
-    assert link.noticed("keep_segment") == [(segment,)]
-    memory.forget([segment, 99])
+    memory.on_freed(99)
+    memory.on_freed(segment)
     memory.report_unmapped()
     assert link.noticed("unmapped") == [([segment],), ([segment],)]
 
@@ -212,7 +211,7 @@ def test_a_view_of_what_was_freed_stays_good(memory: SharedMemory, link: FakeLin
     stored = memory.write(serialize(np.arange(50_000)), OWNER, NODE)
     load(memory, stored)
     array = load(memory, stored)
-    memory.forget([stored[1][1]])
+    memory.on_freed(stored[1][1])
     memory.report_unmapped()
     assert array[49_999] == 49_999
     del array
@@ -220,19 +219,33 @@ def test_a_view_of_what_was_freed_stays_good(memory: SharedMemory, link: FakeLin
     assert len(link.noticed("unmapped")) == 2
 
 
-def test_who_keeps_a_value_and_looks_at_it_by_another_mapping_says_so(
+def test_what_is_kept_goes_when_its_owner_here_frees_it(
     memory: SharedMemory, link: FakeLink
 ) -> None:
     stored = memory.write(serialize(np.arange(50_000)), OWNER, NODE)
-    segment = stored[1][1]
-    array = load(memory, stored)
-    load(memory, stored)  # from now on it is kept, and mapped twice
-    memory.forget([segment])
-    assert link.noticed("unmapped") == [([segment],)]
-    assert link.noticed("in_use") == [([segment],)]
-    names = [notice[0] for notice in link.notices]
-    assert names.index("unmapped") < names.index("in_use")
+    load(memory, stored)
+    load(memory, stored)
+    memory.report_unmapped()
+    memory.free(stored)
+    told = [notice[0] for notice in link.notices if notice[0] in {"unmapped", "free_segment"}]
+    assert told == ["unmapped", "unmapped", "free_segment"]  # so that nobody need be told of it
+
+
+def test_what_is_kept_goes_when_memory_is_short_unless_it_is_looked_at(
+    memory: SharedMemory, link: FakeLink
+) -> None:
+    values = [memory.write(serialize(np.arange(50_000)), OWNER, NODE) for _ in range(2)]
+    arrays = [load(memory, value) for value in values for _ in range(2)]
+    array = arrays[1]  # kept, and looked at
+    arrays.clear()
+    memory.report_unmapped()
+    link.notices.clear()
+    memory.on_short()
+    assert link.noticed("unmapped") == [([values[1][1][1]],)]
     assert array[7] == 7
+    del array
+    memory.report_unmapped()
+    assert link.noticed("unmapped")[1:] == [([values[0][1][1]],)]
 
 
 def test_only_so_many_values_stay_mapped_though_nobody_uses_them(
@@ -250,15 +263,40 @@ def test_only_so_many_values_stay_mapped_though_nobody_uses_them(
     assert len(gone) == 4
 
 
-def test_a_full_store_is_asked_again_when_all_that_was_dropped_is_counted(link: FakeLink) -> None:
-    link.room = 0
+def test_a_full_store_is_asked_again_if_this_process_had_something_to_return(
+    link: FakeLink,
+) -> None:
+    garbage: list[Any] = []
 
     def make_room() -> None:
         link.room = 1 << 40
+        garbage.clear()
 
     memory = SharedMemory(link, NODE, make_room)  # type: ignore[arg-type]
+    stored = memory.write(serialize(bytes(300_000)), OWNER, NODE)
+    garbage.append(memory.map(stored[1]))
+    link.room = 0
     assert memory.write(serialize(bytes(300_000)), OWNER, NODE)[0] == VALUE_SHARED
-    assert link.or_disk == [False, True]
+
+
+def test_a_full_store_is_asked_again_if_a_value_was_only_held_by_garbage(link: FakeLink) -> None:
+    def make_room() -> None:
+        link.room = 1 << 40
+        memory.free((VALUE_SHARED, (NODE, 7, 300_000), ()))
+
+    link.room = 0
+    memory = SharedMemory(link, NODE, make_room)  # type: ignore[arg-type]
+    assert memory.write(serialize(bytes(300_000)), OWNER, NODE)[0] == VALUE_SHARED
+
+
+def test_garbage_is_returned_before_the_next_request_when_memory_is_short(link: FakeLink) -> None:
+    looked: list[int] = []
+    memory = SharedMemory(link, NODE, lambda: looked.append(1))  # type: ignore[arg-type]
+    memory.on_short()
+    assert not looked
+    for _ in range(2):
+        memory.write(serialize(bytes(300_000)), OWNER, NODE)
+    assert looked == [1]
 
 
 def test_a_writer_into_a_full_store_looks_for_garbage_a_small_part_of_the_time(
@@ -294,27 +332,10 @@ def test_a_full_store_is_not_asked_twice_for_all_of_the_time_that_a_reader_has(
 
     monkeypatch.setattr(waiting.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(link, "node_request", request)
-    memory = SharedMemory(link, NODE)  # type: ignore[arg-type]
+    memory = SharedMemory(link, NODE, lambda: memory._gone(7))  # type: ignore[arg-type]
     with pytest.raises(ObjectStoreFullError):
         memory.map((NODE, 1, 10), 5.0)
     assert given == [5.0, 2.0]
-
-
-def test_a_node_without_descriptors_is_asked_again_for_what_takes_none(
-    memory: SharedMemory, link: FakeLink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stored = memory.write(serialize(b"x" * 300_000), OWNER, NODE)
-    real, asked = link.node_request, []
-
-    def request(method: str, args: tuple[Any, ...], **how: Any) -> Any:
-        asked.append(args[-1])
-        if not args[-1]:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return real(method, args, **how)
-
-    monkeypatch.setattr(link, "node_request", request)
-    assert load(memory, stored) == b"x" * 300_000
-    assert asked == [False, True]
 
 
 def test_a_store_that_stays_full_says_so_once(link: FakeLink) -> None:

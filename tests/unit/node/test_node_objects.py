@@ -77,7 +77,7 @@ class Node:
         self.copies = Copies()
         self.transfers = Transfers(self.store, Owner(OWNER, FAR))
         serving = types.SimpleNamespace(copies=self.copies, forget=lambda _number: set())
-        spilling = types.SimpleNamespace(room=types.SimpleNamespace(process_died=lambda _id: None))
+        spilling = types.SimpleNamespace(queue=types.SimpleNamespace(process_died=lambda _id: None))
         parts: Any = (spilling, self.relay, self.transfers, serving)
         self.objects = NodeObjects(HERE, self.store, *parts)
         clients = types.SimpleNamespace(requests={}, push=lambda *_: True)
@@ -114,7 +114,7 @@ def test_a_copy_that_comes_from_elsewhere_outlives_a_node_that_left_something_he
         own = node.objects.create(SIZE, 0, b"process0", ORIGIN, b"writer00")
         node.store.seal(own.number)
         node.objects.adopt(own.number, ORIGIN)  # its owner has ended by rule
-        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1, or_disk=True))
+        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         node.dies(ORIGIN)
@@ -132,7 +132,7 @@ def test_only_what_has_begun_to_come_from_a_node_that_dies_may_go_on_from_a_copy
         node.transfers.feeder = ORIGIN
         for number, begins in ((7, True), (8, False)):
             node.transfers.begins = begins
-            what = node.objects.map(ORIGIN, number, SIZE, READER, number, or_disk=True)
+            what = node.objects.map(ORIGIN, number, SIZE, READER, number)
             read = asyncio.ensure_future(what)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
@@ -166,7 +166,7 @@ def test_copies_are_dropped_when_the_nodes_of_value_and_owner_are_gone() -> None
 
 def test_a_copy_that_arrives_after_both_nodes_have_died_serves_its_reader_only() -> None:
     async def test(node: Node) -> None:
-        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1, or_disk=True))
+        read = asyncio.ensure_future(node.objects.map(ORIGIN, 7, SIZE, READER, 1))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         node.dies(FAR)
@@ -184,7 +184,7 @@ def test_a_copy_that_arrives_after_both_nodes_have_died_serves_its_reader_only()
 def test_a_value_that_is_here_is_not_fetched_again_for_whoever_asks_next() -> None:
     async def test(node: Node) -> None:
         number = node.has_copy(Owner(OWNER, FAR))
-        segment = await node.objects.map(ORIGIN, 7, SIZE, READER, 1, or_disk=True)
+        segment = await node.objects.map(ORIGIN, 7, SIZE, READER, 1)
         assert segment.number == number
         node.objects.ahead.prefetch(READER, 2, (ORIGIN, 7), SIZE)
         await node.objects.ahead.fetch(READER, 3, (ORIGIN, 7), SIZE)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.store.room import Claim, Room
+from miniray.node.store.room import AdmissionQueue, Claim
 from miniray.node.store.segments import SegmentStore
 from miniray.node.transfer.copies import Copies, Copy, Owner
 from miniray.node.transfer.fetch_ahead import FetchAhead
@@ -17,6 +17,7 @@ from miniray.node.transfer.pulls import Pulls
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+    from miniray.node.store.memories import Memory
     from miniray.node.store.segment import Segment
     from miniray.node.transfer.arriving import Key
 
@@ -42,9 +43,9 @@ class NoDisk:
 class Transfers:
     """Copies that end when a test says so."""
 
-    def __init__(self, store: SegmentStore, room: Room) -> None:
+    def __init__(self, store: SegmentStore, queue: AdmissionQueue) -> None:
         self._store = store
-        self._room = room
+        self._queue = queue
         self.begun: list[Key] = []
         self.ended: list[Key] = []
         self._open: dict[Key, asyncio.Future[None]] = {}
@@ -53,7 +54,7 @@ class Transfers:
 
     async def copy(self, node_id: bytes, number: int, claim: Claim) -> tuple[Segment, Owner, Key]:
         key = (node_id, number)
-        memory = await self._room.get(claim)
+        memory = await self._memory(claim)
         self.begun.append(key)
         self._open[key] = asyncio.get_running_loop().create_future()
         segment = self._store.create(claim.size, 0, node_id, b"daemon", memory)
@@ -67,6 +68,19 @@ class Transfers:
             self.ended.append(key)
         return segment, OWNER, self.instead.get(key, key)
 
+    async def _memory(self, claim: Claim) -> Memory:
+        """As of a node whose disk is full."""
+        claim.waits = False
+        try:
+            return await self._queue.get(claim)
+        except ObjectStoreFullError as error:
+            assert claim.on_full is not None
+            claim.on_full(error)
+            if not claim.askers:
+                raise
+        claim.waits = True
+        return await self._queue.get(claim)
+
     def finish(self, key: Key, error: Exception | None = None) -> None:
         if error is None:
             self._open[key].set_result(None)
@@ -77,8 +91,8 @@ class Transfers:
 class Node:
     def __init__(self, capacity: int = 1 << 24) -> None:
         self.store = SegmentStore(capacity)
-        self.room = Room(self.store, NoDisk(), str)
-        self.transfers = Transfers(self.store, self.room)
+        self.queue = AdmissionQueue(self.store, NoDisk(), str)
+        self.transfers = Transfers(self.store, self.queue)
         self.copies = Copies()
         self.pulls = Pulls(self.store, self.transfers.copy, self.copies)
         self.ahead = FetchAhead(self.pulls, self.copies, self.store)
@@ -279,12 +293,9 @@ def test_who_wants_memory_only_gives_up_and_the_others_wait_for_room() -> None:
     async def test(node: Node) -> None:
         held = node.store.create(2 * SIZE, 0, b"holder", b"holder")
         others = node.pulls.wait(KEY, SIZE, A, 1, maps=True)
-        hasty = [node.pulls.wait(KEY, SIZE, B, 1, maps=True, or_disk=False)]
-        await settled()
-        hasty.append(node.pulls.wait(KEY, SIZE, B, 2, maps=True, or_disk=False))
-        for waiter in hasty:
-            with pytest.raises(ObjectStoreFullError):
-                await waiter.segment
+        hasty = node.pulls.wait(KEY, SIZE, B, 1, maps=True, or_disk=False)
+        with pytest.raises(ObjectStoreFullError):
+            await hasty.segment
         assert not others.segment.done()
         node.store.seal(held.number)
         node.store.free(held.number)
@@ -303,7 +314,7 @@ def test_a_pull_that_is_wanted_in_memory_only_ends_at_once_if_there_is_none() ->
             await hasty.segment
         await settled()
         assert not len(node.pulls)
-        assert not len(node.room)
+        assert not len(node.queue)
 
     run(test, capacity=2 * SIZE + 4096)
 

@@ -1,4 +1,4 @@
-"""Who waits for memory, in which order, for how long, and what becomes of it if they leave."""
+"""The admission queue: the order of claims, their time limit, and what becomes of those ended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from open_files import open_memory
 
 from miniray.common.config import config
 from miniray.exceptions import ObjectStoreFullError
-from miniray.node.store.room import Claim, Room
+from miniray.node.store.room import AdmissionQueue, Claim
 from miniray.node.store.segments import SegmentStore
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ class Disk:
 
     def __init__(self) -> None:
         self.leaving = 0
-        self.arriving = False
         self.failures = 0
         self.targets: list[tuple[int, bool]] = []
 
@@ -51,7 +50,7 @@ class Node:
         self.store = SegmentStore(ROOM * PAGE)
         self.disk = Disk()
         self.described = 0
-        self.room = Room(self.store, self.disk, self._describe, NODE)
+        self.queue = AdmissionQueue(self.store, self.disk, self._describe, NODE)
 
     def _describe(self) -> str:
         self.described += 1
@@ -67,13 +66,11 @@ class Node:
     def let_go(self, segment: Segment, process: bytes = HOLDER) -> None:
         self.store.unmap([segment.number], process)
 
-    def ask(
-        self, process: bytes, pages: int = 1, *, patient: bool = True
-    ) -> asyncio.Future[Segment]:
+    def ask(self, process: bytes, pages: int = 1, *, waits: bool = True) -> asyncio.Future[Segment]:
         """Ask for a value's memory; who gets it writes from then on."""
 
         async def asking() -> Segment:
-            memory = await self.room.get(Claim(pages * PAGE, process, patient=patient))
+            memory = await self.queue.get(Claim(pages * PAGE, process, waits=waits))
             return self.store.create(pages * PAGE, 0, OWNER, process, memory)
 
         return asyncio.ensure_future(asking())
@@ -90,7 +87,7 @@ def run() -> Run:
             try:
                 await asyncio.wait_for(steps(node), 20)
             finally:
-                node.room.close()
+                node.queue.close()
                 node.store.close()
             assert open_memory() == before
 
@@ -118,7 +115,7 @@ async def settled() -> None:
 
 
 # --- order -------------------------------------------------------------------------------
-def test_memory_goes_to_who_asked_first(run: Run) -> None:
+def test_claims_are_served_first_in_first_out(run: Run) -> None:
     async def steps(node: Node) -> None:
         held = [node.held() for _ in range(ROOM)]
         large, small = node.ask(A, 3), node.ask(B)
@@ -128,17 +125,15 @@ def test_memory_goes_to_who_asked_first(run: Run) -> None:
             await settled()
             assert not large.done()
             assert not small.done()  # though there is room for it
-        assert not node.room.is_free(PAGE)
         node.let_go(held[2])
         await large
         node.let_go(held[3])
         await small
-        assert node.room.is_free(0)
 
     run(steps)
 
 
-def test_who_has_memory_in_hand_passes_those_that_wait_for_it(run: Run) -> None:
+def test_a_process_that_holds_memory_overtakes_claims_that_wait_for_others(run: Run) -> None:
     async def steps(node: Node) -> None:
         held = [node.held() for _ in range(ROOM - 1)]
         mine = node.held(B)
@@ -160,9 +155,9 @@ def test_two_copies_that_do_not_fit_together_arrive_one_after_the_other(run: Run
     """Both are written by the daemon, for different readers."""
 
     async def steps(node: Node) -> None:
-        arriving = await node.room.get(Claim(5 * PAGE, A))
+        arriving = await node.queue.get(Claim(5 * PAGE, A))
         first = node.store.create(5 * PAGE, 0, OWNER, b"daemon", arriving)
-        second = asyncio.ensure_future(node.room.get(Claim(5 * PAGE, B)))
+        second = asyncio.ensure_future(node.queue.get(Claim(5 * PAGE, B)))
         await settled()
         assert not second.done()
         node.store.seal(first.number)
@@ -188,46 +183,44 @@ def test_who_comes_next_waits_for_what_was_given_to_the_one_before(run: Run) -> 
     run(steps)
 
 
-def test_what_is_being_read_back_is_waited_for_and_then_looked_at(run: Run) -> None:
+def test_memory_that_was_granted_and_holds_no_value_yet_is_waited_for(run: Run) -> None:
     async def steps(node: Node) -> None:
-        memory = await node.room.get(Claim(ROOM * PAGE, A))
-        node.disk.arriving = True
+        memory = await node.queue.get(Claim(ROOM * PAGE, A))
         waiting = node.ask(A)
         await settled()
         assert not waiting.done()  # it may be for somebody else
         node.store.map(node.store.create(ROOM * PAGE, 0, OWNER, A, memory).number, A)
-        node.disk.arriving = False
-        node.room.look_soon()
+        node.queue.look_soon()
         with pytest.raises(ObjectStoreFullError):
             await waiting  # it was for the one that waits
 
     run(steps)
 
 
-def test_who_is_not_patient_waits_for_the_disk_but_not_for_others(run: Run) -> None:
+def test_a_claim_with_an_alternative_waits_for_the_disk_but_not_for_processes(run: Run) -> None:
     async def steps(node: Node) -> None:
         held = [node.held() for _ in range(ROOM)]
         node.disk.leaving = PAGE
-        hasty = node.ask(A, patient=False)
+        hasty = node.ask(A, waits=False)
         await settled()
         assert not hasty.done()
         node.let_go(held[0])  # as it leaves
         await hasty
         node.disk.leaving = 0
         with pytest.raises(ObjectStoreFullError):
-            await node.ask(A, patient=False)
-        assert not node.described  # nobody reads that: who is refused asks again
+            await node.ask(A, waits=False)
+        assert not node.described  # nobody reads that error
 
     run(steps)
 
 
-def test_who_is_not_patient_does_not_wait_behind_one_who_is(run: Run) -> None:
+def test_a_claim_with_an_alternative_does_not_wait_behind_one_without(run: Run) -> None:
     async def steps(node: Node) -> None:
         held = [node.held() for _ in range(ROOM - 1)]
         patient = node.ask(A, 3)
         await settled()
         with pytest.raises(ObjectStoreFullError):
-            await node.ask(B, patient=False)
+            await node.ask(B, waits=False)
         assert not patient.done()
         for segment in held[:2]:
             node.let_go(segment)
@@ -243,7 +236,7 @@ def test_what_the_disk_refused_once_is_not_tried_again_for_who_waits(run: Run) -
         waiting = node.ask(A)
         await settled()
         node.disk.failures += 1
-        node.room.look_soon()
+        node.queue.look_soon()
         await settled()
         assert [writes for _, writes in node.disk.targets] == [True, False]
         with pytest.raises(
@@ -290,7 +283,7 @@ def test_all_who_came_together_give_up_together(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("impatience")
-def test_time_in_which_what_is_needed_leaves_memory_does_not_count(run: Run) -> None:
+def test_no_claim_is_refused_while_values_leave_memory(run: Run) -> None:
     async def steps(node: Node) -> None:
         held = [node.held() for _ in range(ROOM)]
         node.disk.leaving = PAGE
@@ -299,18 +292,6 @@ def test_time_in_which_what_is_needed_leaves_memory_does_not_count(run: Run) -> 
             await asyncio.wait_for(asyncio.shield(waiting), 1)  # a slow disk
         node.let_go(held[0])
         await waiting
-
-    run(steps)
-
-
-@pytest.mark.usefixtures("impatience")
-def test_time_counts_in_which_too_little_leaves_memory(run: Run) -> None:
-    async def steps(node: Node) -> None:
-        held = [node.held() for _ in range(ROOM)]
-        node.disk.leaving = PAGE
-        with pytest.raises(ObjectStoreFullError):
-            await node.ask(A, 2)
-        assert held
 
     run(steps)
 
@@ -326,7 +307,7 @@ def test_who_leaves_makes_way(run: Run) -> None:
         assert not small.done()
         large.cancel()
         await small
-        assert not len(node.room)
+        assert not len(node.queue)
 
     run(steps)
 
@@ -337,13 +318,13 @@ def test_memory_that_comes_too_late_for_who_waited_is_not_lost(run: Run) -> None
         waiting = node.ask(A)
         await settled()
         node.let_go(segment)
-        while len(node.room):
+        while len(node.queue):
             await asyncio.sleep(0)
         waiting.cancel()  # it has memory, and has not heard of it
         with pytest.raises(asyncio.CancelledError):
             await waiting
         assert not node.store.used
-        node.store.put_back(await node.room.get(Claim(ROOM * PAGE, B)))
+        node.store.put_back(await node.queue.get(Claim(ROOM * PAGE, B)))
 
     run(steps)
 
@@ -353,14 +334,14 @@ def test_a_process_that_ended_makes_way_unless_others_need_the_same(run: Run) ->
         held = [node.held() for _ in range(ROOM)]
         shared = Claim(3 * PAGE, A)
         shared.join(B)
-        waiting = [asyncio.ensure_future(node.room.get(shared)), node.ask(C)]
+        waiting = [asyncio.ensure_future(node.queue.get(shared)), node.ask(C)]
         await settled()
-        node.room.process_died(A)
+        node.queue.process_died(A)
         shared.leave(A)  # as whoever asked for it tells later
         node.let_go(held[0])
         await settled()
         assert not any(one.done() for one in waiting)
-        node.room.process_died(B)
+        node.queue.process_died(B)
         with pytest.raises(ConnectionError):
             await waiting[0]
         await waiting[1]

@@ -286,7 +286,7 @@ class Store(RuleBasedStateMachine):
         assert not self.store._by_owner
         assert not self.store._by_mapper
         assert not self.store._by_creator
-        assert not self.store._kept
+        assert not self.store._may_keep
         assert self.files.used == 0
         self.files.close()
         self.folder.cleanup()
@@ -298,50 +298,37 @@ TestStore = Store.TestCase
 TestStore.settings = settings(max_examples=15, stateful_step_count=40, derandomize=True)
 
 
-def test_who_keeps_a_segment_mapped_is_told_when_it_is_freed() -> None:
-    told: list[tuple[bytes, tuple[int, ...]]] = []
-    looked: list[int] = []
-    store = SegmentStore(
-        CAPACITY,
-        forget=lambda process, numbers: told.append((process, numbers)),
-    )
+def test_a_process_that_maps_a_segment_is_told_when_it_is_freed() -> None:
+    told: list[tuple[bytes, int]] = []
+    store = SegmentStore(CAPACITY, freed=lambda process, number: told.append((process, number)))
     segment = written(store, PAGE)
-    store.on_room = lambda: looked.append(store.used)
     store.map(segment.number, READER)
-    store.keep(segment.number, READER)
-    assert not store.returning()
     store.free(segment.number)
-    assert told == [(READER, (segment.number,))]
-    assert store.returning()
-    store.keep(segment.number, OWNER)  # it had not heard yet
-    assert told[1:] == [(OWNER, (segment.number,))]
-    looked.clear()
+    assert told == [(READER, segment.number)]
+    assert store.used
     store.unmap([segment.number], READER)
-    assert not store.returning()
-    assert looked == [0]  # whoever waits for room looks at it when it is there
+    assert not store.used
     store.close()
 
 
-def test_who_waits_hears_that_what_was_asked_for_is_looked_at(store: SegmentStore) -> None:
-    looked: list[bool] = []
+def test_processes_are_told_once_that_memory_is_short_until_they_map_something_again() -> None:
+    told: list[bytes] = []
+    store = SegmentStore(CAPACITY, short=told.append)
     segment = written(store, PAGE)
     for process in (READER, WRITER):
         store.map(segment.number, process)
-    store.keep(segment.number, READER)
-    store.ask_keepers(PAGE)
-    assert not store.returning()  # another one looks at it
-    store.on_room = lambda: looked.append(store.returning())
     store.unmap([segment.number], WRITER)
-    assert looked == [False]  # it can be asked for now
-    store.ask_keepers(PAGE)
-    assert store.returning()
-    store.in_use([segment.number], READER)
-    assert looked == [False, False]
-    store.keep(segment.number, READER)  # it may be asked again
-    store.ask_keepers(PAGE)
-    assert store.returning()
-    store.unmap([segment.number], READER)
-    assert not store.returning()
+    store.tell_short()
+    store.tell_short()
+    assert told == [READER]
+    store.map(segment.number, READER)
+    store.tell_short()
+    assert told == [READER, READER]
+    store.map(segment.number, READER)
+    store.process_died(READER)
+    store.tell_short()
+    assert told == [READER, READER]
+    store.close()
 
 
 def test_memory_that_a_process_had_mapped_when_it_left_is_not_written_again(

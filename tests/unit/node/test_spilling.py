@@ -38,19 +38,17 @@ class Node:
     """A store of eight pages that spills, without the rest of a daemon."""
 
     def __init__(self, folder: Path) -> None:
-        self.told: list[tuple[bytes, tuple[int, ...]]] = []
-        self.store = SegmentStore(
-            ROOM * PAGE, forget=lambda process, numbers: self.told.append((process, numbers))
-        )
+        self.told: list[bytes] = []
+        self.store = SegmentStore(ROOM * PAGE, short=self.told.append)
         files = SpillFiles(folder / "spilled")
         self.spilling = Spilling(self.store, files, lambda: "All held.", NODE)
 
     async def create(
-        self, *, patient: bool = True, pages: int = 1, writer: bytes = WRITER
+        self, *, waits: bool = True, pages: int = 1, writer: bytes = WRITER
     ) -> Segment:
         """A value as a writer makes it; its content is its number."""
         size = pages * PAGE
-        memory = await self.spilling.room.get(Claim(size, writer, patient=patient))
+        memory = await self.spilling.queue.get(Claim(size, writer, waits=waits))
         segment = self.store.create(size, 0, OWNER, writer, memory)
         os.pwrite(segment.fd, content(segment), 0)
         self.store.seal(segment.number)
@@ -334,7 +332,7 @@ def test_a_writer_waits_for_others_when_the_disk_is_full_as_well(
         for value in values:
             await node.read(value)
         waiting = asyncio.ensure_future(node.spilling.room_for(Claim(PAGE, WRITER)))
-        await until(lambda: len(node.spilling.room))
+        await until(lambda: len(node.spilling.queue))
         await until(lambda: node.spilling.failures)
         assert not waiting.done()
         await until(lambda: node.spilling.spilled == 0)
@@ -494,10 +492,9 @@ def test_who_came_first_gets_the_room_that_is_made_for_it(
         slow = Slow(monkeypatch)
         large = asyncio.ensure_future(node.create(pages=2))
         await slow.begun.wait()
-        assert not node.spilling.room.is_free(PAGE)
         slow.go_on.set()
         await large
-        assert node.spilling.room.is_free(0)
+        assert not len(node.spilling.queue)
 
     run(steps)
 
@@ -516,19 +513,18 @@ def test_a_copy_is_dropped_before_anything_is_written(run: Run) -> None:
     run(steps)
 
 
-def test_a_process_is_asked_for_what_it_keeps_mapped(run: Run) -> None:
+def test_processes_that_may_keep_values_mapped_are_told_that_memory_is_short(run: Run) -> None:
     async def steps(node: Node) -> None:
         values = await node.fill()
         for value in values:
             await node.read(value)
-        node.store.keep(values[3].number, READER)
-        waiting = asyncio.ensure_future(node.create(patient=False))
+        waiting = asyncio.ensure_future(node.create())
         await until(lambda: node.told)
-        assert node.told == [(READER, (values[3].number,))]
+        assert node.told == [READER]
         node.store.unmap([values[3].number], READER)
         await waiting
         assert not values[3].in_memory
-        assert len(node.told) == 1  # it was asked once
+        assert len(node.told) == 1
 
     run(steps)
 
@@ -539,7 +535,7 @@ def test_who_is_not_patient_does_not_wait_for_what_others_have_mapped(run: Run) 
         for value in values:
             await node.read(value)
         with pytest.raises(ObjectStoreFullError):
-            await node.create(patient=False)
+            await node.create(waits=False)
         waiting = asyncio.ensure_future(node.create())
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -713,7 +709,7 @@ def test_values_for_which_there_are_no_descriptors_leave_memory(
 ) -> None:
     async def steps(node: Node) -> None:
         limit_descriptors(node, 5, monkeypatch)
-        values = [await node.create(patient=False) for _ in range(ROOM)]
+        values = [await node.create(waits=False) for _ in range(ROOM)]
         assert sum(value.in_memory for value in values) <= 5
         for value in values:  # and they come back in the place of others
             assert await node.read(value) == content(value)
@@ -733,19 +729,18 @@ def test_values_for_which_there_are_no_descriptors_leave_memory(
     run(steps)
 
 
-def test_a_process_is_asked_for_what_it_keeps_mapped_when_there_are_no_descriptors(
+def test_processes_are_told_that_memory_is_short_when_there_are_no_descriptors(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def steps(node: Node) -> None:
         value = await node.create()
         limit_descriptors(node, 1, monkeypatch)
         node.store.map(value.number, READER)
-        node.store.keep(value.number, READER)
-        creating = asyncio.ensure_future(node.create())
-        await until(lambda: node.told)
-        assert node.told == [(READER, (value.number,))]
+        with pytest.raises(OSError, match="Too many open files"):
+            await node.create()
+        assert node.told == [READER]
         node.store.unmap([value.number], READER)
-        assert (await creating).in_memory
+        assert (await node.create()).in_memory
         assert not value.in_memory
 
     run(steps)
@@ -763,7 +758,7 @@ def test_large_memory_goes_back_while_the_loop_goes_on(
         for value in await node.fill():
             node.store.free(value.number)
         assert node.store.memories.closing
-        waiting = asyncio.ensure_future(node.create(pages=ROOM, patient=False))
+        waiting = asyncio.ensure_future(node.create(pages=ROOM, waits=False))
         await asyncio.sleep(0)
         assert not waiting.done()
         blocked.set()
