@@ -298,6 +298,8 @@ class SharedMemory:
                 if len(self._read) > _REMEMBERED:
                     self._read.popitem(last=False)
                 return
+            if self._is_short:  # the daemon said so after it had mapped this: it asks only once
+                return
             self._kept[key] = (mapping, block)
             self._kept_as[mapping.segment] = key
             if len(self._kept) > _KEPT:

@@ -263,6 +263,24 @@ def test_only_so_many_values_stay_mapped_though_nobody_uses_them(
     assert len(gone) == 4
 
 
+def test_a_value_that_was_mapped_when_memory_became_short_is_not_kept(
+    memory: SharedMemory, link: FakeLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = memory.write(serialize(np.arange(50_000)), OWNER, NODE)
+    load(memory, stored)
+    real = link.node_request
+
+    def request(method: str, args: tuple[Any, ...], **how: Any) -> Any:
+        answer = real(method, args, **how)
+        memory.on_short()  # it is read before this thread goes on with the answer
+        return answer
+
+    monkeypatch.setattr(link, "node_request", request)
+    load(memory, stored)
+    memory.report_unmapped()
+    assert len([number for (numbers,) in link.noticed("unmapped") for number in numbers]) == 2
+
+
 def test_a_full_store_is_asked_again_if_this_process_had_something_to_return(
     link: FakeLink,
 ) -> None:
