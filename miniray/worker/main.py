@@ -18,7 +18,6 @@ import os
 import pickle
 import signal
 import sys
-import threading
 import types
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -45,7 +44,7 @@ from miniray.worker.interruption import CANCEL_SIGNAL
 from miniray.worker.value_errors import carried
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Coroutine
 
 logger = logging.getLogger(__name__)
 
@@ -328,7 +327,7 @@ def run_worker(spec: dict[str, Any]) -> NoReturn:
         else:
             worker.run_tasks()
         code = worker.finish()
-        _run_exit_functions()
+        atexit._run_exitfuncs()
         worker.close()
     except BaseException:
         logger.exception("the worker failed")
@@ -374,15 +373,3 @@ def _show_own_warnings() -> None:
 
 def _ignore_interrupt(_number: int, _frame: object) -> None:
     """Ctrl-C is the driver's; a handler (not SIG_IGN) so that children get the default."""
-
-
-def _run_exit_functions() -> None:
-    run: Callable[[], None] = atexit._run_exitfuncs
-    others = [
-        thread
-        for thread in threading.enumerate()
-        if not thread.daemon and thread is not threading.main_thread()
-    ]
-    if others:
-        logger.debug("%d threads of user code end with the process", len(others))
-    run()

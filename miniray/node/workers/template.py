@@ -302,7 +302,8 @@ class Template:
     def _note(self, pid: int, living: set[str]) -> None:
         """Note which ended workers wait for a child; none do for a living worker's."""
         session = _session_of(pid)
-        worker = worker_of(pid) if session not in {*self._workers, *self._ended} else ""
+        known = session in self._workers or session in self._ended
+        worker = "" if known else worker_of(pid)
         if worker is None and living:
             self._unknown.add(pid)
             self._strays.setdefault(pid, set(self._ended))
