@@ -2,8 +2,9 @@
 
 Places mixed demands (CPU, shared and whole GPUs, a custom resource) over many
 nodes, then releases and places again at full load: without a queue, behind many
-demands of few shapes that can't be placed, and behind many shapes. One process, no
-I/O; figures are of processor time.
+demands of few shapes that can't be placed, behind many shapes, and behind many
+demands of many shapes of which some always fit. One process, no I/O; figures are of
+processor time.
 """
 
 from __future__ import annotations
@@ -90,6 +91,30 @@ def many_shapes(count: int, rng: random.Random, prefix: bytes) -> list[LeaseRequ
     return found
 
 
+def behind_shapes_that_fit(nodes: int, demands: int, shapes: int, rounds: int) -> tuple[int, float]:
+    """Fill a cluster, let the rest wait, and serve it: how many wait, seconds for these rounds."""
+    scheduler = make_cluster(nodes)
+    rng = random.Random(4)
+    kinds = [
+        Demand.of({"CPU": rng.randint(10, 40_000) / 10_000, "memory": float(rng.randint(1, 2**33))})
+        for _ in range(shapes)
+    ]
+    capacity = nodes * 200
+    wanted = [
+        LeaseRequest(b"e" + number.to_bytes(8, "big"), rng.choice(kinds))
+        for number in range(capacity + demands)
+    ]
+    _, held = place(scheduler, wanted)
+    rng.shuffle(held)
+    start = time.process_time()
+    for number in range(rounds):
+        freed = scheduler.release(held.pop(), 0.0)
+        more = LeaseRequest(b"f" + number.to_bytes(8, "big"), rng.choice(kinds))
+        asked = scheduler.submit(more, 0.0)
+        held.extend(grant.lease_id for grant in (*freed.grants, *asked.grants))
+    return len(scheduler.waiting()), time.process_time() - start
+
+
 def report(what: str, count: int, seconds: float) -> None:
     print(f"{what:<58} {count / seconds:>10,.0f}/s  {seconds / count * 1e6:>7.1f} us")
 
@@ -99,7 +124,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--demands", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=20_000)
-    parser.add_argument("--shapes", type=int, default=5000, help="shapes that wait, at most")
+    parser.add_argument("--shapes", type=int, default=1000, help="shapes that wait, at most")
     args = parser.parse_args()
 
     scheduler = make_cluster(args.nodes)
@@ -135,6 +160,10 @@ def main() -> None:
             args.rounds,
             churn(scheduler, held, args.rounds, b"d" + bytes([shapes > args.shapes // 50])),
         )
+
+    rounds = args.rounds // 4
+    waiting, seconds = behind_shapes_that_fit(args.nodes, 100_000, args.shapes, rounds)
+    report(f"serve {waiting:,} of {args.shapes:,} shapes that fit", rounds, seconds)
 
 
 if __name__ == "__main__":

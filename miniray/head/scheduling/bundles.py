@@ -150,8 +150,9 @@ class PlacementGroupState:
 
 
 def total_needs(specs: Iterable[BundleSpec]) -> Needs:
-    """The sum of what bundles reserve."""
+    """The sum of what bundles reserve; a Counter names each kind once."""
     totals: collections.Counter[str] = collections.Counter()
-    for spec in specs:
-        totals.update(dict(spec.needs))
+    for spec, count in collections.Counter(specs).items():
+        for name, units in spec.needs:
+            totals[name] += count * units
     return tuple(sorted(totals.items()))

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import operator
 from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT
 from miniray.common.labels import shared_label
 from miniray.head.scheduling.bundles import GroupStatus, total_needs
-from miniray.head.scheduling.fit_index import FitIndex
-from miniray.head.scheduling.planning import plan
-from miniray.head.scheduling.prospects import Prospects
+from miniray.head.scheduling.planning import may_have_room, plan
 from miniray.head.scheduling.queues import Domain
 from miniray.head.scheduling.reasons import Reason, ReasonKind, explain, first_quarantined
 from miniray.head.scheduling.resources import bundle_pool
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
     from miniray.common.amounts import Needs
-    from miniray.head.scheduling.bundles import PlacementGroupState
+    from miniray.head.scheduling.bundles import BundleSpec, PlacementGroupState
     from miniray.head.scheduling.resources import Allocation, ResourcePool
 
     BundleKey = tuple[bytes, int]
@@ -42,24 +41,24 @@ class Group:
     domain: Domain
     #: What it lacks, while it is to be placed; groups with an equal one wait in line.
     like: Hashable = None
-    #: What there was for it when it could not be placed; None: it was not tried as it is now.
-    prospects: Prospects | None = None
+    #: How many bundles of each kind it lacks, and the sum of their needs.
+    kinds: collections.Counter[BundleSpec] = dataclasses.field(default_factory=collections.Counter)
+    most: Needs = ()
+    #: What each node had for it when there was enough and yet no way was found to place it: while
+    #: no node has more, another search would end like that one.
+    searched: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
     #: Nodes on which room is set aside for it.
     reserved: list[ResourcePool] = dataclasses.field(default_factory=list)
 
     def may_be_placed_by(self, node: ResourcePool) -> bool:
-        """Whether it might have a place now that a node has more room; to be asked then."""
-        if not any(spec.fits(node, self) for spec in set(self.state.missing.values())):
+        """Whether it might have a place now that a node has more room; a quick test."""
+        if not any(spec.fits(node, self) for spec in self.kinds):
             return False
-        return self.prospects is None or self.prospects.improved_by(node)
-
-    @property
-    def is_for_one_node(self) -> bool:
-        """Whether all its bundles are to be on one node, and none is on one yet."""
-        state = self.state
-        if state.strategy != "STRICT_PACK" or state.nodes:
-            return False
-        return shared_label([spec.selector for spec in state.bundles]) is None
+        if not self.searched:
+            return True
+        had = self.searched.get(node.node_id, ())
+        has = node.outline(self.most, self)
+        return len(has) != len(had) or any(map(operator.gt, has, had))
 
     def could_hold(self, needs: Needs, bundle_index: int) -> bool:
         """Whether the bundle (-1: some bundle) is large enough for this; False if there is none."""
@@ -96,7 +95,7 @@ class Group:
         """Which resource all nodes together have too little of; None if there is none."""
         missing = self.state.missing
         totals = [node.totals() for node in nodes]
-        for name, units in total_needs(missing.values()):
+        for name, units in self.most:
             total = sum(each.get(name, 0) for each in totals)
             if total < units:
                 detail = f"the {len(missing)} bundles"
@@ -129,17 +128,20 @@ class Group:
 class GroupTable:
     """All groups, and which bundles each node holds."""
 
-    def __init__(self, threshold: float) -> None:
+    def __init__(self, threshold: float, on_first: Callable[[Group], None]) -> None:
+        """Start with no groups.
+
+        Args:
+            threshold: as for ``plan``.
+            on_first: called with a group that has become the oldest of those that lack the same.
+        """
         self._threshold = threshold
+        self._on_first = on_first
         self.groups: dict[bytes, Group] = {}
         #: Groups with bundles to place.
         self.unplaced: dict[bytes, Group] = {}
         #: The same by what they lack: where the oldest has no room, the others have none.
         self._alike: dict[Hashable, dict[bytes, Group]] = {}
-        #: The oldest of each of those, by what single bundles that it lacks need.
-        self._by_need: FitIndex[tuple[Group, int]] = FitIndex()
-        #: Called with a group that has become the oldest of those that lack the same.
-        self.on_first: Callable[[Group], None] = _ignore
         self._on_node: dict[str, dict[BundleKey, ResourcePool]] = collections.defaultdict(dict)
         #: After a restart of the head: the groups with bundles that a node is to report.
         self._awaiting: dict[str, dict[bytes, None]] = collections.defaultdict(dict)
@@ -158,46 +160,21 @@ class GroupTable:
         return group
 
     def place(
-        self, group: Group, nodes: Mapping[str, ResourcePool], grown: ResourcePool | None = None
+        self, group: Group, nodes: Mapping[str, ResourcePool]
     ) -> dict[int, ResourcePool] | None:
-        """Place the missing bundles of a group.
-
-        Args:
-            group: the first of those that lack the same.
-            nodes: of the cluster.
-            grown: the only one that has got room since the last attempt; None: any may have.
-
-        Returns:
-            Their new pools; None if there is no room.
-        """
-        prospects = group.prospects
-        alone = grown if prospects is not None and group.is_for_one_node else None
-        made = plan(
-            group.state, nodes.values() if alone is None else [alone], group, self._threshold
-        )
+        """Place the missing bundles of a group: their new pools; None if there is no room."""
+        group.searched = {}
+        if not may_have_room(group.kinds, nodes.values(), group):
+            return None
+        made = plan(group.state, nodes.values(), group, self._threshold)
         if made is None:
-            if alone is None or prospects is None or not prospects.failed_on(alone):
-                self._failed(group, nodes.values())
+            group.searched = {id: node.outline(group.most, group) for id, node in nodes.items()}
             return None
         self._dequeue(group)
         return {
             index: self.install(group, index, node, allocation)
             for index, (node, allocation) in sorted(made.items())
         }
-
-    def _failed(self, group: Group, nodes: Collection[ResourcePool]) -> None:
-        """A group that is the first of its like waits until what it lacks may be there."""
-        missing = group.state.missing.values()
-        group.prospects = Prospects(missing, nodes, group)
-        scarce = group.prospects.scarce
-        self._watch(group, {spec.needs for spec in missing} if scarce is None else {scarce})
-
-    def _watch(self, group: Group, needs: Iterable[Needs]) -> None:
-        """Have a group come up when a node has room for one of these."""
-        for number, _ in enumerate(group.state.bundles):
-            self._by_need.discard((group, number))
-        for number, need in enumerate(sorted(needs)):
-            self._by_need.add((group, number), need, group.number)
 
     def install(
         self, group: Group, index: int, node: ResourcePool, allocation: Allocation
@@ -319,35 +296,26 @@ class GroupTable:
 
     def first_that_may_use(self, node: ResourcePool) -> list[Group]:
         """Those of ``first_unplaced`` that might have a place now that a node has more room."""
-        if node.closed or not self._by_need:
-            return []
-        reservation = node.reservation
-        found: dict[Group, None] = {}
-        owner = None if reservation is None else reservation.owner
-        if isinstance(owner, Group) and owner.state.group_id in self.unplaced:
-            found[owner] = None
-        for _, (group, _) in self._by_need.oldest_first((*node.free, *node.devices), node.most):
-            found[group] = None
-        return sorted(
-            [group for group in found if group.may_be_placed_by(node)],
-            key=lambda group: group.number,
-        )
+        return [group for group in self.first_unplaced() if group.may_be_placed_by(node)]
 
     def next_alike(self, group: Group) -> Group | None:
-        """The group to try after one that lacked the same was placed."""
+        """The next group with identical missing bundles."""
         return next(iter(self._alike.get(group.like, {}).values()), None)
 
     def _enqueue(self, group: Group) -> None:
         state = group.state
-        if not state.missing:
+        missing = state.missing
+        if not missing:
             return
-        group.like = (state.strategy, tuple(state.missing.items()), frozenset(state.nodes))
-        group.prospects = None
+        group.like = (state.strategy, tuple(missing.items()), frozenset(state.nodes))
+        group.kinds = collections.Counter(missing.values())
+        group.most = total_needs(group.kinds)
+        group.searched = {}
         self.unplaced[state.group_id] = group
         alike = self._alike.setdefault(group.like, {})
         alike[state.group_id] = group
         if len(alike) == 1:
-            self._is_first(group)
+            self._on_first(group)
 
     def _dequeue(self, group: Group) -> None:
         if self.unplaced.pop(group.state.group_id, None) is None:
@@ -355,22 +323,10 @@ class GroupTable:
         alike = self._alike[group.like]
         was_first = next(iter(alike.values())) is group
         del alike[group.state.group_id]
-        if was_first:
-            for number, _ in enumerate(group.state.bundles):
-                self._by_need.discard((group, number))
         if not alike:
             del self._alike[group.like]
         elif was_first:
-            self._is_first(next(iter(alike.values())))
-
-    def _is_first(self, group: Group) -> None:
-        """A group is the oldest of those that lack the same."""
-        self._watch(group, {spec.needs for spec in group.state.missing.values()})
-        self.on_first(group)
-
-
-def _ignore(_group: Group) -> None:
-    """Nobody wants to know."""
+            self._on_first(next(iter(alike.values())))
 
 
 def _within(needs: Needs, reserved: dict[str, int]) -> bool:

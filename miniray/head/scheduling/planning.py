@@ -18,7 +18,7 @@ from miniray.head.scheduling.packing import Patience
 from miniray.head.scheduling.policies import avoid_accelerators, least_used, pack_then_spread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from miniray.common.amounts import Needs
     from miniray.head.scheduling.bundles import BundleSpec, PlacementGroupState
@@ -156,7 +156,7 @@ class _Planner:
 
     def place(self, strategy: str) -> dict[int, tuple[ResourcePool, Allocation]] | None:
         """For each bundle its pool and what was allocated there; None if they don't all fit."""
-        if not self._may_have_room():
+        if not may_have_room(collections.Counter(self.specs.values()), self.nodes, self._owner):
             return None
         placed = {
             "PACK": self.pack,
@@ -168,26 +168,6 @@ class _Planner:
             return self.trial.made
         self.trial.undo()
         return None
-
-    def _may_have_room(self) -> bool:
-        """A quick test: whether there is as much as all need, and room for each kind alone."""
-        for name, units in total_needs(self.specs.values()):
-            missing = units
-            for node in self.nodes:
-                missing -= _free(node, name)
-                if missing <= 0:
-                    break
-            else:
-                return False
-        for spec, count in collections.Counter(self.specs.values()).items():
-            left = count
-            for node in self.nodes:
-                left -= spec.copies(node, self._owner)
-                if left <= 0:
-                    break
-            else:
-                return False
-        return True
 
     def strict_pack(self) -> bool:
         """All on one node: the one that holds the group's other bundles, if there are such."""
@@ -362,6 +342,32 @@ class _Planner:
     def _by_use(self) -> list[ResourcePool]:
         use = least_used(self._names)
         return sorted(self.nodes, key=lambda node: (self._avoid(node), use(node), node.order))
+
+
+def may_have_room(
+    kinds: collections.Counter[BundleSpec], nodes: Collection[ResourcePool], owner: object
+) -> bool:
+    """Whether there is as much as these bundles need, and room for each kind of them alone.
+
+    A quick test that refuses none that have a place.
+    """
+    for name, units in total_needs(kinds):
+        missing = units
+        for node in nodes:
+            missing -= _free(node, name)
+            if missing <= 0:
+                break
+        else:
+            return False
+    for spec, count in kinds.items():
+        left = count
+        for node in nodes:
+            left -= spec.copies(node, owner)
+            if left <= 0:
+                break
+        else:
+            return False
+    return True
 
 
 def _may_hold(node: ResourcePool, totals: Needs) -> bool:

@@ -1,4 +1,4 @@
-"""Demands that wait, per shape in order of arrival, and which of them a freed pool may serve.
+"""Demands that wait, per shape in order of arrival, and which shapes a freed pool may serve.
 
 Responsible for order and look-up; not for granting.
 """
@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.runtime import BundleAffinity, NodeAffinity
 from miniray.head.scheduling.candidates import CandidateIndex, PoolSet
-from miniray.head.scheduling.fit_index import FitIndex
 from miniray.head.scheduling.reasons import Reason, explain
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable
+    from collections.abc import Collection, Hashable, Iterable
 
+    from miniray.common.amounts import Needs
     from miniray.head.scheduling.demands import Demand, LeaseRequest
     from miniray.head.scheduling.resources import ResourcePool
+
+    #: Fixed-point amounts, in the order of the names that they belong to.
+    Units = tuple[int, ...]
 
 _MAX_IDLE_SHAPES = 256  # shapes remembered per domain though none of their demands waits
 
@@ -42,6 +45,7 @@ class ShapeQueue:
         "bound",
         "demand",
         "domain",
+        "number",
         "preferred",
         "reserved",
         "waiting",
@@ -63,6 +67,8 @@ class ShapeQueue:
         elif isinstance(placement, BundleAffinity) and placement.bundle_index >= 0:
             self.bound = (placement.placement_group_id, placement.bundle_index)
         self.waiting: collections.OrderedDict[bytes, Pending] = collections.OrderedDict()
+        #: Of the request that waits longest; of the last one if none waits.
+        self.number = 0
         #: The pool on which room is set aside for the head of the queue.
         self.reserved: ResourcePool | None = None
         self._index: CandidateIndex | None = None
@@ -156,8 +162,9 @@ class Domain:
         self._queues: dict[Demand, ShapeQueue] = {}
         #: Queues that are not empty.
         self.waiting: dict[ShapeQueue, None] = {}
-        #: The same by what they need: those that may use any pool (None), or only one, by its key.
-        self._by_target: dict[Hashable, FitIndex[ShapeQueue]] = {None: FitIndex()}
+        #: The same by the key of the only pool that they may use (None: any), then by the names of
+        #: the resources that they need, with the amounts.
+        self._by_target: dict[Hashable, dict[tuple[str, ...], dict[ShapeQueue, Units]]] = {}
         #: Where in there each of them is.
         self._target_of: dict[ShapeQueue, Hashable] = {}
         #: Those of them that prefer a pool, by its key.
@@ -177,6 +184,7 @@ class Domain:
         queue.waiting[pending.request.lease_id] = pending
         if len(queue.waiting) > 1:
             return
+        queue.number = pending.number
         self.waiting[queue] = None
         if queue.preferred is not None:
             self._preferring.setdefault(queue.preferred, {})[queue] = None
@@ -186,9 +194,7 @@ class Domain:
         """Take a request out of its queue."""
         pending = queue.waiting.pop(lease_id)
         if queue.waiting:
-            number = queue.head.number
-            if number > pending.number:
-                self._by_target[self._target_of[queue]].renumber(queue, number)
+            queue.number = queue.head.number
             return pending
         del self.waiting[queue]
         if queue.preferred is not None:
@@ -200,16 +206,18 @@ class Domain:
         return pending
 
     def _enter(self, queue: ShapeQueue) -> None:
-        key = queue.target()
-        index = self._by_target.setdefault(key, FitIndex())
-        index.add(queue, queue.demand.placing, queue.head.number)
-        self._target_of[queue] = key
+        key = self._target_of[queue] = queue.target()
+        names, amounts = _apart(queue.demand.placing)
+        self._by_target.setdefault(key, {}).setdefault(names, {})[queue] = amounts
 
     def _leave(self, queue: ShapeQueue) -> None:
         key = self._target_of.pop(queue)
-        index = self._by_target[key]
-        index.discard(queue)
-        if not index and key is not None:
+        names, _ = _apart(queue.demand.placing)
+        by_names = self._by_target[key]
+        del by_names[names][queue]
+        if not by_names[names]:
+            del by_names[names]
+        if not by_names:
             del self._by_target[key]
 
     def reconsider(self, key: Hashable) -> None:
@@ -219,27 +227,30 @@ class Domain:
                 self._leave(queue)
                 self._enter(queue)
 
-    def first_for(self, key: Hashable, pool: ResourcePool) -> ShapeQueue | None:
-        """The waiting queue whose head came first of those that may be placed on a pool now."""
+    def that_may_use(self, key: Hashable, pool: ResourcePool) -> dict[int, ShapeQueue]:
+        """The waiting queues that a pool may have room for now, by the number of their heads.
+
+        The test is quick and refuses none that has a place: ``ShapeQueue.admits`` decides.
+        """
         if pool.closed:
-            return None
-        found: list[tuple[int, ShapeQueue]] = []
-        reservation = pool.reservation
-        if reservation is not None:
-            owner = reservation.owner
-            if isinstance(owner, ShapeQueue) and owner.waiting and owner.admits(pool):
-                found.append((owner.head.number, owner))
+            return {}
+        names_here = (*pool.free, *pool.devices)
+        have = {name: most for name in names_here if (most := pool.most(name)) > 0}
+        some = set(have)
+        found: list[ShapeQueue] = []
         for target in (None, key):
-            index = self._by_target.get(target)
-            if not index:
-                continue
-            for number, queue in index.oldest_first((*pool.free, *pool.devices), pool.most):
-                if found and number >= found[0][0]:
-                    break
-                if queue.admits(pool):
-                    found = [(number, queue)]
-                    break
-        return found[0][1] if found else None
+            for names, queues in self._by_target.get(target, {}).items():
+                if not some.issuperset(names):
+                    continue
+                shapes: Iterable[tuple[ShapeQueue, Units]] = queues.items()
+                for at, name in enumerate(names):
+                    most = have[name]
+                    shapes = [shape for shape in shapes if shape[1][at] <= most]
+                found += [queue for queue, _ in shapes]
+        owner = None if pool.reservation is None else pool.reservation.owner
+        if isinstance(owner, ShapeQueue) and owner.waiting:
+            found.append(owner)
+        return {queue.number: queue for queue in found}
 
     def bound_to(self, key: Hashable) -> list[ShapeQueue]:
         """Waiting queues that may use this pool only."""
@@ -248,3 +259,8 @@ class Domain:
     def preferring(self, key: Hashable) -> list[ShapeQueue]:
         """Waiting queues that use this pool as long as it could serve them."""
         return list(self._preferring.get(key, ()))
+
+
+def _apart(needs: Needs) -> tuple[tuple[str, ...], Units]:
+    """Names and amounts."""
+    return tuple([name for name, _ in needs]), tuple([units for _, units in needs])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import heapq
 from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT
@@ -47,7 +48,7 @@ class ResourceTable:
 
     def __init__(self, reserve_after: float, threshold: float) -> None:
         self.domain = Domain(threshold)
-        self.groups = GroupTable(threshold)
+        self.groups = GroupTable(threshold, self._first_of_its_like)
         self.leases: dict[bytes, Lease] = {}
         #: Queue of each waiting request.
         self.queue_of: dict[bytes, ShapeQueue] = {}
@@ -65,7 +66,6 @@ class ResourceTable:
         self._aging: Aging[ShapeQueue | Group] = Aging(self._waits_with)
         #: Those that no pool of their domain could serve, with its topology when that was seen.
         self._hopeless: dict[Domain, tuple[int, list[ShapeQueue]]] = {}
-        self.groups.on_first = self._first_of_its_like
         #: When to look again for room to set aside, if something that has waited long has none.
         self._retry_at: float | None = None
 
@@ -144,8 +144,8 @@ class ResourceTable:
         """Take a request out of its queue."""
         queue = self.queue_of.pop(lease_id)
         taken = queue.domain.take(queue, lease_id)
-        if queue.waiting and queue.head.number > taken.number:
-            self._aging.add(queue, queue.head.number, queue.head.since)
+        if queue.waiting and queue.number > taken.number:
+            self._aging.add(queue, queue.number, queue.head.since)
         return queue
 
     def fail_all(self, queue: ShapeQueue, reason: Reason, out: Decisions) -> None:
@@ -182,9 +182,9 @@ class ResourceTable:
                 out.infeasible.extend(Waiting(lease_id, reason) for lease_id in queue.waiting)
 
     # --- groups --------------------------------------------------------------------
-    def place_group(self, group: Group, out: Decisions, grown: ResourcePool | None = None) -> bool:
-        """Place the missing bundles of a group if there is room; as ``GroupTable.place``."""
-        bundles = self.groups.place(group, self.nodes, grown)
+    def place_group(self, group: Group, out: Decisions) -> bool:
+        """Place the missing bundles of a group if there is room; whether there was."""
+        bundles = self.groups.place(group, self.nodes)
         if bundles is None:
             return False
         self.lift(group)
@@ -209,7 +209,7 @@ class ResourceTable:
             firsts = self.groups.first_that_may_use(node)
         for first in firsts:
             group: Group | None = first
-            while group is not None and self.place_group(group, out, node):
+            while group is not None and self.place_group(group, out):
                 group = self.groups.next_alike(group)
                 if group is not None and node is not None and not group.may_be_placed_by(node):
                     break
@@ -270,23 +270,41 @@ class ResourceTable:
     def _fill(self, pool: ResourcePool, out: Decisions) -> None:
         """Grant what waits and fits on a pool, oldest first."""
         domain = self._domain_of(pool)
-        if domain is None:
-            return
-        key = pool.node_id if pool.key is None else pool.key
-        while domain.waiting:
-            queue = domain.first_for(key, pool)
-            if queue is None:
+        while domain is not None and domain.waiting:
+            queues = domain.that_may_use(pool.node_id if pool.key is None else pool.key, pool)
+            if not self._fill_from(queues, pool, out):
                 return
+
+    def _fill_from(self, queues: dict[int, ShapeQueue], pool: ResourcePool, out: Decisions) -> bool:
+        """Grant in the order of these numbers, until one does not fit; whether any was granted.
+
+        Then others do not fit either, and which of them is told faster for all at once.
+        """
+        numbers = sorted(queues)
+        granted = False
+        while numbers:
+            queue = queues[heapq.heappop(numbers)]
+            if not queue.admits(pool):
+                if granted:
+                    break
+                continue
             lease_id = next(iter(queue.waiting))
             self.dequeue(lease_id)
             self.grant(queue, lease_id, pool, out)
             self.lift(queue)
+            granted = True
+            if pool in self._grown:
+                return False  # room that was set aside here is for all: the pool is filled anew
+            if queue.waiting:
+                queues[queue.number] = queue
+                heapq.heappush(numbers, queue.number)
+        return granted
 
     # --- setting room aside ----------------------------------------------------------
     def _waits_with(self, owner: ShapeQueue | Group, number: int) -> bool:
         """Whether what waits longest of an owner's has this number."""
         if isinstance(owner, ShapeQueue):
-            return bool(owner.waiting) and owner.head.number == number
+            return bool(owner.waiting) and owner.number == number
         return owner.number == number and self.groups.is_first_of_its_like(owner)
 
     def _first_of_its_like(self, group: Group) -> None:
@@ -297,7 +315,7 @@ class ResourceTable:
         if isinstance(owner, Group):
             self._aging.add(owner, owner.number, owner.since)
         elif owner.waiting:
-            self._aging.add(owner, owner.head.number, owner.head.since)
+            self._aging.add(owner, owner.number, owner.head.since)
 
     def _hope_again(self) -> None:
         """Pools came or changed: some of those that none could serve may be served."""

@@ -332,6 +332,35 @@ def test_a_group_is_placed_whole_or_not_at_all(
     assert all(node.devices["GPU"].free == [UNIT, UNIT] for node in nodes)
 
 
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from(["CPU", "GPU", "memory"]), st.integers(1, 5), max_size=3),
+        max_size=30,
+    )
+)
+def test_freed_room_goes_to_those_that_fit_in_order_of_arrival(
+    wanted: list[dict[str, float]],
+) -> None:
+    scheduler = ClusterScheduler()
+    has: dict[str, float] = {"CPU": 8, "memory": 9}
+    scheduler.add_node(node_pool("ab", has, {"GPU": ["0", "1", "2", "3"]}), 0.0)
+    left = has | {"GPU": 4.0}
+    assert scheduler.submit(LeaseRequest(b"all", Demand.of(left)), 0.0).grants
+    expected = []
+    for number, resources in enumerate(wanted):
+        id = b"%d" % number
+        granted = scheduler.submit(LeaseRequest(id, Demand.of(resources)), 0.0).grants
+        assert bool(granted) == (not resources)
+        if not granted and all(left[name] >= amount for name, amount in resources.items()):
+            expected.append(id)
+            left = {name: left[name] - resources.get(name, 0) for name in left}
+
+    out = scheduler.release(b"all", 0.0)
+
+    assert [grant.lease_id for grant in out.grants] == expected
+
+
 @settings(max_examples=50)
 @given(st.lists(st.sampled_from([0.25, 0.5]), min_size=1, max_size=60), st.integers(1, 4))
 def test_shares_that_divide_a_device_are_placed_while_their_sum_fits(
