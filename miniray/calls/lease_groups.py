@@ -1,6 +1,8 @@
-"""The leases that this process has, by the shape of the tasks that they run.
+"""The tasks of one shape that wait, and the leases that this process has for them.
 
-State only; who changes it is ``task_client.py``, whose lock protects it.
+Responsible for which of the tasks goes to which lease. When one is sent, and how many leases are
+asked for, is for ``task_client.py``, whose lock protects this; where a task should run, for
+``locality.py``.
 """
 
 from __future__ import annotations
@@ -11,18 +13,21 @@ import math
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.calls.locality import Wishes
+from miniray.calls.locality import Wishes, preferred
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from miniray.calls.call import Call
+    from miniray.calls.calls import CallTable
     from miniray.wire.peers import Peer
 
 
 class Lease:
     """A worker that runs this client's tasks of one shape."""
 
-    __slots__ = ("_unused", "calls", "group", "has_room", "id", "idle_since", "leaving", "next",
-                 "peer", "remaining", "window")  # fmt: skip
+    __slots__ = ("_unused", "calls", "group", "has_room", "id", "idle_since", "leaving", "peer",
+                 "remaining", "window")  # fmt: skip
 
     def __init__(self, id: int, peer: Peer, group: LeaseGroup, max_calls: int) -> None:
         self.id = id
@@ -30,8 +35,6 @@ class Lease:
         self.group = group
         #: Sent and unanswered, in order.
         self.calls: dict[int, Call] = {}
-        #: What is sent as soon as there is room, and moves its arguments meanwhile.
-        self.next: Call | None = None
         #: How many tasks may be there at once.
         self.window = 1
         self.idle_since = time.monotonic()
@@ -59,10 +62,19 @@ class Lease:
 class LeaseGroup:
     """All tasks of one shape."""
 
-    __slots__ = ("asked", "chosen", "duration", "id", "keep", "leases", "near", "next_look",
-                 "queue", "spec", "spread", "wishes", "with_room", "without_next")  # fmt: skip
+    __slots__ = ("_calls", "_clock", "asked", "duration", "id", "keep", "leases", "near",
+                 "next_look", "queue", "spec", "spread", "wishes", "with_room")  # fmt: skip
 
-    def __init__(self, id: int, spec: dict[str, Any], keep: float) -> None:
+    def __init__(
+        self,
+        id: int,
+        spec: dict[str, Any],
+        keep: float,
+        calls: CallTable,
+        clock: Callable[[], float],
+    ) -> None:
+        self._calls = calls
+        self._clock = clock
         self.id = id
         self.spec = spec
         self.spread = spec["placement"] == ("spread",)
@@ -73,10 +85,6 @@ class LeaseGroup:
         #: Ids, in order, of the leases that may take a task, those with nothing to do among them:
         #: the first is used first, so that the last can go back.
         self.with_room: list[int] = []
-        #: Leases without a task that was chosen for them; those looked at last are last.
-        self.without_next: collections.OrderedDict[int, Lease] = collections.OrderedDict()
-        #: Those of them that have a next task, which is not in the queue.
-        self.chosen: dict[int, Lease] = {}
         #: Leases the head was last told to grant in all; 0 when there is nothing to do.
         self.asked = 0
         #: The node that it was told to prefer; empty: that of this process.
@@ -90,13 +98,12 @@ class LeaseGroup:
 
     def add(self, lease: Lease) -> None:
         """A lease was granted."""
-        self.leases[lease.id] = self.without_next[lease.id] = lease
+        self.leases[lease.id] = lease
         self.note_room(lease)
 
     def remove(self, lease: Lease) -> bool:
         """A lease is over; False if it was not here."""
         self.note_no_room(lease)
-        self.without_next.pop(lease.id, None)
         return self.leases.pop(lease.id, None) is not None
 
     def note_room(self, lease: Lease) -> None:
@@ -118,9 +125,81 @@ class LeaseGroup:
     @property
     def in_use(self) -> bool:
         """Whether a task waits, or the head grants leases, or has granted some."""
-        return bool(self.asked or self.leases or self.waiting)
+        return bool(self.asked or self.leases or self.queue)
 
-    @property
-    def waiting(self) -> int:
-        """How many tasks were not sent."""
-        return len(self.queue) + len(self.chosen)
+    # --- the tasks that wait ---------------------------------------------------------
+    def enter(self, call: Call) -> None:
+        """Queue a task whose values are there, behind the others."""
+        self.queue.append(call)
+        if call.refs:
+            self._wish(call)
+
+    def put_back(self, calls: Sequence[Call]) -> None:
+        """Make tasks that were taken the first in the queue again, in this order."""
+        self.queue.extendleft(reversed(calls))
+        for call in calls:
+            if call.refs:
+                self._wish(call)
+
+    def _wish(self, call: Call) -> None:
+        if self.spec["placement"] is None:
+            values = self._calls.shared_values(call)
+            where = preferred(values, self._calls.copies(call)) if values else None
+            if where is not None:
+                self.wishes.add(call, *where, self._clock())
+
+    def take(self, lease: Lease) -> Call | None:
+        """Take what to send to a lease out of the queue; None if all are left to other leases."""
+        queue = self.queue
+        if not self.wishes.by_number:
+            return queue.popleft()
+        index = self.wishes.best(queue, lease.peer.node_id, self._clock())
+        if index is None:
+            return None
+        call = queue[index]
+        del queue[index]
+        self.wishes.drop(call)
+        return call
+
+    def take_all(self) -> list[Call]:
+        """Take out all tasks that wait, in their order."""
+        calls = list(self.queue)
+        self.queue.clear()
+        self.wishes.clear()
+        return calls
+
+    def withdraw(self, call: Call) -> None:
+        """Take out a task that is not to run; it may not be here."""
+        if call in self.queue:
+            self.queue.remove(call)
+            self.wishes.drop(call)
+
+    # --- waiting for a certain node ----------------------------------------------------
+    def patience(self) -> tuple[float, float] | None:
+        """When a task that waits for a certain node may go to another, and in how many seconds.
+
+        None if none waits.
+        """
+        now = self._clock()
+        until = self.wishes.until(self.queue, now)
+        return None if until is None else (until, until - now)
+
+    def lose_patience(self) -> None:
+        """Let tasks that have waited long enough for a certain node go to others."""
+        self.wishes.give_up(self.queue, self._clock())
+
+    def full(self, node: bytes) -> None:
+        """Note that there is no room for a further lease on a node: those there may be enough."""
+        now = self._clock()
+        self.wishes.no_further(node, now)
+        if not any(lease.open and lease.peer.node_id == node for lease in self.leases.values()):
+            self.wishes.full(node, now)
+
+    def wanted(self, near: bytes) -> int:
+        """How many leases would be of use in all, when those with room have what they may take.
+
+        If there is no room for another one where the first task should run, those will serve it.
+        """
+        in_vain = self.wishes.asks_in_vain(near, self._clock())
+        spare = len(self.with_room) if in_vain else 0
+        return len(self.leases) + max(0, len(self.queue) - spare)

@@ -15,7 +15,6 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.calls.lease_groups import Lease, LeaseGroup
-from miniray.calls.next_tasks import NextTasks
 from miniray.common.config import config
 from miniray.common.names import short_name
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError, describe_exit
@@ -64,7 +63,7 @@ class TaskClient:
         self._by_id: dict[int, LeaseGroup] = {}
         self._look_at = _FEW
         self._by_peer: dict[bytes, Lease] = {}
-        self._next = NextTasks(calls, clock)
+        self._clock = clock
         self._sweeping = False
         self._tell = tell
         #: Functions of which it was told that they are tried again.
@@ -82,7 +81,8 @@ class TaskClient:
                 if len(self._by_id) >= self._look_at:
                     self._forget_unused()
                 scarce = set(spec["resources"]) - {"CPU", "memory"}
-                group = LeaseGroup(self._numbers(), spec, 0.0 if scarce else config().lease_idle)
+                keep = 0.0 if scarce else config().lease_idle
+                group = LeaseGroup(self._numbers(), spec, keep, self._calls, self._clock)
                 self._groups[key] = self._by_id[group.id] = group
         return group
 
@@ -100,14 +100,14 @@ class TaskClient:
         """Queue a task; ``call.options`` holds its group."""
         if self._calls.open_call(call):
             with self._lock:
-                self._next.enter(call, call.options)
+                call.options.enter(call)
                 self._pump(call.options)
 
     def dependencies_ready(self, call: Call) -> None:
         """A task's refs have their values."""
         with self._lock:
             if not call.cancelled:
-                self._next.enter(call, call.options)
+                call.options.enter(call)
                 self._pump(call.options)
 
     def retry(self, call: Call) -> None:
@@ -134,7 +134,7 @@ class TaskClient:
             if call.peer is not None:
                 call.peer.send((p.PEER_CANCEL, call.number, force, recursive))
                 return False
-            self._next.withdraw(call, group)
+            group.withdraw(call)
         self._calls.fail(call, TaskCancelledError(call.name))
         return True
 
@@ -160,11 +160,10 @@ class TaskClient:
     def _pump(self, group: LeaseGroup) -> None:
         """Send what the leases take, ask for more leases if something is left over."""
         self._fill(group)
-        if group.queue or group.chosen:
-            self._next.choose(group)
+        if group.queue:
             # Only the queue's first tasks decide: a lease serves many of them.
             near = group.wishes.hint(group.queue)
-            wanted = min(self._next.wanted(group, near), _MAX_LEASES)
+            wanted = min(group.wanted(near), _MAX_LEASES)
             if wanted > group.asked or (near != group.near and group.asked > len(group.leases)):
                 self._ask(group, max(wanted, group.asked), near)
             if group.wishes.refused:
@@ -178,13 +177,13 @@ class TaskClient:
 
     def _fill(self, group: LeaseGroup) -> None:
         """Send what the leases take."""
-        with_room, queue, chosen = group.with_room, group.queue, group.chosen
+        with_room, queue = group.with_room, group.queue
         index = 0
-        while index < len(with_room) and (queue or chosen):
+        while index < len(with_room) and queue:
             lease = group.leases[with_room[index]]
             # As `lease.open`, of which each task would cost two calls.
             while len(lease.calls) < lease.window and lease.remaining and not lease.leaving:
-                call = self._next.take(lease, group) if queue or chosen else None
+                call = group.take(lease) if queue else None
                 if call is None:
                     index += 1
                     break
@@ -234,7 +233,7 @@ class TaskClient:
     def _look_again(self, group: LeaseGroup) -> None:
         """Send tasks that wait for a certain node elsewhere, once they have waited long enough."""
         group.wishes.refused = False
-        patience = self._next.patience(group)
+        patience = group.patience()
         if patience is None or patience[0] >= group.next_look:
             return
         group.next_look, delay = patience
@@ -242,7 +241,7 @@ class TaskClient:
         def over() -> None:
             with self._lock:
                 group.next_look = math.inf
-                self._next.lose_patience(group)
+                group.lose_patience()
                 self._pump(group)
 
         self._loop.call_later(delay, over)
@@ -296,7 +295,7 @@ class TaskClient:
         with self._lock:
             group = self._by_id.get(group_id)
             if group is not None:
-                self._next.full(node_id, group)
+                group.full(node_id)
                 self._pump(group)
 
     def on_failed(self, group_id: int, error: bytes) -> None:
@@ -305,7 +304,7 @@ class TaskClient:
             group = self._by_id.get(group_id)
             if group is None:
                 return
-            failed = self._next.leave_all(group)
+            failed = group.take_all()
             group.asked = len(group.leases)
         for call in failed:
             self._calls.fail(call, rebuild_error(error))
@@ -328,7 +327,6 @@ class TaskClient:
                 return
             lease.leaving = True
             lease.peer.send((p.PEER_LEASE_END, lease_id))
-            self._next.give_up(lease, group)
 
     @staticmethod
     def _idle_instead(lease: Lease) -> Lease:
@@ -349,7 +347,7 @@ class TaskClient:
             self._link.head_notice("hold_leases", held)
             for group in groups:
                 # Leases of before are not counted in what the head grants from now on.
-                wanted = min(group.waiting, _MAX_LEASES)
+                wanted = min(len(group.queue), _MAX_LEASES)
                 group.asked = wanted + len(group.leases)
                 if wanted:
                     self._link.head_notice("want_leases", group.id, group.spec, wanted, group.near)
@@ -373,7 +371,7 @@ class TaskClient:
             # Its running task is a long one: nothing more is queued behind it.
             lease.window = 1
             group.duration = max(group.duration or 0.0, config().recall_after)
-            self._next.put_back(back, group)
+            group.put_back(back)
             self._note_left(lease)
             self._pump(group)
         for call in cancelled:
@@ -384,11 +382,10 @@ class TaskClient:
         if not group.remove(lease):
             return
         self._by_peer.pop(lease.peer.process_id, None)
-        self._next.give_up(lease, group)
         group.asked = max(0, group.asked - 1)
         self._link.head_notice("return_lease", lease.id, False, lease.calls_left)
-        if group.waiting:
-            wanted = min(len(group.leases) + group.waiting, _MAX_LEASES)
+        if group.queue:
+            wanted = min(len(group.leases) + len(group.queue), _MAX_LEASES)
             self._ask(group, wanted, group.wishes.hint(group.queue))
 
     def _sweep_later(self, group: LeaseGroup) -> None:
@@ -431,7 +428,6 @@ class TaskClient:
             group.asked = max(0, group.asked - 1)
             # Its process may not be given to anybody else.
             self._link.head_notice("return_lease", lease.id, True)
-            self._next.give_up(lease, group)
             calls = list(lease.calls.values())
             failed = self._sort_lost(calls, group)
             self._pump(group)
@@ -505,5 +501,5 @@ class TaskClient:
                 self._calls.run_later(call, pause)
             else:
                 again.append(call)
-        self._next.put_back(again, group)
+        group.put_back(again)
         return failed

@@ -88,9 +88,6 @@ PEER_LEASE_END = 46
 PEER_LOST = 47
 #: borrower → owner: (kind, object id, force, recursive): cancel the call that makes it
 PEER_CANCEL_MAKER = 48
-#: caller → worker: (kind, call, values): what a task will read that is to be sent there when the
-#: running one has ended; none: it is not to be sent there
-PEER_AHEAD = 49
 
 #: receiver of relayed messages → their sender: (kind, bytes taken): room for more
 PEER_CREDIT = 63

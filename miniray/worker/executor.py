@@ -27,7 +27,6 @@ from miniray.worker.answers import Answers
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.built_in import BUILT_IN, method_of
 from miniray.worker.exits import end_child
-from miniray.worker.expected import ExpectedArguments
 from miniray.worker.interruption import Interruption
 from miniray.worker.items import items_of
 from miniray.worker.leases import Leases, Recall
@@ -71,7 +70,6 @@ class Executor:
         self.answer: Callable[[Work, Any], None] = answers.answer
         self.answer_error: Callable[[Work, BaseException], None] = answers.answer_error
         self._recall = Recall(runtime, self._queue, self._open, lambda: self.interruption.running)
-        self._expected = ExpectedArguments(runtime.shared_memory.fetches)
         self.instance: Any = None
         #: Of the actor, for messages.
         self.class_name = ""
@@ -86,7 +84,6 @@ class Executor:
         runtime.on_kind.update(
             {
                 p.PEER_TASK: self.on_task,
-                p.PEER_AHEAD: self._expected.on_ahead,
                 p.PEER_CALL: self.on_call,
                 p.PEER_CANCEL: self.on_cancel,
                 p.PEER_STREAM_ACK: self.on_stream_ack,
@@ -104,7 +101,6 @@ class Executor:
         _, number, key, name, arguments, refs, return_ids, stream, lease = message
         work = Work(peer, number, key, name, arguments, refs, return_ids, None, stream)
         fetch_arguments(self._runtime, work)
-        self._expected.came(peer, number)
         self._open[(peer.process_id, number)] = work
         if lease == self._leases.current:
             self._queue.put(work)
@@ -178,7 +174,6 @@ class Executor:
     def on_peer_gone(self, peer: Peer) -> None:
         """A caller ended: nobody wants its results."""
         self._results.caller_gone(peer)
-        self._expected.caller_gone(peer)
         for key, work in list(self._open.items()):
             if key[0] == peer.process_id:
                 work.consumed = -1

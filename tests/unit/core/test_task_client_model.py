@@ -293,9 +293,6 @@ class World:
             assert call.peer is None
             yield call.number
         for lease in group.leases.values():
-            if lease.next is not None:
-                assert lease.next.peer is None
-                yield lease.next.number
             for number, call in lease.calls.items():
                 assert call.peer is lease.peer
                 yield number
@@ -303,8 +300,6 @@ class World:
     @staticmethod
     def _check_leases(group: LeaseGroup) -> None:
         leases = group.leases
-        assert group.chosen == {i: lease for i, lease in leases.items() if lease.next is not None}
-        assert group.without_next == {i: x for i, x in leases.items() if i not in group.chosen}
         assert group.with_room == sorted(i for i, lease in leases.items() if lease.has_room)
         for lease in leases.values():
             assert lease.open or lease.calls
@@ -314,14 +309,13 @@ class World:
     def _check_that_nothing_waits_for_ever(self, group: LeaseGroup) -> None:
         """Where a lease has room, what waits does so for a certain node, and not for long."""
         roomy = [lease for lease in group.leases.values() if takes_more(lease)]
-        if roomy and group.waiting:
-            assert not group.chosen
+        if roomy and group.queue:
             assert group.next_look in [when for when, *_ in self.time.timers]
             refused = group.wishes.refused
             for lease in roomy:
                 assert group.wishes.best(group.queue, lease.peer.node_id, self.time.now) is None
             group.wishes.refused = refused
-        assert group.asked or not group.waiting
+        assert group.asked or not group.queue
 
     def finish(self) -> None:
         """Whatever has happened, all tasks end, and then all leases go back."""

@@ -1,4 +1,4 @@
-"""Which worker a task goes to: what is next at a busy one, and what is near what it reads."""
+"""Which worker a task goes to: one near what it reads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ import pickle
 from typing import Any
 
 import pytest
-from core_doubles import NODE, FakePeer
+from core_doubles import NODE
 from task_world import TaskWorld
 
 from miniray.calls.locality import RATE
 from miniray.common.config import config
-from miniray.exceptions import TaskCancelledError
-from miniray.messages import protocol as p
 
 
 @pytest.fixture
@@ -20,85 +18,6 @@ def world() -> TaskWorld:
     return TaskWorld()
 
 
-# --- what is next ---------------------------------------------------------------------
-def far_away(world: TaskWorld) -> Any:
-    """A ref of a value in the memory of another node, too small for going there."""
-    return world.stored(b"far away", 1 << 18)
-
-
-def told_ahead(peer: FakePeer) -> list[tuple[int, int]]:
-    """Calls that a worker was told of, and how many values of each it is to fetch."""
-    return [(number, len(values)) for _, number, values in peer.of_kind(p.PEER_AHEAD)]
-
-
-def test_the_next_task_of_a_busy_worker_has_its_arguments_moved_there(world: TaskWorld) -> None:
-    refs = [far_away(world), far_away(world)]
-    first, second, third = (world.call(*refs) for _ in range(3))
-    peer = world.grant()
-    assert (peer.calls, told_ahead(peer)) == ([first.number], [(second.number, 2)])
-    world.reply(peer, first)
-    assert peer.calls == [first.number, second.number]
-    assert told_ahead(peer) == [(second.number, 2), (third.number, 2)]
-    assert world.wanted == [1, 2, 3]  # as if all waited in the queue
-
-
-def test_tasks_whose_arguments_are_there_stay_in_the_queue(world: TaskWorld) -> None:
-    ref = world.stored(NODE, 1 << 20)
-    for _ in range(3):
-        world.call(ref)
-    assert told_ahead(world.grant()) == []
-    assert len(world.group().queue) == 2
-
-
-def test_a_worker_that_comes_free_runs_what_was_next_at_another_one(world: TaskWorld) -> None:
-    calls = [world.call(far_away(world)) for _ in range(2)]
-    busy = world.grant()
-    assert told_ahead(busy) == [(calls[1].number, 1)]
-    free = world.grant()
-    assert free.calls == [calls[1].number]
-    assert told_ahead(busy) == [(calls[1].number, 1), (calls[1].number, 0)]
-    world.reply(busy, calls[0])
-    assert busy.calls == [calls[0].number]
-
-
-def test_what_was_next_at_a_worker_that_others_get_is_the_first_that_waits(
-    world: TaskWorld,
-) -> None:
-    calls = [world.call(far_away(world)) for _ in range(3)]
-    peer = world.grant()
-    world.client.on_revoked(1, world.group().id)
-    assert told_ahead(peer) == [(calls[1].number, 1), (calls[1].number, 0)]
-    world.reply(peer, calls[0])
-    assert world.returned == [1]
-    assert world.grant().calls == [calls[1].number]
-
-
-def test_what_was_next_at_a_worker_that_died_runs_elsewhere(world: TaskWorld) -> None:
-    calls = [world.call(far_away(world), retries=1) for _ in range(2)]
-    world.lose(world.grant())
-    peer = world.grant()
-    assert peer.calls == [calls[0].number]
-    assert told_ahead(peer) == [(calls[1].number, 1)]
-
-
-def test_a_task_can_be_cancelled_when_it_is_next(world: TaskWorld) -> None:
-    calls = [world.call(far_away(world)) for _ in range(2)]
-    peer = world.grant()
-    assert world.client.cancel(calls[1], force=False, recursive=True)
-    assert isinstance(world.error_of(calls[1]), TaskCancelledError)
-    assert told_ahead(peer) == [(calls[1].number, 1), (calls[1].number, 0)]
-    world.reply(peer, calls[0])
-    assert peer.calls == [calls[0].number]
-
-
-def test_tasks_that_can_never_run_fail_also_if_they_are_next(world: TaskWorld) -> None:
-    calls = [world.call(far_away(world)) for _ in range(3)]
-    world.grant()
-    world.client.on_failed(world.group().id, pickle.dumps(ValueError("never")))
-    assert [type(world.error_of(call)) for call in calls] == [type(None), ValueError, ValueError]
-
-
-# --- near what is read ----------------------------------------------------------------
 FAR = b"far away"
 LARGE = 200 << 20
 
@@ -141,7 +60,8 @@ def test_a_task_does_not_wait_for_a_node_without_room(world: TaskWorld) -> None:
     world.client.on_no_room(world.group().id, FAR)
     assert idle.calls == [call.number]
     later = world.call(world.stored(FAR, LARGE))
-    assert told_ahead(idle) == [(later.number, 1)]
+    world.reply(idle, call)
+    assert idle.calls == [call.number, later.number]
 
 
 def test_a_task_waits_for_a_busy_lease_on_its_node_if_there_is_no_room_for_another(
@@ -188,7 +108,8 @@ def test_a_busy_worker_gets_first_what_its_node_has(world: TaskWorld) -> None:
     assert peer.calls == [running.number, near.number]
     world.now += 1
     world.me.loop.fire()
-    assert told_ahead(peer) == [(far.number, 1)]
+    world.reply(peer, near)
+    assert peer.calls == [running.number, near.number, far.number]
 
 
 def test_a_task_that_is_handed_back_still_goes_where_its_values_are(world: TaskWorld) -> None:
@@ -206,23 +127,13 @@ def test_a_task_that_an_idle_lease_leaves_to_a_busy_one_goes_there_in_time(
     world: TaskWorld,
 ) -> None:
     world.call()
-    there = world.grant(node=FAR)
+    world.grant(node=FAR)
     idle = world.grant()
-    call = world.call(world.stored(FAR, LARGE), far_away(world), world.stored(NODE, 1 << 18))
-    assert idle.calls == told_ahead(there) == []
+    call = world.call(world.stored(FAR, LARGE), world.stored(NODE, 1 << 18))
+    assert idle.calls == []
     world.now += LARGE / RATE
     world.me.loop.fire()
     assert idle.calls == [call.number]
-
-
-def test_a_lease_that_may_not_take_what_is_first_takes_what_is_next_at_another(
-    world: TaskWorld,
-) -> None:
-    _running, next_one = world.call(), world.call(far_away(world))
-    busy = world.grant()
-    assert told_ahead(busy) == [(next_one.number, 1)]
-    world.call(world.stored(FAR, LARGE))
-    assert world.grant(node=b"third").calls == [next_one.number]
 
 
 def test_no_more_leases_are_asked_for_than_tasks_wait_where_there_is_no_room(
