@@ -20,7 +20,7 @@ from miniray.actor_classes import (
     with_options,
 )
 from miniray.common import runtime as _runtime
-from miniray.common.runtime import ActorClassInfo, MethodOptions
+from miniray.common.specs import MethodOptions
 from miniray.system.option_checks import suggestion
 from miniray.values.call_signature import CallSignature, UnpicklableArgumentError
 from miniray.values.exports import Export
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from miniray._typing import ManyMethodDecorator, Method, MethodDecorator, MethodOf
     from miniray.common.object_ref import ObjectRef
+    from miniray.common.runtime import ActorClassInfo
     from miniray.objects.object_ref_generator import ObjectRefGenerator
 
 T = TypeVar("T")

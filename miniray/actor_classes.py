@@ -10,11 +10,13 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from miniray import options as option_rules
-from miniray.common.runtime import ActorClassInfo, ActorOptions, MethodOptions
+from miniray.common.runtime import ActorClassInfo
 from miniray.values.call_signature import CallSignature
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from miniray.common.specs import ActorOptions, MethodOptions
 
 #: Attribute of a method that holds the checked options of ``@method``.
 METHOD_ATTRIBUTE = "__miniray_method__"

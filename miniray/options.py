@@ -12,7 +12,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.runtime import (
+from miniray.common.specs import (
     ActorOptions,
     Anywhere,
     BundleAffinity,
@@ -21,6 +21,7 @@ from miniray.common.runtime import (
     Placement,
     Spread,
     TaskOptions,
+    field_names,
 )
 from miniray.system import option_checks as check
 from miniray.util.scheduling_strategies import (
@@ -220,26 +221,28 @@ def _unknown(name: str, known: Checks, what: str) -> ValueError:
     )
 
 
+#: Fields of the options' classes that are called otherwise than the options they come from.
+_FIELDS = {
+    "_generator_backpressure_num_objects": "generator_backpressure",
+    "_preload": "preload",
+    "_preload_later": "preload_later",
+}
+
+
+def _given(options: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """The options that are fields of a class, by the names of the fields."""
+    known = field_names(cls)
+    named = ((_FIELDS.get(name, name), value) for name, value in options.items())
+    return {field: value for field, value in named if field in known}
+
+
 def task_options(options: Mapping[str, Any], *, is_generator: bool = False) -> TaskOptions:
     """Fill in the defaults of checked options, and check that they go together."""
     resources = _demand(options)
     if "num_cpus" not in options:
         resources["CPU"] = 1
-    placement, selectors = _placement(options, resources)
-    return TaskOptions(
-        resources=resources,
-        num_returns=_returns(options, is_generator),
-        max_retries=options.get("max_retries", 3),
-        retry_exceptions=options.get("retry_exceptions", False),
-        max_calls=options.get("max_calls", 0),
-        max_calls_given="max_calls" in options,
-        name=options.get("name", ""),
-        placement=placement,
-        runtime_env=options.get("runtime_env"),
-        label_selector=selectors[0],
-        fallback_selectors=selectors[1:],
-        generator_backpressure=options.get("_generator_backpressure_num_objects", -1),
-    )
+    made = {"resources": resources, "num_returns": _returns(options, is_generator)}
+    return TaskOptions(**_given(options, TaskOptions) | _placement(options, resources) | made)
 
 
 def actor_options(options: Mapping[str, Any]) -> ActorOptions:
@@ -257,43 +260,15 @@ def actor_options(options: Mapping[str, Any]) -> ActorOptions:
     to_place = dict(resources)
     if "num_cpus" not in options:
         to_place["CPU"] = 1
-    placement, selectors = _placement(options, to_place)
-    return ActorOptions(
-        resources=resources,
-        placement_resources=to_place,
-        name=options.get("name"),
-        namespace=options.get("namespace"),
-        get_if_exists=options.get("get_if_exists", False),
-        lifetime=options.get("lifetime"),
-        max_restarts=options.get("max_restarts", 0),
-        max_task_retries=options.get("max_task_retries", 0),
-        max_concurrency=options.get("max_concurrency"),
-        concurrency_groups=options.get("concurrency_groups", {}),
-        max_pending_calls=options.get("max_pending_calls", -1),
-        placement=placement,
-        runtime_env=options.get("runtime_env"),
-        label_selector=selectors[0],
-        fallback_selectors=selectors[1:],
-        preload=options.get("_preload", ()),
-        preload_later=options.get("_preload_later", ()),
-    )
-
-
-#: Field of MethodOptions for each option of a method; the others have no effect.
-_METHOD_FIELDS = {
-    "name": "name",
-    "concurrency_group": "concurrency_group",
-    "max_task_retries": "max_task_retries",
-    "retry_exceptions": "retry_exceptions",
-    "_generator_backpressure_num_objects": "generator_backpressure",
-}
+    made = {"resources": resources, "placement_resources": to_place}
+    return ActorOptions(**_given(options, ActorOptions) | _placement(options, to_place) | made)
 
 
 def method_options(
     options: Mapping[str, Any], *, is_generator: bool = False, base: MethodOptions | None = None
 ) -> MethodOptions:
     """Put checked options over those of ``base``, or over the defaults."""
-    fields = {field: options[name] for name, field in _METHOD_FIELDS.items() if name in options}
+    fields = _given(options, MethodOptions)
     if base is None or "num_returns" in options:
         fields["num_returns"] = _returns(options, is_generator)
     return dataclasses.replace(base or MethodOptions(), **fields)
@@ -324,41 +299,49 @@ def _demand(options: Mapping[str, Any]) -> dict[str, float]:
     return {resource: amount for resource, amount in demand.items() if amount}
 
 
-def _placement(
-    options: Mapping[str, Any], resources: Mapping[str, float]
-) -> tuple[Placement, tuple[dict[str, str], ...]]:
+def _placement(options: Mapping[str, Any], resources: Mapping[str, float]) -> dict[str, Any]:
     """The placement, and which labels a node must have, the best choice first."""
+    strategy = _strategy_of(options)
     selectors: tuple[dict[str, str], ...] = (
         options.get("label_selector", {}),
         *options.get("fallback_strategy", ()),
     )
+    placement: Placement = None
+    if isinstance(strategy, PlacementGroupSchedulingStrategy):
+        if strategy.placement_group != "default":
+            placement = _bundle(strategy, resources)
+    elif isinstance(strategy, NodeAffinitySchedulingStrategy):
+        placement = NodeAffinity(strategy.node_id, strategy.soft)
+    elif isinstance(strategy, NodeLabelSchedulingStrategy):
+        placement, selectors = Anywhere(), _by_labels(strategy, selectors)
+    elif strategy == "SPREAD":
+        placement = Spread()
+    elif strategy == "DEFAULT" or options.get("placement_group", "default") is None:
+        placement = Anywhere()
+    first, *others = selectors
+    return {
+        "placement": placement,
+        "label_selector": first,
+        "fallback_selectors": tuple(others),
+    }
+
+
+def _strategy_of(options: Mapping[str, Any]) -> Any:
+    """The strategy as it is given, or as the options of a placement group say it."""
     strategy = options.get("scheduling_strategy")
     group = options.get("placement_group", "default")
-    if group not in (None, "default"):
-        if strategy is not None:
-            raise ValueError(
-                "placement_group and scheduling_strategy can't be given together; use "
-                "scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=...)."
-            )
-        strategy = PlacementGroupSchedulingStrategy(
-            group,
-            options.get("placement_group_bundle_index", -1),
-            options.get("placement_group_capture_child_tasks"),
+    index = options.get("placement_group_bundle_index", -1)
+    if group in (None, "default"):
+        if index != -1:
+            raise ValueError("placement_group_bundle_index needs the option placement_group.")
+        return strategy
+    if strategy is not None:
+        raise ValueError(
+            "placement_group and scheduling_strategy can't be given together; use "
+            "scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=...)."
         )
-    elif options.get("placement_group_bundle_index", -1) != -1:
-        raise ValueError("placement_group_bundle_index needs the option placement_group.")
-    if isinstance(strategy, PlacementGroupSchedulingStrategy):
-        if strategy.placement_group == "default":
-            return None, selectors
-        return _bundle(strategy, resources), selectors
-    if isinstance(strategy, NodeAffinitySchedulingStrategy):
-        return NodeAffinity(strategy.node_id, strategy.soft), selectors
-    if isinstance(strategy, NodeLabelSchedulingStrategy):
-        return Anywhere(), _by_labels(strategy, selectors)
-    if strategy is None and group is None:
-        return Anywhere(), selectors
-    named: dict[Any, Placement] = {"SPREAD": Spread(), "DEFAULT": Anywhere()}
-    return named.get(strategy), selectors
+    captures = options.get("placement_group_capture_child_tasks")
+    return PlacementGroupSchedulingStrategy(group, index, captures)
 
 
 def _by_labels(

@@ -12,18 +12,17 @@ from miniray.common.object_ref import ObjectRef
 from miniray.common.runtime import (
     ActorClassInfo,
     ActorLocation,
-    ActorOptions,
     Exported,
-    MethodOptions,
     Runtime,
     RuntimeContextData,
-    TaskOptions,
     set_runtime,
 )
 from miniray.exceptions import ActorAlreadyExistsError, GetTimeoutError, TaskError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from miniray.common.specs import ActorOptions, MethodOptions, TaskOptions
 
 NODE = "0a" * 8
 

@@ -11,15 +11,17 @@ import bisect
 import collections
 import math
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from miniray.calls.locality import Wishes, preferred
+from miniray.common.specs import Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from miniray.calls.call import Call
     from miniray.calls.calls import CallTable
+    from miniray.common.specs import LeaseSpec
     from miniray.wire.peers import Peer
 
 
@@ -68,7 +70,7 @@ class LeaseGroup:
     def __init__(
         self,
         id: int,
-        spec: dict[str, Any],
+        spec: LeaseSpec,
         keep: float,
         calls: CallTable,
         clock: Callable[[], float],
@@ -77,7 +79,7 @@ class LeaseGroup:
         self._clock = clock
         self.id = id
         self.spec = spec
-        self.spread = spec["placement"] == ("spread",)
+        self.spread = isinstance(spec.placement, Spread)
         #: Seconds an idle lease is kept: leases with devices go back at once.
         self.keep = keep
         self.queue: collections.deque[Call] = collections.deque()
@@ -142,7 +144,7 @@ class LeaseGroup:
                 self._wish(call)
 
     def _wish(self, call: Call) -> None:
-        if self.spec["placement"] is None:
+        if self.spec.placement is None:
             values = self._calls.shared_values(call)
             where = preferred(values, self._calls.copies(call)) if values else None
             if where is not None:

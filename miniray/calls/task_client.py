@@ -8,6 +8,7 @@ at a worker depends on how long its tasks have taken so far.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import threading
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from miniray.calls.call import Call
     from miniray.calls.calls import CallTable
+    from miniray.common.specs import LeaseSpec
     from miniray.wire.io_loop import IOLoop
     from miniray.wire.node_link import NodeLink
     from miniray.wire.peers import Peer, PeerTable
@@ -69,7 +71,7 @@ class TaskClient:
         #: Functions of which it was told that they are tried again.
         self._told: set[str] = set()
 
-    def group(self, key: Any, make_spec: Callable[[], dict[str, Any]]) -> LeaseGroup:
+    def group(self, key: Any, make_spec: Callable[[], LeaseSpec]) -> LeaseGroup:
         """The group of a shape."""
         group = self._groups.get(key)
         if group is not None:
@@ -80,7 +82,7 @@ class TaskClient:
             if group is None:
                 if len(self._by_id) >= self._look_at:
                     self._forget_unused()
-                scarce = set(spec["resources"]) - {"CPU", "memory"}
+                scarce = set(spec.resources) - {"CPU", "memory"}
                 keep = 0.0 if scarce else config().lease_idle
                 group = LeaseGroup(self._numbers(), spec, keep, self._calls, self._clock)
                 self._groups[key] = self._by_id[group.id] = group
@@ -225,10 +227,10 @@ class TaskClient:
     def _ask(self, group: LeaseGroup, wanted: int, near: bytes = b"") -> None:
         group.asked, group.near = wanted, near
         self._by_id[group.id] = group
-        if group.queue and group.queue[0].name != group.spec.get("name"):
+        if group.queue and group.queue[0].name != group.spec.name:
             # Functions may share a shape: what is told of who waits names one that does.
-            group.spec = {**group.spec, "name": group.queue[0].name}
-        self._link.head_notice("want_leases", group.id, group.spec, wanted, near)
+            group.spec = dataclasses.replace(group.spec, name=group.queue[0].name)
+        self._link.head_notice("want_leases", group.id, group.spec.to_wire(), wanted, near)
 
     def _look_again(self, group: LeaseGroup) -> None:
         """Send tasks that wait for a certain node elsewhere, once they have waited long enough."""
@@ -350,7 +352,8 @@ class TaskClient:
                 wanted = min(len(group.queue), _MAX_LEASES)
                 group.asked = wanted + len(group.leases)
                 if wanted:
-                    self._link.head_notice("want_leases", group.id, group.spec, wanted, group.near)
+                    spec = group.spec.to_wire()
+                    self._link.head_notice("want_leases", group.id, spec, wanted, group.near)
 
     def on_recalled(self, peer: Peer, numbers: list[int]) -> None:
         """A worker hands back tasks that it had not begun."""

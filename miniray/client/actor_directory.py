@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.calls.actor_client import ALIVE, DEAD, ActorClient
 from miniray.calls.call import Call
-from miniray.calls.task_shape import capturing_group, effective_placement, placement_data
+from miniray.calls.task_shape import capturing_group, effective_placement
 from miniray.common.call_site import call_site, describe
 from miniray.common.config import config
 from miniray.common.object_ref import ObjectRef
-from miniray.common.runtime import ActorClassInfo, ActorLocation, ActorOptions, Exported
+from miniray.common.runtime import ActorClassInfo, ActorLocation, Exported
+from miniray.common.specs import ActorSpec
 from miniray.exceptions import (
     ActorUnschedulableError,
     DeathCause,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from miniray.calls.call import RefArgument
     from miniray.client.cluster_runtime import ClusterRuntime
+    from miniray.common.specs import ActorOptions
     from miniray.objects.objects import Value
     from miniray.values.serialization import Serialized
     from miniray.wire.peers import Peer
@@ -89,7 +91,7 @@ class ActorDirectory:
     def _create(
         self,
         info: ActorClassInfo,
-        spec: dict[str, Any],
+        spec: ActorSpec,
         serialized: Serialized,
         refs: list[RefArgument],
         pins: list[ObjectRef[Any]] | None,
@@ -97,7 +99,6 @@ class ActorDirectory:
     ) -> ActorLocation:
         runtime = self._runtime
         id = runtime.ids.new()
-        detached = spec["detached"]
         arguments = runtime.calls.store(serialized)
         try:
             found = self._register(id, spec, get_if_exists)
@@ -109,7 +110,7 @@ class ActorDirectory:
         if found is not None:
             runtime.calls.free_value(arguments)
             return self._location(*found)
-        ref = ObjectRef(id, b"") if detached else runtime.table.create_actor(id)
+        ref = ObjectRef(id, b"") if spec.detached else runtime.table.create_actor(id)
         self._client(id, info)
         call = Call(
             runtime.calls.next_number(),
@@ -124,10 +125,10 @@ class ActorDirectory:
             False,
             None,
             _Creation(
-                detached,
-                spec["max_restarts"] != 0,
-                spec["name"] or "",
-                describe(call_site()) if detached else "",
+                spec.detached,
+                spec.max_restarts != 0,
+                spec.name or "",
+                describe(call_site()) if spec.detached else "",
             ),
         )
         self._creation[id] = call
@@ -135,41 +136,30 @@ class ActorDirectory:
             self.dependencies_ready(call)
         return ActorLocation(ref, info)
 
-    def _spec(self, cls: Exported, info: ActorClassInfo, options: ActorOptions) -> dict[str, Any]:
+    def _spec(self, cls: Exported, info: ActorClassInfo, options: ActorOptions) -> ActorSpec:
         """What the head has to know of a new actor."""
         runtime = self._runtime
-        return {
-            "class_key": cls.key,
-            "class_name": info.name,
-            "info": pickle.dumps(info, 5),
-            "resources": dict(options.resources),
-            "placement_resources": dict(options.placement_resources),
-            "name": options.name,
-            "namespace": options.namespace or runtime.facts.namespace,
-            "detached": (options.lifetime or self._runtime.facts.default_actor_lifetime)
-            == "detached",
-            "max_restarts": options.max_restarts,
-            "max_concurrency": options.max_concurrency,
-            "concurrency_groups": dict(options.concurrency_groups),
-            "is_async": info.is_async,
-            "placement": placement_data(
-                effective_placement(options.placement, capturing_group(runtime.facts))
-            ),
-            "runtime_env": runtime.runtime_env_for(options.runtime_env),
-            "labels": dict(options.label_selector) if options.label_selector else None,
-            "fallback_labels": [dict(each) for each in options.fallback_selectors],
-            "owner_node": runtime.node_id,
-            "preload": list(options.preload),
-            "preload_later": list(options.preload_later),
-        }
+        facts = runtime.facts
+        return ActorSpec.of(
+            options,
+            class_key=cls.key,
+            class_name=info.name,
+            info=pickle.dumps(info, 5),
+            is_async=info.is_async,
+            namespace=options.namespace or facts.namespace,
+            detached=(options.lifetime or facts.default_actor_lifetime) == "detached",
+            owner_node=runtime.node_id,
+            placement=effective_placement(options.placement, capturing_group(facts)),
+            runtime_env=runtime.runtime_env_for(options.runtime_env),
+        )
 
-    def _register(self, id: bytes, spec: dict[str, Any], get_if_exists: bool) -> Any:
+    def _register(self, id: bytes, spec: ActorSpec, get_if_exists: bool) -> Any:
         """Tell the head of an actor; returns where the one is that has its name already."""
         link = self._runtime.link
-        if spec["name"] is not None:
+        if spec.name is not None:
             # Only a name can be taken: everything else is told without waiting for an answer.
-            return link.head_request("create_actor", id, spec, get_if_exists)
-        link.head_notice("create_actor", id, spec, False)
+            return link.head_request("create_actor", id, spec.to_wire(), get_if_exists)
+        link.head_notice("create_actor", id, spec.to_wire(), False)
         return None
 
     def dependencies_ready(self, call: Call) -> None:

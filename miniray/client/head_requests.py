@@ -9,10 +9,7 @@ from typing import TYPE_CHECKING, Any
 from miniray.calls import context
 from miniray.client.runtime_parts import RuntimeParts
 from miniray.common.object_ref import ObjectRef
-from miniray.common.runtime import (
-    ActorLocation,
-    RuntimeContextData,
-)
+from miniray.common.runtime import ActorLocation, RuntimeContextData
 from miniray.objects.borrowing import error_value
 from miniray.values.serialization import serialize
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 from typing import TYPE_CHECKING, Any
@@ -9,19 +10,12 @@ from typing import TYPE_CHECKING, Any
 from miniray.calls import context
 from miniray.calls.actor_client import ActorClient
 from miniray.calls.call import Call
-from miniray.calls.task_shape import shape_of, task_spec
+from miniray.calls.task_shape import shape_of
 from miniray.client.ref_tracking import RefTracking
 from miniray.common.config import config
 from miniray.common.ids import owner_of
 from miniray.common.object_ref import ObjectRef, hooks
-from miniray.common.runtime import (
-    ActorClassInfo,
-    ActorLocation,
-    ActorOptions,
-    Exported,
-    MethodOptions,
-    TaskOptions,
-)
+from miniray.common.runtime import ActorClassInfo, ActorLocation, Exported
 from miniray.messages import protocol as p
 from miniray.messages.code_pieces import split
 from miniray.objects.object_ref_generator import DynamicObjectRefGenerator, ObjectRefGenerator
@@ -34,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.calls.task_client import TaskClient
+    from miniray.common.specs import ActorOptions, MethodOptions, TaskOptions
     from miniray.objects.objects import Entry
     from miniray.wire.peers import Peer
 
@@ -79,8 +74,10 @@ class Submission(RefTracking):
             self.publish(function)
         shape = shape_of(options, function, self.facts)
         group = self.tasks.group(
-            shape,
-            lambda: task_spec(options, function, shape, self.runtime_env_for(options.runtime_env)),
+            shape.key,
+            lambda: dataclasses.replace(
+                shape.spec, runtime_env=self.runtime_env_for(options.runtime_env)
+            ),
         )
         return self._submit(
             args,

@@ -11,11 +11,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2
+from miniray.common.amounts import Needs
 from miniray.common.config import config
+from miniray.common.specs import Allocation
 from miniray.head.cluster import latest_return
-from miniray.head.scheduling.allocations import allocation_from_json
 from miniray.head.scheduling.holdings import sort_out
 from miniray.head.storage import records
+from miniray.messages import door, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -31,6 +33,10 @@ logger = logging.getLogger(__name__)
 
 #: The nodes of the cluster, for the next head.
 _NODES = "_nodes"
+
+
+#: An ``Allocation``, as daemons report it.
+_HELD = tuple[str, Needs, tuple[tuple[str, Needs], ...], tuple[bytes, int] | None]
 
 
 class Recovery:
@@ -104,10 +110,7 @@ class Recovery:
             ValueError: what it reports does not fit it.
         """
         cluster = self._cluster
-        running = {
-            report.lease: (report, allocation_from_json(node.name, report.allocation))
-            for report in reports
-        }
+        running = {report.lease: (report, _held(node, report)) for report in reports}
         self._expected.discard(node.name)
         self.awaited.pop(node.name, None)
         cluster.kv.put(_NODES, node.name, json.dumps((node.host, node.hostname)).encode())
@@ -173,3 +176,11 @@ class Recovery:
             if job.ended is None and cluster.clients.get(job.driver) is None:
                 cluster.driver_ended(job.driver)
         cluster.nodes.tell_all()
+
+
+def _held(node: Node, report: head_pb2.RunningLease) -> Allocation:
+    """What a lease holds on a node that runs it; ValueError if that is malformed."""
+    told = plain.loads(report.allocation)
+    if not door.fits(told, _HELD):
+        raise ValueError(f"node {node.name} reports that lease {report.lease} holds {told!r:.80}")
+    return Allocation(*told)._replace(node_id=node.name)

@@ -103,7 +103,7 @@ class Requests:
         try:
             arguments = tuple(plain.loads(request.body))
             handler = self._handler(method)
-            self._arguments[method].check(arguments)
+            arguments = self._arguments[method].check(arguments)
             if method in self._later:
                 handler((who, number), *arguments)
                 return

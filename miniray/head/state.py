@@ -96,8 +96,8 @@ class ClusterState:
                 **self._actor(actor),
                 "job_id": actor.job_id.hex(),
                 "started": actor.arguments is not None,
-                "required_resources": dict(actor.spec["placement_resources"]),
-                "is_detached": actor.spec["detached"],
+                "required_resources": dict(actor.spec.placement_resources),
+                "is_detached": actor.spec.detached,
                 "placement_group_id": _group_of(actor),
             }
             for actor in self._cluster.actors.all()
@@ -172,9 +172,9 @@ class ClusterState:
             {
                 "job_id": job.id.hex(),
                 "entrypoint": job.entrypoint,
-                "namespace": job.namespace,
+                "namespace": job.spec.namespace,
                 "metadata": job.metadata,
-                "driver_node_id": job.driver_node.hex(),
+                "driver_node_id": job.spec.driver_node.hex(),
                 "driver_pid": job.pid,
                 "state": "RUNNING" if job.ended is None else "ENDED",
                 "start_time": job.started,
@@ -273,8 +273,8 @@ class ClusterState:
         return ActorStatus(
             actor_id=actor.id.hex(),
             class_name=actor.class_name,
-            name=actor.spec["name"] or "",
-            namespace=actor.spec["namespace"] or "",
+            name=actor.spec.name or "",
+            namespace=actor.spec.namespace,
             state="STARTING" if starting else actor.state,  # type: ignore[typeddict-item]
             node_id=actor.node.name if actor.node is not None else "",
             pid=actor.pid,
@@ -391,9 +391,8 @@ def _why(reason: Reason | None) -> Why:
 
 
 def _group_of(actor: Actor) -> str | None:
-    placement = actor.spec["placement"]
-    in_group = placement is not None and placement[0] == "bundle"
-    return placement[1].hex() if in_group else None
+    group = actor.spec.group
+    return group.placement_group_id.hex() if group is not None else None
 
 
 def _names(names: Iterable[str]) -> list[str]:

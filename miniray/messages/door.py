@@ -7,11 +7,14 @@ stumble over. So its annotations, which are there anyway, are checked before it 
 from __future__ import annotations
 
 import collections.abc
+import dataclasses
 import functools
 import inspect
 import types
 import typing
 from typing import TYPE_CHECKING, Any
+
+from miniray.common.specs import Spec, field_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +36,7 @@ class Arguments:
     """The arguments of one handler.
 
     Args:
-        handler: What is annotated. What it does not annotate, or with a class, is not checked.
+        handler: What is annotated. What it does not annotate is not checked.
         given: How many of its parameters do not come from the other process.
     """
 
@@ -46,8 +49,12 @@ class Arguments:
             for each in parameters
         )
 
-    def check(self, arguments: tuple[Any, ...]) -> None:
-        """Raise a ValueError that names what is wrong, and what it should be."""
+    def check(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments as the handler takes them: specs are made of what has come for them.
+
+        Raises:
+            ValueError: It names what is wrong, and what it should be.
+        """
         if len(arguments) < self._least or (
             len(arguments) > len(self._forms) and not self._any_number
         ):
@@ -55,10 +62,26 @@ class Arguments:
                 f"{len(arguments)} arguments were given; there are {len(self._forms)}: "
                 f"{', '.join(parameter.name for parameter, _ in self._forms)}."
             )
-        for (parameter, form), value in zip(self._forms, arguments, strict=False):
-            rest = parameter.kind is parameter.VAR_POSITIONAL
-            if not rest and not fits(value, form):
+        taken = list(arguments)
+        for index, (parameter, form) in enumerate(self._forms[: len(taken)]):
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                break
+            value = arguments[index]
+            if isinstance(form, type) and issubclass(form, Spec):
+                value = taken[index] = _spec(parameter.name, value, form)
+            if not fits(value, form):
                 raise ValueError(_wrong(parameter.name, value, form, parameter.annotation))
+        return tuple(taken)
+
+
+def _spec(name: str, data: Any, form: type[Spec]) -> Spec:
+    try:
+        return form.from_wire(data)
+    except (TypeError, ValueError, KeyError):
+        raise ValueError(
+            f"The argument {name} must be the values of the fields of {form.__name__}, "
+            f"{', '.join(field_names(form))}; not {data!r:.80} ({type(data).__name__})."
+        ) from None
 
 
 def _form(annotation: Any, handler: Callable[..., Any]) -> Any:
@@ -79,7 +102,7 @@ def _parts(form: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 #: Evaluates the annotations of a class, which takes as long as all else of a request.
-_hints = functools.cache(typing.get_type_hints)
+_hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 def fits(value: Any, form: Any) -> bool:
@@ -101,8 +124,10 @@ def fits(value: Any, form: Any) -> bool:
         return isinstance(value, dict) and all(
             fits(key, inner[0]) and fits(each, inner[1]) for key, each in value.items()
         )
-    if typing.is_typeddict(form):
-        return _has_fields(value, form)
+    if dataclasses.is_dataclass(form):
+        return type(value) is form and all(
+            fits(getattr(value, field), hint) for field, hint in _hints(form).items()
+        )
     if form is int or form is float:
         kinds = int if form is int else int | float
         whole = isinstance(value, kinds) and not isinstance(value, bool)
@@ -114,19 +139,9 @@ def fits(value: Any, form: Any) -> bool:
 
 def _wrong(name: str, value: Any, form: Any, shown: Any) -> str:
     """What is wrong, as a sentence; of several fields the first one."""
-    if typing.is_typeddict(form) and isinstance(value, dict):
-        missing = sorted(form.__required_keys__ - value.keys())
-        if missing:
-            return f"The argument {name} must have {', '.join(missing)}."
-        for key, hint in _hints(form).items():
-            if key in value and not fits(value[key], hint):
-                return _wrong(f"{name}[{key!r}]", value[key], hint, hint)
+    if isinstance(value, Spec):
+        for field, hint in _hints(form).items():
+            if not fits(getattr(value, field), hint):
+                return _wrong(f"{name}.{field}", getattr(value, field), hint, hint)
     kind = shown.__name__ if isinstance(shown, type) else str(shown)
     return f"The argument {name} must be {kind}, not {value!r:.80} ({type(value).__name__})."
-
-
-def _has_fields(value: Any, form: Any) -> bool:
-    if not isinstance(value, dict) or not form.__required_keys__ <= value.keys():
-        return False
-    hints = _hints(form)
-    return all(name not in value or fits(value[name], hint) for name, hint in hints.items())

@@ -9,6 +9,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
+from miniray.messages import plain
 from miniray.version import VERSION
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def hello(node: NodeConfig, pool: WorkerPool, lately: head_pb2.FromNodeBatch) ->
                 process_id=lease.worker.process_id if lease.worker is not None else b"",
                 owner=lease.owner,
                 actor_id=lease.actor_id or b"",
-                allocation=json.dumps(lease.allocation).encode(),
+                allocation=plain.dumps(tuple(lease.allocation)),
             )
             for lease in pool.leases.values()
         ],

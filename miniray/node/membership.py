@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import marshal
 from typing import TYPE_CHECKING, Protocol
@@ -154,14 +153,10 @@ class Membership:
         elif kind == "push":
             self._push(message.push)
         elif kind == "start_lease":
-            self._start(message.start_lease)
-        elif kind == "start_actor":
-            self._start(message.start_actor)
+            self._start(NodeLease.from_wire(marshal.loads(message.start_lease.granted)))
         elif kind == "end_lease":
             end = message.end_lease
             self._pool.end(end.lease, kill=end.kill, calls_left=end.calls_left)
-        elif kind == "end_actor":
-            self._pool.end(message.end_actor.lease, kill=message.end_actor.kill)
         elif kind == "job_ended":
             self._job_ended(message.job_ended)
         elif kind == "node_joined":
@@ -187,14 +182,14 @@ class Membership:
         elif push.topic == "actor" and body[1] == DEAD:
             self._adopted.actor_died(body[0])
 
-    def _start(self, start: head_pb2.StartLease | head_pb2.StartActor) -> None:
+    def _start(self, lease: NodeLease) -> None:
         """Give a lease its worker; if that cannot even begin, its owner must not wait."""
         try:
-            self._pool.start(_granted(start))
+            self._pool.start(lease)
         except Exception as error:
-            logger.exception("lease %d of process %s cannot start", start.lease, start.owner.hex())
-            self._pool.leases.pop(start.lease, None)
-            failed = head_pb2.LeaseFailed(lease=start.lease, error=encode_error(error))
+            logger.exception("lease %d of process %s cannot start", lease.number, lease.owner.hex())
+            self._pool.leases.pop(lease.number, None)
+            failed = head_pb2.LeaseFailed(lease=lease.number, error=encode_error(error))
             self._head.tell(lease_failed=failed)
 
     def _joined(self, node: head_pb2.NodeJoined) -> None:
@@ -206,20 +201,3 @@ class Membership:
         for node_id in self._relay.announced():
             if node_id not in node_ids:
                 self._node_died(node_id)
-
-
-def _granted(start: head_pb2.StartLease | head_pb2.StartActor) -> NodeLease:
-    """What the head grants, as the pool keeps it."""
-    lease = NodeLease(
-        number=start.lease,
-        epoch=start.epoch,
-        owner=start.owner,
-        job_id=start.job_id,
-        spec=json.loads(start.spec),
-        allocation=json.loads(start.allocation),
-    )
-    if isinstance(start, head_pb2.StartActor):
-        lease.actor_id = start.actor_id
-        lease.arguments = start.arguments
-        lease.restarts = start.restarts
-    return lease

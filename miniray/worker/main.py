@@ -29,6 +29,7 @@ from miniray.client.job_environment import JobEnvironment
 from miniray.common import thread_counts
 from miniray.common.config import config
 from miniray.common.runtime import ActorClassInfo, set_runtime
+from miniray.common.specs import ActorSpec, GrantedLease
 from miniray.exceptions import TaskError
 from miniray.messages.actor_death import ActorExit
 from miniray.objects.ignored_signals import finish
@@ -56,6 +57,7 @@ class WorkerProcess:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec = spec
+        self.lease = GrantedLease.from_wire(spec["lease"])
         self.executor: Executor
         self._exit_code = 0
         self._ending = False
@@ -65,7 +67,7 @@ class WorkerProcess:
             spec["key"],
             spec["process_id"],
             "worker",
-            spec["job_id"],
+            self.lease.job_id,
             {},
             timeout=config().worker_start_timeout,
             on_shutdown=lambda _attachment: None,
@@ -75,8 +77,7 @@ class WorkerProcess:
         self.runtime.prepare_runtime_env = JobEnvironment(self.runtime).prepare
         self.runtime.on_topic["lease"] = self._on_lease
         self.runtime.on_topic["exit"] = self._on_exit
-        self._attachment.facts.default_actor_lifetime = spec["default_actor_lifetime"]
-        self._apply(spec["assignment"])
+        self._apply()
         set_runtime(self.runtime)
         sys.breakpointhook = self._on_breakpoint
         forks.guard(self._attachment, self._in_forked_child)
@@ -93,24 +94,27 @@ class WorkerProcess:
     def _in_forked_child(self) -> None:
         self.executor.in_forked_child()
 
-    def _apply(self, assignment: dict[str, Any]) -> None:
+    def _apply(self) -> None:
         """What the lease says about this process."""
-        facts = self._attachment.facts
-        facts.namespace = assignment["namespace"]
-        facts.assigned_resources = assignment["resources"]
-        facts.accelerator_ids = assignment["accelerator_ids"]
-        facts.placement_group_id = assignment["placement_group"]
-        facts.capture_child_tasks = assignment["capture_child_tasks"]
-        facts.runtime_env = json.loads(assignment["runtime_env"] or "{}")
-        facts.job_id = self.spec["job_id"]
-        thread_counts.limit(assignment["resources"].get("CPU", 0))
+        facts, lease = self._attachment.facts, self.lease
+        group = lease.spec.group
+        facts.job_id = lease.job_id
+        facts.namespace = lease.job.namespace
+        facts.default_actor_lifetime = lease.job.default_actor_lifetime
+        facts.assigned_resources = lease.allocation.resources()
+        facts.accelerator_ids = lease.devices
+        facts.placement_group_id = group.placement_group_id if group is not None else None
+        facts.capture_child_tasks = group is not None and bool(group.capture_child_tasks)
+        facts.runtime_env = json.loads(lease.spec.runtime_env or "{}")
+        thread_counts.limit(facts.assigned_resources.get("CPU", 0))
 
-    def _on_lease(self, assignment: dict[str, Any]) -> None:
+    def _on_lease(self, granted: tuple[Any, ...]) -> None:
         """This idle worker runs tasks of another lease now."""
+        self.lease = GrantedLease.from_wire(granted)
         try:
-            self._apply(assignment)
+            self._apply()
         finally:  # its tasks wait for that
-            self.executor.begin_lease(assignment["lease"], assignment["max_calls"])
+            self.executor.begin_lease(self.lease.number, self.lease.max_calls)
 
     def _on_exit(self) -> None:
         """The daemon says that this process is not needed any more."""
@@ -133,8 +137,7 @@ class WorkerProcess:
     def run_tasks(self) -> None:
         """Run the tasks of a lease, and of the next ones."""
         self.executor = executor = Executor(self.runtime, self.end)
-        assignment = self.spec["assignment"]
-        executor.begin_lease(assignment["lease"], assignment["max_calls"])
+        executor.begin_lease(self.lease.number, self.lease.max_calls)
         self._listen()
         executor.run()
 
@@ -156,24 +159,24 @@ class WorkerProcess:
         self.runtime.link.node_notice("ready")
 
     # --- an actor ------------------------------------------------------------------
-    def run_actor(self, actor: dict[str, Any]) -> None:
+    def run_actor(self, actor: ActorSpec) -> None:
         """Make the actor and run its methods."""
         facts = self._attachment.facts
-        facts.actor_id = actor["actor_id"]
-        facts.actor_name = actor["name"]
-        facts.actor_info = actor["info"]
-        facts.was_restarted = actor["restarts"] > 0
-        stdio.set_name(actor["class_name"])
-        concurrency = actor["max_concurrency"]
-        groups = actor["concurrency_groups"]
-        if actor["is_async"]:
+        facts.actor_id = self.lease.actor_id
+        facts.actor_name = actor.name
+        facts.actor_info = actor.info
+        facts.was_restarted = self.lease.restarts > 0
+        stdio.set_name(actor.class_name)
+        concurrency = actor.max_concurrency
+        groups = actor.concurrency_groups
+        if actor.is_async:
             limit = concurrency if concurrency is not None else ASYNC_CONCURRENCY
             self.executor = AsyncExecutor(self.runtime, self.end, limit, groups)
         elif (concurrency or 1) > 1 or groups:
             self.executor = ThreadedExecutor(self.runtime, self.end, concurrency or 1, groups)
         else:
             self.executor = Executor(self.runtime, self.end)
-        self.executor.class_name = actor["class_name"]
+        self.executor.class_name = actor.class_name
         self._listen()
         executor = self.executor
 
@@ -182,16 +185,17 @@ class WorkerProcess:
         elif _result_of(self._create(actor)):
             executor.run()
 
-    async def _create(self, actor: dict[str, Any]) -> bool:
+    async def _create(self, actor: ActorSpec) -> bool:
         """Run the constructor and tell how it went; waits only for one that is a coroutine."""
         link = self.runtime.link
-        name = f"{actor['class_name']}.__init__"
-        execution = context.Execution(actor["actor_id"], name, method=name)
+        name = f"{actor.class_name}.__init__"
+        id = self.lease.actor_id or b""
+        execution = context.Execution(id, name, method=name)
         token = context.execution.set(execution)
         try:
-            cls = self.executor.load_code(actor["class_key"])
+            cls = self.executor.load_code(actor.class_key)
             self._attachment.facts.actor_class = cls
-            arguments, refs = marshal.loads(actor["arguments"])
+            arguments, refs = marshal.loads(self.lease.arguments)
             args, kwargs, held = load_for_constructor(self.runtime, name, arguments, refs)
             if inspect.iscoroutinefunction(cls.__init__):
                 self.executor.instance = cls.__new__(cls, *args, **kwargs)
@@ -209,9 +213,7 @@ class WorkerProcess:
             try:
                 error = carried(error)
                 told = _told(
-                    TaskError.from_exception(
-                        error, name, pid=os.getpid(), actor_id=actor["actor_id"].hex()
-                    )
+                    TaskError.from_exception(error, name, pid=os.getpid(), actor_id=id.hex())
                 )
             except BaseException as problem:  # noqa: BLE001 - the error's class is user code
                 told = _told(TaskError.untold(name, error, problem))
@@ -225,7 +227,7 @@ class WorkerProcess:
         finally:
             context.execution.reset(token)
         self._name_output(actor)
-        info: ActorClassInfo = pickle.loads(actor["info"])
+        info: ActorClassInfo = pickle.loads(actor.info)
         groups = {
             method: options.concurrency_group
             for method, options in info.methods.items()
@@ -236,14 +238,14 @@ class WorkerProcess:
         self.runtime.borrowing.defer(lambda: link.node_notice("actor_ready"))
         return True
 
-    def _name_output(self, actor: dict[str, Any]) -> None:
+    def _name_output(self, actor: ActorSpec) -> None:
         """An actor with a `__repr__` of its own prints under that, as in Ray."""
         instance = self.executor.instance
         if "__repr__" in _own_names(type(instance)):
             try:
                 name = repr(instance)
             except Exception:
-                logger.exception("__repr__ of actor %s failed", actor["class_name"])
+                logger.exception("__repr__ of actor %s failed", actor.class_name)
             else:
                 stdio.set_name(name)
                 self._attachment.facts.actor_repr = name
@@ -321,7 +323,7 @@ def run_worker(spec: dict[str, Any]) -> NoReturn:
     try:
         _prepare_process(spec)
         worker = WorkerProcess(spec)
-        actor = spec["assignment"].get("actor")
+        actor = worker.lease.actor
         if actor is not None:
             worker.run_actor(actor)
         else:

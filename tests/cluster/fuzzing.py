@@ -25,6 +25,7 @@ from raw_process import RawProcess, record_of
 import miniray
 from miniray._proto import common_pb2, head_pb2, node_pb2
 from miniray.cluster_utils import Cluster
+from miniray.common.specs import ActorSpec, LeaseSpec
 from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.options import ACTOR_OPTIONS, METHOD_OPTIONS, TASK_OPTIONS, checked
@@ -77,27 +78,18 @@ def names_of_requests() -> tuple[list[str], list[str]]:
     return sorted(set(asked) - _MEANT), sorted(set(told) - _MEANT)
 
 
-_SPEC: dict[str, Any] = {
-    "resources": {"CPU": 1e6},
-    "placement": None,
-    "runtime_env": "",
-    "labels": None,
-    "name": "name",
-}
-_ACTOR: dict[str, Any] = {
-    **_SPEC,
-    "class_key": b"key",
-    "class_name": "A",
-    "info": b"",
-    "placement_resources": {"CPU": 1e6},
-    "namespace": "raw",
-    "detached": False,
-    "max_restarts": 0,
-    "max_concurrency": None,
-    "concurrency_groups": {},
-    "is_async": False,
-    "owner_node": b"12345678",
-}
+_SPEC = LeaseSpec(name="name", resources={"CPU": 1e6}, max_calls=0).to_wire()
+_ACTOR = ActorSpec(
+    resources={"CPU": 1e6},
+    placement_resources={"CPU": 1e6},
+    class_key=b"key",
+    class_name="A",
+    info=b"",
+    is_async=False,
+    namespace="raw",
+    detached=False,
+    owner_node=b"12345678",
+).to_wire()
 #: Arguments that the head takes; an id stands for one of the asking process's.
 _ID = b"an id of its own"
 _GOOD: dict[str, tuple[Any, ...]] = {
@@ -105,7 +97,7 @@ _GOOD: dict[str, tuple[Any, ...]] = {
     "start_actor": (_ID, (0, b"", ()), [], None),
     "subscribe_actor": (_ID,),
     "kill_actor": (_ID, True),
-    "want_leases": (1, {**_SPEC, "max_calls": 0}, 3, b""),
+    "want_leases": (1, _SPEC, 3, b""),
     "return_lease": (1 << 40,),
     "hold_leases": ([1, 2],),
     "create_placement_group": (_ID, [{"CPU": 1e6}], "PACK", "name", "space", False, None),

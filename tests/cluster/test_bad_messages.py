@@ -14,6 +14,7 @@ from raw_process import RawProcess, record_of
 import miniray
 import miniray.util.state
 from miniray.cluster_utils import Cluster
+from miniray.common.specs import ActorSpec, field_names
 from miniray.messages import plain
 from miniray.messages import protocol as p
 
@@ -146,38 +147,26 @@ def resident(pid: int) -> int:
     return int(status.split("VmHWM:")[1].split()[0]) << 10
 
 
-SPEC: dict[str, Any] = {
-    "class_key": b"key",
-    "class_name": "A",
-    "info": b"",
-    "resources": {"CPU": 1000},
-    "placement_resources": {"CPU": 1000},
-    "name": None,
-    "namespace": "raw",
-    "detached": False,
-    "max_restarts": 0,
-    "max_concurrency": None,
-    "concurrency_groups": {},
-    "is_async": False,
-    "placement": None,
-    "runtime_env": "",
-    "labels": None,
-    "fallback_labels": [],
-    "owner_node": b"12345678",
-    "preload": [],
-    "preload_later": [],
-}
+SPEC = ActorSpec(
+    resources={"CPU": 1000},
+    placement_resources={"CPU": 1000},
+    class_key=b"key",
+    class_name="A",
+    info=b"",
+    is_async=False,
+    namespace="raw",
+    detached=False,
+    owner_node=b"12345678",
+).to_wire()
 
 
-@pytest.mark.parametrize("field", SPEC)
+@pytest.mark.parametrize("field", field_names(ActorSpec))
 def test_a_malformed_actor_is_refused_and_leaves_nothing_behind(
     raw: RawProcess, field: str
 ) -> None:
     for value in (5, "text", b"bytes", {1: 2}, [None], None, [], object):
-        if value is object:
-            spec = {name: each for name, each in SPEC.items() if name != field}
-        else:
-            spec = {**SPEC, field: value}
+        at = field_names(ActorSpec).index(field)
+        spec = (*SPEC[:at], *([] if value is object else [value]), *SPEC[at + 1 :])
         raw.ask_head("create_actor", raw.id + os.urandom(8), spec, False)
         raw.send((p.HEAD_NOTICE, "create_actor", plain.dumps((os.urandom(16), spec, False))))
     error, _ = raw.ask_head("create_actor", raw.id + os.urandom(8), {}, False)

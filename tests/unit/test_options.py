@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from miniray import options
-from miniray.common.runtime import Anywhere, BundleAffinity, NodeAffinity, Spread
+from miniray.common.specs import Anywhere, BundleAffinity, NodeAffinity, Spread
 from miniray.util.placement_group import PlacementGroup
 from miniray.util.scheduling_strategies import (
     DoesNotExist,
@@ -255,8 +255,8 @@ def test_max_calls_and_concurrency_groups_belong_to_the_decorator() -> None:
 
 
 def test_max_calls_is_known_to_be_given() -> None:
-    assert task(max_calls=0).max_calls_given
-    assert not task().max_calls_given
+    assert task(max_calls=0).max_calls == 0
+    assert task().max_calls is None
 
 
 def test_generators_stream_by_default() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from miniray.common.ids import owner_of
 
 if TYPE_CHECKING:
+    from miniray.common.specs import ActorSpec
     from miniray.head.directories.jobs import Job
     from miniray.head.directories.nodes import Node
     from miniray.head.scheduling.demands import Demand
@@ -27,7 +28,7 @@ class Actor:
     """One actor that is not dead."""
 
     id: bytes
-    spec: dict[str, Any]
+    spec: ActorSpec
     job_id: bytes
     job: Job | None
     #: Name of the node that is preferred, which is its creator's.
@@ -60,16 +61,16 @@ class Actor:
     @property
     def class_name(self) -> str:
         """Its class."""
-        return str(self.spec["class_name"])
+        return self.spec.class_name
 
     @property
     def name(self) -> tuple[str, str] | None:
         """(namespace, name), if it has a name."""
-        name = self.spec["name"]
-        return None if name is None else (self.spec["namespace"], name)
+        name = self.spec.name
+        return None if name is None else (self.spec.namespace, name)
 
     @property
     def location(self) -> tuple[bytes, bytes, bool, bytes]:
         """What a process needs to make a handle of it."""
         spec = self.spec
-        return self.id, spec["owner_node"], spec["detached"], spec["info"]
+        return self.id, spec.owner_node, spec.detached, spec.info

@@ -82,7 +82,7 @@ def death_of(actor: Actor, cause: DeathCause, how: ProcessExit, creation: bytes 
         detail,
         creation,
         actor.restarts,
-        actor.spec["max_restarts"],
+        actor.spec.max_restarts,
     )
 
 
@@ -91,9 +91,9 @@ def remembered(actor: Actor) -> DeadActor:
     assert actor.death is not None
     return DeadActor(
         actor.death,
-        actor.spec["name"] or "",
-        actor.spec["namespace"] or "",
+        actor.spec.name or "",
+        actor.spec.namespace,
         actor.job_id,
-        actor.spec["detached"],
+        actor.spec.detached,
         actor.died,
     )

@@ -78,7 +78,7 @@ class ActorTable:
         if actor.name is not None:
             self._names[actor.name] = actor
         # Nobody else can tell what a detached one is given, if its arguments have no values yet.
-        if not actor.spec["detached"] or actor.arguments is None:
+        if not actor.spec.detached or actor.arguments is None:
             self._owned.setdefault(actor.owner, {})[actor.id] = None
 
     def leased(self, actor: Actor, number: int) -> None:

@@ -10,15 +10,13 @@ import logging
 import marshal
 import pickle
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
-from miniray.calls.task_shape import placement_from_data
 from miniray.common.ids import owner_of
-from miniray.common.runtime import BundleAffinity
+from miniray.common.specs import ActorSpec, BundleAffinity, GrantedLease, JobSpec
 from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
 from miniray.head.directories.actor import ALIVE, DEAD, RESTARTING, Actor
-from miniray.head.directories.actor_spec import daemon_spec
 from miniray.head.directories.actor_states import (
     NEVER_MADE,
     ORDINARY,
@@ -33,21 +31,19 @@ from miniray.head.directories.actor_subscribers import UNKNOWN, ActorSubscribers
 from miniray.head.directories.actor_table import ActorTable
 from miniray.head.directories.clients import ProcessExit
 from miniray.head.directories.grants import Asker
-from miniray.head.scheduling.allocations import allocation_json
 from miniray.head.scheduling.demands import Demand
 from miniray.head.scheduling.reasons import ReasonKind, severity
-from miniray.messages.specs import ActorSpec  # noqa: TC001 - what a request must be
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
+    from miniray.common.specs import Allocation
     from miniray.head.directories.clients import ClientDirectory
     from miniray.head.directories.grants import GrantTable, Timers
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import Node, NodeDirectory
     from miniray.head.directories.pending_notices import PendingNotices
     from miniray.head.scheduling.reasons import Reason
-    from miniray.head.scheduling.resources import Allocation
 
 logger = logging.getLogger(__name__)
 
@@ -114,11 +110,11 @@ class ActorDirectory:
         job_id = client.job_id if client is not None else b""
         actor = Actor(
             id=id,
-            spec=cast("dict[str, Any]", spec),
+            spec=spec,
             job_id=job_id,
             job=self._jobs.get(job_id),
-            near=spec["owner_node"].hex(),
-            restarts_left=spec["max_restarts"],
+            near=spec.owner_node.hex(),
+            restarts_left=spec.max_restarts,
         )
         if actor.name is not None:
             holder = self._table.named(actor.name)
@@ -129,13 +125,13 @@ class ActorDirectory:
         self._enter(actor)
         if client is not None:
             self._subscribers.add(requester, id)
-        elif not spec["detached"]:
+        elif not spec.detached:
             self._die(actor, DeathCause.OWNER_DIED)
         return None
 
     def _enter(self, actor: Actor) -> None:
         self._table.enter(actor)
-        if actor.spec["detached"]:
+        if actor.spec.detached:
             self._jobs.hold(actor.id, actor.job_id)
         self._subscribers.came(actor.id)
 
@@ -150,7 +146,7 @@ class ActorDirectory:
             self._die(actor, DeathCause.CREATION_FAILED, creation=error[1])
             return
         actor.arguments = marshal.dumps((arguments, refs))
-        if actor.spec["detached"]:
+        if actor.spec.detached:
             self._table.disown(actor)
         self._on_change(actor)
         self._submit(actor)
@@ -197,7 +193,7 @@ class ActorDirectory:
     def out_of_scope(self, process_id: bytes, id: bytes) -> None:
         """The owner's last handle went away."""
         actor = self._table.get(id)
-        if actor is not None and actor.owner == process_id and not actor.spec["detached"]:
+        if actor is not None and actor.owner == process_id and not actor.spec.detached:
             self._die(actor, DeathCause.OUT_OF_SCOPE)
 
     def find(self, name: str, namespace: str) -> tuple[bytes, bytes, bool, bytes]:
@@ -236,16 +232,19 @@ class ActorDirectory:
         token.node = node
         token.told = 0
         self._on_change(token)
-        node.send(
-            start_actor=head_pb2.StartActor(
-                lease=number,
+        # The namespace is the job's, as in Ray: the actor's own is only where its name is.
+        no_job = JobSpec(namespace=token.spec.namespace)
+        node.start(
+            GrantedLease(
+                number=number,
                 epoch=self._epoch,
-                actor_id=token.id,
                 owner=token.owner,
                 job_id=token.job_id,
-                spec=daemon_spec(token),
-                allocation=allocation_json(allocation),
-                arguments=token.arguments,
+                job=token.job.spec if token.job is not None else no_job,
+                spec=token.spec,
+                allocation=allocation,
+                actor_id=token.id,
+                arguments=token.arguments or b"",
                 restarts=token.restarts,
             )
         )
@@ -370,9 +369,7 @@ class ActorDirectory:
 
     def _end(self, actor: Actor, *, kill: bool) -> None:
         if actor.node is not None:
-            actor.node.send(
-                end_actor=head_pb2.EndActor(actor_id=actor.id, lease=actor.lease, kill=kill)
-            )
+            actor.node.send(end_lease=head_pb2.EndLease(lease=actor.lease, kill=kill))
 
     def _die(
         self,
@@ -403,7 +400,7 @@ class ActorDirectory:
             level = logging.INFO if cause in REQUESTED else logging.WARNING
             logger.log(level, "%s", death.error(actor.id))
         self._table.died(actor)
-        if actor.spec["detached"]:
+        if actor.spec.detached:
             self._jobs.release(actor.id)
         self._subscribers.tell_death(actor.id, death)
         self._on_change(actor)
@@ -509,10 +506,10 @@ def demand_of(actor: Actor) -> Demand:
     """What an actor asks for; ValueError if that is malformed."""
     spec = actor.spec
     return Demand.of(
-        spec["resources"],
-        spec["placement_resources"],
-        placement_from_data(spec["placement"]),
-        spec["labels"],
-        spec.get("fallback_labels", ()),
+        spec.resources,
+        spec.placement_resources,
+        spec.placement,
+        spec.label_selector,
+        spec.fallback_selectors,
         lasting=True,
     )

@@ -20,10 +20,11 @@ from miniray.head.scheduling.reasons import severity
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import PlacementGroupState
     from miniray.head.scheduling.demands import Decisions, Demand
     from miniray.head.scheduling.reasons import Reason, Told
-    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.head.scheduling.resources import ResourcePool
     from miniray.head.scheduling.scheduler import ClusterScheduler
     from miniray.head.scheduling.table import Lease
 

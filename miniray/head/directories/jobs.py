@@ -7,6 +7,8 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.specs import JobSpec, field_names
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,12 +23,9 @@ class Job:
     id: bytes
     #: Process id of the driver, which hears warnings.
     driver: bytes
-    driver_node: bytes
     pid: int
-    namespace: str
     entrypoint: str
-    #: What its workers are told: machine, sys_path, cwd, driver_node, default_actor_lifetime.
-    environment: dict[str, Any]
+    spec: JobSpec
     #: Strings of the user's.
     metadata: dict[str, str]
     #: Seconds since the epoch.
@@ -66,24 +65,17 @@ class JobDirectory:
             driver: the driver's process id.
             node_id: node where the driver runs.
             pid: its pid there.
-            details: JSON with namespace, entrypoint, machine, sys_path and cwd.
+            details: JSON with entrypoint, metadata, and what of ``JobSpec`` the driver knows.
         """
         told: dict[str, Any] = json.loads(details or "{}")
+        known = {name: told[name] for name in field_names(JobSpec) if name in told}
         job = Job(
             id=job_id,
             driver=driver,
-            driver_node=node_id,
             pid=pid,
-            namespace=told.get("namespace", ""),
             entrypoint=told.get("entrypoint", ""),
-            environment={
-                "machine": told.get("machine", ""),
-                "sys_path": told.get("sys_path", []),
-                "cwd": told.get("cwd", ""),
-                "driver_node": node_id.hex(),
-                "default_actor_lifetime": told.get("default_actor_lifetime", "non_detached"),
-            },
             metadata=told.get("metadata", {}),
+            spec=JobSpec(**known | {"driver_node": node_id}),
             started=time.time(),
         )
         self._jobs[job_id] = self._by_driver[driver] = job

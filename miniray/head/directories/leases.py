@@ -8,33 +8,30 @@ run may be done with the queue before.
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2
 from miniray.calls.locality import FULL_FOR
-from miniray.calls.task_shape import placement_from_data
+from miniray.common.specs import GrantedLease, JobSpec, LeaseSpec
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.directories.clients import ProcessExit
 from miniray.head.directories.grants import Asker
 from miniray.head.directories.task_lease import LeaseGroup, TaskLease
-from miniray.head.scheduling.allocations import allocation_json
 from miniray.head.scheduling.demands import Demand
 from miniray.head.scheduling.reasons import ReasonKind, severity
-from miniray.messages.specs import TaskSpec  # noqa: TC001 - what a request must be
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.common.specs import Allocation
     from miniray.head.directories.clients import Client, ClientDirectory
     from miniray.head.directories.grants import GrantTable, Timers
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import NodeDirectory
     from miniray.head.directories.pending_notices import PendingNotices
     from miniray.head.scheduling.reasons import Reason
-    from miniray.head.scheduling.resources import Allocation
 
 #: Group of the leases that a restarted head learns of; it never asks for one.
 _ADOPTED = -1
@@ -82,7 +79,7 @@ class TaskLeases:
 
     # --- what clients ask ------------------------------------------------------------
     def want(
-        self, client_id: bytes, group_id: int, spec: TaskSpec, total: int, near: bytes = b""
+        self, client_id: bytes, group_id: int, spec: LeaseSpec, total: int, near: bytes = b""
     ) -> None:
         """A client wants so many leases of a group in all; near a node, if it names one."""
         client = self._clients.get(client_id)
@@ -97,7 +94,7 @@ class TaskLeases:
                 self._fail(client_id, group_id, TaskUnschedulableError(str(error)))
                 return
             groups[group_id] = group
-        group.name = spec["name"]
+        group.name = spec.name
         group.total = total
         if group.near != near.hex():
             group.near, group.told_full = near.hex(), -math.inf
@@ -106,12 +103,9 @@ class TaskLeases:
             self._tell_full(group)
         self._forget_unused(group)
 
-    def refuse(
-        self, client_id: bytes, why: str, group_id: int, spec: dict[str, Any], *_: object
-    ) -> None:
+    def refuse(self, client_id: bytes, why: str, group_id: int, *_: object) -> None:
         """What a client wants could not be looked at: its tasks fail."""
-        name = spec.get("name", "")
-        error = TaskUnschedulableError(f"The task {name} cannot be scheduled: {why}.")
+        error = TaskUnschedulableError(f"A task cannot be scheduled: {why}.")
         self._fail(client_id, group_id, error)
 
     def _tell_full(self, group: LeaseGroup) -> None:
@@ -155,32 +149,22 @@ class TaskLeases:
         if not group.in_use:
             self._groups.get(group.client_id, {}).pop(group.id, None)
 
-    def _group(self, client: Client, group_id: int, spec: TaskSpec) -> LeaseGroup:
-        placement: Any = spec["placement"]
-        in_group = placement is not None and placement[0] == "bundle"
+    def _group(self, client: Client, group_id: int, spec: LeaseSpec) -> LeaseGroup:
         job = self._jobs.get(client.job_id)
-        told = {
-            "name": spec["name"],
-            "runtime_env": spec["runtime_env"],
-            "namespace": job.namespace if job is not None else "",
-            "max_calls": spec["max_calls"],
-            "placement_group": placement[1].hex() if in_group else None,
-            "capture_child_tasks": bool(in_group and placement[3]),
-            "job": job.environment if job is not None else None,
-        }
         return LeaseGroup(
             client_id=client.id,
             id=group_id,
-            name=spec["name"],
+            name=spec.name,
             job_id=client.job_id,
             home=client.node.name,
             demand=Demand.of(
-                spec["resources"],
-                placement=placement_from_data(placement),
-                label_selector=spec["labels"],
-                fallback_selectors=spec.get("fallback_labels", ()),
+                spec.resources,
+                placement=spec.placement,
+                label_selector=spec.label_selector,
+                fallback_selectors=spec.fallback_selectors,
             ),
-            spec=told,
+            spec=spec,
+            job=job.spec if job is not None else JobSpec(),
         )
 
     def _balance(self, group: LeaseGroup) -> None:
@@ -248,14 +232,16 @@ class TaskLeases:
             self._tell_full(token)
         self.leases[number] = token.leases[number] = lease
         token.starting.add(number)
-        node.send(
-            start_lease=head_pb2.StartLease(
-                lease=number,
+        node.start(
+            GrantedLease(
+                number=number,
                 epoch=self._epoch,
                 owner=token.client_id,
                 job_id=token.job_id,
-                spec=json.dumps({**token.spec, "max_calls": limit}).encode(),
-                allocation=allocation_json(allocation),
+                job=token.job,
+                spec=token.spec,
+                allocation=allocation,
+                max_calls=limit,
             )
         )
         self._balance(token)
@@ -389,7 +375,9 @@ class TaskLeases:
         groups = self._groups.setdefault(owner, {})
         group = groups.get(_ADOPTED)
         if group is None:
-            group = LeaseGroup(owner, _ADOPTED, "", b"", "", Demand.of({}), {}, may_wait=0)
+            spec = LeaseSpec(name="", resources={})
+            demand = Demand.of(spec.resources)
+            group = LeaseGroup(owner, _ADOPTED, "", b"", "", demand, spec, JobSpec(), may_wait=0)
             groups[_ADOPTED] = group
         lease = TaskLease(number, group, node_id, self._timers.time(), process_id=process_id)
         # The client knows its group under another number, so it cannot be asked for it.

@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from miniray._proto import head_pb2
 from miniray.head.scheduling.resources import node_pool
+from miniray.messages import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from miniray.common.specs import GrantedLease
     from miniray.head.scheduling.resources import ResourcePool
 
 logger = logging.getLogger(__name__)
@@ -109,6 +111,10 @@ class Node:
         """Queue a message for its daemon; the argument names its kind."""
         if self.alive:
             self.outbox.put(head_pb2.ToNode(**kind))
+
+    def start(self, lease: GrantedLease) -> None:
+        """Have its daemon give a lease a worker."""
+        self.send(start_lease=head_pb2.StartLease(granted=plain.dumps(lease.to_wire())))
 
 
 class NodeDirectory:

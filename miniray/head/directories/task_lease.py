@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from miniray.common.specs import Allocation, JobSpec, LeaseSpec
     from miniray.head.scheduling.demands import Demand
     from miniray.head.scheduling.reasons import Told
-    from miniray.head.scheduling.resources import Allocation
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -25,8 +25,9 @@ class LeaseGroup:
     #: Node of the client.
     home: str
     demand: Demand
-    #: What daemons are told of its leases. ``max_calls`` may be None: 1 for those with devices.
-    spec: dict[str, Any]
+    spec: LeaseSpec
+    #: What the workers of its leases are told of their job.
+    job: JobSpec
     #: Leases wanted in all, those had included.
     total: int = 0
     #: Node where the first of its tasks should run, for what they read; empty: the client's.
@@ -68,7 +69,7 @@ class LeaseGroup:
         One that had devices ends after a task unless it is told otherwise, so that their memory
         is released.
         """
-        given: int | None = self.spec["max_calls"]
+        given = self.spec.max_calls
         return int(bool(allocation.devices)) if given is None else given
 
 

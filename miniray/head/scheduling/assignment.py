@@ -17,9 +17,10 @@ from miniray.head.scheduling.bundles import total_needs
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence
 
+    from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import BundleSpec
     from miniray.head.scheduling.packing import Patience
-    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.head.scheduling.resources import ResourcePool
 
 #: Nodes whose state is looked at for one step of patience.
 _NODES_PER_STEP = 8

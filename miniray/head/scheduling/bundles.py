@@ -16,7 +16,8 @@ from miniray.common.labels import LabelSelector, matches, parse_selector, set_na
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.common.specs import Allocation
+    from miniray.head.scheduling.resources import ResourcePool
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.amounts import Needs, parse_needs
 from miniray.common.labels import LabelSelector, matches, parse_selector
-from miniray.common.runtime import BundleAffinity
+from miniray.common.specs import BundleAffinity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from miniray.common.runtime import Placement
+    from miniray.common.specs import Allocation, Placement
     from miniray.head.scheduling.reasons import Reason
-    from miniray.head.scheduling.resources import Allocation
 
 
 @dataclasses.dataclass(frozen=True)

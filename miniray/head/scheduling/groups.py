@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 
     from miniray.common.amounts import Needs
+    from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import BundleSpec, PlacementGroupState
-    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.head.scheduling.resources import ResourcePool
 
     BundleKey = tuple[bytes, int]
 

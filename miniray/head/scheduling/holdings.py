@@ -14,7 +14,8 @@ from miniray.head.scheduling.resources import bundle_pool
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.common.specs import Allocation
+    from miniray.head.scheduling.resources import ResourcePool
 
     BundleKey = tuple[bytes, int]
 

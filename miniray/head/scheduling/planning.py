@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from miniray.common.amounts import Needs
+    from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import BundleSpec, PlacementGroupState
-    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.head.scheduling.resources import ResourcePool
 
 #: Steps that a search for a way in which all bundles fit may take, and what it may take at least
 #: where bundles are to be on one value of a label and each value is tried.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from miniray.common.amounts import ACCELERATORS, UNIT
 from miniray.common.labels import first_match
-from miniray.common.runtime import BundleAffinity, Spread
+from miniray.common.specs import BundleAffinity, Spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING, NamedTuple
 
-from miniray.common.runtime import BundleAffinity, NodeAffinity
+from miniray.common.specs import BundleAffinity, NodeAffinity
 from miniray.head.scheduling.candidates import CandidateIndex, PoolSet
 from miniray.head.scheduling.reasons import Reason, explain
 

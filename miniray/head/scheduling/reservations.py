@@ -18,10 +18,11 @@ from miniray.head.scheduling.resources import Reservation
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
+    from miniray.common.specs import Allocation
     from miniray.head.scheduling.devices import Aside
     from miniray.head.scheduling.groups import Group
     from miniray.head.scheduling.queues import ShapeQueue
-    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.head.scheduling.resources import ResourcePool
 
     #: A copy of a pool as it will be when its tasks have ended.
     Later = Callable[[ResourcePool], ResourcePool]

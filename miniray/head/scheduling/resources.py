@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from miniray.common.amounts import GRIDS, UNIT, from_units, to_units
+from miniray.common.amounts import GRIDS, UNIT, to_units
+from miniray.common.specs import Allocation
 from miniray.head.scheduling.device_grid import DeviceGrid
 from miniray.head.scheduling.devices import Devices
 
@@ -17,38 +18,6 @@ if TYPE_CHECKING:
     from miniray.common.amounts import Needs
     from miniray.head.scheduling.devices import Aside, DeviceShares
     from miniray.head.scheduling.packing import Patience
-
-
-class Allocation(NamedTuple):
-    """What one lease or one bundle holds: exactly this is given back."""
-
-    node_id: str
-    #: Scalar amounts in fixed point.
-    scalars: Needs = ()
-    #: Per device resource, the devices and the share held of each.
-    devices: tuple[tuple[str, DeviceShares], ...] = ()
-    #: (placement group id, bundle index) that it draws on, if any.
-    bundle: tuple[bytes, int] | None = None
-
-    def device_ids(self, resource: str) -> list[str]:
-        """Ids of the held devices of a resource, in the node's order."""
-        return [id for name, shares in self.devices if name == resource for id, _ in shares]
-
-    @property
-    def cpu(self) -> int:
-        """Fixed-point CPU held."""
-        return next((units for name, units in self.scalars if name == "CPU"), 0)
-
-    def names(self) -> set[str]:
-        """Names of the resources held."""
-        return {name for name, _ in self.scalars} | {name for name, _ in self.devices}
-
-    def resources(self) -> dict[str, float]:
-        """Amounts held per resource name, in units."""
-        held = {name: from_units(units) for name, units in self.scalars}
-        for name, shares in self.devices:
-            held[name] = from_units(sum(units for _, units in shares))
-        return held
 
 
 class Reservation(NamedTuple):

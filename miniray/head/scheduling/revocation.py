@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from miniray.common.specs import Allocation
     from miniray.head.scheduling.queues import ShapeQueue
-    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.head.scheduling.resources import ResourcePool
     from miniray.head.scheduling.table import Lease
 
 _MAX_POOLS = 32  # pools looked at per search

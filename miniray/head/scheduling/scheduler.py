@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from miniray.common.amounts import sum_amounts
 from miniray.common.ids import short_id
 from miniray.common.labels import describe_all
-from miniray.common.runtime import BundleAffinity, NodeAffinity
+from miniray.common.specs import BundleAffinity, NodeAffinity
 from miniray.head.scheduling.demands import Decisions, Unschedulable, Waiting
 from miniray.head.scheduling.reasons import Reason, ReasonKind, no_bundle, too_small
 from miniray.head.scheduling.revocation import choose_revocations, fits_after
@@ -21,9 +21,10 @@ from miniray.head.scheduling.table import Lease, ResourceTable
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping
 
+    from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import PlacementGroupState
     from miniray.head.scheduling.demands import Demand, LeaseRequest
-    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.head.scheduling.resources import ResourcePool
 
 __all__ = ["ClusterScheduler", "Lease"]
 

@@ -12,7 +12,7 @@ import heapq
 from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT
-from miniray.common.runtime import BundleAffinity
+from miniray.common.specs import BundleAffinity
 from miniray.head.scheduling.aging import Aging
 from miniray.head.scheduling.demands import Decisions, Grant, PlacedBundles, Unschedulable, Waiting
 from miniray.head.scheduling.groups import Group, GroupTable
@@ -22,9 +22,10 @@ from miniray.head.scheduling.reservations import lift, reserve_for_group, reserv
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from miniray.common.specs import Allocation
     from miniray.head.scheduling.demands import Demand, LeaseRequest
     from miniray.head.scheduling.reasons import Reason
-    from miniray.head.scheduling.resources import Allocation, ResourcePool
+    from miniray.head.scheduling.resources import ResourcePool
 
 _RESERVATIONS_AT_ONCE = 16  # reservations made per call, each looks at every node
 

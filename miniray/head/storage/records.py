@@ -5,14 +5,13 @@ Responsible for the form only; ``storage.py`` keeps it.
 
 from __future__ import annotations
 
-import dataclasses
 import marshal
 
+from miniray.common.specs import ActorSpec, Allocation, JobSpec, field_names
 from miniray.head.directories.actor import Actor
 from miniray.head.directories.actor_states import DeadActor, remembered
 from miniray.head.directories.jobs import Job
 from miniray.head.directories.placement_groups import PlacementGroup
-from miniray.head.scheduling.allocations import allocation_from_json, allocation_json
 from miniray.head.scheduling.bundles import PlacementGroupState
 from miniray.messages.actor_death import Death
 
@@ -45,12 +44,14 @@ _GROUP_FIELDS = (
 def actor_record(actor: Actor) -> bytes:
     """An actor as it is kept."""
     fields = {name: getattr(actor, name) for name in _ACTOR_FIELDS}
+    fields["spec"] = actor.spec.to_wire()
     return marshal.dumps((fields, actor.node.id if actor.node is not None else b""))
 
 
 def read_actor(record: bytes) -> tuple[Actor, bytes]:
     """An actor without its job, and the node that it was on (empty: none)."""
     fields, node_id = marshal.loads(record)
+    fields["spec"] = ActorSpec.from_wire(fields["spec"])
     return Actor(job=None, **fields), node_id
 
 
@@ -72,10 +73,7 @@ def group_record(group: PlacementGroup) -> bytes:
     state = group.state
     # What this head still awaits the next one has to await too.
     placed = state.allocations | state.awaited if state is not None else {}
-    bundles = {
-        index: (allocation.node_id, allocation_json(allocation))
-        for index, allocation in placed.items()
-    }
+    bundles = {index: tuple(allocation) for index, allocation in placed.items()}
     return marshal.dumps((fields, bundles))
 
 
@@ -84,17 +82,17 @@ def read_group(record: bytes) -> PlacementGroup:
     fields, bundles = marshal.loads(record)
     group = PlacementGroup(**fields)
     group.state = PlacementGroupState.of(group.id, group.bundles, group.strategy, group.selectors)
-    group.state.awaited = {
-        index: allocation_from_json(node_id, data) for index, (node_id, data) in bundles.items()
-    }
+    group.state.awaited = {index: Allocation(*data) for index, data in bundles.items()}
     return group
 
 
 def job_record(job: Job) -> bytes:
     """A job as it is kept."""
-    return marshal.dumps(dataclasses.asdict(job))
+    fields = {name: getattr(job, name) for name in field_names(Job)}
+    return marshal.dumps({**fields, "spec": job.spec.to_wire()})
 
 
 def read_job(record: bytes) -> Job:
     """The inverse of ``job_record``."""
-    return Job(**marshal.loads(record))
+    fields = marshal.loads(record)
+    return Job(**{**fields, "spec": JobSpec.from_wire(fields["spec"])})

@@ -53,7 +53,7 @@ async def _wait_for(worker: Worker, lease: NodeLease, events: WorkerEvents) -> N
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if waits.done() and await events.waits_for(worker.process_id, lease.owner):
             kind = TaskUnschedulableError if lease.actor_id is None else ActorUnschedulableError
-            name = lease.spec.get("class_name") or lease.spec.get("name") or "This call"
+            name = lease.name or "This call"
             raise kind(
                 f"{name} needs a device on which the process {worker.pid} of its caller has "
                 f"worked. That one is to end, and first waits for the calls that it has made, "

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from miniray.common.names import short_name
+from miniray.common.specs import GrantedLease
 from miniray.exceptions import ITS_LOG
 
 if TYPE_CHECKING:
@@ -19,19 +19,10 @@ if TYPE_CHECKING:
     from miniray.runtime_env.install import WorkerEnvironment
 
 
-@dataclasses.dataclass
-class NodeLease:
-    """What the head granted on this node."""
+@dataclasses.dataclass(kw_only=True)
+class NodeLease(GrantedLease):
+    """What the head granted on this node, and how far that is."""
 
-    number: int
-    epoch: int
-    owner: bytes
-    job_id: bytes
-    spec: dict[str, Any]
-    allocation: dict[str, Any]
-    actor_id: bytes | None = None
-    arguments: bytes = b""
-    restarts: int = 0
     worker: Worker | None = None
     #: The head, or a rule, ended it; its worker may still be on its way out.
     ending: bool = False
@@ -39,23 +30,6 @@ class NodeLease:
     alive: bool = False
     #: What runs on it waits for others, and gave its CPU back meanwhile.
     blocked: bool = False
-
-    @property
-    def devices(self) -> dict[str, list[str]]:
-        """Device ids by resource."""
-        devices: dict[str, list[str]] = self.allocation["devices"]
-        return devices
-
-    @property
-    def name(self) -> str:
-        """Class of its actor, or a task of its shape."""
-        return short_name(self.spec.get("class_name") or self.spec.get("name") or "")
-
-    @property
-    def max_calls(self) -> int:
-        """After how many tasks its worker ends; 0: no limit. With devices 1, unless told."""
-        limit: int = self.spec.get("max_calls", 0)
-        return limit
 
 
 @dataclasses.dataclass

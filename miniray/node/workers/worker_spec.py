@@ -22,45 +22,9 @@ if TYPE_CHECKING:
 
 def pool_key(lease: NodeLease) -> tuple[Any, ...]:
     """What workers must have in common to be used for each other's leases."""
-    devices = tuple(
-        (name, lease.allocation["resources"].get(name), tuple(ids))
-        for name, ids in sorted(lease.devices.items())
-    )
     # Calls are counted per function.
     counted = (lease.max_calls, lease.name) if lease.max_calls else None
-    return (lease.job_id, lease.spec["runtime_env"], devices, counted)
-
-
-def assignment(lease: NodeLease) -> dict[str, Any]:
-    """What a process is told of its lease, at its start or when it gets another one."""
-    spec = lease.spec
-    group = spec["placement_group"]
-    told = {
-        "lease": lease.number,
-        "namespace": spec["namespace"],
-        "resources": lease.allocation["resources"],
-        "accelerator_ids": lease.devices,
-        "placement_group": bytes.fromhex(group) if group else None,
-        "capture_child_tasks": spec["capture_child_tasks"],
-        "runtime_env": spec["runtime_env"],
-        "max_calls": spec.get("max_calls", 0),
-    }
-    if lease.actor_id is not None:
-        told["actor"] = {
-            "actor_id": lease.actor_id,
-            "class_key": bytes.fromhex(spec["class_key"]),
-            "class_name": spec["class_name"],
-            "name": spec["name"],
-            "info": bytes.fromhex(spec["info"]),
-            "owner_node": bytes.fromhex(spec["owner_node"]),
-            "detached": spec["detached"],
-            "max_concurrency": spec["max_concurrency"],
-            "concurrency_groups": spec["concurrency_groups"],
-            "is_async": spec["is_async"],
-            "restarts": lease.restarts,
-            "arguments": lease.arguments,
-        }
-    return told
+    return (lease.job_id, lease.spec.runtime_env, lease.allocation.devices, counted)
 
 
 def interpreter(lease: NodeLease, worker: Worker, accelerators: NodeAccelerators) -> str | None:
@@ -93,23 +57,20 @@ def process_spec(
         variables.update(environment.env_vars)
     if lease.devices:
         variables.update(assigned_environment(lease.devices, accelerators, os.environ))
-    job = lease.spec.get("job") or {}
-    local = job.get("machine") == base["machine"]
+    job = lease.job
     paths = list(environment.sys_path) if environment is not None else []
     cwd = environment.cwd if environment is not None else None
-    if local:
-        paths += job["sys_path"]
-        cwd = cwd or job["cwd"]
+    if job.machine == base["machine"]:
+        paths += job.sys_path
+        cwd = cwd or job.cwd
     return {
         **base,
         "process_id": worker.process_id,
-        "job_id": lease.job_id,
         "environment": variables,
         "python": python,
         "sys_path": paths,
         "cwd": cwd,
-        "default_actor_lifetime": job.get("default_actor_lifetime", "non_detached"),
-        "assignment": assignment(lease),
+        "lease": lease.to_wire(),
     }
 
 
@@ -120,5 +81,5 @@ def preload(lease: NodeLease, python: str | None) -> tuple[tuple[str, ...], tupl
     """
     if python is not None:
         return (), ()
-    spec = lease.spec
-    return tuple(spec.get("preload") or ()), tuple(spec.get("preload_later") or ())
+    actor = lease.actor
+    return (tuple(actor.preload), tuple(actor.preload_later)) if actor is not None else ((), ())

@@ -33,7 +33,6 @@ from miniray.node.workers.vacating import DeviceKeptError, wait_for_devices
 from miniray.node.workers.worker import Worker
 from miniray.node.workers.worker_ends import WorkerEnds, quarantine_of
 from miniray.node.workers.worker_spec import (
-    assignment,
     interpreter,
     pool_key,
     preload,
@@ -113,7 +112,7 @@ class WorkerPool:
             worker.lease = lease
             worker.name = lease.name
             lease.worker = worker
-            self._events.push(worker.process_id, "lease", (assignment(lease),))
+            self._events.push(worker.process_id, "lease", (lease.to_wire(),))
             self._events.lease_started(lease, worker)
             return
         start = self._start_process(lease, _worker_for(lease))
@@ -172,9 +171,9 @@ class WorkerPool:
                         self._ends.ask(idle)
                 workers = self._by_pid.values()
                 await wait_for_devices(worker.devices, lease, workers, self._events)
-            if lease.spec["runtime_env"]:
+            if lease.spec.runtime_env:
                 worker.environment = await self._environments.prepare(
-                    json.loads(lease.spec["runtime_env"]), lease.job_id, self._events.fetch_blob
+                    json.loads(lease.spec.runtime_env), lease.job_id, self._events.fetch_blob
                 )
             if self._is_over(lease):
                 self._release_environment(worker)
@@ -386,12 +385,11 @@ class WorkerPool:
 
 def _worker_for(lease: NodeLease) -> Worker:
     """A worker without a process yet."""
-    job = lease.spec.get("job") or {}
     return Worker(
         new_id(),
         pool_key(lease),
         lease=lease,
         name=lease.name,
-        driver_node=bytes.fromhex(job.get("driver_node", "")),
+        driver_node=lease.job.driver_node,
         devices=frozenset((name, id) for name, ids in lease.devices.items() for id in ids),
     )

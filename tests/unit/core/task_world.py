@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from core_doubles import NODE, Caller, FakePeer
 
 from miniray.calls.task_client import TaskClient
+from miniray.common.specs import LeaseSpec
 from miniray.messages import protocol as p
 from miniray.objects.borrowing import error_value
 
@@ -35,11 +36,7 @@ class TaskWorld:
         self.leases = 0
 
     def group(self, key: str = "cpu", max_calls: int = 0, **resources: float) -> LeaseGroup:
-        spec = {
-            "resources": resources or {"CPU": 1},
-            "max_calls": max_calls,
-            "placement": None,
-        }
+        spec = LeaseSpec(name="", resources=resources or {"CPU": 1}, max_calls=max_calls)
         return self.client.group(key, lambda: spec)
 
     def call(self, *args: Any, group: LeaseGroup | None = None, **how: Any) -> Call:
@@ -53,7 +50,7 @@ class TaskWorld:
         self.leases += 1
         process = b"worker%02d" % self.leases
         group = group or self.group()
-        limit = group.spec["max_calls"]
+        limit = group.spec.max_calls or 0
         self.client.on_granted(group.id, self.leases, node, process, limit)
         return self.me.peers.get(node, process)
 

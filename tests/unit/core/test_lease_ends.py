@@ -9,6 +9,7 @@ from core_doubles import NODE
 from task_world import TaskWorld
 
 from miniray.common.config import config
+from miniray.common.specs import LeaseSpec, Spread
 from miniray.messages import protocol as p
 
 
@@ -21,11 +22,11 @@ def world() -> TaskWorld:
 
 
 @pytest.mark.parametrize(("max_calls", "left"), [(0, 0), (1, 0), (3, 2)])
-@pytest.mark.parametrize("placement", [None, ("spread",)])
+@pytest.mark.parametrize("placement", [None, Spread()])
 def test_a_lease_goes_back_with_the_number_of_calls_that_its_worker_has_left(
     world: TaskWorld, max_calls: int, left: int, placement: Any
 ) -> None:
-    spec = {"resources": {"GPU": 1}, "max_calls": max_calls, "placement": placement}
+    spec = LeaseSpec(name="", resources={"GPU": 1}, max_calls=max_calls, placement=placement)
     group = world.client.group("gpu", lambda: spec)
     call = world.call(group=group)
     world.reply(world.grant(group), call)

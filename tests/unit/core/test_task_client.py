@@ -9,6 +9,7 @@ import pytest
 from core_doubles import NODE, FakePeer, packed
 from task_world import TaskWorld
 
+from miniray.common.specs import LeaseSpec
 from miniray.exceptions import TaskCancelledError, WorkerCrashedError
 from miniray.messages import protocol as p
 from miniray.objects.borrowing import error_value
@@ -50,7 +51,9 @@ def test_leases_are_asked_for_in_the_name_of_the_first_task_that_waits(world: Ta
     world.grant()
     world.call(name="second")
     world.call(name="third")
-    names = [spec["name"] for _, spec, _, _ in world.link.head_heard("want_leases")]
+    names = [
+        LeaseSpec.from_wire(spec).name for _, spec, _, _ in world.link.head_heard("want_leases")
+    ]
     assert names == ["first", "second", "second"]
 
 

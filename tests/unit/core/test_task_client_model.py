@@ -14,6 +14,7 @@ from core_doubles import NODE, Caller, packed
 
 from miniray.calls.locality import FULL_FOR
 from miniray.calls.task_client import TaskClient
+from miniray.common.specs import LeaseSpec, NodeAffinity, Spread
 from miniray.messages import protocol as p
 from miniray.objects.borrowing import error_value
 
@@ -32,8 +33,8 @@ SHAPES: dict[str, tuple[dict[str, float], int, Any]] = {
     "gpu": ({"GPU": 1}, 1, None),
     "gpu again": ({"GPU": 1}, 0, None),
     "few": ({"CPU": 1}, 3, None),
-    "spread": ({"CPU": 1}, 0, ("spread",)),
-    "there": ({"CPU": 1}, 0, ("node", NODES[1], False)),
+    "spread": ({"CPU": 1}, 0, Spread()),
+    "there": ({"CPU": 1}, 0, NodeAffinity(NODES[1].hex())),
 }
 
 
@@ -92,7 +93,8 @@ class FakeHead:
             return False
         method, *args = self.heard.popleft()
         if method == "want_leases":
-            group, spec, total, near = args
+            group, told, total, near = args
+            spec = LeaseSpec.from_wire(told)
             self.wanted[group] = (total, spec, near)
         elif method == "return_lease":
             group, node = self.leases.pop(args[0])  # each once
@@ -109,10 +111,8 @@ class FakeHead:
             total, spec, near = self.wanted[group]
             if total <= sum(held == group for held, _ in self.leases.values()):
                 continue
-            bound = spec["placement"] is not None and spec["placement"][0] == "node"
-            room = [
-                node for node in ([spec["placement"][1]] if bound else NODES) if self.free[node] > 0
-            ]
+            bound = isinstance(spec.placement, NodeAffinity)
+            room = [node for node in (NODES[1:2] if bound else NODES) if self.free[node] > 0]
             if near and near not in room:
                 self._tell_full(group, near)
             if room:
@@ -121,7 +121,7 @@ class FakeHead:
                 self.leases[number] = (group, node)
                 self.free[node] -= 1
                 worker = b"w%07d" % number
-                self.said.append(("granted", group, number, node, worker, spec["max_calls"]))
+                self.said.append(("granted", group, number, node, worker, spec.max_calls))
                 return True
         return False
 
@@ -167,7 +167,7 @@ class World:
 
     def _group(self, name: str) -> LeaseGroup:
         resources, max_calls, placement = SHAPES[name]
-        spec = {"resources": resources, "max_calls": max_calls, "placement": placement}
+        spec = LeaseSpec(name="", resources=resources, max_calls=max_calls, placement=placement)
         return self.client.group(name, lambda: spec)
 
     # --- what happens ----------------------------------------------------------------

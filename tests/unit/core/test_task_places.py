@@ -11,6 +11,7 @@ from task_world import TaskWorld
 
 from miniray.calls.locality import RATE
 from miniray.common.config import config
+from miniray.common.specs import LeaseSpec, NodeAffinity, Spread
 
 
 @pytest.fixture
@@ -37,10 +38,10 @@ def test_a_task_that_comes_later_has_its_own_node_asked_for_when_it_is_the_first
     assert world.grant(node=FAR).calls == [second.number]
 
 
-@pytest.mark.parametrize("placement", [("spread",), ("node", b"other", False)])
+@pytest.mark.parametrize("placement", [Spread(), NodeAffinity("ff")])
 def test_a_task_whose_place_was_chosen_goes_there(world: TaskWorld, placement: Any) -> None:
     group = world.client.group(
-        "there", lambda: {"resources": {"CPU": 1}, "max_calls": 0, "placement": placement}
+        "there", lambda: LeaseSpec(name="", resources={"CPU": 1}, placement=placement)
     )
     world.call(world.stored(FAR, LARGE), group=group)
     assert world.asked_near == [b""]

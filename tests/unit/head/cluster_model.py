@@ -15,6 +15,7 @@ from typing import Any
 from head_harness import actor_spec, task_spec
 from model_parts import Clock, Daemon, Disk, Process, Running
 
+from miniray.common.specs import BundleAffinity
 from miniray.head.cluster import Identity
 from miniray.head.head import Head
 
@@ -186,7 +187,7 @@ class World:
     def _placement(self, client: Process, amount: float) -> Any:
         groups = [group for group in client.groups if group[1] >= amount]
         if groups and self.random.random() < 0.5:
-            return ("bundle", self.random.choice(groups)[0], 0, False)
+            return BundleAffinity(self.random.choice(groups)[0], 0)
         return None
 
     def make_actor(self) -> None:

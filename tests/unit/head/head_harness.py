@@ -11,6 +11,7 @@ import platform
 from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2
+from miniray.common.specs import ActorSpec, GrantedLease, LeaseSpec
 from miniray.head.cluster import Identity
 from miniray.head.head import Head
 from miniray.head.storage.storage import NoStorage
@@ -97,10 +98,20 @@ class FakeDaemon:
 
     # --- reading -----------------------------------------------------------------
     def take(self, kind: str) -> list[Any]:
-        """Messages of a kind that came since the last time, in order."""
-        found = [getattr(m, kind) for m in self.got if m.WhichOneof("kind") == kind]
-        self.got = [m for m in self.got if m.WhichOneof("kind") != kind]
-        return found
+        """Messages of a kind that came since the last time, in order.
+
+        Leases that are to start are of one kind for tasks, and of another for actors.
+        """
+        found, rest = [], []
+        for message in self.got:
+            name = message.WhichOneof("kind")
+            told = getattr(message, name)
+            if name == "start_lease":
+                told = granted(message)
+                name = "start_lease" if told.actor_id is None else "start_actor"
+            (found if name == kind else rest).append((message, told))
+        self.got = [message for message, _ in rest]
+        return [told for _, told in found]
 
     def one(self, kind: str) -> Any:
         found = self.take(kind)
@@ -209,39 +220,39 @@ class FakeCluster:
         return FakeDaemon(self, scalars or {"CPU": 4}, devices, **facts)
 
 
-def actor_spec(**changes: Any) -> dict[str, Any]:
-    """A spec as client/actor_directory.py makes it."""
-    return {
+def actor_spec(**changes: Any) -> tuple[Any, ...]:
+    """A spec as client/actor_directory.py sends it."""
+    fields = {
         "class_key": b"k" * 16,
         "class_name": "Thing",
         "info": b"info",
         "resources": {},
         "placement_resources": {"CPU": 1},
-        "name": None,
         "namespace": "tests",
         "detached": False,
-        "max_restarts": 0,
-        "max_concurrency": None,
-        "concurrency_groups": {},
         "is_async": False,
-        "preload": [],
-        "preload_later": [],
-        "placement": None,
-        "runtime_env": "",
-        "labels": None,
         "owner_node": b"n" * 8,
-        **changes,
     }
+    return ActorSpec(**fields | changes).to_wire()
 
 
-def task_spec(**changes: Any) -> dict[str, Any]:
-    """A spec as calls/task_shape.py makes it."""
-    return {
-        "resources": {"CPU": 1},
-        "placement": None,
-        "runtime_env": "",
-        "labels": None,
-        "max_calls": 0,
-        "name": "work",
-        **changes,
-    }
+def task_spec(**changes: Any) -> tuple[Any, ...]:
+    """A spec as calls/task_client.py sends it."""
+    fields = {"resources": {"CPU": 1}, "max_calls": 0, "name": "work"}
+    return LeaseSpec(**fields | changes).to_wire()
+
+
+def granted(message: head_pb2.ToNode) -> GrantedLease:
+    return GrantedLease.from_wire(plain.loads(message.start_lease.granted))
+
+
+def report(start: GrantedLease, process_id: bytes = b"") -> head_pb2.RunningLease:
+    """What the daemon that was told to start a lease tells a new head of it."""
+    return head_pb2.RunningLease(
+        lease=start.number,
+        epoch=start.epoch,
+        process_id=process_id,
+        owner=start.owner,
+        actor_id=start.actor_id,
+        allocation=plain.dumps(tuple(start.allocation)),
+    )

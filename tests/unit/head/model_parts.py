@@ -10,7 +10,7 @@ import marshal
 import platform
 from typing import TYPE_CHECKING, Any
 
-from head_harness import FakeTimers
+from head_harness import FakeTimers, granted, report
 
 from miniray._proto import common_pb2, head_pb2
 from miniray.head.directories.actor import DEAD
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cluster_model import World
+
+    from miniray.common.specs import GrantedLease
 
 GPUS = ["0", "1", "2"]
 
@@ -181,7 +183,7 @@ class Running:
     """A lease as its daemon knows it."""
 
     number: int
-    start: Any
+    start: GrantedLease
     actor_id: bytes
     process: Process | None = None
     alive: bool = False
@@ -190,8 +192,7 @@ class Running:
     @property
     def held(self) -> list[tuple[str, int]]:
         """(device, units)"""
-        devices = json.loads(self.start.allocation)["exact"][1]
-        return [(id, units) for _, shares in devices for id, units in shares]
+        return [held for _, shares in self.start.allocation.devices for held in shares]
 
 
 class Daemon:
@@ -229,14 +230,7 @@ class Daemon:
                 address="machine|/socket|10.0.0.1:7000",
                 resources=json.dumps({"scalars": {"CPU": 8}, "devices": {"GPU": GPUS}}).encode(),
                 leases=[
-                    head_pb2.RunningLease(
-                        lease=each.number,
-                        epoch=each.start.epoch,
-                        process_id=each.process.id if each.process is not None else b"",
-                        owner=each.start.owner,
-                        actor_id=each.actor_id,
-                        allocation=each.start.allocation,
-                    )
+                    report(each.start, each.process.id if each.process is not None else b"")
                     for each in self.leases.values()
                 ],
                 lately=head_pb2.FromNodeBatch(messages=self.requests.reports()),
@@ -293,11 +287,9 @@ class Daemon:
         kind = message.WhichOneof("kind")
         assert kind != "stop", message
         if kind == "start_lease":
-            self._start(message.start_lease, b"")
-        elif kind == "start_actor":
-            self._start(message.start_actor, message.start_actor.actor_id)
-        elif kind in ("end_lease", "end_actor"):
-            lease = self.leases.get(getattr(message, kind).lease)
+            self._start(granted(message))
+        elif kind == "end_lease":
+            lease = self.leases.get(message.end_lease.lease)
             if lease is not None:
                 lease.ending = True
         elif kind == "reply":
@@ -308,9 +300,9 @@ class Daemon:
             if process is not None:
                 process.on_push(message.push.topic, marshal.loads(message.push.body))
 
-    def _start(self, start: Any, actor_id: bytes) -> None:
-        assert start.lease not in self.leases
-        self.leases[start.lease] = Running(start.lease, start, actor_id)
+    def _start(self, start: GrantedLease) -> None:
+        assert start.number not in self.leases
+        self.leases[start.number] = Running(start.number, start, start.actor_id or b"")
         self.check()
 
     def check(self) -> None:
@@ -382,9 +374,10 @@ class Session:
         self._daemon = daemon
 
     def put(self, message: head_pb2.ToNode) -> None:
-        started = message.start_actor.actor_id
+        is_start = message.WhichOneof("kind") == "start_lease"
+        started = granted(message).actor_id if is_start else None
         world = self._daemon.world
-        if started in world.exited and not world.head.recovery.over:
+        if started is not None and started in world.exited and not world.head.recovery.over:
             world.wrong.append(f"actor {started.hex()} is to start again")
         world.told.update(self._daemon.id + message.SerializeToString())
         if self._daemon.session is self:

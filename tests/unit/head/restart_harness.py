@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id
+from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, report
 
 from miniray._proto import head_pb2
 from miniray.head.storage.sqlite_storage import SqliteStorage
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from miniray.common.specs import GrantedLease
     from miniray.head.storage.storage import Saved
 
 ARGUMENTS = (0, b"args", ())
@@ -44,15 +45,8 @@ class Restarts:
 class Running:
     """What a daemon has running, as it tells a new head."""
 
-    def __init__(self, start: Any, owner: bytes, process_id: bytes = b"") -> None:
-        self.report = head_pb2.RunningLease(
-            lease=start.lease,
-            epoch=start.epoch,
-            process_id=process_id,
-            owner=owner,
-            actor_id=getattr(start, "actor_id", b""),
-            allocation=start.allocation,
-        )
+    def __init__(self, start: GrantedLease, process_id: bytes = b"") -> None:
+        self.report = report(start, process_id)
 
 
 def make_actor(daemon: FakeDaemon, owner: bytes, **spec: Any) -> tuple[bytes, Running]:
@@ -62,8 +56,10 @@ def make_actor(daemon: FakeDaemon, owner: bytes, **spec: Any) -> tuple[bytes, Ru
     daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
     start = daemon.one("start_actor")
     process_id = daemon.worker(owner)
-    daemon.tell(actor=head_pb2.ActorReported(actor_id=id, lease=start.lease, process_id=process_id))
-    return id, Running(start, owner, process_id)
+    daemon.tell(
+        actor=head_pb2.ActorReported(actor_id=id, lease=start.number, process_id=process_id)
+    )
+    return id, Running(start, process_id)
 
 
 def attach(daemon: FakeDaemon, process_id: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.common.runtime import NodeAffinity
+from miniray.common.specs import NodeAffinity
 from miniray.head.scheduling.aging import Aging
 from miniray.head.scheduling.demands import Demand, LeaseRequest
 from miniray.head.scheduling.resources import ResourcePool, node_pool

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from miniray.common.amounts import UNIT, from_units, parse_needs, to_units
-from miniray.head.scheduling.resources import Allocation, ResourcePool, node_pool
+from miniray.common.specs import Allocation
+from miniray.head.scheduling.resources import ResourcePool, node_pool
 
 
 def make_node(gpus: int = 2, cpus: float = 8, **resources: float) -> ResourcePool:

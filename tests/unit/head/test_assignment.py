@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT, parse_needs
 from miniray.common.labels import parse_selector
-from miniray.common.runtime import NodeAffinity
+from miniray.common.specs import NodeAffinity
 from miniray.head.scheduling import groups
 from miniray.head.scheduling.assignment import assign
 from miniray.head.scheduling.bundles import BundleSpec, PlacementGroupState

@@ -4,12 +4,12 @@ import itertools
 
 import pytest
 
-from miniray.common.runtime import BundleAffinity
+from miniray.common.specs import Allocation, BundleAffinity
 from miniray.head.scheduling.bundles import GroupStatus, PlacementGroupState
 from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
 from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.reasons import ReasonKind
-from miniray.head.scheduling.resources import Allocation, ResourcePool, node_pool
+from miniray.head.scheduling.resources import ResourcePool, node_pool
 from miniray.head.scheduling.scheduler import ClusterScheduler
 
 _numbers = itertools.count()

@@ -33,8 +33,8 @@ def run(
     daemon.notice(client, "want_leases", group, spec, 1)
     begun = daemon.one("start_lease")
     process_id = daemon.worker(begun.job_id)
-    daemon.tell(lease_started=head_pb2.LeaseStarted(lease=begun.lease, process_id=process_id))
-    return begun.lease, process_id
+    daemon.tell(lease_started=head_pb2.LeaseStarted(lease=begun.number, process_id=process_id))
+    return begun.number, process_id
 
 
 def want_gpu(daemon: FakeDaemon, client: bytes, name: str = "inner", group: int = 9) -> None:

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from miniray.common.specs import Allocation
 from miniray.head.scheduling.holdings import sort_out
-from miniray.head.scheduling.resources import Allocation, ResourcePool, node_pool
+from miniray.head.scheduling.resources import ResourcePool, node_pool
 
 NODE = "00"
 KEY, OTHER = (b"group", 0), (b"other", 0)

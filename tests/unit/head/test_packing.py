@@ -9,10 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT
+from miniray.common.specs import Allocation
 from miniray.head.scheduling.bundles import PlacementGroupState
 from miniray.head.scheduling.packing import Patience, pack_shares
 from miniray.head.scheduling.planning import plan
-from miniray.head.scheduling.resources import Allocation, Reservation, node_pool
+from miniray.head.scheduling.resources import Reservation, node_pool
 
 PLENTY = 20_000
 

@@ -9,7 +9,9 @@ from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 from restart_harness import ARGUMENTS, GPU, Restarts, Running, attach, make_actor
 
 from miniray._proto import head_pb2
+from miniray.common.specs import BundleAffinity, NodeAffinity
 from miniray.head.scheduling.demands import Demand
+from miniray.messages import plain
 
 ONE_GPU: tuple[Any, ...] = ({"CPU": 1}, {"GPU": ["0"]})
 
@@ -25,7 +27,7 @@ def make_group(
 def make_lease(daemon: FakeDaemon, owner: bytes, **spec: Any) -> Running:
     """A lease that was granted, and whose worker has not begun."""
     daemon.notice(owner, "want_leases", 1, task_spec(resources={"GPU": 1}, **spec), 1)
-    return Running(daemon.one("start_lease"), owner)
+    return Running(daemon.one("start_lease"))
 
 
 def free(daemon: FakeDaemon, process_id: bytes) -> float:
@@ -67,7 +69,7 @@ def test_leases_of_a_session_that_broke_are_not_taken_over_by_the_same_head(
         daemon, home = cluster.node(*ONE_GPU), cluster.node()
         kept["node"], kept["owner"] = daemon.node_id, home.driver()
         home.notice(kept["owner"], "want_leases", 1, task_spec(resources={"GPU": 1}), 1)
-        kept["running"] = Running(daemon.one("start_lease"), kept["owner"], new_id())
+        kept["running"] = Running(daemon.one("start_lease"), new_id())
 
     def after(cluster: FakeCluster) -> None:
         report, owner = kept["running"].report, kept["owner"]
@@ -199,13 +201,15 @@ def test_a_node_whose_bundle_was_placed_again_on_another_device_of_it_is_not_end
         kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
         kept["group"] = make_group(daemon, kept["owner"], [{"GPU": 1}])
         inside = {**GPU, "placement_resources": {"GPU": 1}}
-        inside["placement"] = ("bundle", kept["group"], 0, False)
+        inside["placement"] = BundleAffinity(kept["group"], 0)
         _, kept["running"] = make_actor(daemon, kept["owner"], detached=True, **inside)
 
     def after(cluster: FakeCluster) -> None:
         report, owner = kept["running"].report, kept["owner"]
         # It began before the bundle had this place, and was not ended yet.
-        report.allocation = report.allocation.replace(b'"0"', b'"1"')
+        node, scalars, _, bundle = plain.loads(report.allocation)
+        elsewhere = (("GPU", (("1", 10_000),)),)
+        report.allocation = plain.dumps((node, scalars, elsewhere, bundle))
         daemon = cluster.node(*two, node_id=kept["node"], leases=[report])
         assert daemon.take("stop") == []
         assert daemon.one("end_lease").lease == report.lease
@@ -228,7 +232,7 @@ def test_an_actor_of_a_group_that_is_removed_before_its_node_has_reported_ends(
         daemon = cluster.node(*ONE_GPU)
         kept["node"], owner = daemon.node_id, daemon.driver()
         kept["group"] = make_group(daemon, owner, [{"GPU": 1, "CPU": 1}])
-        inside = {**GPU, "placement": ("bundle", kept["group"], 0, False)}
+        inside = {**GPU, "placement": BundleAffinity(kept["group"], 0)}
         kept["id"], kept["running"] = make_actor(daemon, owner, detached=True, **inside)
 
     def after(cluster: FakeCluster) -> None:
@@ -256,7 +260,7 @@ def test_tasks_that_run_on_under_the_next_head_end_with_their_group(restarts: Re
         daemon = cluster.node(*ONE_GPU)
         kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
         kept["group"] = make_group(daemon, kept["owner"], [{"GPU": 1}])
-        placement = ("bundle", kept["group"], 0, False)
+        placement = BundleAffinity(kept["group"], 0)
         kept["running"] = make_lease(daemon, kept["owner"], placement=placement)
 
     def after(cluster: FakeCluster) -> None:
@@ -302,7 +306,7 @@ def test_tasks_for_a_node_wait_until_it_can_have_come_back(restarts: Restarts, c
     def after(cluster: FakeCluster) -> None:
         home = cluster.node()
         driver = home.driver()
-        placement = ("node", there, False)
+        placement = NodeAffinity(there.hex(), soft=False)
         home.notice(driver, "want_leases", 1, task_spec(placement=placement), 1)
         assert home.pushes(driver, "lease_failed") == []
         if comes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduling import ask, cluster, granted, join, node_id, places
 
-from miniray.common.runtime import BundleAffinity, NodeAffinity, Spread
+from miniray.common.specs import BundleAffinity, NodeAffinity, Spread
 from miniray.head.scheduling.bundles import PlacementGroupState
 from miniray.head.scheduling.demands import Demand
 from miniray.head.scheduling.reasons import ReasonKind

@@ -8,7 +8,7 @@ import pytest
 from scheduling import ask, cluster, granted, join, node_id, places
 
 from miniray.common.amounts import UNIT
-from miniray.common.runtime import NodeAffinity
+from miniray.common.specs import NodeAffinity
 from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
 from miniray.head.scheduling.reasons import ReasonKind
 from miniray.head.scheduling.resources import ResourcePool, node_pool

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT, parse_needs
-from miniray.common.runtime import BundleAffinity, NodeAffinity, Placement, Spread
+from miniray.common.specs import Allocation, BundleAffinity, NodeAffinity, Placement, Spread
 from miniray.head.scheduling.bundles import PlacementGroupState
 from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
 from miniray.head.scheduling.planning import plan
-from miniray.head.scheduling.resources import Allocation, ResourcePool, node_pool
+from miniray.head.scheduling.resources import ResourcePool, node_pool
 from miniray.head.scheduling.scheduler import ClusterScheduler
 
 SHAPES: list[dict[str, float]] = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import marshal
 import pickle
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id
 
 from miniray._proto import head_pb2
+from miniray.common.specs import GrantedLease, NodeAffinity
 from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError
 
 ARGUMENTS = (0, b"args", ())
@@ -32,19 +32,19 @@ def create(daemon: FakeDaemon, owner: bytes, **spec: Any) -> bytes:
     return id
 
 
-def begin(daemon: FakeDaemon, owner: bytes, **spec: Any) -> tuple[bytes, head_pb2.StartActor]:
+def begin(daemon: FakeDaemon, owner: bytes, **spec: Any) -> tuple[bytes, GrantedLease]:
     """An actor that its daemon is told to start."""
     id = create(daemon, owner, **spec)
     daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
     return id, daemon.one("start_actor")
 
 
-def ready(daemon: FakeDaemon, start: head_pb2.StartActor) -> bytes:
+def ready(daemon: FakeDaemon, start: GrantedLease) -> bytes:
     """Its constructor is done; the process it lives in."""
     process_id = daemon.worker(start.job_id)
     daemon.tell(
         actor=head_pb2.ActorReported(
-            actor_id=start.actor_id, lease=start.lease, process_id=process_id, pid=200
+            actor_id=start.actor_id, lease=start.number, process_id=process_id, pid=200
         )
     )
     return process_id
@@ -66,10 +66,8 @@ def test_an_actor_is_placed_once_its_arguments_have_values(daemon: FakeDaemon) -
     start = daemon.one("start_actor")
     assert (start.actor_id, start.owner, start.job_id, start.epoch) == (id, owner, owner, 1)
     assert marshal.loads(start.arguments) == (ARGUMENTS, [(0, b"x", b"y", None)])
-    spec = json.loads(start.spec)
-    assert spec["class_key"] == (b"k" * 16).hex()
-    assert spec["max_concurrency"] == 3
-    assert spec["job"]["driver_node"] == daemon.node_id.hex()
+    assert (start.actor.class_key, start.actor.max_concurrency) == (b"k" * 16, 3)
+    assert start.job.driver_node == daemon.node_id
 
 
 @pytest.mark.parametrize("wrong", [{"resources": {"CPU": b"half"}}, {"owner_node": None}])
@@ -137,12 +135,12 @@ def test_devices_of_an_actor_are_held_until_its_lease_is_over(cluster: FakeClust
     owner = daemon.driver()
     gpu = {"resources": {"GPU": 1}, "placement_resources": {"GPU": 1, "CPU": 1}}
     id, start = begin(daemon, owner, **gpu)
-    assert json.loads(start.allocation)["devices"] == {"GPU": ["0"]}
+    assert start.devices == {"GPU": ["0"]}
     ready(daemon, start)
     daemon.ask(owner, "kill_actor", id, True)
-    assert daemon.one("end_actor").kill
+    assert daemon.one("end_lease").kill
     assert daemon.ask(owner, "available_resources")["GPU"] == 1.0
-    daemon.lease_ended(start.lease)
+    daemon.lease_ended(start.number)
     assert daemon.ask(owner, "available_resources")["GPU"] == 2.0
 
 
@@ -150,12 +148,12 @@ def test_a_failed_constructor_kills_the_actor_with_its_error(daemon: FakeDaemon)
     owner = daemon.driver()
     _, start = begin(daemon, owner, max_restarts=5)
     daemon.tell(
-        actor=head_pb2.ActorReported(actor_id=start.actor_id, lease=start.lease, error=b"why")
+        actor=head_pb2.ActorReported(actor_id=start.actor_id, lease=start.number, error=b"why")
     )
     (body,) = daemon.pushes(owner, "actor")
     assert body[1] == "DEAD"
     assert (body[5][0], body[5][1], body[5][6]) == ("CREATION_FAILED", "Thing", b"why")
-    assert daemon.take("end_actor") == []
+    assert daemon.take("end_lease") == []
 
 
 def test_an_argument_that_failed_kills_the_actor_unplaced(daemon: FakeDaemon) -> None:
@@ -184,9 +182,9 @@ def test_an_actor_with_restarts_left_starts_again(daemon: FakeDaemon) -> None:
     process_id = ready(daemon, start)
     daemon.pushes(owner, "actor")
     daemon.end_process(process_id, -9)
-    daemon.lease_ended(start.lease)
+    daemon.lease_ended(start.number)
     again = daemon.one("start_actor")
-    assert again.lease != start.lease
+    assert again.number != start.number
     assert (again.restarts, again.arguments) == (1, start.arguments)
     second = ready(daemon, again)
     assert states(daemon, owner) == [
@@ -200,7 +198,7 @@ def test_an_actor_with_restarts_left_starts_again(daemon: FakeDaemon) -> None:
 def test_a_process_that_ends_in_the_constructor_is_known_by_its_lease(daemon: FakeDaemon) -> None:
     owner = daemon.driver()
     _, start = begin(daemon, owner)
-    daemon.end_process(new_id(), 3, lease=start.lease)
+    daemon.end_process(new_id(), 3, lease=start.number)
     (body,) = daemon.pushes(owner, "actor")
     assert body[5][:3] == ("EXITED", "Thing", 3)
 
@@ -208,7 +206,7 @@ def test_a_process_that_ends_in_the_constructor_is_known_by_its_lease(daemon: Fa
 def test_a_lease_that_is_over_ends_an_actor_that_was_not_heard_to_end(daemon: FakeDaemon) -> None:
     owner = daemon.driver()
     _, start = begin(daemon, owner)
-    daemon.lease_ended(start.lease)
+    daemon.lease_ended(start.number)
     assert deaths(daemon, owner) == ["EXITED"]
 
 
@@ -217,7 +215,7 @@ def test_exit_actor_is_not_followed_by_a_restart(daemon: FakeDaemon) -> None:
     _, start = begin(daemon, owner, max_restarts=-1)
     process_id = ready(daemon, start)
     daemon.tell(
-        actor=head_pb2.ActorReported(actor_id=start.actor_id, lease=start.lease, exiting=True)
+        actor=head_pb2.ActorReported(actor_id=start.actor_id, lease=start.number, exiting=True)
     )
     daemon.end_process(process_id, 0, planned=True)
     assert deaths(daemon, owner) == ["EXIT_ACTOR"]
@@ -229,8 +227,8 @@ def test_a_kill_that_allows_restarts_restarts(daemon: FakeDaemon) -> None:
     id, start = begin(daemon, owner, max_restarts=1)
     process_id = ready(daemon, start)
     daemon.ask(owner, "kill_actor", id, False)
-    end = daemon.one("end_actor")
-    assert (end.kill, end.lease) == (True, start.lease)
+    end = daemon.one("end_lease")
+    assert (end.kill, end.lease) == (True, start.number)
     daemon.end_process(process_id, -9)
     again = ready(daemon, daemon.one("start_actor"))
     daemon.pushes(owner, "actor")
@@ -247,7 +245,7 @@ def test_a_waiting_actor_that_is_killed_is_never_started(daemon: FakeDaemon) -> 
     daemon.ask(owner, "kill_actor", id, True)
     assert deaths(daemon, owner) == ["KILLED"]
     daemon.cluster.node({"CPU": 8})
-    assert daemon.take("end_actor") == []
+    assert daemon.take("end_lease") == []
     assert daemon.ask(owner, "state", "pending") == []
 
 
@@ -256,9 +254,9 @@ def test_an_actor_ends_gently_when_its_last_handle_goes(daemon: FakeDaemon) -> N
     id, start = begin(daemon, owner)
     ready(daemon, start)
     daemon.notice(other, "actor_out_of_scope", id)
-    assert daemon.take("end_actor") == []
+    assert daemon.take("end_lease") == []
     daemon.notice(owner, "actor_out_of_scope", id)
-    assert not daemon.one("end_actor").kill
+    assert not daemon.one("end_lease").kill
     daemon.notice(other, "subscribe_actor", id)
     assert deaths(daemon, other) == ["OUT_OF_SCOPE"]
 
@@ -273,7 +271,7 @@ def test_actors_end_with_their_owner_unless_they_are_detached(daemon: FakeDaemon
         daemon.notice(other, "subscribe_actor", id)
     daemon.end_process(owner, None, planned=True)
     assert deaths(daemon, other) == ["OWNER_DIED"]
-    assert daemon.one("end_actor").actor_id == mine
+    assert daemon.one("end_lease").lease == first.number
     assert daemon.ask(other, "get_actor", "kept", "tests") == (kept, b"n" * 8, True, b"info")
 
 
@@ -300,7 +298,7 @@ def test_an_actor_of_a_lost_node_starts_on_another(cluster: FakeCluster) -> None
     owner = home.driver()
     placed: list[tuple[bytes, bytes]] = []
     for restarts in (1, 0):
-        there = ("node", away.node_id, True)
+        there = NodeAffinity(away.node_id.hex(), soft=True)
         id = create(home, owner, max_restarts=restarts, placement=there)
         home.notice(owner, "start_actor", id, ARGUMENTS, [], None)
         placed.append((id, ready(away, away.one("start_actor"))))
@@ -320,7 +318,7 @@ def test_an_actor_whose_owner_was_on_a_lost_node_dies_with_that_reason(
 ) -> None:
     home, away = cluster.node({"CPU": 1}), cluster.node({"CPU": 1})
     owner, other = away.driver(), home.driver()
-    id = create(away, owner, placement=("node", home.node_id, True))
+    id = create(away, owner, placement=NodeAffinity(home.node_id.hex(), soft=True))
     away.notice(owner, "start_actor", id, ARGUMENTS, [], None)
     ready(home, home.one("start_actor"))
     home.notice(other, "subscribe_actor", id)
@@ -334,7 +332,7 @@ def test_an_actor_whose_owner_was_on_a_lost_node_dies_with_that_reason(
 
 def test_an_actor_bound_to_a_missing_node_is_unschedulable(daemon: FakeDaemon) -> None:
     owner = daemon.driver()
-    id = create(daemon, owner, placement=("node", b"gone" * 2, False))
+    id = create(daemon, owner, placement=NodeAffinity((b"gone" * 2).hex(), soft=False))
     daemon.notice(owner, "start_actor", id, ARGUMENTS, [], None)
     (body,) = daemon.pushes(owner, "actor")
     assert body[5][0] == "CREATION_FAILED"
@@ -348,7 +346,7 @@ def test_an_environment_that_cannot_be_made_kills_the_actor(daemon: FakeDaemon) 
     _, start = begin(
         daemon, owner, resources={"CPU": 2}, placement_resources={"CPU": 2}, max_restarts=3
     )
-    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=start.lease, error=b"no pip"))
+    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=start.number, error=b"no pip"))
     (body,) = daemon.pushes(owner, "actor")
     assert (body[5][0], body[5][6]) == ("CREATION_FAILED", b"no pip")
     assert daemon.ask(owner, "available_resources") == {"CPU": 2.0}
@@ -357,10 +355,10 @@ def test_an_environment_that_cannot_be_made_kills_the_actor(daemon: FakeDaemon) 
 def test_an_actor_whose_place_was_no_good_is_placed_again(daemon: FakeDaemon) -> None:
     owner = daemon.driver()
     _, start = begin(daemon, owner, resources={"CPU": 2}, placement_resources={"CPU": 2})
-    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=start.lease, error=b"kept", tries=20))
+    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=start.number, error=b"kept", tries=20))
     again = daemon.one("start_actor")
     assert (again.actor_id, again.restarts) == (start.actor_id, 0)
-    assert again.lease != start.lease
+    assert again.number != start.number
     assert not daemon.pushes(owner, "actor")
     assert daemon.ask(owner, "available_resources") == {}
 

@@ -32,7 +32,9 @@ def make_actor(daemon: FakeDaemon, owner: bytes) -> tuple[bytes, Any]:
     daemon.notice(owner, "start_actor", id, (0, b"", ()), [], None)
     start = daemon.one("start_actor")
     process_id = daemon.worker(owner)
-    daemon.tell(actor=head_pb2.ActorReported(actor_id=id, lease=start.lease, process_id=process_id))
+    daemon.tell(
+        actor=head_pb2.ActorReported(actor_id=id, lease=start.number, process_id=process_id)
+    )
     return id, start
 
 
@@ -70,13 +72,13 @@ def test_leases_of_tasks_come_back_after_the_task_that_runs(daemon: FakeDaemon) 
     for group in (1, 2):
         daemon.notice(driver, "want_leases", group, task_spec(resources={"CPU": 1}), 1)
     begun, starting = daemon.take("start_lease")
-    daemon.tell(lease_started=head_pb2.LeaseStarted(lease=begun.lease, process_id=new_id()))
+    daemon.tell(lease_started=head_pb2.LeaseStarted(lease=begun.number, process_id=new_id()))
     node_id = daemon.ask(driver, "drain_node", daemon.node_id.hex())
-    assert daemon.pushes(driver, "lease_revoked") == [(begun.lease, 1)]
-    daemon.tell(lease_started=head_pb2.LeaseStarted(lease=starting.lease, process_id=new_id()))
-    assert daemon.pushes(driver, "lease_revoked") == [(starting.lease, 2)]
+    assert daemon.pushes(driver, "lease_revoked") == [(begun.number, 1)]
+    daemon.tell(lease_started=head_pb2.LeaseStarted(lease=starting.number, process_id=new_id()))
+    assert daemon.pushes(driver, "lease_revoked") == [(starting.number, 2)]
     number = daemon.begin(driver, "await_drained", node_id)
-    for lease in (begun.lease, starting.lease):
+    for lease in (begun.number, starting.number):
         assert daemon.answer(driver, number) == []
         daemon.notice(driver, "return_lease", lease)
         daemon.lease_ended(lease)
@@ -99,7 +101,7 @@ def test_who_waits_hears_when_nothing_runs_there_any_more(daemon: FakeDaemon) ->
     number = daemon.begin(driver, "await_drained", node_id)
     assert daemon.answer(driver, number) == []
     daemon.ask(driver, "kill_actor", actor, True)
-    daemon.lease_ended(start.lease)
+    daemon.lease_ended(start.number)
     assert daemon.answer(driver, number) == [True]
     assert daemon.ask(driver, "await_drained", node_id) is True
 

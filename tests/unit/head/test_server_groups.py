@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id
+from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, report
 
-from miniray._proto import head_pb2
 from miniray.common.ids import short_id
+from miniray.common.specs import BundleAffinity
 from miniray.exceptions import PlacementGroupRemovedError
 
 
@@ -167,7 +167,7 @@ def test_actors_of_a_removed_group_die_with_it(daemon: FakeDaemon) -> None:
         spec = actor_spec(
             resources={"CPU": 1},
             placement_resources={"CPU": 1},
-            placement=("bundle", id, -1, False),
+            placement=BundleAffinity(id, -1),
             class_name=f"Thing{index}",
         )
         daemon.notice(driver, "create_actor", actor, spec, False)
@@ -176,9 +176,9 @@ def test_actors_of_a_removed_group_die_with_it(daemon: FakeDaemon) -> None:
     daemon.ask(driver, "remove_placement_group", id)
     told = {body[5][1]: body[5][0] for body in daemon.pushes(driver, "actor")}
     assert told == {"Thing0": "GROUP_REMOVED", "Thing1": "GROUP_REMOVED"}
-    assert daemon.one("end_actor").lease == begun.lease
+    assert daemon.one("end_lease").lease == begun.number
     assert daemon.ask(driver, "available_resources") == {"CPU": 3.0}
-    daemon.lease_ended(begun.lease)
+    daemon.lease_ended(begun.number)
     assert daemon.ask(driver, "available_resources") == {"CPU": 4.0}
 
 
@@ -216,24 +216,23 @@ def test_a_node_whose_session_broke_comes_back_with_what_runs_in_bundles(
     spec = actor_spec(
         resources={"GPU": 0.5},
         placement_resources={"GPU": 0.5},
-        placement=("bundle", id, -1, False),
+        placement=BundleAffinity(id, -1),
     )
     daemon.notice(driver, "create_actor", actor, spec, False)
     daemon.notice(driver, "start_actor", actor, (0, b"", ()), [], None)
     start = away.one("start_actor")
-    report = head_pb2.RunningLease(
-        lease=start.lease, epoch=start.epoch, actor_id=actor, allocation=start.allocation
-    )
     assert away.node is not None
     cluster.head.lose(away.node, "it was silent")
-    back = cluster.node({"CPU": 4}, {"GPU": ["0", "1"]}, node_id=away.node_id, leases=[report])
+    back = cluster.node(
+        {"CPU": 4}, {"GPU": ["0", "1"]}, node_id=away.node_id, leases=[report(start)]
+    )
     assert back.node is not None
     ended = back.one("end_lease")
-    assert (ended.lease, ended.kill) == (start.lease, True)
+    assert (ended.lease, ended.kill) == (start.number, True)
     # The group has the other device at once, the first is free when its process has ended.
     assert daemon.ask(driver, "placement_group_table", id)["state"] == "CREATED"
     assert daemon.ask(driver, "available_resources")["GPU"] == 0.5
-    back.lease_ended(start.lease)
+    back.lease_ended(start.number)
     assert daemon.ask(driver, "available_resources")["GPU"] == 1.0
 
 
@@ -247,8 +246,8 @@ def test_a_node_whose_report_cannot_be_true_is_stopped_and_told_why(
     other.notice(driver, "create_actor", actor, spec, False)
     other.notice(driver, "start_actor", actor, (0, b"", ()), [], None)
     start = other.one("start_actor")
-    report = head_pb2.RunningLease(lease=start.lease, epoch=9, allocation=start.allocation)
-    refused = cluster.node({"CPU": 4}, {"GPU": ["0"]}, leases=[report])
+    start.epoch = 9
+    refused = cluster.node({"CPU": 4}, {"GPU": ["0"]}, leases=[report(start)])
     assert refused.node is None
     assert "reports of its leases" in refused.one("stop").reason
     assert refused.closed

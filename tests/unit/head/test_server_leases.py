@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
 from miniray._proto import head_pb2
 from miniray.calls.locality import FULL_FOR
+from miniray.common.specs import BundleAffinity, GrantedLease, NodeAffinity
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.directories.revocations import may_ask
 
@@ -34,12 +34,12 @@ def want(daemon: FakeDaemon, client: bytes, total: int, near: bytes = b"", **spe
     daemon.notice(client, "want_leases", GROUP, task_spec(**spec), total, near)
 
 
-def start(daemon: FakeDaemon, starts: Sequence[head_pb2.StartLease]) -> list[int]:
+def start(daemon: FakeDaemon, starts: Sequence[GrantedLease]) -> list[int]:
     """The workers of these leases are up; the leases' numbers."""
     for lease in starts:
         process_id = daemon.worker(lease.job_id)
-        daemon.tell(lease_started=head_pb2.LeaseStarted(lease=lease.lease, process_id=process_id))
-    return [lease.lease for lease in starts]
+        daemon.tell(lease_started=head_pb2.LeaseStarted(lease=lease.number, process_id=process_id))
+    return [lease.number for lease in starts]
 
 
 def get(
@@ -60,13 +60,13 @@ def test_a_client_hears_of_a_lease_when_its_worker_runs(daemon: FakeDaemon) -> N
     begun = daemon.one("start_lease")
     assert daemon.pushes(client, "lease_granted") == []
     assert (begun.owner, begun.job_id, begun.epoch) == (client, client, 1)
-    spec = json.loads(begun.spec)
-    assert (spec["runtime_env"], spec["max_calls"], spec["namespace"]) == ("{}", 3, "tests")
-    held = json.loads(begun.allocation)
-    assert (held["resources"], held["devices"], held["bundle"]) == ({"CPU": 1.0}, {}, None)
+    told = (begun.spec.runtime_env, begun.max_calls, begun.job.namespace)
+    assert told == ("{}", 3, "tests")
+    held = begun.allocation
+    assert (held.resources(), held.devices, held.bundle) == ({"CPU": 1.0}, (), None)
     start(daemon, [begun])
     ((group, number, node_id, _, limit),) = daemon.pushes(client, "lease_granted")
-    assert (group, number, node_id, limit) == (GROUP, begun.lease, daemon.node_id, 3)
+    assert (group, number, node_id, limit) == (GROUP, begun.number, daemon.node_id, 3)
 
 
 def test_shapes_of_which_nothing_is_wanted_are_forgotten(
@@ -90,7 +90,7 @@ def test_tasks_that_take_nothing_start_few_workers_at_a_time(daemon: FakeDaemon)
     start(daemon, starts[:3])
     more = daemon.take("start_lease")
     assert len(more) == 3
-    daemon.lease_ended(more[0].lease)
+    daemon.lease_ended(more[0].number)
     instead = daemon.one("start_lease")
     want(daemon, client, 8, resources={})
     start(daemon, [*starts[3:], *more[1:], instead])
@@ -116,7 +116,7 @@ def test_tasks_that_the_head_cannot_read_fail_with_its_words(
     want(daemon, client, 1, **wrong)
     ((group, error),) = daemon.pushes(client, "lease_failed")
     assert group == GROUP
-    with pytest.raises(TaskUnschedulableError, match=r"work cannot .*\(ValueError: .*resources"):
+    with pytest.raises(TaskUnschedulableError, match=r"task cannot .*\(ValueError: .*resources"):
         raise pickle.loads(error)
 
 
@@ -129,7 +129,7 @@ def test_a_worker_that_had_devices_ends_after_a_task_unless_told_otherwise(
         client = daemon.driver()
         want(daemon, client, 1, resources={"FPGA": 1}, max_calls=given)
         begun = daemon.one("start_lease")
-        assert json.loads(begun.spec)["max_calls"] == limit
+        assert begun.max_calls == limit
         start(daemon, [begun])
         assert [body[4] for body in daemon.pushes(client, "lease_granted")] == [limit]
 
@@ -188,7 +188,7 @@ def test_a_worker_that_was_given_back_is_handed_on_with_the_calls_that_it_has_le
     assert daemon.one("end_lease").calls_left == 3
     daemon.tell(lease_ended=head_pb2.LeaseEnded(lease=number))
     want(daemon, client, 1, max_calls=5)
-    again = daemon.one("start_lease").lease
+    again = daemon.one("start_lease").number
     process_id = daemon.worker(client)
     daemon.tell(
         lease_started=head_pb2.LeaseStarted(lease=again, process_id=process_id, calls_left=3)
@@ -273,7 +273,7 @@ def test_a_worker_that_starts_after_its_client_ended_is_ended(daemon: FakeDaemon
 
 def test_what_can_never_run_fails_once_with_the_reason(daemon: FakeDaemon) -> None:
     client = daemon.driver()
-    want(daemon, client, 5, placement=("node", b"gone" * 2, False))
+    want(daemon, client, 5, placement=NodeAffinity((b"gone" * 2).hex(), soft=False))
     ((group, error),) = daemon.pushes(client, "lease_failed")
     assert group == GROUP
     failure = pickle.loads(error)
@@ -293,7 +293,7 @@ def test_an_environment_that_cannot_be_made_fails_the_group(daemon: FakeDaemon) 
     client = daemon.driver()
     want(daemon, client, 6)
     first, *_ = daemon.take("start_lease")
-    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=first.lease, error=b"no pip"))
+    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=first.number, error=b"no pip"))
     assert daemon.pushes(client, "lease_failed") == [(GROUP, b"no pip")]
     assert free_cpus(daemon, client) == 1.0
     assert daemon.take("start_lease") == []
@@ -302,7 +302,7 @@ def test_an_environment_that_cannot_be_made_fails_the_group(daemon: FakeDaemon) 
 def fail(daemon: FakeDaemon, error: bytes, tries: int) -> None:
     """The start of the worker that the daemon was asked for last fails."""
     begun = daemon.one("start_lease")
-    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=begun.lease, error=error, tries=tries))
+    daemon.tell(lease_failed=head_pb2.LeaseFailed(lease=begun.number, error=error, tries=tries))
 
 
 def test_a_worker_that_may_start_elsewhere_is_tried_again(
@@ -370,7 +370,7 @@ def test_a_blocked_task_lends_its_cpu(daemon: FakeDaemon) -> None:
     daemon.tell(blocked=head_pb2.LeaseBlocked(lease=numbers[0], blocked=True))
     lent = daemon.one("start_lease")
     daemon.tell(blocked=head_pb2.LeaseBlocked(lease=numbers[0], blocked=False))
-    daemon.lease_ended(lent.lease)
+    daemon.lease_ended(lent.number)
     assert free_cpus(daemon, client) == 0.0
 
 
@@ -380,7 +380,7 @@ def test_a_task_in_a_group_draws_on_it_and_fails_when_it_is_removed(daemon: Fake
     daemon.notice(
         client, "create_placement_group", id, [{"CPU": 1}], "PACK", "", "tests", False, None
     )
-    (number,) = get(daemon, client, 3, placement=("bundle", id, -1, True))
+    (number,) = get(daemon, client, 3, placement=BundleAffinity(id, -1, capture_child_tasks=True))
     daemon.ask(client, "remove_placement_group", id)
     ((_, error),) = daemon.pushes(client, "lease_failed")
     assert isinstance(pickle.loads(error), PlacementGroupRemovedError)
@@ -396,11 +396,11 @@ def test_the_spec_of_a_task_names_its_group(daemon: FakeDaemon) -> None:
     daemon.notice(
         client, "create_placement_group", id, [{"CPU": 1}], "PACK", "", "tests", False, None
     )
-    want(daemon, client, 1, placement=("bundle", id, -1, True))
+    want(daemon, client, 1, placement=BundleAffinity(id, -1, capture_child_tasks=True))
     begun = daemon.one("start_lease")
-    spec = json.loads(begun.spec)
-    assert (spec["placement_group"], spec["capture_child_tasks"]) == (id.hex(), True)
-    assert json.loads(begun.allocation)["bundle"] == [id.hex(), 0]
+    group = begun.spec.group
+    assert (group.placement_group_id, group.capture_child_tasks) == (id, True)
+    assert begun.allocation.bundle == (id, 0)
 
 
 # --- giving back -------------------------------------------------------------------

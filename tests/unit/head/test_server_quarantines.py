@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from head_harness import FakeCluster, FakeDaemon, new_id, task_spec
 
 from miniray._proto import head_pb2
+from miniray.common.specs import BundleAffinity
 
 DEVICES = {"GPU": ["0", "1"]}
 
@@ -41,7 +40,7 @@ def tell(daemon: FakeDaemon, *all: head_pb2.Quarantine) -> None:
 
 def granted(daemon: FakeDaemon) -> list[list[str]]:
     leases = daemon.take("start_lease")
-    return [json.loads(lease.allocation)["devices"].get("GPU", []) for lease in leases]
+    return [lease.devices.get("GPU", []) for lease in leases]
 
 
 def reasons(daemon: FakeDaemon, driver: bytes) -> list[str]:
@@ -139,7 +138,7 @@ def test_bundles_that_are_placed_later_leave_it_alone_too(daemon: FakeDaemon) ->
     daemon.notice(
         driver, "create_placement_group", id, [{"GPU": 1}], "PACK", "", "tests", False, None
     )
-    spec = task_spec(resources={"GPU": 1}, placement=("bundle", id, 0, False))
+    spec = task_spec(resources={"GPU": 1}, placement=BundleAffinity(id, 0))
     daemon.notice(driver, "want_leases", 1, spec, 1)
     assert granted(daemon) == [["1"]]
 

@@ -8,6 +8,7 @@ import pytest
 from head_harness import FakeCluster, actor_spec, new_id, task_spec
 from restart_harness import ARGUMENTS, GPU, Restarts, Running, attach, make_actor
 
+from miniray.common.specs import BundleAffinity, NodeAffinity
 from miniray.exceptions import PlacementGroupRemovedError
 from miniray.head.cluster import latest_return
 
@@ -181,7 +182,7 @@ def test_a_placement_group_keeps_its_devices(restarts: Restarts) -> None:
         kept["group"] = kept["owner"] + new_id()
         arguments = (kept["group"], [{"GPU": 1, "CPU": 1}], "PACK", "mine", "tests", False, None)
         daemon.notice(kept["owner"], "create_placement_group", *arguments)
-        inside = {**GPU, "placement": ("bundle", kept["group"], 0, False)}
+        inside = {**GPU, "placement": BundleAffinity(kept["group"], 0)}
         _, kept["running"] = make_actor(daemon, kept["owner"], detached=True, **inside)
 
     def after(cluster: FakeCluster) -> None:
@@ -198,7 +199,7 @@ def test_a_placement_group_keeps_its_devices(restarts: Restarts) -> None:
         assert daemon.ask(owner, "available_resources") == {"CPU": 1.0, "GPU": 1.0}
         cluster.timers.pass_time(20)
         daemon.ask(owner, "remove_placement_group", kept["group"])
-        assert daemon.one("end_actor").lease == kept["running"].report.lease
+        assert daemon.one("end_lease").lease == kept["running"].report.lease
         daemon.lease_ended(kept["running"].report.lease)
         assert daemon.ask(owner, "available_resources") == {"CPU": 2.0, "GPU": 2.0}
 
@@ -216,7 +217,7 @@ def test_what_belongs_to_a_driver_that_does_not_come_back_ends(restarts: Restart
         _, gone = make_actor(daemon, kept["owner"])
         _, stays = make_actor(daemon, kept["stays"])
         daemon.notice(kept["owner"], "want_leases", 1, task_spec(), 1)
-        task = Running(daemon.one("start_lease"), kept["owner"], new_id())
+        task = Running(daemon.one("start_lease"), new_id())
         kept["gone"] = {gone.report.lease, task.report.lease}
         kept["leases"] = [gone.report, stays.report, task.report]
 
@@ -224,9 +225,9 @@ def test_what_belongs_to_a_driver_that_does_not_come_back_ends(restarts: Restart
         daemon = cluster.node(node_id=kept["node"], leases=kept["leases"])
         attach(daemon, kept["stays"])
         cluster.timers.pass_time(14)
-        assert daemon.take("end_actor") + daemon.take("end_lease") == []
+        assert daemon.take("end_lease") == []
         cluster.timers.pass_time(2)
-        ended = [*daemon.take("end_actor"), *daemon.take("end_lease")]
+        ended = daemon.take("end_lease")
         assert {end.lease for end in ended} == kept["gone"]
 
     restarts.run(before)
@@ -290,7 +291,7 @@ def test_a_task_lease_can_be_given_back_to_a_new_head(restarts: Restarts) -> Non
         daemon = cluster.node()
         kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
         daemon.notice(kept["owner"], "want_leases", 1, task_spec(), 1)
-        kept["running"] = Running(daemon.one("start_lease"), kept["owner"], new_id())
+        kept["running"] = Running(daemon.one("start_lease"), new_id())
 
     def after(cluster: FakeCluster) -> None:
         number = kept["running"].report.lease
@@ -310,9 +311,9 @@ def test_what_ran_in_a_session_that_broke_is_ended_when_the_daemon_is_back() -> 
     cluster = FakeCluster()
     daemon, home = cluster.node(), cluster.node()
     driver = home.driver()
-    there = ("node", daemon.node_id, True)
+    there = NodeAffinity(daemon.node_id.hex(), soft=True)
     home.notice(driver, "want_leases", 1, task_spec(placement=there), 1)
-    running = Running(daemon.one("start_lease"), driver, new_id())
+    running = Running(daemon.one("start_lease"), new_id())
     assert daemon.node is not None
     cluster.head.lose(daemon.node, "its session broke")
     back = cluster.node(node_id=daemon.node_id, leases=[running.report])
@@ -332,7 +333,7 @@ def test_leases_that_their_client_does_not_hold_go_back(restarts: Restarts) -> N
         kept["node"], kept["owner"] = daemon.node_id, daemon.driver()
         daemon.notice(kept["owner"], "want_leases", 1, task_spec(), 2)
         starts = daemon.take("start_lease")
-        kept["running"] = [Running(start, kept["owner"], new_id()).report for start in starts]
+        kept["running"] = [Running(start, new_id()).report for start in starts]
 
     def after(cluster: FakeCluster) -> None:
         daemon = cluster.node(node_id=kept["node"], leases=kept["running"])
@@ -351,11 +352,9 @@ def test_a_client_may_come_back_before_the_nodes_of_its_leases(restarts: Restart
     def before(cluster: FakeCluster) -> None:
         daemon, other = cluster.node(), cluster.node()
         kept["other"], kept["owner"] = other.node_id, daemon.driver()
-        there = ("node", other.node_id, True)
+        there = NodeAffinity(other.node_id.hex(), soft=True)
         daemon.notice(kept["owner"], "want_leases", 1, task_spec(placement=there), 3)
-        kept["running"] = [
-            Running(start, kept["owner"], new_id()).report for start in other.take("start_lease")
-        ]
+        kept["running"] = [Running(start, new_id()).report for start in other.take("start_lease")]
 
     def after(cluster: FakeCluster) -> None:
         daemon = cluster.node()

@@ -89,7 +89,7 @@ def test_processes_of_a_lost_node_are_gone(cluster: FakeCluster) -> None:
     (begun,) = here.take("start_lease")
     assert away.node is not None
     cluster.head.lose(away.node, "gone")
-    assert here.one("end_lease").lease == begun.lease
+    assert here.one("end_lease").lease == begun.number
     watcher = here.driver()
     (job,) = [j for j in here.ask(watcher, "state", "jobs") if j["job_id"] == driver.hex()]
     assert job["state"] == "ENDED"

@@ -32,12 +32,12 @@ def written(*messages: head_pb2.ToNode) -> list[head_pb2.ToNode]:
 
 
 def lease(number: int) -> head_pb2.ToNode:
-    return head_pb2.ToNode(start_lease=head_pb2.StartLease(lease=number))
+    return head_pb2.ToNode(start_lease=head_pb2.StartLease(granted=bytes([number])))
 
 
 def test_what_waits_together_goes_in_one_message() -> None:
     [message] = written(lease(1), lease(2))
-    assert [part.start_lease.lease for part in message.batch.messages] == [1, 2]
+    assert [part.start_lease.granted[0] for part in message.batch.messages] == [1, 2]
 
 
 def test_the_welcome_goes_alone_before_what_the_new_node_is_to_do() -> None:
@@ -45,7 +45,7 @@ def test_the_welcome_goes_alone_before_what_the_new_node_is_to_do() -> None:
     welcome = head_pb2.ToNode(welcome=head_pb2.Welcome(epoch=4))
     first, second = written(welcome, lease(1))
     assert first.welcome.epoch == 4
-    assert second.start_lease.lease == 1
+    assert second.start_lease.granted == b"\1"
     first, second = written(welcome, lease(1), lease(2))
     assert first.welcome.epoch == 4
     assert len(second.batch.messages) == 2

@@ -26,9 +26,9 @@ def get(daemon: FakeDaemon, client: bytes, total: int, **spec: Any) -> list[int]
     daemon.notice(client, "want_leases", GROUP, task_spec(**spec), total)
     begun = daemon.take("start_lease")
     for lease in begun:
-        started = head_pb2.LeaseStarted(lease=lease.lease, process_id=daemon.worker(client))
+        started = head_pb2.LeaseStarted(lease=lease.number, process_id=daemon.worker(client))
         daemon.tell(lease_started=started)
-    return [lease.lease for lease in begun]
+    return [lease.number for lease in begun]
 
 
 def revoked(daemon: FakeDaemon, client: bytes) -> list[int]:
