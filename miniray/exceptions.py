@@ -238,6 +238,20 @@ def describe_exit(code: int | None, *, hint: bool = True) -> str:
     return f"was ended by signal {-code} ({name}{meaning if hint else ''})"
 
 
+def describe_eviction(seconds: float, kept: str) -> str:
+    """Say why a process was ended that waited, before a planned exit, and kept what others need.
+
+    Args:
+        seconds: For how long others had waited.
+        kept: The resources.
+    """
+    return (
+        f"others had waited {seconds:g} s for its {kept}, while it had done its work and only "
+        f"waited for calls that it had made. Get the results of such calls inside the task that "
+        f"makes them, or make them where that task is called"
+    )
+
+
 class ActorAlreadyExistsError(MinirayError, ValueError):
     """An actor of this name exists already in the namespace."""
 

@@ -153,10 +153,8 @@ def await_others(runtime: ClusterRuntime, gate: Gate) -> None:
     """Wait at a planned exit for what other processes do; each does it in the end, or dies."""
     if not gate.wait(config().block_after):
         # What is to come may need the CPU that this process was given. It may also need what
-        # this process keeps until it is gone: the head then ends what could never begin.
+        # this process keeps until it is gone: the head then ends this process.
         runtime.link.node_notice("blocked", True)
-        peers = {call.peer.process_id for call in list(runtime.calls.open.values()) if call.peer}
-        runtime.link.node_notice("awaits_calls", list(peers))
         gate.wait(None)
 
 

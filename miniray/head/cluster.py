@@ -107,8 +107,7 @@ class Cluster:
         self.departures = Departures(
             self.grants,
             self.leases,
-            self.actors,
-            self.clients,
+            self.nodes,
             timers,
             patience=tunables.reserve_after,
         )

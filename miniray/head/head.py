@@ -55,7 +55,7 @@ class Head:
             "actor": lambda _, message: self.cluster.actors.reported(message.actor),
             "lease_ended": lambda _, message: self._lease_ended(message.lease_ended.lease),
             "blocked": lambda _, message: self.cluster.grants.set_blocked(
-                message.blocked.lease, message.blocked.blocked
+                message.blocked.lease, message.blocked.blocked, message.blocked.leaving
             ),
             "quarantines": lambda node, message: self.cluster.quarantines.told(
                 node, message.quarantines

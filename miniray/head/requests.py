@@ -53,8 +53,6 @@ class Requests:
             "kill_actor": actors.kill,
             "get_actor": actors.find,
             "list_named_actors": actors.named,
-            "awaits_calls": cluster.departures.began,
-            "waits_for": cluster.departures.waits_for,
             "create_placement_group": groups.create,
             "remove_placement_group": groups.remove,
             "placement_group_table": groups.table,

@@ -136,7 +136,7 @@ class NodeDaemon:
             logs=node.logs,
             soft_limit=max(1, int(node.scalars.get("CPU", 1))),
         )
-        self._notices = WorkerNotices(self._clients, self._pool, self._head)
+        WorkerNotices(self._clients, self._pool, self._head)
         self._names = ProcessNames(self.node_id, self._clients, self._pool)
         self._memory_kills = MemoryKills()
         self._traffic.describe_ended = self._names.of_ended
@@ -157,7 +157,6 @@ class NodeDaemon:
             self._pool,
             self._relay,
             self._adopted,
-            self._notices,
             usage=self._usage,
             node_died=self._node_died,
             stop=self.stop,
@@ -226,8 +225,9 @@ class NodeDaemon:
         lease: int = 0,
         gone: bool = True,
         detail: str = "",
+        why: str = "",
     ) -> None:
-        self._names.ended(process_id, work, pid, code)
+        self._names.ended(process_id, work, pid, code, why)
         if gone:
             # Who has an exit code was reaped, after its children; a driver may live on.
             self._objects.process_died(process_id, may_look=code is None)
@@ -266,11 +266,6 @@ class NodeDaemon:
     async def fetch_blob(self, uri: str) -> bytes:
         """A package of a runtime environment."""
         return await self._code.package(uri)
-
-    async def waits_for(self, process_id: bytes, other: bytes) -> bool:
-        """Whether a process that ends waits for what another one does."""
-        waits: bool = await self._head.ask("waits_for", process_id, other)
-        return waits
 
     # --- workers -----------------------------------------------------------------
     def lease_started(self, lease: NodeLease, worker: Worker) -> None:
@@ -322,11 +317,12 @@ class NodeDaemon:
             worker.process_id,
             worker.pid,
             exit_code,
-            work=f"a worker of {worker.name}" if worker.name else "a worker",
+            work=worker.work,
             planned=worker.exiting is not None,
             lease=worker.lease.number if worker.lease is not None else 0,
             gone=worker.quarantine is None,
             detail=self._about(worker, exit_code),
+            why=worker.why_killed,
         )
 
     def _about(self, worker: Worker, exit_code: int | None) -> str:

@@ -69,6 +69,14 @@ def attached(client: Client, machine: str) -> head_pb2.FromNode:
     return head_pb2.FromNode(attached=message)
 
 
+def blocked_report(worker: Worker, lease: NodeLease) -> head_pb2.FromNode:
+    """Say whether what runs on a lease waits for others, and whether it does so before it exits."""
+    leaving = worker.process_id if worker.finishing else b""
+    return head_pb2.FromNode(
+        blocked=head_pb2.LeaseBlocked(lease=lease.number, blocked=lease.blocked, leaving=leaving)
+    )
+
+
 def actor_report(worker: Worker, lease: NodeLease, **facts: Any) -> head_pb2.FromNode:
     """An actor runs, or has failed, or is about to end."""
     return head_pb2.FromNode(

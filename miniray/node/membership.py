@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from miniray._proto import head_pb2
 from miniray.calls.actor_client import DEAD
 from miniray.messages.answers import encode_error
-from miniray.node.hello import actor_report, attached, hello
+from miniray.node.hello import actor_report, attached, blocked_report, hello
 from miniray.node.workers.worker import NodeLease
 from miniray.system.addresses import DaemonAddress
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from miniray.node.head_client import HeadClient
     from miniray.node.objects.adopted_service import AdoptedService
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.worker_notices import WorkerNotices
     from miniray.node.workers.workers import WorkerPool
 
 logger = logging.getLogger(__name__)
@@ -52,7 +51,6 @@ class Membership:
         pool: WorkerPool,
         relay: RelayHub,
         adopted: AdoptedService,
-        notices: WorkerNotices,
         *,
         usage: Callable[[], head_pb2.Heartbeat],
         node_died: Callable[[bytes], None],
@@ -68,7 +66,6 @@ class Membership:
             pool: Its workers.
             relay: The way to other nodes.
             adopted: What it owns for processes that have ended.
-            notices: What its workers had to tell.
             usage: What a heartbeat says.
             node_died: Called with another node that is gone.
             stop: Ends this node.
@@ -80,7 +77,6 @@ class Membership:
         self._pool = pool
         self._relay = relay
         self._adopted = adopted
-        self._notices = notices
         self._usage = usage
         self._node_died = node_died
         self._stop = stop
@@ -115,7 +111,6 @@ class Membership:
             self._clients.push(process_id, "head_back", ())
         for actor_id in self._adopted.actors():
             self.await_death(actor_id)
-        self._notices.tell_departures()
         jobs = self._pool.jobs().union(*(keeper.jobs() for keeper in self._keepers))
         self._head.notify("ended_jobs", sorted(jobs))
         logger.info("the session with the head is open again")
@@ -135,9 +130,9 @@ class Membership:
             if lease.alive and lease.worker is not None
         ]
         waiting = [
-            head_pb2.FromNode(blocked=head_pb2.LeaseBlocked(lease=lease.number, blocked=True))
+            blocked_report(lease.worker, lease)
             for lease in self._pool.leases.values()
-            if lease.blocked
+            if lease.blocked and lease.worker is not None
         ]
         return [*living, *processes, *waiting]
 
@@ -156,7 +151,7 @@ class Membership:
             self._start(NodeLease.from_wire(marshal.loads(message.start_lease.granted)))
         elif kind == "end_lease":
             end = message.end_lease
-            self._pool.end(end.lease, kill=end.kill, calls_left=end.calls_left)
+            self._pool.end(end.lease, kill=end.kill, calls_left=end.calls_left, why=end.why)
         elif kind == "job_ended":
             self._job_ended(message.job_ended)
         elif kind == "node_joined":

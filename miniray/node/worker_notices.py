@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miniray._proto import head_pb2
-from miniray.node.hello import actor_report
+from miniray.node.hello import actor_report, blocked_report
 
 if TYPE_CHECKING:
     from miniray.node.base.clients import Client, ClientServer
@@ -25,7 +24,6 @@ class WorkerNotices:
                 "ready": lambda client: pool.ready(client.process_id),
                 "blocked": self._blocked,
                 "exiting": self._exiting,
-                "awaits_calls": self._awaits_calls,
                 "finishing": lambda client: pool.finishing(client.process_id),
                 "leaving": lambda client: pool.leaving(client.process_id),
                 "actor_ready": self._actor_ready,
@@ -37,30 +35,13 @@ class WorkerNotices:
         worker = self._pool.workers.get(client.process_id)
         if worker is not None and worker.lease is not None:
             worker.lease.blocked = blocked
-            self._head.tell(
-                blocked=head_pb2.LeaseBlocked(lease=worker.lease.number, blocked=blocked)
-            )
+            self._head.session.send(blocked_report(worker, worker.lease))
 
     def _exiting(self, client: Client, why: str) -> None:
         self._pool.exiting(client.process_id, why)
         worker = self._pool.workers.get(client.process_id)
         if why == "exit_actor" and worker is not None:
             self._report_end(worker, exiting=True)
-
-    def _awaits_calls(self, client: Client, callees: list[bytes]) -> None:
-        worker = self._pool.awaits_calls(client.process_id, callees)
-        if worker is not None:
-            self._tell_departure(worker)
-
-    def _tell_departure(self, worker: Worker) -> None:
-        lease = worker.lease.number if worker.lease is not None else 0
-        self._head.notify("awaits_calls", worker.process_id, lease, worker.callees)
-
-    def tell_departures(self) -> None:
-        """Tell a head that may not know which workers wait for calls before they end."""
-        for worker in self._pool.workers.values():
-            if worker.awaits_calls.is_set():
-                self._tell_departure(worker)
 
     def _actor_ready(self, client: Client) -> None:
         worker = self._pool.workers.get(client.process_id)

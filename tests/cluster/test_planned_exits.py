@@ -1,4 +1,4 @@
-"""Workers that end by rule while they still wait for calls: what they hold must come back."""
+"""Workers that wait for calls before a planned exit: what they hold must come back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from cluster_helpers import is_alive, wait_for_file, wait_until
 
 import miniray
-from miniray.exceptions import ActorUnschedulableError, TaskUnschedulableError
+from miniray.exceptions import OwnerDiedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ CLUSTER = {"num_cpus": 4, "num_gpus": 1}
 @pytest.fixture(scope="module", autouse=True)
 def running(session_root: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MINIRAY_RESERVE_AFTER", "1")  # how long nothing may move
+        patch.setenv("MINIRAY_RESERVE_AFTER", "1")  # how long others wait
         request.getfixturevalue("cluster")
         yield
 
@@ -47,13 +47,13 @@ def test_what_a_task_with_a_gpu_has_put_outlives_its_worker() -> None:
     assert [len(value) for value in miniray.get(refs)] == [10, 1 << 20]
 
 
-def test_a_call_that_needs_what_its_ending_caller_holds_says_so() -> None:
+def test_a_worker_that_waits_for_a_call_which_needs_its_device_is_ended_and_says_why() -> None:
     @miniray.remote(num_gpus=1, num_cpus=0)
     def outer() -> Any:
         return os.getpid(), [on_gpu.remote()]
 
     pid, [inner] = miniray.get(outer.remote())
-    with pytest.raises(TaskUnschedulableError, match=r"on_gpu.*GPU.*outer"):
+    with pytest.raises(OwnerDiedError, match=r"outer.*waited 1 s for its GPU"):
         miniray.get(inner, timeout=30)
     wait_until(lambda: not is_alive(pid))
     assert miniray.get(on_gpu.remote(), timeout=30) != pid
@@ -68,18 +68,18 @@ def test_a_call_that_nobody_waits_for_does_not_keep_its_callers_device() -> None
     assert miniray.get(on_gpu.remote(), timeout=30) > 0
 
 
-def test_an_actor_that_needs_what_its_ending_creator_holds_says_so() -> None:
+def test_a_worker_that_waits_for_an_actor_which_needs_its_device_is_ended_and_says_why() -> None:
     @miniray.remote(num_gpus=1, num_cpus=0)
     def outer() -> Any:
         return [OnGpu.remote().pid.remote()]
 
     [inner] = miniray.get(outer.remote())
-    with pytest.raises(ActorUnschedulableError, match=r"OnGpu.*GPU.*outer"):
+    with pytest.raises(OwnerDiedError, match=r"outer.*waited 1 s for its GPU"):
         miniray.get(inner, timeout=30)
     assert miniray.get(on_gpu.remote(), timeout=30) > 0
 
 
-def test_a_task_of_a_task_may_need_what_the_first_one_holds() -> None:
+def test_a_worker_that_waits_for_such_a_call_through_another_task_is_ended_too() -> None:
     @miniray.remote(num_cpus=1)
     def between() -> int:
         return miniray.get(on_gpu.remote())
@@ -89,7 +89,7 @@ def test_a_task_of_a_task_may_need_what_the_first_one_holds() -> None:
         return [between.remote()]
 
     [inner] = miniray.get(outer.remote())
-    with pytest.raises(TaskUnschedulableError, match=r"on_gpu.*GPU.*outer"):
+    with pytest.raises(OwnerDiedError, match=r"outer.*waited 1 s for its GPU"):
         miniray.get(inner, timeout=30)
     assert miniray.get(on_gpu.remote(), timeout=30) > 0
 
@@ -108,7 +108,9 @@ def test_what_does_not_need_the_device_is_waited_for(tmp_path: Path) -> None:
 
     [inner] = miniray.get(outer.remote())
     waiting = on_gpu.remote()
-    ready, _ = miniray.wait([waiting], timeout=3)  # longer than it takes to find a deadlock
+    ready, _ = miniray.wait(
+        [waiting], timeout=3
+    )  # longer than others wait for a worker that is leaving
     assert not ready
     go.touch()
     assert miniray.get(inner, timeout=30) == "there"
@@ -121,7 +123,7 @@ def test_an_idle_worker_that_is_in_the_way_of_its_own_call_ends() -> None:
         return os.getpid(), [on_gpu.remote()]
 
     pid, [inner] = miniray.get(outer.remote())
-    with pytest.raises(TaskUnschedulableError, match=f"on_gpu.*{pid}.*caller"):
+    with pytest.raises(OwnerDiedError, match=rf"outer.*{pid}.*waited 1 s for its GPU"):
         miniray.get(inner, timeout=30)
     wait_until(lambda: not is_alive(pid))
 

@@ -1,53 +1,36 @@
-"""Workers that end by rule and wait for calls which, in turn, wait for what these workers hold.
+"""Workers that have done their work, and keep what others wait for.
 
-A worker keeps its devices until its process is gone, and a process that ends by rule first
-waits for the calls that it has made. Where these need its devices, none of it would ever
-end: the demand that can never be served is refused, with the reason.
+A worker keeps its devices until its process is gone, and before a planned exit a process waits for
+the calls that it has made. If these need its devices, that would never end. So there is a rule of
+time: it is ended when others have waited for what it keeps, and none of its own tasks gets on.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
-from miniray.head.scheduling.allocations import lease_id
-from miniray.head.scheduling.reasons import Reason, ReasonKind
+from miniray._proto import head_pb2
+from miniray.exceptions import describe_eviction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from miniray.head.directories.actors import ActorDirectory
-    from miniray.head.directories.clients import ClientDirectory, ProcessExit
+    from miniray.common.amounts import Needs
     from miniray.head.directories.grants import GrantTable, Request, Timers
     from miniray.head.directories.leases import TaskLeases
+    from miniray.head.directories.nodes import NodeDirectory
 
 #: Waiting requests that are looked at in one round, in order of arrival.
 _MAX_SCANNED = 512
 
 
-@dataclasses.dataclass(slots=True)
-class _Departure:
-    """A process that ends by rule and waits."""
-
-    process_id: bytes
-    lease: int
-    #: Processes that run its calls.
-    callees: list[bytes]
-    since: float
-    #: Until then it is expected to end, because a call that it waited for was refused.
-    yields_until: float = 0.0
-
-
 class Departures:
-    """The processes that end by rule and wait for calls of theirs."""
+    """One timer that looks at the workers that are leaving, while requests wait."""
 
     def __init__(
         self,
         grants: GrantTable,
         leases: TaskLeases,
-        actors: ActorDirectory,
-        clients: ClientDirectory,
+        nodes: NodeDirectory,
         timers: Timers,
         *,
         patience: float,
@@ -55,125 +38,68 @@ class Departures:
         """Watch over a table of grants.
 
         Args:
-            grants: what waits.
-            leases: of tasks; others than those of the departing will end.
-            actors: who made them, and where they live.
-            clients: who is there.
+            grants: what waits, and whose workers are leaving.
+            leases: the tasks of those workers.
+            nodes: where they are.
             timers: the event loop.
-            patience: seconds after which nothing is expected to change: an actor might have
-                ended meanwhile, or a node joined.
+            patience: seconds for which others wait, and a worker leaves, before it is ended.
         """
         self._grants = grants
         self._leases = leases
-        self._actors = actors
-        self._patience = patience
+        self._nodes = nodes
         self._timers = timers
-        self._departing: dict[bytes, _Departure] = {}
+        self._patience = patience
+        #: Leases whose workers were leaving when this looked last.
+        self._leaving: set[int] = set()
         self._armed = False
         grants.on_contention.append(self._arm)
-        clients.on_ended.append(self._ended)
-
-    def began(self, process_id: bytes, lease: int, callees: list[bytes]) -> None:
-        """A process has ended its work, and waits for calls that these processes run."""
-        known = self._departing.get(process_id)
-        since = self._timers.time() if known is None else known.since
-        self._departing[process_id] = _Departure(process_id, lease, callees, since)
-        self._arm()
-
-    def waits_for(self, process_id: bytes, other: bytes) -> bool:
-        """Whether a process waits for what another one does, directly or through others."""
-        return process_id in _ancestors(other, self._callers())
-
-    def _ended(self, process_id: bytes, _how: ProcessExit) -> None:
-        self._departing.pop(process_id, None)
 
     def _arm(self) -> None:
-        if self._departing and self._grants.waiting and not self._armed:
+        if not self._armed and (self._grants.waiting or self._grants.waiting_groups):
             self._armed = True
-            oldest = min(departure.since for departure in self._departing.values())
-            now = self._timers.time()
-            # One that had its time is looked at soon: calls of its may come one by one.
-            delay = max(oldest + self._patience - now, self._patience / 10)
-            self._timers.call_later(delay, self._look)
+            self._timers.call_later(self._patience, self._look)
 
     def _look(self) -> None:
-        """Refuse what waits for a worker that waits for it."""
         self._armed = False
-        callers = self._callers()
-        again = False
-        for request in list(itertools.islice(self._grants.waiting.values(), _MAX_SCANNED)):
-            departure, name = self._in_the_way(request, callers)
-            if departure is None:
-                continue
-            if self._timers.time() - departure.since < self._patience:
-                again = True
-            elif self._moves(request, departure):
-                again = again or self._timers.time() < self._last_yields()
-            else:
-                self._refuse(request, departure, name)
-        if again:
-            self._arm()
+        leaving = {each.number: each for each in self._grants.requests() if each.leaving}
+        wanted = self._wanted()
+        for number in sorted(self._leaving & leaving.keys()):
+            self._end_if_in_the_way(leaving[number], wanted)
+        self._leaving = set(leaving)
+        self._arm()
 
-    def _callers(self) -> dict[bytes, list[bytes]]:
-        """Who may wait for a process: those whose task, method or actor it runs."""
-        callers: dict[bytes, list[bytes]] = {}
-        for lease in self._leases.leases.values():
-            if lease.process_id:
-                callers.setdefault(lease.process_id, []).append(lease.group.client_id)
-        for actor in self._actors.all():
-            if actor.process_id:
-                callers.setdefault(actor.process_id, []).append(actor.owner)
-        for departure in self._departing.values():
-            for callee in departure.callees:
-                callers.setdefault(callee, []).append(departure.process_id)
-        return callers
+    def _wanted(self) -> set[str]:
+        """Return the resources that somebody has waited for long; CPU is given back by waiting."""
+        long_ago = self._timers.time() - self._patience
+        scheduler = self._grants.scheduler
+        groups = [id for id, since in self._grants.waiting_groups.items() if since <= long_ago]
+        states = [state for id in groups if (state := scheduler.group(id)) is not None]
+        needs = [spec.needs for state in states for spec in state.missing.values()]
+        first = itertools.islice(self._grants.waiting.values(), _MAX_SCANNED)
+        needs += [request.demand.placing for request in first if request.since <= long_ago]
+        return {name for each in needs for name in _names(each)}
 
-    def _in_the_way(
-        self, request: Request, callers: dict[bytes, list[bytes]]
-    ) -> tuple[_Departure | None, str]:
-        """Who waits, directly or through others, for a request and holds what it needs, if any.
+    def _end_if_in_the_way(self, request: Request, wanted: set[str]) -> None:
+        lease = self._grants.lease(request.number)
+        if lease is None:
+            return
+        kept = lease.allocation.names() & wanted
+        node = self._nodes.get(bytes.fromhex(lease.allocation.node_id))
+        if not kept or node is None or self._gets_on(request.leaving, kept):
+            return
+        why = describe_eviction(self._patience, " and ".join(sorted(kept)))
+        node.send(end_lease=head_pb2.EndLease(lease=request.number, kill=True, why=why))
 
-        With it comes the name of a resource. (What a process holds of CPU it gave back.)
-        """
-        wanted = {name for name, _ in request.demand.placing} - {"CPU"}
-        if not wanted:
-            return None, ""
-        asker = request.requester.describe(request.token).process_id
-        for process_id in _ancestors(asker, callers):
-            departure = self._departing.get(process_id)
-            lease = None if departure is None else self._grants.lease(departure.lease)
-            common = set() if lease is None else wanted & lease.allocation.names()
-            if common:
-                return departure, min(common)
-        return None, ""
-
-    def _last_yields(self) -> float:
-        return max(departure.yields_until for departure in self._departing.values())
-
-    def _moves(self, request: Request, in_the_way: _Departure) -> bool:
-        """Whether there will be room when all tasks have ended, those that depart left out."""
-        now = self._timers.time()
-        departing = self._departing.values()
-        stay = {d.lease for d in departing if d is in_the_way or d.yields_until <= now}
-        ending = [lease_id(n) for n in self._leases.leases if n not in stay]
-        return self._grants.scheduler.fits_after(lease_id(request.number), ending)
-
-    def _refuse(self, request: Request, departure: _Departure, name: str) -> None:
-        holder = self._grants.request(departure.lease)
-        what = holder.requester.describe(holder.token).name if holder is not None else "its caller"
-        needed = dict(request.demand.placing)[name]
-        reason = Reason(ReasonKind.HELD_BY_CALLER, name, needed, detail=what)
-        departure.yields_until = self._timers.time() + self._patience
-        self._grants.refuse(request.number, reason)
+    def _gets_on(self, process_id: bytes, kept: set[str]) -> bool:
+        """Whether a process has a task that runs, or one that waits for other resources."""
+        for group in self._leases.of_client(process_id):
+            requests = [self._grants.request(number) for number in group.leases]
+            if any(request is not None and not request.blocked for request in requests):
+                return True
+            if group.total > len(group.leases) and not kept & _names(group.demand.placing):
+                return True
+        return False
 
 
-def _ancestors(process_id: bytes, callers: dict[bytes, list[bytes]]) -> Iterator[bytes]:
-    """A process and those that may wait for it, directly or not."""
-    seen = {process_id}
-    more = [process_id]
-    while more:
-        one = more.pop()
-        yield one
-        fresh = [each for each in dict.fromkeys(callers.get(one, ())) if each not in seen]
-        seen.update(fresh)
-        more += fresh
+def _names(needs: Needs) -> set[str]:
+    return {name for name, _ in needs} - {"CPU"}

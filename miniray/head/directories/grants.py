@@ -94,6 +94,10 @@ class Request:
     since_epoch: float
     #: What its requester heard of why it waits.
     told: Told = 0
+    #: What runs on the lease waits for others.
+    blocked: bool = False
+    #: The process of the lease, if it does so before a planned exit.
+    leaving: bytes = b""
 
 
 class GrantTable:
@@ -190,26 +194,31 @@ class GrantTable:
         self.apply(self.scheduler.cancel(id, self._timers.time()))
         self.release(number)
 
-    def refuse(self, number: int, reason: Reason) -> None:
-        """End a request that waits, because it can never be granted."""
-        request = self.waiting.pop(number, None)
-        if request is not None:
-            del self._requests[number]
-            self.apply(self.scheduler.cancel(lease_id(number), self._timers.time()))
-            request.requester.refused(request.token, number, reason)
-
     def release(self, number: int) -> None:
         """A lease ended; numbers that hold nothing change nothing."""
         self._requests.pop(number, None)
         self.apply(self.scheduler.release(lease_id(number), self._timers.time()))
         self.on_ended()
 
-    def set_blocked(self, number: int, blocked: bool) -> None:
-        """The lease's task waits for others, or goes on."""
+    def set_blocked(self, number: int, blocked: bool, leaving: bytes = b"") -> None:
+        """Note that a lease's task waits for others, or goes on.
+
+        Args:
+            number: of the lease.
+            blocked: whether it waits.
+            leaving: the process, if it has done its work and waits before it exits.
+        """
+        request = self._requests.get(number)
+        if request is not None:
+            request.blocked, request.leaving = blocked, leaving
         if blocked:
             self.apply(self.scheduler.release_cpu(lease_id(number), self._timers.time()))
         else:
             self.scheduler.take_cpu(lease_id(number))
+
+    def requests(self) -> Iterable[Request]:
+        """All requests and leases."""
+        return self._requests.values()
 
     def request(self, number: int) -> Request | None:
         """A request or lease by its number."""

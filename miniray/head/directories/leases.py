@@ -23,7 +23,7 @@ from miniray.head.scheduling.demands import Demand
 from miniray.head.scheduling.reasons import ReasonKind, severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from miniray.common.specs import Allocation
     from miniray.head.directories.clients import Client, ClientDirectory
@@ -437,6 +437,10 @@ class TaskLeases:
             for lease in list(group.leases.values()):
                 self._drop(lease, kill=True)
             self._balance(group)
+
+    def of_client(self, client_id: bytes) -> Iterable[LeaseGroup]:
+        """Return the groups of one client."""
+        return self._groups.get(client_id, {}).values()
 
     def groups(self) -> list[LeaseGroup]:
         """Every group of every client."""

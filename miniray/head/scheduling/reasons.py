@@ -46,7 +46,6 @@ class ReasonKind(str, enum.Enum):
     NODE_LABELS = "node_labels"  # hard affinity to a node without the wanted labels
     GROUP_GONE = "group_gone"  # its placement group does not exist, or was removed
     NO_BUNDLE = "no_bundle"  # its bundle does not exist, or is too small
-    HELD_BY_CALLER = "held_by_caller"  # in use by a worker that waits for this to end
 
 
 #: Kinds that only a change of the cluster's nodes can resolve.
@@ -125,10 +124,6 @@ class Reason:
             "affinity to it is hard",
             ReasonKind.GROUP_GONE: f"placement group {self.detail} does not exist or was removed",
             ReasonKind.NO_BUNDLE: self.detail,
-            ReasonKind.HELD_BY_CALLER: f"needs {wanted}, which the worker of {self.detail} holds "
-            "until its process ends; that one has finished its work and only waits for the calls "
-            f"that it has made, of which this is one or on which one waits. Use the result inside "
-            f"{self.detail}, or make the call where {self.detail} is called",
         }
         if self.kind in fixed:
             return fixed[self.kind]

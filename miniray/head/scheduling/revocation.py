@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from miniray.common.specs import Allocation
     from miniray.head.scheduling.queues import ShapeQueue
     from miniray.head.scheduling.resources import ResourcePool
-    from miniray.head.scheduling.table import Lease
 
 _MAX_POOLS = 32  # pools looked at per search
 _MAX_LEASES = 256  # leases looked at per pool
@@ -43,23 +42,6 @@ def choose_revocations(
             found.append((lease_id, allocation))
     choices = [_choose_on(queue, pool, leases) for pool, leases in by_pool.items()]
     return min((choice for choice in choices if choice), key=len, default=[])
-
-
-def fits_after(queue: ShapeQueue, ending: Mapping[bytes, Lease]) -> bool:
-    """Whether the head of a queue could be placed once all of these leases have ended."""
-    held: dict[ResourcePool, list[Lease]] = {}
-    for lease in ending.values():
-        held.setdefault(lease.pool, []).append(lease)
-    for pool in queue.reach():
-        trial = pool.copy()
-        trial.reservation = None  # whom it is for has had its turn by then
-        for lease in held.get(pool, ()):
-            if lease.cpu_released:
-                trial.add_cpu(-lease.allocation.cpu)
-            trial.release(lease.allocation)
-        if queue.admits(trial):
-            return True
-    return False
 
 
 def _choose_on(

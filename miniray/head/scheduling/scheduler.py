@@ -15,7 +15,7 @@ from miniray.common.labels import describe_all
 from miniray.common.specs import BundleAffinity, NodeAffinity
 from miniray.head.scheduling.demands import Decisions, Unschedulable, Waiting
 from miniray.head.scheduling.reasons import Reason, ReasonKind, no_bundle, too_small
-from miniray.head.scheduling.revocation import choose_revocations, fits_after
+from miniray.head.scheduling.revocation import choose_revocations
 from miniray.head.scheduling.table import Lease, ResourceTable
 
 if TYPE_CHECKING:
@@ -404,12 +404,6 @@ class ClusterScheduler:
         if queue is None or queue.head.request.lease_id != lease_id:
             return False
         return self._table.set_aside(queue, self._table.leases[ending].pool)
-
-    def fits_after(self, lease_id: bytes, ending: Iterable[bytes]) -> bool:
-        """Whether a request has room, or would have once these leases have ended."""
-        queue = self._table.queue_of.get(lease_id)
-        leases = self._table.leases
-        return queue is None or fits_after(queue, {id: leases[id] for id in ending if id in leases})
 
     # --- inside --------------------------------------------------------------------------
     def _impossible(self, demand: Demand) -> Reason | None:

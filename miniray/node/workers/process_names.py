@@ -24,15 +24,33 @@ class ProcessNames:
         #: What processes were that ended of late, the latest last.
         self._ended: dict[bytes, str] = {}
 
-    def ended(self, process_id: bytes, work: str, pid: int, code: int | None) -> None:
-        """A process has ended: who asks for what it owned will want to know what it was."""
-        how = f", which {describe_exit(code, hint=False)}" if code is not None else ""
-        self._ended[process_id] = f"{work} (pid {pid}) on node {self._node_id.hex()[:8]}{how}"
+    def ended(
+        self, process_id: bytes, work: str, pid: int, code: int | None, why: str = ""
+    ) -> None:
+        """Remember what a process was that has ended, and how, for errors about its objects.
+
+        Args:
+            process_id: of the process.
+            work: what it did.
+            pid: of the process.
+            code: its exit code; None if that is not known.
+            why: why this daemon has killed it; empty if it has not.
+        """
+        self._ended[process_id] = self._was(work, pid, code, why)
         if len(self._ended) > _REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
+    def _was(self, work: str, pid: int, code: int | None, why: str) -> str:
+        how = f", which {describe_exit(code, hint=False)}" if code is not None else ""
+        if why:
+            how = f", which was ended: {why}"
+        return f"{work} (pid {pid}) on node {self._node_id.hex()[:8]}{how}"
+
     def of_ended(self, process_id: bytes) -> str:
         """What a process of this node was that has ended; empty if nobody remembers."""
+        worker = self._pool.workers.get(process_id)
+        if worker is not None:  # it has hung up and is not reaped yet
+            return self._was(worker.work, worker.pid, None, worker.why_killed)
         return self._ended.get(process_id, "")
 
     def work_of(self, process_id: bytes) -> str:

@@ -57,16 +57,12 @@ class Worker:
     outputs: list[OutputPipe] = dataclasses.field(default_factory=list)
     #: Class of its actor, or the first task of its latest lease.
     name: str = ""
-    #: Why this daemon has killed it, if that is not a rule's doing.
+    #: Why this daemon has killed it, for those who lose what it owned.
     why_killed: str = ""
     #: The constructor's error, reported before the process ends.
     failed: bool = False
     #: It has begun to end by rule, and may wait for what others need of it.
     finishing: bool = False
-    #: While it waits so for calls of its own: the processes that run them.
-    callees: list[bytes] = dataclasses.field(default_factory=list)
-    #: Set once it does.
-    awaits_calls: asyncio.Event = dataclasses.field(default_factory=asyncio.Event)
     #: When it is killed, if it does not end by rule; and given up, if it is not gone then.
     kill_timer: asyncio.TimerHandle | None = None
     give_up_timer: asyncio.TimerHandle | None = None
@@ -97,6 +93,11 @@ class Worker:
         logs = [output.log for output in reversed(self.outputs) if output.log is not None]
         written = [log.path for log in logs if log.has_lines()]
         return f"{ITS_LOG} {' and '.join(map(str, written))}." if written else ""
+
+    @property
+    def work(self) -> str:
+        """What it does, for errors."""
+        return f"a worker of {self.name}" if self.name else "a worker"
 
     @property
     def job_id(self) -> bytes:

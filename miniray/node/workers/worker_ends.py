@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from miniray._proto import head_pb2
 from miniray.common.config import config
 from miniray.common.process_state import is_dying
+from miniray.exceptions import describe_eviction
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from miniray.node.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
+
+
+class DeviceKeptError(RuntimeError):
+    """A device that was granted stays with a process that could not be killed."""
 
 
 class WorkerEnds:
@@ -75,6 +80,34 @@ class WorkerEnds:
         self._ask(worker)
         if not worker.finishing:
             self.kill_later(worker)
+
+    async def vacate(self, worker: Worker) -> None:
+        """Wait until a worker that was asked to end is gone, since its devices are another's now.
+
+        It may wait for calls that need these devices: it is killed after ``reserve_after`` seconds.
+
+        Raises:
+            DeviceKeptError: it could not be killed.
+        """
+        waiting = [asyncio.ensure_future(each.wait()) for each in (worker.gone, worker.given_up)]
+        patience = config().reserve_after
+        try:
+            done, _ = await asyncio.wait(
+                waiting, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                kept = " and ".join(sorted({name for name, _ in worker.devices}))
+                worker.why_killed = describe_eviction(patience, kept)
+                self.kill(worker)
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for future in waiting:
+                future.cancel()
+        if not worker.gone.is_set():
+            raise DeviceKeptError(
+                f"the process {worker.pid}, which had worked on a device of this lease, could "
+                f"not be killed"
+            )
 
     def finishing(self, worker: Worker) -> None:
         """Let a worker that ends by rule wait for what others need of it as long as it takes."""

@@ -37,9 +37,6 @@ class WorkerEvents(Protocol):
     def push(self, process_id: bytes, topic: str, body: tuple[Any, ...]) -> None:
         """Tell a connected process something."""
 
-    def waits_for(self, process_id: bytes, other: bytes) -> Awaitable[bool]:
-        """Whether a process that ends waits for what another one does."""
-
     def output(self, worker: Worker, is_stderr: bool, lines: list[Any]) -> None:
         """A worker printed lines."""
 

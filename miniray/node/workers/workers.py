@@ -29,9 +29,8 @@ from miniray.node.base.template_client import TemplateGoneError
 from miniray.node.workers.idle_workers import IdleWorkers, surplus
 from miniray.node.workers.outputs import OutputPipe
 from miniray.node.workers.templates import Templates
-from miniray.node.workers.vacating import DeviceKeptError, wait_for_devices
 from miniray.node.workers.worker import Worker
-from miniray.node.workers.worker_ends import WorkerEnds, quarantine_of
+from miniray.node.workers.worker_ends import DeviceKeptError, WorkerEnds, quarantine_of
 from miniray.node.workers.worker_spec import (
     interpreter,
     pool_key,
@@ -120,7 +119,7 @@ class WorkerPool:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def end(self, number: int, *, kill: bool, calls_left: int = 0) -> None:
+    def end(self, number: int, *, kill: bool, calls_left: int = 0, why: str = "") -> None:
         """The head ends a lease.
 
         Its worker may run tasks of other leases of the same kind afterwards, unless it is an actor,
@@ -130,6 +129,7 @@ class WorkerPool:
             number: of the lease.
             kill: its worker is to end at once.
             calls_left: how many of its ``max_calls`` were not used; the client has counted them.
+            why: why it is killed, for those who lose what it owned.
         """
         lease = self.leases.get(number)
         if lease is None:
@@ -143,6 +143,7 @@ class WorkerPool:
         if worker is None:
             return  # its start sees that it is over
         if kill:
+            worker.why_killed = why
             self._ends.kill(worker)
         elif (
             lease.actor_id is None
@@ -169,8 +170,9 @@ class WorkerPool:
                     if idle.devices & worker.devices:
                         self._idle.remove(idle)
                         self._ends.ask(idle)
-                workers = self._by_pid.values()
-                await wait_for_devices(worker.devices, lease, workers, self._events)
+                for other in list(self._by_pid.values()):
+                    if other.lease is None and other.devices & worker.devices:
+                        await self._ends.vacate(other)
             if lease.spec.runtime_env:
                 worker.environment = await self._environments.prepare(
                     json.loads(lease.spec.runtime_env), lease.job_id, self._events.fetch_blob
@@ -283,14 +285,6 @@ class WorkerPool:
         worker = self.workers.get(process_id)
         if worker is not None:
             self._ends.finishing(worker)
-
-    def awaits_calls(self, process_id: bytes, callees: list[bytes]) -> Worker | None:
-        """A worker that ends by rule waits for calls, which these processes run; who it is."""
-        worker = self.workers.get(process_id)
-        if worker is not None:
-            worker.callees = callees
-            worker.awaits_calls.set()
-        return worker
 
     def leaving(self, process_id: bytes) -> None:
         """Nothing but exit functions of user code, or nothing, keeps a worker from ending."""
