@@ -69,10 +69,7 @@ class TaskLeases:
         #: Leases of before a restart of the head that clients said they have.
         self._held: dict[bytes, set[int]] = {}
         #: Called when a lease is over, or its worker runs, so that it can be asked for.
-        self.on_over: Callable[[], None] = _ignore
-        self.on_started: Callable[[], None] = _ignore
-        #: Called with a lease that was asked back and the one that comes in its place.
-        self.on_swap: Callable[[int, int], None] = _ignore
+        self.on_changed: list[Callable[[], None]] = []
         #: Called with a process that is about to be ended, and why.
         self._on_kill = on_kill
         clients.on_ended.append(self._client_ended)
@@ -184,15 +181,6 @@ class TaskLeases:
             return 0
         may_start = max(_MOST_STARTING, int(self._nodes.cpus)) - len(group.starting)
         return min(group.may_wait, group.total - len(group.leases), may_start)
-
-    def swap(self, client_id: bytes, kept: int, instead: int) -> None:
-        """A client that was asked for a lease gives an equal one back, which it does not use."""
-        lease, other = self.leases.get(kept), self.leases.get(instead)
-        if lease is None or other is None or lease.group is not other.group:
-            return
-        if lease.group.client_id == client_id and lease.revoked and not lease.returned:
-            lease.revoked, other.revoked = False, True
-            self.on_swap(kept, instead)
 
     def recall_from(self, node_id: bytes) -> None:
         """Ask for all leases of a node: each comes back after the task that runs."""
@@ -316,7 +304,7 @@ class TaskLeases:
         if lease.revoked:  # while its worker started
             self._ask_for(lease)
         self._balance(lease.group)
-        self.on_started()
+        self._tell_changed()
 
     def failed(self, number: int, error: bytes, tries: int) -> None:
         """A lease cannot have a worker; its daemon has forgotten it.
@@ -354,7 +342,11 @@ class TaskLeases:
         """A lease's worker is gone or idle: what it held is free."""
         self._over(number)
         self._grants.release(number)
-        self.on_over()
+        self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        for hook in self.on_changed:
+            hook()
 
     def _over(self, number: int) -> None:
         lease = self.leases.get(number)
@@ -445,7 +437,3 @@ class TaskLeases:
     def groups(self) -> list[LeaseGroup]:
         """Every group of every client."""
         return [group for groups in self._groups.values() for group in groups.values()]
-
-
-def _ignore(*_: object) -> None:
-    """Nothing is to be done."""

@@ -1,7 +1,7 @@
 """Asks clients to give leases back that others wait for, and keeps their queueing fair.
 
 Responsible for shares and for bounded work; which leases make room is found by
-``revocation.py``. A client finishes the task that runs before it gives a lease back.
+``scheduling/reservations.py``. A client finishes the task that runs before it gives a lease back.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ class Revocations:
         #: For each waiter the sets of leases that were asked back and are not over.
         self._asked: dict[Waiter, list[set[int]]] = {}
         grants.on_contention.append(self.arm)
-        leases.on_over = leases.on_started = self._changed
-        leases.on_swap = self._swapped
+        leases.on_changed.append(self._changed)
 
     def arm(self) -> None:
         """Look for leases soon."""
@@ -97,7 +96,14 @@ class Revocations:
         if self._asked or self._grants.waiting:
             self.arm()
 
-    def _swapped(self, kept: int, instead: int) -> None:
+    def swap(self, client_id: bytes, kept: int, instead: int) -> None:
+        """Take back an equal lease, which its client does not use, in place of one asked for."""
+        lease, other = self._leases.leases.get(kept), self._leases.leases.get(instead)
+        if lease is None or other is None or lease.group is not other.group:
+            return
+        if lease.group.client_id != client_id or not lease.revoked or lease.returned:
+            return
+        lease.revoked, other.revoked = False, True
         for asked in self._asked.values():
             for numbers in asked:
                 if kept in numbers:

@@ -1,8 +1,9 @@
-"""Setting room aside for demands and groups that have waited long.
+"""Making room for those who wait: by setting it aside, and by asking for leases back.
 
-Responsible for choosing where; what is set aside is honoured by the pools. Room is waited for
-only where tasks hold it, which end: what actors and bundles hold may never come back, and
-what is free beside it would stand idle meanwhile.
+Responsible for choosing where, at a bounded cost; what is set aside is honoured by the pools, and
+owners are asked by ``directories/revocations.py``. Room is set aside only where tasks hold it,
+which end: what actors and bundles hold may never come back, and what is free beside it would stand
+idle meanwhile.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
     #: A copy of a pool as it will be when its tasks have ended.
     Later = Callable[[ResourcePool], ResourcePool]
+
+_MAX_POOLS = 32  # pools looked at per search for leases to ask back
+_MAX_LEASES = 256  # leases looked at per pool
 
 
 def reserve_for_queue(queue: ShapeQueue, later: Later, only: ResourcePool | None = None) -> bool:
@@ -122,3 +126,57 @@ def lift(owner: ShapeQueue | Group) -> list[ResourcePool]:
 def _reserve(pool: ResourcePool, reservation: Reservation) -> None:
     pool.reservation = reservation
     pool.version += 1
+
+
+# --- asking back ---------------------------------------------------------------------
+def choose_revocations(
+    queue: ShapeQueue, offers: Iterable[tuple[bytes, ResourcePool, Allocation]]
+) -> list[bytes]:
+    """The fewest leases, all of one pool, whose release lets the head of a queue be placed.
+
+    Args:
+        queue: the waiting requests.
+        offers: (lease id, pool, what is held) of leases that could be returned.
+    """
+    wanted = {name for name, _ in queue.demand.placing}
+    by_pool: dict[ResourcePool, list[tuple[bytes, Allocation]]] = {}
+    reach = set(queue.reach())
+    for lease_id, pool, allocation in offers:
+        if pool not in reach or not wanted & allocation.names():
+            continue
+        found = by_pool.get(pool)
+        if found is None:
+            if len(by_pool) == _MAX_POOLS or not pool.could_fit(queue.demand.placing):
+                continue
+            found = by_pool[pool] = []
+        if len(found) < _MAX_LEASES:
+            found.append((lease_id, allocation))
+    choices = [_choose_on(queue, pool, leases) for pool, leases in by_pool.items()]
+    return min((choice for choice in choices if choice), key=len, default=[])
+
+
+def _choose_on(
+    queue: ShapeQueue, pool: ResourcePool, leases: list[tuple[bytes, Allocation]]
+) -> list[bytes]:
+    """Leases of one pool whose release makes room, without those that turn out not to help."""
+    trial = pool.copy()
+    chosen: list[tuple[bytes, Allocation]] = []
+    for lease_id, allocation in sorted(leases, key=lambda lease: -_size(lease[1])):
+        if queue.admits(trial):
+            break
+        trial.release(allocation)
+        chosen.append((lease_id, allocation))
+    if not queue.admits(trial):
+        return []
+    for lease in tuple(chosen):
+        trial.adopt(lease[1])
+        if queue.admits(trial):
+            chosen.remove(lease)
+        else:
+            trial.release(lease[1])
+    return [lease_id for lease_id, _ in chosen]
+
+
+def _size(allocation: Allocation) -> int:
+    devices = sum(units for _, shares in allocation.devices for _, units in shares)
+    return devices or allocation.cpu

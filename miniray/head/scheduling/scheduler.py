@@ -15,7 +15,7 @@ from miniray.common.labels import describe_all
 from miniray.common.specs import BundleAffinity, NodeAffinity
 from miniray.head.scheduling.demands import Decisions, Unschedulable, Waiting
 from miniray.head.scheduling.reasons import Reason, ReasonKind, no_bundle, too_small
-from miniray.head.scheduling.revocation import choose_revocations
+from miniray.head.scheduling.reservations import choose_revocations
 from miniray.head.scheduling.table import Lease, ResourceTable
 
 if TYPE_CHECKING:
