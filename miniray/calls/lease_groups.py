@@ -192,16 +192,5 @@ class LeaseGroup:
 
     def full(self, node: bytes) -> None:
         """Note that there is no room for a further lease on a node: those there may be enough."""
-        now = self._clock()
-        self.wishes.no_further(node, now)
         if not any(lease.open and lease.peer.node_id == node for lease in self.leases.values()):
-            self.wishes.full(node, now)
-
-    def wanted(self, near: bytes) -> int:
-        """How many leases would be of use in all, when those with room have what they may take.
-
-        If there is no room for another one where the first task should run, those will serve it.
-        """
-        in_vain = self.wishes.asks_in_vain(near, self._clock())
-        spare = len(self.with_room) if in_vain else 0
-        return len(self.leases) + max(0, len(self.queue) - spare)
+            self.wishes.full(node, self._clock())

@@ -63,13 +63,11 @@ def preferred(
 class Wishes:
     """The wishes of the queued tasks of one shape."""
 
-    __slots__ = ("_asked_in_vain", "_full", "by_number", "refused")
+    __slots__ = ("_full", "by_number", "refused")
 
     def __init__(self) -> None:
         #: A lease was left to others, as all of the first tasks still wait for certain nodes.
         self.refused = False
-        #: Nodes on which a further lease could not be had, and when that was.
-        self._asked_in_vain: dict[bytes, float] = {}
         #: By the number of the call.
         self.by_number: dict[int, Wish] = {}
         #: Nodes that had no room, and when that was.
@@ -91,14 +89,6 @@ class Wishes:
     def full(self, node: bytes, now: float) -> None:
         """There is no room on a node: nothing waits for it for a while."""
         self._full[node] = now
-
-    def no_further(self, node: bytes, now: float) -> None:
-        """There is no room for a further lease on a node."""
-        self._asked_in_vain[node] = now
-
-    def asks_in_vain(self, node: bytes, now: float) -> bool:
-        """Whether a lease on a node could not be had just now."""
-        return now - self._asked_in_vain.get(node, -FULL_FOR) < FULL_FOR
 
     def room(self, node: bytes) -> None:
         """A lease on a node is new, or has nothing to do."""

@@ -165,7 +165,7 @@ class TaskClient:
         if group.queue:
             # Only the queue's first tasks decide: a lease serves many of them.
             near = group.wishes.hint(group.queue)
-            wanted = min(group.wanted(near), _MAX_LEASES)
+            wanted = min(len(group.leases) + len(group.queue), _MAX_LEASES)
             if wanted > group.asked or (near != group.near and group.asked > len(group.leases)):
                 self._ask(group, max(wanted, group.asked), near)
             if group.wishes.refused:
