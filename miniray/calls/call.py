@@ -20,8 +20,15 @@ if TYPE_CHECKING:
 RefArgument = tuple["int | str", bytes, bytes, "Value | None"]
 
 
+#: A value that is of no use.
+NOTHING: Value = (p.VALUE_PICKLE, b"", ())
+
+
 class Channel(Protocol):
     """What sends a call."""
+
+    def submit(self, call: Call) -> None:
+        """Send it, as soon as all refs among its arguments have values."""
 
     def dependencies_ready(self, call: Call) -> None:
         """All refs that the call waited for have values (or errors)."""
@@ -80,75 +87,40 @@ class Origin:
         return bool(self.arguments[0] == p.VALUE_SHARED)
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Call:
     """One call, from its submission to its result."""
 
-    __slots__ = (
-        "arguments",
-        "cancelled",
-        "channel",
-        "name",
-        "number",
-        "options",
-        "origin",
-        "peer",
-        "pins",
-        "refs",
-        "repeatable",
-        "retries",
-        "retry_exceptions",
-        "return_ids",
-        "siblings",
-        "stream",
-        "target",
-        "tries",
-        "waiting",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        target: Any,
-        name: str,
-        return_ids: tuple[bytes, ...],
-        arguments: Value,
-        refs: list[RefArgument],
-        pins: list[ObjectRef[Any]] | None,
-        channel: Channel,
-        retries: int,
-        retry_exceptions: bool | tuple[type[BaseException], ...],
-        stream: StreamState | None,
-        options: Any = None,
-    ) -> None:
-        self.number = number
-        #: Method name, or the key of the function.
-        self.target = target
-        #: For messages.
-        self.name = name
-        self.return_ids = return_ids
-        self.arguments = arguments
-        self.refs = refs
-        #: Refs that the arguments hold, alive until the reply.
-        self.pins = pins
-        self.channel = channel
-        #: System failures that may still be survived; -1 is no limit.
-        self.retries = retries
-        #: How often it was begun, or will have been.
-        self.tries = 1
-        self.retry_exceptions = retry_exceptions
-        self.stream = stream
-        self.options = options
-        #: It is a task whose results can be made again by running it again.
-        self.repeatable = target.__class__ is bytes and retries != 0
-        #: How many top-level refs have no value yet.
-        self.waiting = 0
-        #: Where it was sent.
-        self.peer: Peer | None = None
-        self.cancelled = False
-        #: What is remembered of it, and keeps its arguments; None if nothing is.
-        self.origin: Origin | None = None
-        #: Of a call that a running one has made: those of that which have not ended.
-        self.siblings: dict[int, Call] | None = None
+    #: Method name, or the key of the function.
+    target: Any
+    #: For messages.
+    name: str
+    channel: Channel
+    #: System failures that may still be survived; -1 is no limit.
+    retries: int = 0
+    retry_exceptions: bool | tuple[type[BaseException], ...] = False
+    #: What its channel must know of it beyond that.
+    options: Any = None
+    #: It is a task whose results can be made again by running it again.
+    repeatable: bool = False
+    number: int = 0
+    arguments: Value = NOTHING
+    refs: Sequence[RefArgument] = ()
+    #: Refs that the arguments hold, alive until the reply.
+    pins: list[ObjectRef[Any]] | None = None
+    return_ids: tuple[bytes, ...] = ()
+    stream: StreamState | None = None
+    #: What is remembered of it, and keeps its arguments; None if nothing is.
+    origin: Origin | None = None
+    #: How often it was begun, or will have been.
+    tries: int = 1
+    #: How many top-level refs have no value yet.
+    waiting: int = 0
+    #: Where it was sent.
+    peer: Peer | None = None
+    cancelled: bool = False
+    #: Of a call that a running one has made: those of that which have not ended.
+    siblings: dict[int, Call] | None = None
 
     def try_again(self, *, crashed: bool = False) -> float:
         """Count one more run; returns how many seconds after the last it is to be."""

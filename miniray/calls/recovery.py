@@ -158,20 +158,20 @@ class Recovery:
         for origin, held in zip(plan, pins, strict=True):
             self._lineage.spend(origin)
             call = Call(
-                self._calls.next_number(),
-                origin.target,
-                origin.name,
-                tuple(origin.return_ids),
-                origin.arguments,
-                origin.refs,
-                held,
-                self._tasks,
-                origin.retries,
-                origin.retry_exceptions,
-                None,
-                origin.options,
+                number=self._calls.next_number(),
+                target=origin.target,
+                name=origin.name,
+                channel=self._tasks,
+                arguments=origin.arguments,
+                refs=origin.refs,
+                pins=held,
+                return_ids=tuple(origin.return_ids),
+                retries=origin.retries,
+                retry_exceptions=origin.retry_exceptions,
+                options=origin.options,
+                repeatable=origin.retries != 0,
+                origin=origin,
             )
-            call.origin = origin
             self._tasks.submit(call)
 
     def _pins(self, origin: Origin) -> list[ObjectRef[Any]]:

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.calls.actor_client import ALIVE, DEAD, ActorClient
-from miniray.calls.call import Call
+from miniray.calls.call import NOTHING, Call
 from miniray.calls.task_shape import capturing_group, effective_placement
 from miniray.common.call_site import call_site, describe
 from miniray.common.config import config
@@ -31,13 +31,9 @@ if TYPE_CHECKING:
     from miniray.calls.call import RefArgument
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.common.specs import ActorOptions
-    from miniray.objects.objects import Value
     from miniray.values.serialization import Serialized
     from miniray.wire.peers import Peer
 
-
-#: A value that is of no use.
-_NOTHING: Value = (p.VALUE_PICKLE, b"", ())
 
 #: Deaths of actors whose earlier calls may have finished: their replies are awaited. Others end
 #: what runs, and may be told before their process is gone.
@@ -113,18 +109,14 @@ class ActorDirectory:
         ref = ObjectRef(id, b"") if spec.detached else runtime.table.create_actor(id)
         self._client(id, info)
         call = Call(
-            runtime.calls.next_number(),
-            id,
-            f"{info.name}.__init__",
-            (),
-            arguments,
-            refs,
-            pins,
-            self,
-            0,
-            False,
-            None,
-            _Creation(
+            number=runtime.calls.next_number(),
+            target=id,
+            name=f"{info.name}.__init__",
+            channel=self,
+            arguments=arguments,
+            refs=refs,
+            pins=pins,
+            options=_Creation(
                 spec.detached,
                 spec.max_restarts != 0,
                 spec.name or "",
@@ -132,8 +124,7 @@ class ActorDirectory:
             ),
         )
         self._creation[id] = call
-        if runtime.calls.open_call(call):
-            self.dependencies_ready(call)
+        self.submit(call)
         return ActorLocation(ref, info)
 
     def _spec(self, cls: Exported, info: ActorClassInfo, options: ActorOptions) -> ActorSpec:
@@ -161,6 +152,11 @@ class ActorDirectory:
             return link.head_request("create_actor", id, spec.to_wire(), get_if_exists)
         link.head_notice("create_actor", id, spec.to_wire(), False)
         return None
+
+    def submit(self, call: Call) -> None:
+        """Place the actor once its constructor's arguments have values."""
+        if self._runtime.calls.open_call(call):
+            self.dependencies_ready(call)
 
     def dependencies_ready(self, call: Call) -> None:
         """The constructor's arguments have values: the actor can be placed."""
@@ -202,11 +198,11 @@ class ActorDirectory:
             return
         daemon = runtime.peers.get(runtime.node_id, runtime.node_id)
         runtime.borrowing.report_for(daemon, counted)
-        kept = call.arguments if is_shared else _NOTHING
+        kept = call.arguments if is_shared else NOTHING
         creation = call.options
         about = (call.name, creation.name, creation.made, creation.may_restart)
         runtime.link.node_notice("keep_arguments", call.target, kept, counted, about)
-        call.arguments = _NOTHING  # it is not this process's to free any more
+        call.arguments = NOTHING  # it is not this process's to free any more
 
     def finished(self, call: Call) -> None:
         """Creations are not answered as calls are."""

@@ -27,7 +27,6 @@ from miniray.wire.interrupts import Interrupts, uncut
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.calls.task_client import TaskClient
     from miniray.common.specs import ActorOptions, MethodOptions, TaskOptions
     from miniray.objects.objects import Entry
     from miniray.wire.peers import Peer
@@ -79,18 +78,16 @@ class Submission(RefTracking):
                 shape.spec, runtime_env=self.runtime_env_for(options.runtime_env)
             ),
         )
-        return self._submit(
-            args,
-            kwargs,
-            options.num_returns,
-            options.generator_backpressure,
+        call = Call(  # names of arguments would cost as much again
             function.key,
             options.name or function.name,
             self.tasks,
             options.max_retries,
             options.retry_exceptions,
             group,
+            options.max_retries != 0,
         )
+        return self._submit(call, args, kwargs, options)
 
     def submit_actor_call(
         self,
@@ -110,84 +107,64 @@ class Submission(RefTracking):
         how = None
         if options.name or options.concurrency_group:
             how = (options.concurrency_group, options.name or None)
-        return self._submit(
-            args,
-            kwargs,
-            options.num_returns,
-            options.generator_backpressure,
+        call = Call(
             method,
             options.name or f"{info.name}.{method}",
             client,
             info.max_task_retries if retries is None else retries,
             options.retry_exceptions,
             how,
-            actor,
         )
+        return self._submit(call, args, kwargs, options, actor)
 
     def _submit(
         self,
+        call: Call,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        num_returns: int | str,
-        backpressure: int,
-        target: Any,
-        name: str,
-        channel: TaskClient | ActorClient,
-        retries: int,
-        retry_exceptions: bool | tuple[type[BaseException], ...],
-        options: Any,
+        options: TaskOptions | MethodOptions,
         actor: ObjectRef[Any] | None = None,
     ) -> Any:
-        serialized, refs, pins = self.calls.serialize(args, kwargs)
+        """Give a call its arguments, its number and its results, and send it."""
+        serialized, call.refs, pins = self.calls.serialize(args, kwargs)
         if actor is not None:
             pins = [actor, *pins] if pins else [actor]
-        call: Call | None = None
+        call.pins = pins
+        submitted = False
         # Cut off from here on, a call would be under way of which nobody knows.
         interrupts = Interrupts.begin()
         try:
             try:
                 if hooks.dropped:
                     self.drain()
-                number = self.calls.next_number()
-                ids, stream, result = self._new_results(number, num_returns, backpressure)
-                made = Call(
-                    number,
-                    target,
-                    name,
-                    ids,
-                    self.calls.store(serialized),
-                    refs,
-                    pins,
-                    channel,
-                    retries,
-                    retry_exceptions,
-                    stream,
-                    options,
-                )
+                number = call.number = self.calls.next_number()
+                call.return_ids, call.stream, result = self._new_results(number, options)
+                call.arguments = self.calls.store(serialized)
                 running = context.execution.get()
                 if running is None:
-                    channel.submit(made)
+                    call.channel.submit(call)
                 else:
-                    self._submit_child(running, made, channel)
-                call = made
+                    self._submit_child(running, call)
+                submitted = True
                 # After it is known as open: it is failed either here or with all that are.
                 if self.link.lost and number in self.calls.open:
-                    self.calls.fail(made, self.link.end())
+                    self.calls.fail(call, self.link.end())
             finally:
                 if interrupts is not None:
                     interrupts.end()
         except BaseException:
             # A signal that waited ends the caller: nobody will ask for the result. What a running
             # call has started goes with that, or stays, as its cancel says.
-            if call is not None and call.siblings is None:
+            if submitted and call.siblings is None:
                 self._cancel_call(call)
             raise
         return result
 
     def _new_results(
-        self, number: int, num_returns: int | str, backpressure: int
+        self, number: int, options: TaskOptions | MethodOptions
     ) -> tuple[tuple[bytes, ...], StreamState | None, Any]:
         """Ids of a call's results, or its stream; and what ``.remote()`` returns."""
+        num_returns = options.num_returns
         if num_returns == 1:
             id = self.ids.new()
             return (id,), None, self.table.create(id)
@@ -197,7 +174,7 @@ class Submission(RefTracking):
         if num_returns == "dynamic":
             stream = self._stream(number, -1)
             return (), stream, self._all_of(stream)
-        stream = self._stream(number, backpressure)
+        stream = self._stream(number, options.generator_backpressure)
         return (), stream, ObjectRefGenerator(stream, self._block_on)
 
     def _all_of(self, stream: StreamState) -> ObjectRef[Any]:
@@ -226,14 +203,12 @@ class Submission(RefTracking):
         call.channel.cancel(call, force, recursive)
 
     @staticmethod
-    def _submit_child(
-        running: context.Execution, call: Call, channel: TaskClient | ActorClient
-    ) -> None:
+    def _submit_child(running: context.Execution, call: Call) -> None:
         """Submit a call that a running one makes."""
         call.siblings = running.children
         call.siblings[call.number] = call
         try:
-            channel.submit(call)
+            call.channel.submit(call)
         except BaseException:
             call.siblings.pop(call.number, None)
             raise

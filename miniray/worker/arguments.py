@@ -69,7 +69,7 @@ def load_for_constructor(
     for _, id, _, value in large:
         if value is not None:
             runtime.table.set_value(id, value, runtime.borrowing.hold(value[2]))
-    work = Work(None, 0, "", name, (*arguments[:2], ()), small, (), None, None)  # type: ignore[arg-type]
+    work = Work(None, 0, "", name, name, (*arguments[:2], ()), small, ())  # type: ignore[arg-type]
     args, kwargs = load_arguments(runtime, work)
     if large:
         try:

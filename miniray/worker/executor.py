@@ -99,7 +99,11 @@ class Executor:
     def on_task(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_TASK: a task of the lease's owner."""
         _, number, key, name, arguments, refs, return_ids, stream, lease = message
-        work = Work(peer, number, key, name, arguments, refs, return_ids, None, stream)
+        work = Work(peer, number, key, name, name, arguments, refs, return_ids)
+        if stream == p.STREAM_AGAIN:
+            work.again = True
+        else:
+            work.stream = stream
         fetch_arguments(self._runtime, work)
         self._open[(peer.process_id, number)] = work
         if lease == self._leases.current:
@@ -117,11 +121,10 @@ class Executor:
     def on_call(self, peer: Peer, message: tuple[Any, ...]) -> None:
         """PEER_CALL: a method of this worker's actor."""
         _, number, _actor, _epoch, method, arguments, refs, return_ids, how, stream = message
-        name = f"{self.class_name}.{method}"
+        own = f"{self.class_name}.{method}"
         group, given = how or (None, None)
-        work = Work(peer, number, method, name, arguments, refs, return_ids, group, stream)
-        if given is not None:
-            work.name = given
+        name = own if given is None else given
+        work = Work(peer, number, method, name, own, arguments, refs, return_ids, group, stream)
         fetch_arguments(self._runtime, work)
         self._open[(peer.process_id, number)] = work
         self.enqueue(work)

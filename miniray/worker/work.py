@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
-from miniray.messages import protocol as p
-
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from miniray.calls.context import Execution
     from miniray.common.object_ref import ObjectRef
@@ -29,69 +28,39 @@ class ArgumentLostError(Exception):
         self.payload = payload
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Work:
     """A task or a method call that this worker has to run."""
 
-    __slots__ = (
-        "again",
-        "ahead",
-        "arguments",
-        "caller",
-        "cancelled",
-        "consumed",
-        "consumed_changed",
-        "execution",
-        "function_name",
-        "group",
-        "held",
-        "name",
-        "number",
-        "recursive",
-        "refs",
-        "return_ids",
-        "started",
-        "stream",
-        "target",
-    )
-
-    def __init__(
-        self,
-        caller: Peer,
-        number: int,
-        target: Any,
-        name: str,
-        arguments: Value,
-        refs: list[Any],
-        return_ids: tuple[bytes, ...],
-        group: str | None,
-        stream: int | None,
-    ) -> None:
-        self.caller = caller
-        self.number = number
-        self.target = target
-        self.name = name
-        self.function_name = name
-        self.arguments = arguments
-        self.refs = refs
-        self.return_ids = return_ids
-        self.group = group
-        #: Its results are those items of a stream that are made once more.
-        self.again = stream == p.STREAM_AGAIN
-        #: How many items may wait unread (-1: any number); None: it has a result for each id.
-        self.stream = None if self.again else stream
-        #: Arguments on their way to this node: numbers under which they were asked for.
-        self.ahead: list[int] = []
-        self.cancelled = False
-        #: What it started is cancelled with it.
-        self.recursive = True
-        #: What it is to its runtime context, once it runs; knows what it started.
-        self.execution: Execution | None = None
-        self.started = 0.0
-        #: Refs of the arguments while the call runs; the caller holds them meanwhile.
-        self.held: list[ObjectRef[Any]] | None = None
-        #: Items of the stream that the caller took; -1: it reads no further.
-        self.consumed = 0
-        self.consumed_changed: Any = None
+    caller: Peer
+    number: int
+    #: Method name, or the key of the function.
+    target: Any
+    #: For messages: as its caller calls it.
+    name: str
+    #: Of the function or method itself.
+    function_name: str
+    arguments: Value
+    refs: list[Any]
+    return_ids: tuple[bytes, ...]
+    group: str | None = None
+    #: How many items may wait unread (-1: any number); None: it has a result for each id.
+    stream: int | None = None
+    #: Its results are those items of a stream that are made once more.
+    again: bool = False
+    #: Arguments on their way to this node: numbers under which they were asked for.
+    ahead: Sequence[int] = ()
+    cancelled: bool = False
+    #: What it started is cancelled with it.
+    recursive: bool = True
+    #: What it is to its runtime context, once it runs; knows what it started.
+    execution: Execution | None = None
+    started: float = 0.0
+    #: Refs of the arguments while the call runs; the caller holds them meanwhile.
+    held: list[ObjectRef[Any]] | None = None
+    #: Items of the stream that the caller took; -1: it reads no further.
+    consumed: int = 0
+    consumed_changed: Any = None
 
     def begin(self) -> None:
         """Note when it began."""

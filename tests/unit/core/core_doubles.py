@@ -213,18 +213,16 @@ class Caller:
         id = self.ids.new()
         self.results[id] = self.table.create(id)
         return Call(
-            self.calls.next_number(),
-            "method",
-            "Test.method",
-            (id,),
-            arguments,
-            refs,
-            pins,
-            channel,
-            how.get("retries", 0),
-            how.get("retry_exceptions", False),
-            how.get("stream"),
-            options,
+            number=self.calls.next_number(),
+            target="method",
+            name="Test.method",
+            channel=channel,
+            arguments=arguments,
+            refs=refs,
+            pins=pins,
+            return_ids=(id,),
+            options=options,
+            **how,
         )
 
     @property
