@@ -198,14 +198,13 @@ class NodeDaemon:
 
     def gone(self, client: Client, refused: str) -> None:
         """A process hung up, or was refused."""
-        if client.is_driver:
-            self._pool.end_job(client.job_id)
-            self._process_ended(
-                client.process_id, client.pid, None, work="the driver", planned=True
+        if client.is_driver or client.is_command:
+            if client.is_driver:
+                self._pool.end_job(client.job_id)
+            ended = head_pb2.ProcessEnded(
+                process_id=client.process_id, pid=client.pid, planned=True
             )
-            return
-        if client.is_command:
-            self._process_ended(client.process_id, client.pid, None, work="a command", planned=True)
+            self._process_ended(ended, "the driver" if client.is_driver else "a command")
             return
         worker = self._pool.workers.get(client.process_id)
         if worker is not None and worker.exiting is None:
@@ -215,19 +214,19 @@ class NodeDaemon:
             self._pool.kill(worker)
 
     def _process_ended(
-        self,
-        process_id: bytes,
-        pid: int,
-        code: int | None,
-        *,
-        work: str,
-        planned: bool,
-        lease: int = 0,
-        gone: bool = True,
-        detail: str = "",
-        why: str = "",
+        self, ended: head_pb2.ProcessEnded, work: str, *, gone: bool = True, why: str = ""
     ) -> None:
-        self._names.ended(process_id, work, pid, code, why)
+        """A process of this node has ended, or is given up.
+
+        Args:
+            ended: What the head is told of it.
+            work: What it ran.
+            gone: False: it was killed, and is still there.
+            why: Why this daemon has killed it, if it has.
+        """
+        process_id = ended.process_id
+        code = ended.exit_code if ended.exit_known else None
+        self._names.ended(process_id, work, ended.pid, code, why)
         if gone:
             # Who has an exit code was reaped, after its children; a driver may live on.
             self._objects.process_died(process_id, may_look=code is None)
@@ -241,15 +240,6 @@ class NodeDaemon:
         self._traffic.ended_here(process_id)
         if gone:
             self._tell_unclaimed(process_id, code)
-        ended = head_pb2.ProcessEnded(
-            process_id=process_id,
-            pid=pid,
-            exit_code=code or 0,
-            exit_known=code is not None,
-            planned=planned,
-            lease=lease,
-            detail=detail or self._memory_kills.explain(code),
-        )
         self._head.report(head_pb2.FromNode(ended=ended))
 
     def _tell_unclaimed(self, process_id: bytes, code: int | None) -> None:
@@ -313,16 +303,17 @@ class NodeDaemon:
         if exit_code is not None and not (worker.asked_to_end or self.stopped.is_set()):
             what = f"worker {worker.pid}{f' of {worker.name}' if worker.name else ''}"
             logger.warning("%s %s", what, describe_exit(exit_code, hint=False))
-        self._process_ended(
-            worker.process_id,
-            worker.pid,
-            exit_code,
-            work=worker.work,
+        ended = head_pb2.ProcessEnded(
+            process_id=worker.process_id,
+            pid=worker.pid,
+            exit_code=exit_code or 0,
+            exit_known=exit_code is not None,
             planned=worker.exiting is not None,
             lease=worker.lease.number if worker.lease is not None else 0,
-            gone=worker.quarantine is None,
             detail=self._about(worker, exit_code),
-            why=worker.why_killed,
+        )
+        self._process_ended(
+            ended, worker.work, gone=worker.quarantine is None, why=worker.why_killed
         )
 
     def _about(self, worker: Worker, exit_code: int | None) -> str:
