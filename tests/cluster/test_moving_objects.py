@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import psutil
 import pytest
-from cluster_helpers import wait_for_file, wait_until
+from cluster_helpers import wait_until
 from object_helpers import inventory, node_tables
 
 import miniray
@@ -281,48 +281,6 @@ def test_arguments_move_while_their_call_waits_in_the_queue(nodes: Cluster, tmp_
     with frozen(source(nodes)):
         go.touch()
         assert miniray.get(call, timeout=10) == 3 * MIB
-
-
-@miniray.remote(num_cpus=0, resources={"far": 60})  # one at a time
-def total_when(path: str, *arrays: Any) -> int:
-    if path:
-        wait_for_file(Path(path))
-    return sum(int(array.sum()) for array in arrays)
-
-
-def test_arguments_of_a_task_move_while_another_one_runs_where_it_will(
-    nodes: Cluster, tmp_path: Path
-) -> None:
-    go = tmp_path / "go"
-    reader = FarReader.remote()
-    busy = total_when.remote(str(go))
-    refs = [there(MIB), there(2 * MIB)]
-    task = total_when.remote("", *refs)
-    wait_until(lambda: miniray.get(reader.whole_bytes.remote()) >= 3 * MIB)
-    large = total_when.remote("", np.ones(4 * MIB, dtype=np.uint8))  # it is the one after
-    assert miniray.wait([busy, task, large], timeout=0) == ([], [busy, task, large])
-    with frozen(source(nodes)):
-        go.touch()
-        assert miniray.get(task, timeout=10) == 3 * MIB
-    assert miniray.get([busy, large]) == [0, 4 * MIB]
-
-
-def test_arguments_of_a_task_that_is_cancelled_before_its_turn_are_wanted_no_more(
-    nodes: Cluster, tmp_path: Path
-) -> None:
-    go = tmp_path / "go"
-    reader = FarReader.remote()
-    busy = total_when.remote(str(go))
-    ref = there(MIB)
-    with frozen(source(nodes)):
-        task = total_when.remote("", ref)
-        wait_until(lambda: miniray.get(reader.tables.remote())["fetches ahead"])
-        miniray.cancel(task)
-        wait_until(lambda: not miniray.get(reader.tables.remote())["fetches ahead"])
-    with pytest.raises(TaskCancelledError):
-        miniray.get(task, timeout=10)
-    go.touch()
-    miniray.get(busy)
 
 
 def test_arguments_of_a_call_cancelled_in_the_queue_do_not_move(
