@@ -1,9 +1,10 @@
-"""The class that pickles values: cloudpickle's, with what large arrays and tensors need."""
+"""The class that pickles code and values: cloudpickle's, with more for tracebacks and arrays."""
 
 from __future__ import annotations
 
 import functools
 import sys
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -19,7 +20,7 @@ def pickler() -> type[cloudpickle.Pickler]:
     """One that knows NumPy, torch and Arrow once they are imported; it imports none of them."""
     loaded = sys.modules.get
     # A module that is being imported may not have its class yet.
-    return _pickler_for(
+    return pickler_for(
         getattr(loaded("numpy"), "ndarray", None),
         getattr(loaded("torch"), "Tensor", None),
         # The package has this one when the module with all of its classes is loaded.
@@ -28,10 +29,11 @@ def pickler() -> type[cloudpickle.Pickler]:
 
 
 @functools.cache
-def _pickler_for(
-    array: type | None, tensor: type | None, arrow: ModuleType | None
+def pickler_for(
+    array: type | None = None, tensor: type | None = None, arrow: ModuleType | None = None
 ) -> type[cloudpickle.Pickler]:
-    known: dict[type, Callable[[Any], Any]] = {}
+    """One that writes values of these classes as buffers; of none, the one for code."""
+    known: dict[type, Callable[[Any], Any]] = {CodeType: _reduce_code}
     if array is not None:
         known[array] = arrays.reduce
     if tensor is not None:
@@ -45,3 +47,9 @@ def _pickler_for(
         dispatch_table = cloudpickle.Pickler.dispatch_table.new_child(known)
 
     return Pickler
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    """Keep the name of the file, which cloudpickle 3.1.3 drops: tracebacks show its lines."""
+    made_by, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return made_by, (*arguments[:10], code.co_filename, *arguments[11:])

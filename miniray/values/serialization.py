@@ -12,17 +12,16 @@ collected while it is pickled, so that whoever keeps the bytes can keep the refs
 
 from __future__ import annotations
 
+import io
 import pickle
 import struct
 import threading
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from miniray.messages.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
 from miniray.values import tensors
 from miniray.values.mapped import bytes_of
-from miniray.values.picklers import pickler
+from miniray.values.picklers import pickler, pickler_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -215,7 +214,9 @@ def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef
     refs: list[ObjectRef[Any]] = []
     collector.refs = refs
     try:
-        return cloudpickle.dumps(target, protocol=5), refs
+        pickled = io.BytesIO()
+        pickler_for()(pickled, protocol=5).dump(target)
+        return pickled.getvalue(), refs
     except Exception as error:  # noqa: BLE001 - what fails in it is told
         from miniray.values.exports import reference_to
         from miniray.values.pickle_errors import cause_to_show, explain, pass_interruption

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import pickle
 import threading
 import weakref
 from typing import Any
@@ -46,6 +47,14 @@ def test_values_come_back_equal(value: Any) -> None:
     else:
         assert back == value
         assert type(back) is type(value)
+
+
+def test_code_keeps_the_name_of_its_file() -> None:
+    def function() -> None:
+        pass
+
+    for code in (dumps_code(function)[0], serialize(function).payload()):
+        assert pickle.loads(code).__code__.co_filename == __file__
 
 
 def test_large_bytes_travel_without_a_pickle_around_them() -> None:
