@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2
 from miniray.common.config import config
-from miniray.head.directories.actors import ActorDirectory
+from miniray.head.directories.actors import ActorRegistry
 from miniray.head.directories.clients import ClientDirectory, ProcessExit
 from miniray.head.directories.departures import Departures
 from miniray.head.directories.drains import Drains
@@ -18,7 +18,7 @@ from miniray.head.directories.job_code import JobCode
 from miniray.head.directories.jobs import JobDirectory
 from miniray.head.directories.kv import KeyValues
 from miniray.head.directories.leases import TaskLeases
-from miniray.head.directories.nodes import Node, NodeDirectory
+from miniray.head.directories.nodes import ClusterNode, NodeDirectory
 from miniray.head.directories.pending_notices import PendingNotices
 from miniray.head.directories.placement_groups import PlacementGroups
 from miniray.head.directories.quarantines import Quarantines
@@ -38,7 +38,7 @@ def latest_return() -> float:
 
 
 @dataclasses.dataclass(frozen=True)
-class Identity:
+class HeadIdentity:
     """Which head this is."""
 
     cluster_id: str
@@ -48,10 +48,10 @@ class Identity:
     address: str = ""
 
 
-class Cluster:
+class ClusterDirectories:
     """The directories of one head, and what the end of a process or a job means to them."""
 
-    def __init__(self, identity: Identity, timers: Timers, storage: Storage) -> None:
+    def __init__(self, identity: HeadIdentity, timers: Timers, storage: Storage) -> None:
         self.identity = identity
         #: When the cluster was started, and this head of it.
         self.cluster_started = self.started = time.time()
@@ -83,7 +83,7 @@ class Cluster:
             epoch=epoch,
             on_kill=self.ends.explain,
         )
-        self.actors = ActorDirectory(
+        self.actors = ActorRegistry(
             self.grants,
             self.nodes,
             self.clients,
@@ -114,7 +114,7 @@ class Cluster:
         self.drains = Drains(self.grants, self.leases, self.nodes, self.clients, self.kv)
         self.quarantines = Quarantines(self.grants, self.clients, self.jobs)
 
-    def silence_of(self, node: Node) -> float:
+    def silence_of(self, node: ClusterNode) -> float:
         """How many seconds ago a node was last heard of."""
         return self._timers.time() - node.heard
 

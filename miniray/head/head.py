@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2
 from miniray.common.config import config
-from miniray.head.cluster import Cluster, Identity
-from miniray.head.directories.clients import Client, ProcessExit
-from miniray.head.directories.nodes import Node
-from miniray.head.recovery import Recovery
+from miniray.head.cluster import ClusterDirectories, HeadIdentity
+from miniray.head.directories.clients import AttachedProcess, ProcessExit
+from miniray.head.directories.nodes import ClusterNode
+from miniray.head.recovery import HeadRecovery
 from miniray.head.requests import Requests
 from miniray.head.state import ClusterState
 from miniray.version import VERSION
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.head.directories.grants import Timers
-    from miniray.head.directories.nodes import Outbox
+    from miniray.head.directories.nodes import NodeOutbox
     from miniray.head.storage.storage import Saved, Storage
 
 logger = logging.getLogger(__name__)
@@ -33,15 +33,15 @@ logger = logging.getLogger(__name__)
 class Head:
     """One head, without its connections."""
 
-    def __init__(self, identity: Identity, timers: Timers, storage: Storage) -> None:
-        self.cluster = cluster = Cluster(identity, timers, storage)
+    def __init__(self, identity: HeadIdentity, timers: Timers, storage: Storage) -> None:
+        self.cluster = cluster = ClusterDirectories(identity, timers, storage)
         self._timers = timers
         self._storage = storage
         self._stopping = False
-        self.recovery = Recovery(cluster, timers, self.handle)
+        self.recovery = HeadRecovery(cluster, timers, self.handle)
         self.state = ClusterState(cluster, self.recovery)
         self._requests = Requests(cluster, self.state)
-        self._handlers: dict[str, Callable[[Node, head_pb2.FromNode], None]] = {
+        self._handlers: dict[str, Callable[[ClusterNode, head_pb2.FromNode], None]] = {
             "heartbeat": lambda node, message: node.beat(message.heartbeat),
             "request": lambda _, message: self._requests.handle(message.request),
             "attached": lambda node, message: self._attached(node, message.attached),
@@ -72,13 +72,13 @@ class Head:
         self.cluster.cluster_started = saved.started
 
     # --- sessions --------------------------------------------------------------------
-    def join(self, hello: head_pb2.NodeHello, outbox: Outbox) -> Node | None:
+    def join(self, hello: head_pb2.NodeHello, outbox: NodeOutbox) -> ClusterNode | None:
         """A daemon introduces itself; it is answered, and None is returned if refused."""
         refusal = _version_error(hello)
         node = None
         if refusal is None:
             try:
-                node = Node.of(hello, outbox, self._timers.time())
+                node = ClusterNode.of(hello, outbox, self._timers.time())
             except Exception as error:
                 logger.exception("node %s was refused", hello.node_id.hex())
                 refusal = ("ValueError", f"The head cannot read what the node told it: {error}")
@@ -100,7 +100,7 @@ class Head:
             return None
         return node
 
-    def _welcome(self, node: Node) -> None:
+    def _welcome(self, node: ClusterNode) -> None:
         """The welcome goes out before anything that the new node's room leads to."""
         known = self.cluster.nodes.get(node.id)
         if known is not None:
@@ -117,7 +117,7 @@ class Head:
         )
         self.cluster.nodes.add(node)
 
-    def lose(self, node: Node, reason: str, *, planned: bool = False) -> None:
+    def lose(self, node: ClusterNode, reason: str, *, planned: bool = False) -> None:
         """A node is gone, with everything that ran there; ``planned``: it was asked to end."""
         if self.cluster.nodes.get(node.id) is not node:
             return
@@ -152,14 +152,14 @@ class Head:
             self.cluster.clients.push(job.driver, "warning", text)
 
     # --- messages --------------------------------------------------------------------
-    def on_message(self, node: Node, message: head_pb2.FromNode) -> None:
+    def on_message(self, node: ClusterNode, message: head_pb2.FromNode) -> None:
         """A message of a node's daemon; one that cannot be handled ends nothing else."""
         if not node.alive:
             return
         node.heard = self._timers.time()
         self.handle(node, message)
 
-    def handle(self, node: Node, message: head_pb2.FromNode) -> None:
+    def handle(self, node: ClusterNode, message: head_pb2.FromNode) -> None:
         """Do what a message says."""
         kind = message.WhichOneof("kind")
         handler = self._handlers.get(kind or "")
@@ -171,14 +171,14 @@ class Head:
         except Exception:
             logger.exception("handling %s of node %s failed", kind, node.name)
 
-    def _batch(self, node: Node, message: head_pb2.FromNode) -> None:
+    def _batch(self, node: ClusterNode, message: head_pb2.FromNode) -> None:
         for part in message.batch.messages:
             self.handle(node, part)
 
-    def _attached(self, node: Node, attached: head_pb2.ProcessAttached) -> None:
+    def _attached(self, node: ClusterNode, attached: head_pb2.ProcessAttached) -> None:
         job_id = attached.job_id or attached.process_id
         self.cluster.clients.attach(
-            Client(attached.process_id, node, attached.pid, attached.driver, job_id)
+            AttachedProcess(attached.process_id, node, attached.pid, attached.driver, job_id)
         )
         if attached.driver:
             job = self.cluster.jobs.started(

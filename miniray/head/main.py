@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from miniray._proto import head_pb2_grpc
 from miniray.common.host_port import join_host_port
-from miniray.head.cluster import Identity
+from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
 from miniray.head.server import HeadServicer, watch_liveness
 from miniray.head.storage.storage import NoStorage
@@ -114,9 +114,9 @@ def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> 
     """A new head, or one that goes on where an earlier one of the cluster ended."""
     loop = asyncio.get_running_loop()
     if storage is None:
-        return Head(Identity(options.cluster_id, 1, address), loop, NoStorage())
+        return Head(HeadIdentity(options.cluster_id, 1, address), loop, NoStorage())
     saved = storage.start(options.cluster_id)
-    head = Head(Identity(saved.cluster_id, saved.epoch, address), loop, storage)
+    head = Head(HeadIdentity(saved.cluster_id, saved.epoch, address), loop, storage)
     head.restore(saved)
     return head
 

@@ -22,10 +22,10 @@ from miniray.messages import door, plain
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from miniray.head.cluster import Cluster
+    from miniray.head.cluster import ClusterDirectories
     from miniray.head.directories.grants import Timers
     from miniray.head.directories.jobs import Job
-    from miniray.head.directories.nodes import Node
+    from miniray.head.directories.nodes import ClusterNode
     from miniray.head.storage.storage import Saved
 
 logger = logging.getLogger(__name__)
@@ -39,11 +39,14 @@ _NODES = "_nodes"
 _HELD = tuple[str, Needs, tuple[tuple[str, Needs], ...], tuple[bytes, int] | None]
 
 
-class Recovery:
+class HeadRecovery:
     """What is kept of before, until the nodes have reported."""
 
     def __init__(
-        self, cluster: Cluster, timers: Timers, handle: Callable[[Node, head_pb2.FromNode], None]
+        self,
+        cluster: ClusterDirectories,
+        timers: Timers,
+        handle: Callable[[ClusterNode, head_pb2.FromNode], None],
     ) -> None:
         self._cluster = cluster
         self._handle = handle
@@ -95,7 +98,7 @@ class Recovery:
 
     def add_node(
         self,
-        node: Node,
+        node: ClusterNode,
         reports: Iterable[head_pb2.RunningLease],
         lately: Iterable[head_pb2.FromNode] = (),
     ) -> None:
@@ -139,18 +142,18 @@ class Recovery:
                 self._adopt(report, node)
         self._reported.add(node.name)
 
-    def lost(self, node: Node) -> None:
+    def lost(self, node: ClusterNode) -> None:
         """A node is gone: the next head does not wait for it."""
         self._cluster.kv.delete(_NODES, node.name)
 
-    def _is_of_before(self, report: head_pb2.RunningLease, node: Node) -> bool:
+    def _is_of_before(self, report: head_pb2.RunningLease, node: ClusterNode) -> bool:
         """Whether a lease is of an earlier head, and this one has not ended it already.
 
         A session that broke ended all leases of its node for everybody else.
         """
         return report.epoch != self._cluster.identity.epoch and node.name not in self._reported
 
-    def _adopt(self, report: head_pb2.RunningLease, node: Node) -> None:
+    def _adopt(self, report: head_pb2.RunningLease, node: ClusterNode) -> None:
         self._cluster.leases.adopt(report.lease, report.owner, node.id, report.process_id)
         if self.over:  # its owner may have ended long ago, or attach to this node in a moment
             self._timers.call_later(config().node_timeout, self._cluster.leases.end_orphans)
@@ -178,7 +181,7 @@ class Recovery:
         cluster.nodes.tell_all()
 
 
-def _held(node: Node, report: head_pb2.RunningLease) -> Allocation:
+def _held(node: ClusterNode, report: head_pb2.RunningLease) -> Allocation:
     """What a lease holds on a node that runs it; ValueError if that is malformed."""
     told = plain.loads(report.allocation)
     if not door.fits(told, _HELD):

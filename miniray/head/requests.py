@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray._proto import common_pb2
-    from miniray.head.cluster import Cluster
+    from miniray.head.cluster import ClusterDirectories
     from miniray.head.state import ClusterState
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class Requests:
     """Handlers by name; arguments that are not what a handler is annotated with are refused."""
 
-    def __init__(self, cluster: Cluster, state: ClusterState) -> None:
+    def __init__(self, cluster: ClusterDirectories, state: ClusterState) -> None:
         self._clients = cluster.clients
         actors, leases, groups, kv = (
             cluster.actors,

@@ -18,7 +18,7 @@ from miniray.security.channels import one_line
 from miniray.security.interceptor import host_of
 
 if TYPE_CHECKING:
-    from miniray.head.directories.nodes import Node
+    from miniray.head.directories.nodes import ClusterNode
     from miniray.head.head import Head
 
     SessionContext = grpc.aio.ServicerContext[head_pb2.FromNode, head_pb2.ToNode]
@@ -123,7 +123,7 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
             writer.cancel()
             self._head.lose(node, reason)
 
-    async def _read(self, node: Node, context: SessionContext) -> None:
+    async def _read(self, node: ClusterNode, context: SessionContext) -> None:
         on_message = self._head.on_message
         while True:
             message: Any = await context.read()

@@ -32,11 +32,11 @@ from miniray.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from miniray.head.cluster import Cluster
+    from miniray.head.cluster import ClusterDirectories
     from miniray.head.directories.actor import Actor
     from miniray.head.directories.grants import Request
-    from miniray.head.directories.nodes import Node
-    from miniray.head.recovery import Recovery
+    from miniray.head.directories.nodes import ClusterNode
+    from miniray.head.recovery import HeadRecovery
     from miniray.head.scheduling.reasons import Reason
     from miniray.head.scheduling.resources import ResourcePool
 
@@ -53,7 +53,7 @@ _MAX_DEAD = 10
 class ClusterState:
     """Views of a cluster."""
 
-    def __init__(self, cluster: Cluster, recovery: Recovery) -> None:
+    def __init__(self, cluster: ClusterDirectories, recovery: HeadRecovery) -> None:
         self._cluster = cluster
         self._recovery = recovery
         self._listings: dict[str, Callable[[], list[dict[str, Any]]]] = {
@@ -234,12 +234,12 @@ class ClusterState:
             ],
         )
 
-    def _all_nodes(self) -> tuple[Node, ...]:
+    def _all_nodes(self) -> tuple[ClusterNode, ...]:
         """Nodes that have, or had, something to offer: not those that drivers outside bring."""
         nodes = self._cluster.nodes
         return tuple(node for node in (*nodes, *nodes.lost()) if not node.drivers_only)
 
-    def _node(self, node: Node) -> NodeStatus:
+    def _node(self, node: ClusterNode) -> NodeStatus:
         pool = self._cluster.scheduler.nodes.get(node.name) if node.alive else None
         silence, notable = self._cluster.silence_of(node), _MISSED * config().heartbeat_interval
         return NodeStatus(
@@ -357,7 +357,7 @@ class ClusterState:
         return found
 
 
-def _ray_node(node: Node) -> dict[str, Any]:
+def _ray_node(node: ClusterNode) -> dict[str, Any]:
     host, _, port = node.address.rpartition("|")[2].rpartition(":")
     return {
         "NodeID": node.name,

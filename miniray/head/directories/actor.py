@@ -10,7 +10,7 @@ from miniray.common.ids import owner_of
 if TYPE_CHECKING:
     from miniray.common.specs import ActorSpec
     from miniray.head.directories.jobs import Job
-    from miniray.head.directories.nodes import Node
+    from miniray.head.directories.nodes import ClusterNode
     from miniray.head.scheduling.demands import Demand
     from miniray.head.scheduling.reasons import Told
     from miniray.messages.actor_death import Death
@@ -43,7 +43,7 @@ class Actor:
     #: Number of its request or lease; 0: none.
     lease: int = 0
     #: Where its lease is; None while it waits.
-    node: Node | None = None
+    node: ClusterNode | None = None
     process_id: bytes = b""
     pid: int = 0
     exiting: bool = False

@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from miniray.head.directories.clients import ClientDirectory
     from miniray.head.directories.grants import GrantTable, Timers
     from miniray.head.directories.jobs import JobDirectory
-    from miniray.head.directories.nodes import Node, NodeDirectory
+    from miniray.head.directories.nodes import ClusterNode, NodeDirectory
     from miniray.head.directories.pending_notices import PendingNotices
     from miniray.head.scheduling.reasons import Reason
 
 logger = logging.getLogger(__name__)
 
 
-class ActorDirectory:
+class ActorRegistry:
     """All actors by id, name and process. Implements ``grants.Requester`` for actors."""
 
     def __init__(
@@ -425,7 +425,7 @@ class ActorDirectory:
         self._table.enter_dead(id, dead)
 
     def node_reports(
-        self, node: Node, processes: Mapping[int, bytes], homeless: Container[int]
+        self, node: ClusterNode, processes: Mapping[int, bytes], homeless: Container[int]
     ) -> None:
         """A node says which leases it runs; what it lacks has ended.
 

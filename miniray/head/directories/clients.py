@@ -18,7 +18,7 @@ from miniray.messages.protocol import MAX_HEAD_REQUEST
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.head.directories.nodes import Node, NodeDirectory
+    from miniray.head.directories.nodes import ClusterNode, NodeDirectory
 
 
 class ProcessExit(NamedTuple):
@@ -36,11 +36,11 @@ class ProcessExit(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class Client:
+class AttachedProcess:
     """A driver or worker."""
 
     id: bytes
-    node: Node
+    node: ClusterNode
     pid: int
     is_driver: bool
     job_id: bytes
@@ -51,26 +51,26 @@ class ClientDirectory:
 
     def __init__(self, nodes: NodeDirectory) -> None:
         self._nodes = nodes
-        self._clients: dict[bytes, Client] = {}
-        self._on_node: dict[bytes, dict[bytes, Client]] = {}
+        self._clients: dict[bytes, AttachedProcess] = {}
+        self._on_node: dict[bytes, dict[bytes, AttachedProcess]] = {}
         #: Called with each process that ended, in this order.
         self.on_ended: list[Callable[[bytes, ProcessExit], None]] = []
 
-    def attach(self, client: Client) -> None:
+    def attach(self, client: AttachedProcess) -> None:
         """A process attached to its daemon."""
         self._clients[client.id] = client
         self._on_node.setdefault(client.node.id, {})[client.id] = client
 
-    def get(self, process_id: bytes) -> Client | None:
+    def get(self, process_id: bytes) -> AttachedProcess | None:
         """An attached process."""
         return self._clients.get(process_id)
 
-    def node_of(self, process_id: bytes) -> Node | None:
+    def node_of(self, process_id: bytes) -> ClusterNode | None:
         """Where a process is attached; a daemon's own id is that of its node."""
         client = self._clients.get(process_id)
         return client.node if client is not None else self._nodes.get(process_id)
 
-    def all(self) -> list[Client]:
+    def all(self) -> list[AttachedProcess]:
         """Every attached process."""
         return list(self._clients.values())
 
@@ -82,7 +82,7 @@ class ClientDirectory:
         for hook in self.on_ended:
             hook(process_id, how)
 
-    def node_lost(self, node: Node) -> None:
+    def node_lost(self, node: ClusterNode) -> None:
         """All processes of a node are gone with it."""
         why = f"Node {node.name} is gone: {node.reason}."
         for client in self._on_node.pop(node.id, {}).values():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.kv import KeyValues
     from miniray.head.directories.leases import TaskLeases
-    from miniray.head.directories.nodes import Node, NodeDirectory
+    from miniray.head.directories.nodes import ClusterNode, NodeDirectory
 
 _NAMESPACE = "_draining"
 
@@ -72,7 +72,7 @@ class Drains:
         self._waiting.setdefault(node_id, []).append(waiter)
         self._look()
 
-    def joins(self, node: Node) -> None:
+    def joins(self, node: ClusterNode) -> None:
         """A node that was drained in its last session, or under the last head, still is.
 
         To be called before anything is placed there.
@@ -84,11 +84,11 @@ class Drains:
         """A node is gone; it is still drained if it comes back."""
         self._look()
 
-    def _set(self, node: Node, *, draining: bool) -> None:
+    def _set(self, node: ClusterNode, *, draining: bool) -> None:
         node.draining = draining
         self._grants.drain(node.name, draining)
 
-    def _find(self, prefix: str) -> Node:
+    def _find(self, prefix: str) -> ClusterNode:
         found = [
             node
             for node in self._nodes

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.common.specs import Allocation
-    from miniray.head.scheduling.bundles import PlacementGroupState
+    from miniray.head.scheduling.bundles import GroupPlacement
     from miniray.head.scheduling.demands import Decisions, Demand
     from miniray.head.scheduling.reasons import Reason, Told
     from miniray.head.scheduling.resources import ResourcePool
     from miniray.head.scheduling.scheduler import ClusterScheduler
-    from miniray.head.scheduling.table import Lease
+    from miniray.head.scheduling.table import ResourceLease
 
 logger = logging.getLogger(__name__)
 
@@ -224,7 +224,7 @@ class GrantTable:
         """A request or lease by its number."""
         return self._requests.get(number)
 
-    def lease(self, number: int) -> Lease | None:
+    def lease(self, number: int) -> ResourceLease | None:
         """What a lease holds, for reading only; None if there is no such lease."""
         return self.scheduler.lease(lease_id(number))
 
@@ -266,7 +266,7 @@ class GrantTable:
         now = self._timers.time()
         self.apply(self.scheduler.set_device_in_service(name, resource, device, not why, now, why))
 
-    def create_group(self, state: PlacementGroupState) -> None:
+    def create_group(self, state: GroupPlacement) -> None:
         """Ask for a placement group."""
         now = self._timers.time()
         self.waiting_groups[state.group_id] = now

@@ -18,7 +18,7 @@ from miniray.common.specs import GrantedLease, JobSpec, LeaseSpec
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
 from miniray.head.directories.clients import ProcessExit
 from miniray.head.directories.grants import Asker
-from miniray.head.directories.task_lease import LeaseGroup, TaskLease
+from miniray.head.directories.task_lease import TaskLease, TaskLeaseGroup
 from miniray.head.scheduling.demands import Demand
 from miniray.head.scheduling.reasons import ReasonKind, severity
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from miniray.common.specs import Allocation
-    from miniray.head.directories.clients import Client, ClientDirectory
+    from miniray.head.directories.clients import AttachedProcess, ClientDirectory
     from miniray.head.directories.grants import GrantTable, Timers
     from miniray.head.directories.jobs import JobDirectory
     from miniray.head.directories.nodes import NodeDirectory
@@ -64,7 +64,7 @@ class TaskLeases:
         self._timers = timers
         self._notices = notices
         self._epoch = epoch
-        self._groups: dict[bytes, dict[int, LeaseGroup]] = {}
+        self._groups: dict[bytes, dict[int, TaskLeaseGroup]] = {}
         self.leases: dict[int, TaskLease] = {}
         #: Leases of before a restart of the head that clients said they have.
         self._held: dict[bytes, set[int]] = {}
@@ -105,7 +105,7 @@ class TaskLeases:
         error = TaskUnschedulableError(f"A task cannot be scheduled: {why}.")
         self._fail(client_id, group_id, error)
 
-    def _tell_full(self, group: LeaseGroup) -> None:
+    def _tell_full(self, group: TaskLeaseGroup) -> None:
         """The client's tasks need not wait for a further lease on the node that it named.
 
         Not told while the worker of one starts there: the client does not know that it may wait
@@ -141,14 +141,14 @@ class TaskLeases:
         self._balance(lease.group)
         self._forget_unused(lease.group)
 
-    def _forget_unused(self, group: LeaseGroup) -> None:
+    def _forget_unused(self, group: TaskLeaseGroup) -> None:
         """Forget a group of which nothing is wanted, unless something is known of why it waited."""
         if not group.in_use:
             self._groups.get(group.client_id, {}).pop(group.id, None)
 
-    def _group(self, client: Client, group_id: int, spec: LeaseSpec) -> LeaseGroup:
+    def _group(self, client: AttachedProcess, group_id: int, spec: LeaseSpec) -> TaskLeaseGroup:
         job = self._jobs.get(client.job_id)
-        return LeaseGroup(
+        return TaskLeaseGroup(
             client_id=client.id,
             id=group_id,
             name=spec.name,
@@ -164,7 +164,7 @@ class TaskLeases:
             job=job.spec if job is not None else JobSpec(),
         )
 
-    def _balance(self, group: LeaseGroup) -> None:
+    def _balance(self, group: TaskLeaseGroup) -> None:
         """Let as many requests wait as are wanted, up to the limit."""
         while len(group.waiting) < self._may_wait(group):
             number = self._grants.reserve_number()
@@ -175,7 +175,7 @@ class TaskLeases:
             number, _ = group.waiting.popitem()
             self._grants.withdraw(number)
 
-    def _may_wait(self, group: LeaseGroup) -> int:
+    def _may_wait(self, group: TaskLeaseGroup) -> int:
         """How many of a group's requests may wait as things are; none if it is not above 0."""
         if group.pausing:
             return 0
@@ -193,12 +193,12 @@ class TaskLeases:
     def _ask_for(self, lease: TaskLease) -> None:
         self._clients.push(lease.group.client_id, "lease_revoked", lease.number, lease.group.id)
 
-    def let_wait(self, group: LeaseGroup, expected: int) -> None:
+    def let_wait(self, group: TaskLeaseGroup, expected: int) -> None:
         """So many leases are expected to come back for a group: as many requests may wait."""
         group.may_wait = max(1, expected)
         self._balance(group)
 
-    def wait_again(self, group: LeaseGroup) -> None:
+    def wait_again(self, group: TaskLeaseGroup) -> None:
         """Let a group wait behind all others that wait."""
         for number in tuple(group.waiting):
             del group.waiting[number]
@@ -206,7 +206,7 @@ class TaskLeases:
         self._balance(group)
 
     # --- what the scheduler says -------------------------------------------------------
-    def granted(self, token: LeaseGroup, number: int, allocation: Allocation) -> None:
+    def granted(self, token: TaskLeaseGroup, number: int, allocation: Allocation) -> None:
         """A lease is granted: its daemon gives it a worker."""
         token.waiting.pop(number, None)
         token.told = 0
@@ -234,16 +234,16 @@ class TaskLeases:
         )
         self._balance(token)
 
-    def refused(self, token: LeaseGroup, number: int, reason: Reason) -> None:
+    def refused(self, token: TaskLeaseGroup, number: int, reason: Reason) -> None:
         """No lease of the group can ever be had: its tasks fail."""
         token.waiting.pop(number, None)
         self._give_up(token, self._error(token, reason))
 
-    def lost(self, token: LeaseGroup, number: int) -> None:
+    def lost(self, token: TaskLeaseGroup, number: int) -> None:
         """A lease's node is gone."""
         self._over(number)
 
-    def must_end(self, token: LeaseGroup, number: int) -> None:
+    def must_end(self, token: TaskLeaseGroup, number: int) -> None:
         """A lease's placement group is removed; its client sees the worker end."""
         lease = self.leases.get(number)
         if lease is not None:
@@ -251,7 +251,7 @@ class TaskLeases:
                 self._on_kill(lease.process_id, "The placement group that it ran in was removed.")
             self._end(lease, kill=True)
 
-    def waits(self, token: LeaseGroup, number: int, reason: Reason) -> None:
+    def waits(self, token: TaskLeaseGroup, number: int, reason: Reason) -> None:
         """Tell the driver why its tasks wait; once until something is granted."""
         job = self._jobs.get(token.job_id)
         if job is not None and severity(reason) > token.told:
@@ -263,13 +263,13 @@ class TaskLeases:
         group = self._groups.get(client_id, {}).get(group_id)
         return next(iter(group.waiting), 0) if group is not None else 0
 
-    def describe(self, token: LeaseGroup) -> Asker:
+    def describe(self, token: TaskLeaseGroup) -> Asker:
         """Who waits."""
         waiting = max(0, token.total - len(token.leases))
         return Asker("task", token.name, token.job_id, token.client_id, waiting)
 
     @staticmethod
-    def _error(group: LeaseGroup, reason: Reason) -> Exception:
+    def _error(group: TaskLeaseGroup, reason: Reason) -> Exception:
         placement = group.demand.placement
         if reason.kind is ReasonKind.GROUP_GONE:
             return PlacementGroupRemovedError(placement.placement_group_id.hex())  # type: ignore[union-attr]
@@ -326,7 +326,7 @@ class TaskLeases:
         else:
             self._give_up(group, error)
 
-    def _pause(self, group: LeaseGroup, failures: int) -> None:
+    def _pause(self, group: TaskLeaseGroup, failures: int) -> None:
         """Go on after a while, a longer one after each failure in a row but the first."""
         if failures > 1 and not group.pausing:
             group.pausing = True
@@ -334,7 +334,7 @@ class TaskLeases:
             self._timers.call_later(delay, lambda: self._go_on(group))
         self._balance(group)
 
-    def _go_on(self, group: LeaseGroup) -> None:
+    def _go_on(self, group: TaskLeaseGroup) -> None:
         group.pausing = False
         self._balance(group)
 
@@ -369,7 +369,9 @@ class TaskLeases:
         if group is None:
             spec = LeaseSpec(name="", resources={})
             demand = Demand.of(spec.resources)
-            group = LeaseGroup(owner, _ADOPTED, "", b"", "", demand, spec, JobSpec(), may_wait=0)
+            group = TaskLeaseGroup(
+                owner, _ADOPTED, "", b"", "", demand, spec, JobSpec(), may_wait=0
+            )
             groups[_ADOPTED] = group
         lease = TaskLease(number, group, node_id, self._timers.time(), process_id=process_id)
         # The client knows its group under another number, so it cannot be asked for it.
@@ -409,7 +411,7 @@ class TaskLeases:
             end = head_pb2.EndLease(lease=lease.number, kill=kill, calls_left=calls_left)
             node.send(end_lease=end)
 
-    def _give_up(self, group: LeaseGroup, error: BaseException | bytes) -> None:
+    def _give_up(self, group: TaskLeaseGroup, error: BaseException | bytes) -> None:
         """The group's queued tasks fail; it keeps the leases that it has."""
         group.total = len(group.leases)
         group.start_failures.clear()
@@ -430,10 +432,10 @@ class TaskLeases:
                 self._drop(lease, kill=True)
             self._balance(group)
 
-    def of_client(self, client_id: bytes) -> Iterable[LeaseGroup]:
+    def of_client(self, client_id: bytes) -> Iterable[TaskLeaseGroup]:
         """Return the groups of one client."""
         return self._groups.get(client_id, {}).values()
 
-    def groups(self) -> list[LeaseGroup]:
+    def groups(self) -> list[TaskLeaseGroup]:
         """Every group of every client."""
         return [group for groups in self._groups.values() for group in groups.values()]

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 _REMEMBERED = 128
 
 
-class Outbox(Protocol):
+class NodeOutbox(Protocol):
     """Takes messages for one daemon."""
 
     def put(self, message: head_pb2.ToNode) -> None:
@@ -40,7 +40,7 @@ class Outbox(Protocol):
 
 
 @dataclasses.dataclass(eq=False)
-class Node:
+class ClusterNode:
     """One node, living or lost."""
 
     id: bytes
@@ -57,7 +57,7 @@ class Node:
     #: Amounts per resource, devices included, in units.
     totals: dict[str, float]
     labels: dict[str, str]
-    outbox: Outbox
+    outbox: NodeOutbox
     pool: ResourcePool
     #: When it was last heard of, in seconds of the loop's clock.
     heard: float
@@ -75,7 +75,7 @@ class Node:
     object_store_spilled: int = 0
 
     @classmethod
-    def of(cls, hello: head_pb2.NodeHello, outbox: Outbox, now: float) -> Node:
+    def of(cls, hello: head_pb2.NodeHello, outbox: NodeOutbox, now: float) -> ClusterNode:
         """Make a node from what its daemon says first; ValueError if that is malformed."""
         told: dict[str, Any] = json.loads(hello.resources or b"{}")
         scalars: dict[str, float] = told.get("scalars", {})
@@ -121,26 +121,26 @@ class NodeDirectory:
     """All nodes by id."""
 
     def __init__(self) -> None:
-        self._living: dict[bytes, Node] = {}
-        self._lost: collections.OrderedDict[bytes, Node] = collections.OrderedDict()
+        self._living: dict[bytes, ClusterNode] = {}
+        self._lost: collections.OrderedDict[bytes, ClusterNode] = collections.OrderedDict()
         #: CPUs of the living nodes.
         self.cpus = 0.0
         #: When it was last asked who is silent.
         self._asked = math.inf
 
-    def __iter__(self) -> Iterator[Node]:
+    def __iter__(self) -> Iterator[ClusterNode]:
         """The living nodes, in order of arrival."""
         return iter(tuple(self._living.values()))
 
-    def get(self, node_id: bytes) -> Node | None:
+    def get(self, node_id: bytes) -> ClusterNode | None:
         """A living node."""
         return self._living.get(node_id)
 
-    def lost(self) -> list[Node]:
+    def lost(self) -> list[ClusterNode]:
         """Nodes that were lost, the latest last; so many as are remembered."""
         return list(self._lost.values())
 
-    def add(self, node: Node) -> None:
+    def add(self, node: ClusterNode) -> None:
         """A node joined, and the others hear of it."""
         self._lost.pop(node.id, None)
         for other in self._living.values():
@@ -148,7 +148,7 @@ class NodeDirectory:
         self._living[node.id] = node
         self._count_cpus()
 
-    def remove(self, node: Node, reason: str) -> None:
+    def remove(self, node: ClusterNode, reason: str) -> None:
         """A node is lost, and the others hear of it."""
         if self._living.get(node.id) is not node:
             return
@@ -172,7 +172,7 @@ class NodeDirectory:
         for node in self._living.values():
             node.send(living=living)
 
-    def silent(self, now: float, timeout: float, every: float) -> list[Node]:
+    def silent(self, now: float, timeout: float, every: float) -> list[ClusterNode]:
         """Living nodes that were not heard of for so long while the head itself heard others.
 
         The head's own node is not judged by what it says: the head ends with that process. If not
@@ -205,6 +205,6 @@ class NodeDirectory:
         return [node for node in silent if not node.is_head_node]
 
     @staticmethod
-    def introduction(node: Node) -> head_pb2.NodeJoined:
+    def introduction(node: ClusterNode) -> head_pb2.NodeJoined:
         """What other daemons need to know of a node."""
         return head_pb2.NodeJoined(node_id=node.id, address=node.address)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.common.ids import owner_of, short_id
 from miniray.exceptions import PlacementGroupRemovedError
-from miniray.head.scheduling.bundles import GroupStatus, PlacementGroupState
+from miniray.head.scheduling.bundles import GroupPlacement, GroupStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +39,7 @@ _WAITING = (GroupStatus.PENDING.value, GroupStatus.RESCHEDULING.value)
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class PlacementGroup:
+class PlacementGroupEntry:
     """One placement group."""
 
     id: bytes
@@ -51,7 +51,7 @@ class PlacementGroup:
     bundles: list[dict[str, float]]
     selectors: list[dict[str, str]] | None
     #: None if it could not even be asked for.
-    state: PlacementGroupState | None = None
+    state: GroupPlacement | None = None
     #: Why it can never be there.
     error: Exception | None = None
     removed: bool = False
@@ -116,7 +116,7 @@ class PlacementGroups:
         jobs: JobDirectory,
         timers: Timers,
         notices: PendingNotices,
-        on_change: Callable[[PlacementGroup], None],
+        on_change: Callable[[PlacementGroupEntry], None],
     ) -> None:
         self._grants = grants
         self._clients = clients
@@ -124,9 +124,11 @@ class PlacementGroups:
         self._timers = timers
         self._notices = notices
         self._on_change = on_change
-        self._groups: dict[bytes, PlacementGroup] = {}
-        self._removed: collections.OrderedDict[bytes, PlacementGroup] = collections.OrderedDict()
-        self._names: dict[tuple[str, str], PlacementGroup] = {}
+        self._groups: dict[bytes, PlacementGroupEntry] = {}
+        self._removed: collections.OrderedDict[bytes, PlacementGroupEntry] = (
+            collections.OrderedDict()
+        )
+        self._names: dict[tuple[str, str], PlacementGroupEntry] = {}
         #: Groups that are removed when their creator ends, in order.
         self._owned: dict[bytes, dict[bytes, None]] = {}
         #: Groups that were removed before this head heard of them.
@@ -160,7 +162,7 @@ class PlacementGroups:
                 f"The name {name!r} is taken by another placement group in namespace "
                 f"{namespace!r}. Use get_placement_group({name!r}) for it."
             )
-        group = PlacementGroup(id, name, namespace, detached, strategy, bundles, selectors)
+        group = PlacementGroupEntry(id, name, namespace, detached, strategy, bundles, selectors)
         group.waiters = self._early.pop(id, [])
         self._groups[id] = group
         creator = owner_of(id)
@@ -172,7 +174,7 @@ class PlacementGroups:
         if name:
             self._names[namespace, name] = group
         try:
-            group.state = PlacementGroupState.of(id, bundles, strategy, selectors)
+            group.state = GroupPlacement.of(id, bundles, strategy, selectors)
         except ValueError as error:
             group.error = error
             self._settle(group)
@@ -186,7 +188,7 @@ class PlacementGroups:
         error = ValueError(f"The placement group {id.hex()} cannot be made: {why}.")
         group = self._groups.get(id)
         if group is None and self._clients.get(creator) is not None:
-            group = self._groups[id] = PlacementGroup(id, "", "", False, "", [], None)
+            group = self._groups[id] = PlacementGroupEntry(id, "", "", False, "", [], None)
             group.waiters = self._early.pop(id, [])
             self._owned.setdefault(creator, {})[id] = None
         if group is not None:
@@ -269,7 +271,7 @@ class PlacementGroups:
     def table(self, id: bytes | None) -> dict[str, Any]:
         """Ray's table of one group ({} if it is not known), or of all by hex id."""
         if id is None:
-            known: Sequence[Mapping[bytes, PlacementGroup]] = (self._removed, self._groups)
+            known: Sequence[Mapping[bytes, PlacementGroupEntry]] = (self._removed, self._groups)
             waits = self._grants.scheduler.explain_groups(_LOOKS)
             return {
                 key.hex(): group.table(waits.get(key))
@@ -284,11 +286,11 @@ class PlacementGroups:
         group = self._names.get((namespace, name))
         return None if group is None else group.id
 
-    def all(self) -> list[PlacementGroup]:
+    def all(self) -> list[PlacementGroupEntry]:
         """Every group that is not removed."""
         return list(self._groups.values())
 
-    def restore(self, group: PlacementGroup) -> None:
+    def restore(self, group: PlacementGroupEntry) -> None:
         """Enter a group of before a restart of the head; its bundles await their nodes."""
         assert group.state is not None
         self._groups[group.id] = group
@@ -333,7 +335,7 @@ class PlacementGroups:
             job.driver, name, reason, lambda: group.status in _WAITING, "placement group"
         )
 
-    def _settle(self, group: PlacementGroup) -> None:
+    def _settle(self, group: PlacementGroupEntry) -> None:
         """Answer those who wait, if there is an answer."""
         error = group.error
         if group.removed:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.clients import ClientDirectory
     from miniray.head.directories.grants import GrantTable
     from miniray.head.directories.jobs import JobDirectory
-    from miniray.head.directories.nodes import Node
+    from miniray.head.directories.nodes import ClusterNode
 
 logger = logging.getLogger(__name__)
 
@@ -42,14 +42,14 @@ class Quarantines:
         self._clients = clients
         self._jobs = jobs
 
-    def joins(self, node: Node, told: head_pb2.Quarantines) -> None:
+    def joins(self, node: ClusterNode, told: head_pb2.Quarantines) -> None:
         """Count what a node tells when it joins; to be called before anything is placed there."""
         node.quarantines = list(told.all)
         for (resource, device), why in _reasons(node.quarantines).items():
             node.pool.set_in_service(resource, device, False, why)
             _log(node, resource, device, why)
 
-    def told(self, node: Node, told: head_pb2.Quarantines) -> None:
+    def told(self, node: ClusterNode, told: head_pb2.Quarantines) -> None:
         """A node tells all that it has in quarantine now."""
         before = {each.process_id for each in node.quarantines}
         out = _reasons(node.quarantines)
@@ -64,7 +64,7 @@ class Quarantines:
             if quarantine.process_id not in before:
                 self._warn(node, quarantine)
 
-    def _warn(self, node: Node, quarantine: head_pb2.Quarantine) -> None:
+    def _warn(self, node: ClusterNode, quarantine: head_pb2.Quarantine) -> None:
         """Tell the driver of the job whose process it was."""
         job = self._jobs.get(quarantine.job_id)
         if job is None:
@@ -88,7 +88,7 @@ def _reasons(quarantines: Iterable[head_pb2.Quarantine]) -> dict[tuple[str, str]
     }
 
 
-def _log(node: Node, resource: str, device: str, why: str) -> None:
+def _log(node: ClusterNode, resource: str, device: str, why: str) -> None:
     what = f"{resource} {device} of node {node.name}"
     if why:
         logger.error("%s is out of service: %s", what, why)

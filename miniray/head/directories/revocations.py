@@ -10,7 +10,7 @@ import collections
 import itertools
 from typing import TYPE_CHECKING
 
-from miniray.head.directories.task_lease import LeaseGroup
+from miniray.head.directories.task_lease import TaskLeaseGroup
 from miniray.head.scheduling.allocations import lease_id, lease_number
 from miniray.head.scheduling.groups import Group
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     #: Who waits: a group, the number of an actor's request, or a node on which room is set
     #: aside for a placement group.
-    Waiter = LeaseGroup | int | str
+    Waiter = TaskLeaseGroup | int | str
 
 #: How long a client has a lease for itself, in seconds.
 QUANTUM = 0.010
@@ -148,17 +148,17 @@ class Revocations:
             asked[:] = [numbers for numbers in asked if numbers]
             if not asked or (isinstance(waiter, int) and waiter not in self._grants.waiting):
                 del self._asked[waiter]
-            if isinstance(waiter, LeaseGroup):
+            if isinstance(waiter, TaskLeaseGroup):
                 self._leases.let_wait(waiter, len(asked))
 
-    def _shares(self) -> collections.Counter[LeaseGroup]:
+    def _shares(self) -> collections.Counter[TaskLeaseGroup]:
         """Leases per group, as they will be when what was asked back has moved."""
-        shares: collections.Counter[LeaseGroup] = collections.Counter()
+        shares: collections.Counter[TaskLeaseGroup] = collections.Counter()
         for lease in self._leases.leases.values():
             if not lease.revoked and not lease.returned:
                 shares[lease.group] += 1
         for waiter, asked in self._asked.items():
-            if isinstance(waiter, LeaseGroup):
+            if isinstance(waiter, TaskLeaseGroup):
                 shares[waiter] += len(asked)
         return shares
 
@@ -178,8 +178,8 @@ class Revocations:
     def _serve(
         self,
         request: Request,
-        group: LeaseGroup | None,
-        shares: collections.Counter[LeaseGroup],
+        group: TaskLeaseGroup | None,
+        shares: collections.Counter[TaskLeaseGroup],
     ) -> tuple[bool, bool]:
         """Ask back what a waiter may have: (whether anything was, whether more may be soon)."""
         waiter: Waiter = request.number if group is None else group
@@ -224,7 +224,7 @@ class Revocations:
         if number in self._grants.waiting:
             self.arm()
 
-    def _make_room(self, pool: ResourcePool, shares: collections.Counter[LeaseGroup]) -> None:
+    def _make_room(self, pool: ResourcePool, shares: collections.Counter[TaskLeaseGroup]) -> None:
         """Ask back what stands in the way of a placement group on a node set aside for it."""
         assert pool.reservation is not None
         wanted = {*pool.reservation.scalars, *pool.reservation.devices}
@@ -244,7 +244,7 @@ class Revocations:
             self._ask(pool.node_id, numbers, shares)
 
     def _offers(
-        self, waiter: LeaseGroup | None, shares: Mapping[LeaseGroup, int]
+        self, waiter: TaskLeaseGroup | None, shares: Mapping[TaskLeaseGroup, int]
     ) -> tuple[list[bytes], bool]:
         """Leases that a waiter may be given, and whether there will be more soon."""
         had = shares[waiter] if waiter is not None else 0
@@ -265,10 +265,10 @@ class Revocations:
         return offers, young
 
     def _ask(
-        self, waiter: Waiter, numbers: list[int], shares: collections.Counter[LeaseGroup]
+        self, waiter: Waiter, numbers: list[int], shares: collections.Counter[TaskLeaseGroup]
     ) -> None:
         self._asked.setdefault(waiter, []).append(set(numbers))
-        if isinstance(waiter, LeaseGroup):
+        if isinstance(waiter, TaskLeaseGroup):
             shares[waiter] += 1
         for number in numbers:
             lease = self._leases.leases[number]
@@ -277,8 +277,8 @@ class Revocations:
             self._clients.push(lease.group.client_id, "lease_revoked", number, lease.group.id)
 
 
-def _group_of(request: Request) -> LeaseGroup | None:
-    return request.token if isinstance(request.token, LeaseGroup) else None
+def _group_of(request: Request) -> TaskLeaseGroup | None:
+    return request.token if isinstance(request.token, TaskLeaseGroup) else None
 
 
 def _is_held(lease: TaskLease) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(eq=False, slots=True)
-class LeaseGroup:
+class TaskLeaseGroup:
     """What one client wants of one shape."""
 
     client_id: bytes
@@ -78,7 +78,7 @@ class TaskLease:
     """A granted lease of a worker."""
 
     number: int
-    group: LeaseGroup
+    group: TaskLeaseGroup
     node_id: bytes
     granted: float
     max_calls: int = 0

@@ -51,7 +51,7 @@ class GroupStatus(str, enum.Enum):
 
 
 @dataclasses.dataclass
-class PlacementGroupState:
+class GroupPlacement:
     """A placement group as plain data."""
 
     group_id: bytes
@@ -70,7 +70,7 @@ class PlacementGroupState:
         bundles: Sequence[Mapping[str, float]],
         strategy: str = "PACK",
         bundle_label_selector: Sequence[Mapping[str, str]] | None = None,
-    ) -> PlacementGroupState:
+    ) -> GroupPlacement:
         """Make the state of a new group.
 
         Args:

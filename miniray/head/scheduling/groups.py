@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from miniray.common.amounts import Needs
     from miniray.common.specs import Allocation
-    from miniray.head.scheduling.bundles import BundleSpec, PlacementGroupState
+    from miniray.head.scheduling.bundles import BundleSpec, GroupPlacement
     from miniray.head.scheduling.resources import ResourcePool
 
     BundleKey = tuple[bytes, int]
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Group:
     """A placement group with the pools of its placed bundles."""
 
-    state: PlacementGroupState
+    state: GroupPlacement
     #: Order of arrival among demands and groups.
     number: int
     #: When it was asked for, or lost a bundle.
@@ -149,7 +149,7 @@ class GroupTable:
         #: Bundles of removed groups that still hold leases.
         self._closing: dict[BundleKey, Allocation] = {}
 
-    def add(self, state: PlacementGroupState, number: int, since: float) -> Group:
+    def add(self, state: GroupPlacement, number: int, since: float) -> Group:
         """Enter a group; ValueError if its id is taken."""
         if state.group_id in self.groups:
             raise ValueError(f"placement group {state.group_id.hex()} exists already")

@@ -14,11 +14,11 @@ from miniray.common.labels import set_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from miniray.head.scheduling.bundles import PlacementGroupState
+    from miniray.head.scheduling.bundles import GroupPlacement
 
 
 def candidates(
-    group: PlacementGroupState, values: Mapping[str, str], has_room: Callable[[str, str], bool]
+    group: GroupPlacement, values: Mapping[str, str], has_room: Callable[[str, str], bool]
 ) -> dict[str, list[str]]:
     """For each set with missing bundles, the values whose nodes have room for all of them.
 

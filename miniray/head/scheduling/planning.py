@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from miniray.common.amounts import Needs
     from miniray.common.specs import Allocation
-    from miniray.head.scheduling.bundles import BundleSpec, PlacementGroupState
+    from miniray.head.scheduling.bundles import BundleSpec, GroupPlacement
     from miniray.head.scheduling.resources import ResourcePool
 
 #: Steps that a search for a way in which all bundles fit may take, and what it may take at least
@@ -68,7 +68,7 @@ class Trial:
 
 
 def plan(
-    group: PlacementGroupState,
+    group: GroupPlacement,
     pools: Iterable[ResourcePool],
     owner: object,
     threshold: float = 0.5,

@@ -16,17 +16,15 @@ from miniray.common.specs import BundleAffinity, NodeAffinity
 from miniray.head.scheduling.demands import Decisions, Unschedulable, Waiting
 from miniray.head.scheduling.reasons import Reason, ReasonKind, no_bundle, too_small
 from miniray.head.scheduling.reservations import choose_revocations
-from miniray.head.scheduling.table import Lease, ResourceTable
+from miniray.head.scheduling.table import ResourceLease, ResourceTable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Mapping
 
     from miniray.common.specs import Allocation
-    from miniray.head.scheduling.bundles import PlacementGroupState
+    from miniray.head.scheduling.bundles import GroupPlacement
     from miniray.head.scheduling.demands import Demand, LeaseRequest
     from miniray.head.scheduling.resources import ResourcePool
-
-__all__ = ["ClusterScheduler", "Lease"]
 
 
 class ClusterScheduler:
@@ -246,7 +244,7 @@ class ClusterScheduler:
             lease.pool.add_cpu(-lease.allocation.cpu)
 
     # --- placement groups ------------------------------------------------------------
-    def create_group(self, state: PlacementGroupState, now: float) -> Decisions:
+    def create_group(self, state: GroupPlacement, now: float) -> Decisions:
         """Ask for a placement group: all its bundles are placed, or it waits.
 
         After a restart of the head, ``state.awaited`` names the nodes that are to report them.
@@ -298,7 +296,7 @@ class ClusterScheduler:
         """The nodes by id, draining ones included; for reading only."""
         return self._table.nodes
 
-    def group(self, group_id: bytes) -> PlacementGroupState | None:
+    def group(self, group_id: bytes) -> GroupPlacement | None:
         """A group's state, for reading only; None if it does not exist or was removed."""
         group = self._table.groups.groups.get(group_id)
         return None if group is None else group.state
@@ -307,7 +305,7 @@ class ClusterScheduler:
         """The bundles, by (group id, index), that a node is to report after a restart."""
         return self._table.groups.awaited_on(node_id)
 
-    def lease(self, lease_id: bytes) -> Lease | None:
+    def lease(self, lease_id: bytes) -> ResourceLease | None:
         """A granted lease, for reading only; None if there is no such lease."""
         return self._table.leases.get(lease_id)
 

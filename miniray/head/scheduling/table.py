@@ -31,7 +31,7 @@ _RESERVATIONS_AT_ONCE = 16  # reservations made per call, each looks at every no
 
 
 @dataclasses.dataclass(slots=True)
-class Lease:
+class ResourceLease:
     """A granted lease."""
 
     pool: ResourcePool
@@ -50,7 +50,7 @@ class ResourceTable:
     def __init__(self, reserve_after: float, threshold: float) -> None:
         self.domain = Domain(threshold)
         self.groups = GroupTable(threshold, self._first_of_its_like)
-        self.leases: dict[bytes, Lease] = {}
+        self.leases: dict[bytes, ResourceLease] = {}
         #: Queue of each waiting request.
         self.queue_of: dict[bytes, ShapeQueue] = {}
         self.time = float("-inf")
@@ -114,7 +114,7 @@ class ResourceTable:
         self._placements += 1
         pool.last_placed = self._placements
         self._note_sharing(queue.domain, pool, allocation)
-        self.leases[lease_id] = Lease(pool, allocation, demand.load, lasting=demand.lasting)
+        self.leases[lease_id] = ResourceLease(pool, allocation, demand.load, lasting=demand.lasting)
         out.grants.append(Grant(lease_id, allocation))
 
     def adopt(
@@ -130,7 +130,7 @@ class ResourceTable:
             raise ValueError(f"lease {lease_id.hex()} draws on a bundle that is not on its node")
         pool.adopt(allocation)
         pool.leases[lease_id] = None
-        self.leases[lease_id] = Lease(pool, allocation, lasting=lasting)
+        self.leases[lease_id] = ResourceLease(pool, allocation, lasting=lasting)
 
     def enqueue(self, queue: ShapeQueue, request: LeaseRequest, now: float) -> None:
         """Let a request wait."""

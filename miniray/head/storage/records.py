@@ -11,8 +11,8 @@ from miniray.common.specs import ActorSpec, Allocation, JobSpec, field_names
 from miniray.head.directories.actor import Actor
 from miniray.head.directories.actor_states import DeadActor, remembered
 from miniray.head.directories.jobs import Job
-from miniray.head.directories.placement_groups import PlacementGroup
-from miniray.head.scheduling.bundles import PlacementGroupState
+from miniray.head.directories.placement_groups import PlacementGroupEntry
+from miniray.head.scheduling.bundles import GroupPlacement
 from miniray.messages.actor_death import Death
 
 _ACTOR_FIELDS = (
@@ -67,7 +67,7 @@ def read_dead_actor(record: bytes) -> tuple[bytes, DeadActor]:
     return id, DeadActor(Death(*death), *others)
 
 
-def group_record(group: PlacementGroup) -> bytes:
+def group_record(group: PlacementGroupEntry) -> bytes:
     """A placement group as it is kept, with what its bundles hold."""
     fields = {name: getattr(group, name) for name in _GROUP_FIELDS}
     state = group.state
@@ -77,11 +77,11 @@ def group_record(group: PlacementGroup) -> bytes:
     return marshal.dumps((fields, bundles))
 
 
-def read_group(record: bytes) -> PlacementGroup:
+def read_group(record: bytes) -> PlacementGroupEntry:
     """A group whose bundles await their nodes."""
     fields, bundles = marshal.loads(record)
-    group = PlacementGroup(**fields)
-    group.state = PlacementGroupState.of(group.id, group.bundles, group.strategy, group.selectors)
+    group = PlacementGroupEntry(**fields)
+    group.state = GroupPlacement.of(group.id, group.bundles, group.strategy, group.selectors)
     group.state.awaited = {index: Allocation(*data) for index, data in bundles.items()}
     return group
 

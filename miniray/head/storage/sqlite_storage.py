@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.actor import Actor
     from miniray.head.directories.jobs import Job
     from miniray.head.directories.kv import Key
-    from miniray.head.directories.placement_groups import PlacementGroup
+    from miniray.head.directories.placement_groups import PlacementGroupEntry
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +150,7 @@ class SqliteStorage:
         else:
             self._change(_ACTOR, actor.id, records.actor_record(actor))
 
-    def placement_group(self, group: PlacementGroup) -> None:
+    def placement_group(self, group: PlacementGroupEntry) -> None:
         """A group was asked for, placed, or removed."""
         if group.removed or group.state is None:
             self._end(_GROUP, group.id, b"")

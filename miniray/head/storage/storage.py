@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.actor import Actor
     from miniray.head.directories.jobs import Job
     from miniray.head.directories.kv import Key
-    from miniray.head.directories.placement_groups import PlacementGroup
+    from miniray.head.directories.placement_groups import PlacementGroupEntry
 
 
 class Storage(Protocol):
@@ -19,7 +19,7 @@ class Storage(Protocol):
     def actor(self, actor: Actor) -> None:
         """An actor can start, moved, or died."""
 
-    def placement_group(self, group: PlacementGroup) -> None:
+    def placement_group(self, group: PlacementGroupEntry) -> None:
         """A group was asked for, placed, or removed."""
 
     def job(self, job: Job) -> None:
@@ -38,7 +38,7 @@ class NoStorage:
     def actor(self, actor: Actor) -> None:
         """Nothing is kept."""
 
-    def placement_group(self, group: PlacementGroup) -> None:
+    def placement_group(self, group: PlacementGroupEntry) -> None:
         """Nothing is kept."""
 
     def job(self, job: Job) -> None:

@@ -16,7 +16,7 @@ from head_harness import actor_spec, task_spec
 from model_parts import Clock, Daemon, Disk, Process, Running
 
 from miniray.common.specs import BundleAffinity
-from miniray.head.cluster import Identity
+from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
 
 AMOUNTS = [0.25, 0.4, 0.5, 0.6, 1, 2]
@@ -284,7 +284,7 @@ class World:
         timers = Clock()
         timers.now = self.timers.now + self.random.choice([0.5, 2.5, 5.0])
         self.timers = timers
-        self.head = Head(Identity("test", self.disk.epoch, "here"), timers, self.disk)
+        self.head = Head(HeadIdentity("test", self.disk.epoch, "here"), timers, self.disk)
         self.head.restore(saved)
 
     def break_session(self) -> None:

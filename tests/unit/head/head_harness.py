@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import common_pb2, head_pb2
 from miniray.common.specs import ActorSpec, GrantedLease, LeaseSpec
-from miniray.head.cluster import Identity
+from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
 from miniray.head.storage.storage import NoStorage
 from miniray.messages import plain
@@ -21,7 +21,7 @@ from miniray.version import VERSION
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from miniray.head.directories.nodes import Node
+    from miniray.head.directories.nodes import ClusterNode
     from miniray.head.storage.storage import Storage
 
 _ids = itertools.count(1)
@@ -72,7 +72,7 @@ class FakeDaemon:
         self.closed = False
         self._requests = itertools.count(1)
         told = {"scalars": scalars, "devices": devices or {}, "labels": labels or {}}
-        self.node: Node | None = cluster.head.join(
+        self.node: ClusterNode | None = cluster.head.join(
             head_pb2.NodeHello(
                 **{
                     "node_id": self.node_id,
@@ -89,7 +89,7 @@ class FakeDaemon:
             self,
         )
 
-    # --- nodes.Outbox ------------------------------------------------------------
+    # --- nodes.NodeOutbox --------------------------------------------------------
     def put(self, message: head_pb2.ToNode) -> None:
         self.got.append(message)
 
@@ -209,7 +209,7 @@ class FakeCluster:
 
     def __init__(self, storage: Storage | None = None, epoch: int = 1) -> None:
         self.timers = FakeTimers()
-        self.head = Head(Identity("test", epoch, "here"), self.timers, storage or NoStorage())
+        self.head = Head(HeadIdentity("test", epoch, "here"), self.timers, storage or NoStorage())
 
     def node(
         self,

@@ -14,7 +14,7 @@ from miniray.common.labels import parse_selector
 from miniray.common.specs import NodeAffinity
 from miniray.head.scheduling import groups
 from miniray.head.scheduling.assignment import assign
-from miniray.head.scheduling.bundles import BundleSpec, PlacementGroupState
+from miniray.head.scheduling.bundles import BundleSpec, GroupPlacement
 from miniray.head.scheduling.demands import Demand, LeaseRequest
 from miniray.head.scheduling.packing import Patience
 from miniray.head.scheduling.planning import plan
@@ -82,7 +82,7 @@ def test_bundles_are_placed_if_there_is_a_way(
 ) -> None:
     nodes = [make(number, size) for number, size in enumerate(sizes)]
     before = [(dict(node.free), [d.free for d in node.copy().devices.values()]) for node in nodes]
-    made = plan(PlacementGroupState.of(b"group", bundles, strategy), nodes, None)
+    made = plan(GroupPlacement.of(b"group", bundles, strategy), nodes, None)
     assert (made is not None) == fits_somehow(nodes, bundles)
     for node, allocation in (made or {}).values():
         node.release(allocation)
@@ -95,7 +95,7 @@ def test_a_way_is_found_that_one_after_the_other_misses(strategy: str) -> None:
     # Only 4 + 3 and 3 + 2 + 2 fill both nodes.
     nodes = [make(0, (7, 0)), make(1, (7, 0))]
     bundles = [{"CPU": cpus} for cpus in (4, 3, 3, 2, 2)]
-    made = plan(PlacementGroupState.of(b"group", bundles, strategy), nodes, None)
+    made = plan(GroupPlacement.of(b"group", bundles, strategy), nodes, None)
     assert made is not None
     assert [node.free["CPU"] for node in nodes] == [0, 0]
 
@@ -113,7 +113,7 @@ def test_pack_uses_no_more_nodes_than_it_has_to(
     free: list[int], bundles: list[int], fewest: set[int]
 ) -> None:
     nodes = [make(number, (size, 0)) for number, size in enumerate(free)]
-    state = PlacementGroupState.of(b"group", [{"CPU": cpus} for cpus in bundles], "PACK")
+    state = GroupPlacement.of(b"group", [{"CPU": cpus} for cpus in bundles], "PACK")
     made = plan(state, nodes, None)
     assert made is not None
     assert len({node.order for node, _ in made.values()}) == len(fewest)
@@ -127,7 +127,7 @@ def test_pack_uses_no_more_nodes_than_it_has_to(
 def test_pack_finds_the_fewest_nodes_there_are(free: list[int], bundles: list[int]) -> None:
     nodes = [make(number, (size, 0)) for number, size in enumerate(free)]
     named: list[dict[str, float]] = [{"CPU": cpus} for cpus in bundles]
-    made = plan(PlacementGroupState.of(b"group", named, "PACK"), nodes, None)
+    made = plan(GroupPlacement.of(b"group", named, "PACK"), nodes, None)
     if made is None:
         return
     used = {node.order for node, _ in made.values()}
@@ -218,7 +218,7 @@ def test_a_group_that_lacks_one_kind_is_planned_again_when_there_is_enough_of_it
         hold(scheduler, b"gpu%d" % number, GPU=1)
     for number in range(8):
         hold(scheduler, b"cpu%d" % number, CPU=1)
-    state = PlacementGroupState.of(b"group", [{"CPU": 1}, {"GPU": 2}, {"GPU": 2}], "SPREAD")
+    state = GroupPlacement.of(b"group", [{"CPU": 1}, {"GPU": 2}, {"GPU": 2}], "SPREAD")
     scheduler.create_group(state, 0.0)
     plans = Plans(monkeypatch)
     for number in range(8):
@@ -236,7 +236,7 @@ def test_a_group_whose_bundles_fit_alone_is_planned_again_when_a_node_has_more_t
     scheduler = scheduler_of((5, 0), (5, 0))
     for number in range(2):
         hold(scheduler, b"hold%d" % number, number, CPU=1)
-    state = PlacementGroupState.of(b"group", [{"CPU": 3}, {"CPU": 3}, {"CPU": 2}], "PACK")
+    state = GroupPlacement.of(b"group", [{"CPU": 3}, {"CPU": 3}, {"CPU": 2}], "PACK")
     assert not scheduler.create_group(state, 0.0).placed
     plans = Plans(monkeypatch)
     for number in range(20):  # what comes and goes changes nothing
@@ -250,7 +250,7 @@ def test_a_group_whose_bundles_fit_alone_is_planned_again_when_a_node_has_more_t
 def test_a_node_that_is_used_again_counts_as_more(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = scheduler_of((4, 0), (4, 0))
     scheduler.drain_node(f"{1:032x}", 0.0)
-    state = PlacementGroupState.of(b"group", [{"CPU": 2}, {"CPU": 3}], "PACK")
+    state = GroupPlacement.of(b"group", [{"CPU": 2}, {"CPU": 3}], "PACK")
     assert not scheduler.create_group(state, 0.0).placed
     plans = Plans(monkeypatch)
     assert scheduler.drain_node(f"{1:032x}", 1.0, False).placed
@@ -265,7 +265,7 @@ def test_a_group_for_one_node_is_planned_again_once_for_each_node_that_has_got_r
         hold(scheduler, b"most%d" % number, number, GPU=0.5)
         hold(scheduler, b"cpus%d" % number, number, CPU=3)
     bundles = [{"CPU": 2}, {"GPU": 0.4}, {"GPU": 0.4}]
-    state = PlacementGroupState.of(b"group", bundles, "STRICT_PACK")
+    state = GroupPlacement.of(b"group", bundles, "STRICT_PACK")
     assert not scheduler.create_group(state, 0.0).placed
     plans = Plans(monkeypatch)
     for number in range(5):

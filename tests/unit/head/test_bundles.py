@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from miniray.common.specs import Allocation, BundleAffinity
-from miniray.head.scheduling.bundles import GroupStatus, PlacementGroupState
+from miniray.head.scheduling.bundles import GroupPlacement, GroupStatus
 from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
 from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.reasons import ReasonKind
@@ -32,11 +32,11 @@ def group(
     strategy: str = "PACK",
     id: bytes = b"group",
     selectors: list[dict[str, str]] | None = None,
-) -> PlacementGroupState:
-    return PlacementGroupState.of(id, bundles, strategy, selectors)
+) -> GroupPlacement:
+    return GroupPlacement.of(id, bundles, strategy, selectors)
 
 
-def where(state: PlacementGroupState) -> list[int]:
+def where(state: GroupPlacement) -> list[int]:
     """Node number of each placed bundle, in order of their indexes."""
     return [int(state.allocations[index].node_id, 16) for index in sorted(state.allocations)]
 
@@ -154,7 +154,7 @@ def test_a_group_that_means_nothing_is_refused(
     bundles: list[dict[str, float]], strategy: str, complaint: str
 ) -> None:
     with pytest.raises(ValueError, match=complaint):
-        PlacementGroupState.of(b"group", bundles, strategy)
+        GroupPlacement.of(b"group", bundles, strategy)
 
 
 def test_label_selectors_are_one_per_bundle() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT, parse_needs
 from miniray.common.labels import parse_selector
-from miniray.head.scheduling.bundles import PlacementGroupState
+from miniray.head.scheduling.bundles import GroupPlacement
 from miniray.head.scheduling.device_grid import DeviceGrid, aligned_blocks
 from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.reasons import ReasonKind, explain
@@ -121,7 +121,7 @@ def test_the_block_to_wait_for_is_the_freest_of_those_that_will_be_free() -> Non
 
 def test_bundles_get_blocks_and_parts_of_a_bundle_are_blocks_of_it() -> None:
     node = make_node()
-    group = PlacementGroupState.of(b"g", [{"TPU": 1}, {"TPU": 4}, {"TPU": 2}, {"TPU": 1}])
+    group = GroupPlacement.of(b"g", [{"TPU": 1}, {"TPU": 4}, {"TPU": 2}, {"TPU": 1}])
     placed = plan(group, [node], None)
     assert placed is not None
     ids = {index: allocation.device_ids("TPU") for index, (_, allocation) in placed.items()}

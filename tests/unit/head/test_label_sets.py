@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from miniray.common.labels import describe, parse_selector
-from miniray.head.scheduling.bundles import GroupStatus, PlacementGroupState
+from miniray.head.scheduling.bundles import GroupPlacement, GroupStatus
 from miniray.head.scheduling.demands import Demand
 from miniray.head.scheduling.label_sets import match
 from miniray.head.scheduling.planning import plan
@@ -27,14 +27,14 @@ def node(number: int, rack: str | None, cpus: float = 4) -> ResourcePool:
     return node_pool(f"{number:032x}", {"CPU": cpus}, {}, labels)
 
 
-def group(*sets: str, cpu: float = 4, strategy: str = "PACK") -> PlacementGroupState:
+def group(*sets: str, cpu: float = 4, strategy: str = "PACK") -> GroupPlacement:
     """A bundle for each letter, in the set of that name."""
     names = "".join(sets)
     selectors = [{"rack": f"same({name})"} for name in names]
-    return PlacementGroupState.of(b"g", [{"CPU": cpu}] * len(names), strategy, selectors)
+    return GroupPlacement.of(b"g", [{"CPU": cpu}] * len(names), strategy, selectors)
 
 
-def racks(state: PlacementGroupState, nodes: list[ResourcePool]) -> list[str | None] | None:
+def racks(state: GroupPlacement, nodes: list[ResourcePool]) -> list[str | None] | None:
     """The rack of each bundle, in a plan made for the nodes; None if there is none."""
     made = plan(state, nodes, None)
     if made is None:
@@ -79,7 +79,7 @@ def test_conditions_that_cannot_be_met_one_after_the_other_are_refused(
     selectors: list[dict[str, str]],
 ) -> None:
     with pytest.raises(ValueError, match="on one label, and in the selector of every bundle"):
-        PlacementGroupState.of(b"g", [{"CPU": 1}] * 2, "PACK", selectors)
+        GroupPlacement.of(b"g", [{"CPU": 1}] * 2, "PACK", selectors)
 
 
 # --- what is planned -------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_further_conditions_hold_too() -> None:
     nodes = [node(1, "x"), node(2, "y")]
     selectors = [{"rack": "same(a)", "tier": "!spot"}]
     nodes[0].labels = {"rack": "x", "tier": "spot"}
-    state = PlacementGroupState.of(b"g", [{"CPU": 1}], "PACK", selectors)
+    state = GroupPlacement.of(b"g", [{"CPU": 1}], "PACK", selectors)
     assert racks(state, nodes) == ["y"]
 
 

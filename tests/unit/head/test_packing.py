@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT
 from miniray.common.specs import Allocation
-from miniray.head.scheduling.bundles import PlacementGroupState
+from miniray.head.scheduling.bundles import GroupPlacement
 from miniray.head.scheduling.packing import Patience, pack_shares
 from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.resources import Reservation, node_pool
@@ -80,7 +80,7 @@ def test_strict_pack_finds_the_way_in_which_bundles_fit_on_a_node(
             node.allocate((units,))
     free = list(node.devices["GPU"].free)
     named = [{"CPU": 1, "GPU": amount} for amount in bundles]
-    state = PlacementGroupState.of(b"group", named, "STRICT_PACK")
+    state = GroupPlacement.of(b"group", named, "STRICT_PACK")
     made = plan(state, [node], None)
 
     # Whole devices are those that nobody holds a part of: which of them is all the same.
@@ -109,8 +109,8 @@ def test_strict_pack_leaves_alone_what_is_set_aside_for_others() -> None:
     node = node_pool("ab", {"CPU": 9}, {"GPU": ["0", "1"]})
     node.reservation = Reservation("another", {}, {"GPU": [0, UNIT]})
     shares = [{"GPU": 0.6}, {"GPU": 0.4}, {"GPU": 0.5}, {"GPU": 0.5}]
-    four = PlacementGroupState.of(b"four", shares, "STRICT_PACK")
-    two = PlacementGroupState.of(b"two", shares[:2], "STRICT_PACK")
+    four = GroupPlacement.of(b"four", shares, "STRICT_PACK")
+    two = GroupPlacement.of(b"two", shares[:2], "STRICT_PACK")
     assert plan(four, [node], None) is None
     assert plan(two, [node], None) is not None
 
@@ -119,6 +119,6 @@ def test_strict_pack_leaves_alone_what_is_set_aside_for_others() -> None:
 def test_a_group_that_fits_nowhere_is_found_so_in_bounded_work(nodes: int) -> None:
     pools = [node_pool(f"{n:032x}", {}, {"GPU": list("01234567")}) for n in range(nodes)]
     bundles = [{"GPU": 0.5001 + number / 10_000} for number in range(9)]
-    state = PlacementGroupState.of(b"group", bundles, "STRICT_PACK")
+    state = GroupPlacement.of(b"group", bundles, "STRICT_PACK")
     assert plan(state, pools, None) is None
     assert all(pool.devices["GPU"].free == [UNIT] * 8 for pool in pools)

@@ -6,7 +6,7 @@ import pytest
 from scheduling import ask, cluster, granted, join, node_id, places
 
 from miniray.common.specs import BundleAffinity, NodeAffinity, Spread
-from miniray.head.scheduling.bundles import PlacementGroupState
+from miniray.head.scheduling.bundles import GroupPlacement
 from miniray.head.scheduling.demands import Demand
 from miniray.head.scheduling.reasons import ReasonKind
 from miniray.head.scheduling.resources import node_pool
@@ -304,7 +304,7 @@ def test_an_amount_that_devices_refuse_may_be_served_by_a_node_that_counts() -> 
 
 def test_a_bundle_keeps_to_the_rule_of_its_devices() -> None:
     scheduler = with_fpgas(whole=True)
-    scheduler.create_group(PlacementGroupState.of(b"group", [{"FPGA": 1}], "PACK"), 0.0)
+    scheduler.create_group(GroupPlacement.of(b"group", [{"FPGA": 1}], "PACK"), 0.0)
     share = Demand.of({"FPGA": 0.5}, placement=BundleAffinity(b"group"))
 
     assert places(scheduler, share, 1) == [-1]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from miniray.common.amounts import UNIT, parse_needs
 from miniray.common.specs import Allocation, BundleAffinity, NodeAffinity, Placement, Spread
-from miniray.head.scheduling.bundles import PlacementGroupState
+from miniray.head.scheduling.bundles import GroupPlacement
 from miniray.head.scheduling.demands import Decisions, Demand, LeaseRequest
 from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.resources import ResourcePool, node_pool
@@ -62,7 +62,7 @@ class World:
         self.demands: dict[bytes, Demand] = {}
         self.held: dict[bytes, Allocation] = {}
         self.blocked: set[bytes] = set()
-        self.groups: dict[bytes, PlacementGroupState] = {}
+        self.groups: dict[bytes, GroupPlacement] = {}
         self.nodes: set[int] = set()
 
     def step(self) -> None:
@@ -151,7 +151,7 @@ class World:
     def create_group(self) -> None:
         if len(self.groups) < 6:
             self.count += 1
-            state = PlacementGroupState.of(
+            state = GroupPlacement.of(
                 b"g%d" % self.count,
                 self.random.choice(BUNDLES),
                 self.random.choice(STRATEGIES),
@@ -314,7 +314,7 @@ def test_a_group_is_placed_whole_or_not_at_all(
 ) -> None:
     nodes = [node_pool(f"{n:032x}", {"CPU": 4}, {"GPU": ["0", "1"]}) for n in range(count)]
     named = [{"CPU": 1, "GPU": shares[0]} for shares in bundles]
-    state = PlacementGroupState.of(b"group", named, strategy)
+    state = GroupPlacement.of(b"group", named, strategy)
     made = plan(state, nodes, None)
 
     if made is None:
