@@ -84,6 +84,11 @@ class LineSplitter:
         return lines
 
     @property
+    def named(self) -> tuple[int, str]:
+        """The number and the name of what was read last."""
+        return self._number, self._name
+
+    @property
     def unsettled(self) -> bool:
         """Whether a bar has ended its line, or empty lines have come, but bars below may follow.
 

@@ -52,6 +52,10 @@ ENDS = """
 import os, signal, sys
 import miniray
 
+@miniray.remote
+def earlier():
+    pass
+
 @miniray.remote(max_retries=0)
 def crash():
     os.kill(os.getpid(), signal.SIGSEGV)
@@ -79,6 +83,7 @@ try:
     miniray.get(victim.pid.remote())
 except miniray.exceptions.ActorDiedError:
     pass
+miniray.get([earlier.remote() for _ in range(4)])  # its workers and leases serve crash() too
 try:
     miniray.get(crash.remote())
 except miniray.exceptions.WorkerCrashedError as error:

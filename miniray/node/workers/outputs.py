@@ -43,6 +43,10 @@ class OutputPipe:
         self._closed = False
         self._settling: asyncio.TimerHandle | None = None
 
+    def named(self) -> tuple[int, str]:
+        """The number and the name under which the worker writes; ``(0, "")`` before the first."""
+        return max(self._running(), self._splitter.named)
+
     def begin(self, path: Path) -> None:
         """Read what its worker writes, and keep it in this log file."""
         self.log = LogFile(path)

@@ -56,8 +56,7 @@ class ProcessNames:
     def work_of(self, process_id: bytes) -> str:
         """The class of a worker's actor, or its task; empty if it has none."""
         worker = self._pool.workers.get(process_id)
-        lease = worker.lease if worker is not None else None
-        return lease.name if lease is not None else ""
+        return worker.name if worker is not None and worker.lease is not None else ""
 
     def of(self, process_id: bytes) -> str:
         """``driver (pid 7)``, ``Keeper (pid 8)``, or that it is of another node or has ended."""

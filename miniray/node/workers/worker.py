@@ -55,8 +55,6 @@ class Worker:
     environment: WorkerEnvironment | None = None
     template: TemplateClient | None = None
     outputs: list[OutputPipe] = dataclasses.field(default_factory=list)
-    #: Class of its actor, or the first task of its latest lease.
-    name: str = ""
     #: Why this daemon has killed it, for those who lose what it owned.
     why_killed: str = ""
     #: The constructor's error, reported before the process ends.
@@ -82,6 +80,15 @@ class Worker:
         """Whether a rule, the head or user code ends it."""
         ends = self.exiting is not None or (self.lease is not None and self.lease.ending)
         return ends and not self.ended_unasked
+
+    @property
+    def name(self) -> str:
+        """The class of its actor, or the task that it runs or ran last; empty if it has begun none.
+
+        A lease is named after the task that it was asked for, and serves others of the same shape.
+        """
+        _, name = max((output.named() for output in self.outputs), default=(0, ""))
+        return name or (self.lease.name if self.lease is not None else "")
 
     def log_path(self, is_stderr: bool) -> str:
         """Where what it writes to a stream is kept."""

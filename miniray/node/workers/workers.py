@@ -109,7 +109,6 @@ class WorkerPool:
         worker = self._idle.take(pool_key(lease)) if lease.actor_id is None else None
         if worker is not None:
             worker.lease = lease
-            worker.name = lease.name
             lease.worker = worker
             self._events.push(worker.process_id, "lease", (lease.to_wire(),))
             self._events.lease_started(lease, worker)
@@ -383,7 +382,6 @@ def _worker_for(lease: NodeLease) -> Worker:
         new_id(),
         pool_key(lease),
         lease=lease,
-        name=lease.name,
         driver_node=lease.job.driver_node,
         devices=frozenset((name, id) for name, ids in lease.devices.items() for id in ids),
     )
