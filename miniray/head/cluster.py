@@ -9,27 +9,22 @@ from typing import TYPE_CHECKING
 from miniray._proto import head_pb2
 from miniray.common.config import config
 from miniray.head.directories.actors import ActorRegistry
-from miniray.head.directories.clients import ClientDirectory, ProcessExit
-from miniray.head.directories.departures import Departures
-from miniray.head.directories.drains import Drains
-from miniray.head.directories.ends import ProcessEnds
+from miniray.head.directories.clients import ClientDirectory, ProcessEnds, ProcessExit
+from miniray.head.directories.contention import Departures, Revocations
 from miniray.head.directories.grants import GrantTable
-from miniray.head.directories.job_code import JobCode
-from miniray.head.directories.jobs import JobDirectory
-from miniray.head.directories.kv import KeyValues
+from miniray.head.directories.jobs import JobCode, JobDirectory, KeyValues
 from miniray.head.directories.leases import TaskLeases
 from miniray.head.directories.nodes import ClusterNode, NodeDirectory
+from miniray.head.directories.out_of_service import Drains, Quarantines
 from miniray.head.directories.pending_notices import PendingNotices
 from miniray.head.directories.placement_groups import PlacementGroups
-from miniray.head.directories.quarantines import Quarantines
-from miniray.head.directories.revocations import Revocations
 from miniray.head.scheduling.scheduler import ClusterScheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from miniray.head.directories.grants import Timers
-    from miniray.head.storage.storage import Storage
+    from miniray.head.storage import Storage
 
 
 def latest_return() -> float:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from miniray.head.directories.grants import Timers
     from miniray.head.directories.nodes import NodeOutbox
-    from miniray.head.storage.storage import Saved, Storage
+    from miniray.head.storage import Saved, Storage
 
 logger = logging.getLogger(__name__)
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import logging
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2_grpc
 from miniray.common.host_port import join_host_port
 from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
 from miniray.head.server import HeadServicer, watch_liveness
-from miniray.head.storage.storage import NoStorage
+from miniray.head.storage import Storage
 from miniray.security import certificates, channels
 from miniray.security.errors import AddressInUseError
 from miniray.security.token import JoinToken
@@ -21,11 +22,36 @@ from miniray.system.daemon_log import log_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     import grpc
 
-    from miniray.head.head_options import HeadOptions
-    from miniray.head.storage.sqlite_storage import SqliteStorage
+    from miniray.head.sqlite_storage import SqliteStorage
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadOptions:
+    """Facts about one head."""
+
+    #: Socket for the daemons of this machine; its folder is 0700.
+    unix_path: str
+    #: The cluster's secret, from which the keys of its connections are derived.
+    secret: bytes = dataclasses.field(repr=False)
+    session_dir: Path
+    cluster_id: str
+    #: Called once: with ``address`` and ``fingerprint``, or with ``error``.
+    ready: Callable[[dict[str, Any]], None]
+    #: Where other machines connect; None: an embedded cluster, which has no network.
+    tcp_host: str | None = None
+    tcp_port: int | None = None
+    #: Seconds for which the port is tried again if another process has it: one that follows an
+    #: earlier head has to be where that one was.
+    port_patience: float = 0.0
+    #: What other machines are told instead of ``tcp_host``, which may be a wildcard.
+    advertised_host: str | None = None
+    #: Readable when the process that this head belongs to is gone.
+    parent_pidfd: int | None = None
+
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +131,7 @@ def _storage(options: HeadOptions, warn: Callable[[str], object]) -> SqliteStora
     """Where state is kept; None for an embedded cluster, which ends with its head."""
     if options.tcp_host is None:
         return None
-    from miniray.head.storage.sqlite_storage import SqliteStorage
+    from miniray.head.sqlite_storage import SqliteStorage
 
     return SqliteStorage(options.session_dir / "head.db", warn)
 
@@ -114,7 +140,7 @@ def _head(options: HeadOptions, address: str, storage: SqliteStorage | None) -> 
     """A new head, or one that goes on where an earlier one of the cluster ended."""
     loop = asyncio.get_running_loop()
     if storage is None:
-        return Head(HeadIdentity(options.cluster_id, 1, address), loop, NoStorage())
+        return Head(HeadIdentity(options.cluster_id, 1, address), loop, Storage())
     saved = storage.start(options.cluster_id)
     head = Head(HeadIdentity(saved.cluster_id, saved.epoch, address), loop, storage)
     head.restore(saved)

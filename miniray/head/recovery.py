@@ -15,8 +15,8 @@ from miniray.common.amounts import Needs
 from miniray.common.config import config
 from miniray.common.specs import Allocation
 from miniray.head.cluster import latest_return
-from miniray.head.scheduling.holdings import sort_out
-from miniray.head.storage import records
+from miniray.head.scheduling.groups import sort_out
+from miniray.head.storage import read_actor, read_dead_actor, read_group, read_job
 from miniray.messages import door, plain
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from miniray.head.directories.grants import Timers
     from miniray.head.directories.jobs import Job
     from miniray.head.directories.nodes import ClusterNode
-    from miniray.head.storage.storage import Saved
+    from miniray.head.storage import Saved
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +66,13 @@ class HeadRecovery:
         for namespace, key, value in saved.values:
             cluster.kv.restore(namespace, key, value)
         for record in saved.jobs:
-            self._restore_job(records.read_job(record))
+            self._restore_job(read_job(record))
         cluster.code.restored()
         for record in saved.dead_actors:
-            cluster.actors.restore_dead(*records.read_dead_actor(record))
+            cluster.actors.restore_dead(*read_dead_actor(record))
         for id in saved.removed_groups:
             cluster.placement_groups.forbid(id)
-        actors = [records.read_actor(record) for record in saved.actors]
+        actors = [read_actor(record) for record in saved.actors]
         self._expected = {node_id.hex() for _, node_id in actors if node_id}
         if saved.epoch > 1:
             self.over = False
@@ -82,7 +82,7 @@ class HeadRecovery:
                 address, hostname = json.loads(cluster.kv.get(_NODES, name) or b"")
                 self.awaited[str(name)] = (address, hostname)
         for record in saved.groups:
-            group = records.read_group(record)
+            group = read_group(record)
             cluster.placement_groups.restore(group)
             if group.state is not None:
                 self._expected |= group.state.nodes

@@ -24,9 +24,9 @@ from miniray.common.state_types import (
     Why,
 )
 from miniray.exceptions import DeathCause
-from miniray.head.directories.actor_states import ORDINARY
-from miniray.head.directories.quarantines import why_quarantined
-from miniray.head.scheduling.allocations import lease_id
+from miniray.head.directories.actor import ORDINARY
+from miniray.head.directories.out_of_service import why_quarantined
+from miniray.head.scheduling.demands import lease_id
 from miniray.version import VERSION
 
 if TYPE_CHECKING:

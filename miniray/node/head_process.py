@@ -163,8 +163,7 @@ class HeadProcess:
 
 def _run(options: dict[str, Any], answer: int, parent: int) -> NoReturn:
     """Be the head."""
-    from miniray.head import main as head_main
-    from miniray.head.head_options import HeadOptions
+    from miniray.head.main import HeadOptions, run_head
     from miniray.node.allocator import return_freed_buffers
 
     return_freed_buffers()
@@ -173,7 +172,7 @@ def _run(options: dict[str, Any], answer: int, parent: int) -> NoReturn:
         os.write(answer, json.dumps(facts).encode())
         os.close(answer)
 
-    head_main.run_head(HeadOptions(**options, ready=ready, parent_pidfd=parent))
+    run_head(HeadOptions(**options, ready=ready, parent_pidfd=parent))
     os._exit(0)
 
 

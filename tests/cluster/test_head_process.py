@@ -37,7 +37,7 @@ TOKEN = JoinToken(bytes(32), SECRET)
 _PROCESS = """
 import json, os, sys
 from pathlib import Path
-from miniray.head.head_options import HeadOptions
+from miniray.head.main import HeadOptions
 from miniray.head.main import run_head
 
 told = json.loads(sys.argv[1])

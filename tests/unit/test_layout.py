@@ -31,7 +31,6 @@ LAYERS = """
     miniray.worker
     miniray.head.scheduling
     miniray.head.directories
-    miniray.head.storage
     miniray.head
     miniray.node.base
     miniray.node.relay

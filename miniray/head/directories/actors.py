@@ -16,19 +16,21 @@ from miniray._proto import head_pb2
 from miniray.common.ids import owner_of
 from miniray.common.specs import ActorSpec, BundleAffinity, GrantedLease, JobSpec
 from miniray.exceptions import ActorAlreadyExistsError, ActorUnschedulableError, DeathCause
-from miniray.head.directories.actor import ALIVE, DEAD, RESTARTING, Actor
-from miniray.head.directories.actor_states import (
+from miniray.head.directories.actor import (
+    ALIVE,
+    DEAD,
     NEVER_MADE,
     ORDINARY,
     REQUESTED,
+    RESTARTING,
+    Actor,
     Circumstances,
     DeadActor,
     cause_of_death,
     death_of,
     how_it_ended,
 )
-from miniray.head.directories.actor_subscribers import UNKNOWN, ActorSubscribers
-from miniray.head.directories.actor_table import ActorTable
+from miniray.head.directories.actor_table import UNKNOWN, ActorSubscribers, ActorTable
 from miniray.head.directories.clients import ProcessExit
 from miniray.head.directories.grants import Asker
 from miniray.head.scheduling.demands import Demand

@@ -13,8 +13,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from miniray.head.scheduling.allocations import lease_id, lease_number
-from miniray.head.scheduling.demands import LeaseRequest
+from miniray.head.scheduling.demands import LeaseRequest, lease_id, lease_number
 from miniray.head.scheduling.reasons import severity
 
 if TYPE_CHECKING:

@@ -1,4 +1,8 @@
-"""The jobs of the cluster: one per driver, with what its workers need to know of it."""
+"""The jobs of the cluster, what their code is, and the key-values of libraries.
+
+Code and packages are kept until the last job that brought them is over. Their content is never
+interpreted here, except for the list of pieces of a package.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,66 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from miniray.common.sizes import format_bytes
 from miniray.common.specs import JobSpec, field_names
+from miniray.exceptions import CodeStoreFullError
+from miniray.messages import code_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+Key = str | bytes
+
+
+class KeyValues:
+    """Values by namespace and key.
+
+    Args:
+        on_change: Called with each new value, or None for a removed one.
+    """
+
+    def __init__(self, on_change: Callable[[str, Key, bytes | None], None]) -> None:
+        self._values: dict[str, dict[Key, bytes]] = {}
+        self._on_change = on_change
+
+    def restore(self, namespace: str, key: Key, value: bytes) -> None:
+        """Enter a value of before a restart of the head."""
+        self._values.setdefault(namespace, {})[key] = value
+
+    def put(self, namespace: str, key: Key, value: bytes, overwrite: bool = True) -> bool:
+        """Set a value; whether it was set, which it is not if there is one to be kept."""
+        values = self._values.setdefault(namespace, {})
+        if not overwrite and key in values:
+            return False
+        values[key] = value
+        self._on_change(namespace, key, value)
+        return True
+
+    def get(self, namespace: str, key: Key) -> bytes | None:
+        """A value, or None."""
+        return self._values.get(namespace, {}).get(key)
+
+    def delete(self, namespace: str, key: Key) -> bool:
+        """Remove a value; whether there was one."""
+        if self._values.get(namespace, {}).pop(key, None) is None:
+            return False
+        self._on_change(namespace, key, None)
+        return True
+
+    def keys(self, namespace: str, prefix: Key) -> list[Key]:
+        """Keys that begin with a prefix of their own type, sorted."""
+        found = [
+            key
+            for key in self._values.get(namespace, {})
+            if type(key) is type(prefix) and key[: len(prefix)] == prefix
+        ]
+        return sorted(found)
+
+    def exists(self, namespace: str, key: Key) -> bool:
+        """Whether there is a value."""
+        return key in self._values.get(namespace, {})
+
 
 #: So many jobs that are over are remembered, for listings.
 _REMEMBERED = 1024
@@ -133,3 +193,113 @@ class JobDirectory:
             del self._over[oldest], self._jobs[oldest]
             self._on_forgotten(oldest)
         self._on_over(job_id)
+
+
+#: Namespaces of what is kept, by name, and of which job uses it: the job's id and the name.
+_CODE, _USERS = "code", "code users"
+_JOB_ID = 8
+#: So many names that found no room are known, so that who asks for them learns why.
+_REFUSED = 1000
+
+
+class JobCode:
+    """What jobs have brought, by the names of ``code_pieces``.
+
+    Args:
+        kv: Keeps it, over a restart of the head too.
+        jobs: Which jobs there are.
+        limit: Bytes that all of it may take.
+    """
+
+    def __init__(self, kv: KeyValues, jobs: JobDirectory, limit: int) -> None:
+        self._kv = kv
+        self._jobs = jobs
+        self._limit = limit
+        self.used = 0
+        self._users: dict[bytes, set[bytes]] = {}
+        self._names: dict[bytes, set[bytes]] = {}
+        self._refused: dict[bytes, None] = {}
+
+    def put(self, job_id: bytes, name: bytes, content: bytes) -> None:
+        """Keep something for a job.
+
+        Raises:
+            CodeStoreFullError: There is no room.
+        """
+        if self._jobs.is_over(job_id):
+            return  # the last words of a process of it; nobody will ask for that
+        if name not in self._users:
+            if self.used + len(content) > self._limit:
+                self._refuse(name)
+                raise self._full(f"{format_bytes(len(content))} more do not fit.")
+            self._refused.pop(name, None)
+            self._kv.put(_CODE, name, content)
+            self.used += len(content)
+        self._use(job_id, name)
+
+    def use(self, job_id: bytes, name: bytes) -> bool:
+        """Keep what is here already for one more job; whether it is here."""
+        part = self._kv.get(_CODE, name)
+        if part is None:
+            return False
+        for each in (name, *code_pieces.pieces(name, part)):
+            self._use(job_id, each)
+        return True
+
+    def get(self, name: bytes) -> bytes | None:
+        """What is kept under a name, or None.
+
+        Raises:
+            CodeStoreFullError: It was brought, and there was no room.
+        """
+        content = self._kv.get(_CODE, name)
+        if content is None and name in self._refused:
+            raise self._full("What is asked for did not fit.")
+        return content
+
+    def job_over(self, job_id: bytes) -> None:
+        """Nothing of a job runs or will: what no other one uses goes."""
+        for name in self._names.pop(job_id, ()):
+            self._kv.delete(_USERS, job_id + name)
+            users = self._users[name]
+            users.discard(job_id)
+            if not users:
+                self._drop(name)
+
+    def restored(self) -> None:
+        """Take over what was kept before the head started again."""
+        for key in self._kv.keys(_USERS, b""):
+            assert isinstance(key, bytes)
+            job_id, name = key[:_JOB_ID], key[_JOB_ID:]
+            self._users.setdefault(name, set()).add(job_id)
+            self._names.setdefault(job_id, set()).add(name)
+        self.used = sum(len(self._kv.get(_CODE, name) or b"") for name in self._users)
+        for job_id in list(self._names):
+            if self._jobs.is_over(job_id):
+                self.job_over(job_id)
+
+    def _use(self, job_id: bytes, name: bytes) -> None:
+        users = self._users.setdefault(name, set())
+        if job_id not in users:
+            users.add(job_id)
+            self._names.setdefault(job_id, set()).add(name)
+            self._kv.put(_USERS, job_id + name, b"")
+
+    def _drop(self, name: bytes) -> None:
+        del self._users[name]
+        self.used -= len(self._kv.get(_CODE, name) or b"")
+        self._kv.delete(_CODE, name)
+
+    def _refuse(self, name: bytes) -> None:
+        self._refused[name] = None
+        if len(self._refused) > _REFUSED:
+            del self._refused[next(iter(self._refused))]
+
+    def _full(self, why: str) -> CodeStoreFullError:
+        return CodeStoreFullError(
+            f"The head keeps {format_bytes(self.used)} of functions, classes and packages "
+            f"(working_dir, py_modules) for the jobs that run, and may keep "
+            f"{format_bytes(self._limit)}. {why} It goes with the jobs that use it. Pass large "
+            f"values through miniray.put(), leave out files with runtime_env['excludes'], or start "
+            f"the head with a larger MINIRAY_JOB_CODE_LIMIT (bytes)."
+        )

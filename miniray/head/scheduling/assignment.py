@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from miniray.common.specs import Allocation
     from miniray.head.scheduling.bundles import BundleSpec
-    from miniray.head.scheduling.packing import Patience
+    from miniray.head.scheduling.devices import Patience
     from miniray.head.scheduling.resources import ResourcePool
 
 #: Nodes whose state is looked at for one step of patience.

@@ -139,3 +139,16 @@ class Decisions:
     lost: list[bytes] = dataclasses.field(default_factory=list)
     #: Leases that must be ended, because their group was removed; then ``release`` them.
     to_end: list[bytes] = dataclasses.field(default_factory=list)
+
+
+_NUMBER_LENGTH = 8
+
+
+def lease_id(number: int) -> bytes:
+    """The scheduler's id of a lease."""
+    return number.to_bytes(_NUMBER_LENGTH, "big")
+
+
+def lease_number(id: bytes) -> int:
+    """The inverse of ``lease_id``."""
+    return int.from_bytes(id, "big")

@@ -9,12 +9,80 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from miniray.common.amounts import UNIT, from_units
-from miniray.head.scheduling.packing import pack_shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
-    from miniray.head.scheduling.packing import Patience
+
+class Patience:
+    """How many steps a search, or several together, may still take."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+
+
+def pack_shares(free: Sequence[int], shares: Sequence[int], patience: Patience) -> list[int] | None:
+    """Find a device for every share, if there is a way.
+
+    A share that fills a device exactly goes there, as any other way can be changed into one where
+    it does. Otherwise the fullest device is tried first. Of devices with the same room one is
+    tried, and a state that turned out hopeless is not entered again.
+
+    Args:
+        free: what each device has.
+        shares: what is needed, each of one device; above 0.
+        patience: its steps are used up.
+
+    Returns:
+        For each share the position of its device; None if there is no way, or none was found
+        before the patience ended.
+    """
+    order = sorted(range(len(shares)), key=lambda index: -shares[index])
+    sizes = [shares[index] for index in order]
+    rest = [sum(sizes[level:]) for level in range(len(sizes))]
+    left = list(free)
+    chosen: list[int] = []
+    choices: list[Iterator[int]] = []
+    states: list[tuple[int, ...]] = []
+    hopeless: set[tuple[int, ...]] = set()
+    while len(chosen) < len(sizes):
+        level = len(chosen)
+        if len(choices) == level:
+            patience.steps -= 1
+            if patience.steps < 0:
+                return None
+            state = (level, *sorted(left))
+            states.append(state)
+            may_work = state not in hopeless and _room(left, sizes[-1]) >= rest[level]
+            choices.append(_devices_to_try(left, sizes[level]) if may_work else iter(()))
+        position = next(choices[level], None)
+        if position is not None:
+            left[position] -= sizes[level]
+            chosen.append(position)
+            continue
+        hopeless.add(states.pop())
+        choices.pop()
+        if not chosen:
+            return None
+        left[chosen.pop()] += sizes[level - 1]
+    found = [0] * len(shares)
+    for index, position in zip(order, chosen, strict=True):
+        found[index] = position
+    return found
+
+
+def _room(left: list[int], smallest: int) -> int:
+    """What there is on devices that can take any share at all."""
+    return sum(free for free in left if free >= smallest)
+
+
+def _devices_to_try(left: list[int], size: int) -> Iterator[int]:
+    """Positions of the devices for a share of this size, one of each amount of room."""
+    if size in left:
+        return iter((left.index(size),))
+    rooms = sorted({free for free in left if free > size})
+    return iter([left.index(free) for free in rooms])
+
 
 #: Devices held: (device id, fixed-point units).
 DeviceShares = tuple[tuple[str, int], ...]
@@ -228,3 +296,102 @@ class Devices:
         twin.ids, twin.capacity, twin._positions = self.ids, self.capacity, self._positions
         twin.free, twin.out, twin.divisible = list(self.free), dict(self.out), self.divisible
         return twin
+
+
+#: Positions of devices, in their order.
+Block = tuple[int, ...]
+
+
+def aligned_blocks(ids: Sequence[str], size: int) -> tuple[Block, ...]:
+    """The blocks of so many devices: those numbered from a multiple of the size on.
+
+    The chips of a TPU host are numbered row by row, two in a row, so that such a run is a
+    rectangle of the grid: 0,1 and 2,3 are its rows, 0 to 3 and 4 to 7 its squares. libtpu is
+    given the numbers of a part and its shape, and serves rectangles only; JAX divides a host
+    among processes in the same way (``jax/_src/test_multiprocess.py``).
+
+    Args:
+        ids: Device ids. One that is no number has no neighbours.
+        size: Devices in a block; there is none of a size that is no power of two.
+    """
+    if size < 1 or size & (size - 1):
+        return ()
+    if size == 1:
+        return tuple((position,) for position in range(len(ids)))
+    at = {int(id): position for position, id in enumerate(ids) if id.isdecimal()}
+    starts = sorted({number // size * size for number in at})
+    runs = (range(start, start + size) for start in starts)
+    return tuple(tuple(at[n] for n in run) for run in runs if all(n in at for n in run))
+
+
+class DeviceGrid(Devices):
+    """Devices of which several at once are taken as an aligned block.
+
+    Of the free blocks that serve, the one is taken that breaks up least: whose surroundings
+    are least free. So blocks that are given back merge again, as in a buddy allocator.
+    """
+
+    __slots__ = ("_blocks",)
+
+    def __init__(self, shares: Iterable[tuple[str, int]], *, divisible: bool = True) -> None:
+        """Start with everything free; see ``Devices``."""
+        super().__init__(shares, divisible=divisible)
+        #: Blocks by size, the small ones first.
+        self._blocks: dict[int, tuple[Block, ...]] = {}
+        size = 1
+        while blocks := aligned_blocks(self.ids, size):
+            self._blocks[size] = blocks
+            size *= 2
+
+    def takes(self, units: int) -> bool:
+        """Whether a block can have this size at all."""
+        count = units // UNIT
+        return super().takes(units) and not count & (count - 1)
+
+    def most_of(self, amounts: Sequence[int], units: int) -> int:
+        """The largest whole block up to the wanted size, or what one device has."""
+        if units < UNIT:
+            return super().most_of(amounts, units)
+        whole = [
+            size
+            for size, blocks in self._blocks.items()
+            if size * UNIT <= units and any(_is_whole(amounts, block) for block in blocks)
+        ]
+        return max(whole, default=0) * UNIT
+
+    def outline(self, aside: Aside | None = None) -> tuple[int, ...]:
+        """What is free of each device: which of them are neighbours matters."""
+        return tuple(self._beyond(aside))
+
+    def soonest(self, units: int, later: Devices) -> DeviceShares:
+        """The block to wait for: of those that will be whole, the freest now."""
+        if units < UNIT:
+            return super().soonest(units, later)
+        blocks = [block for block in self._blocks[units // UNIT] if _is_whole(later.free, block)]
+        freest = max(blocks, key=lambda block: sum(self.free[position] for position in block))
+        return tuple((self.ids[position], UNIT) for position in freest)
+
+    def copy(self) -> DeviceGrid:
+        """An independent copy."""
+        twin = super().copy()
+        assert isinstance(twin, DeviceGrid)
+        twin._blocks = self._blocks
+        return twin
+
+    def _whole(self, free: Sequence[int], count: int) -> Sequence[int]:
+        whole = [block for block in self._blocks[count] if _is_whole(free, block)]
+        return min(whole, key=lambda block: self._surroundings(free, block[0], count))
+
+    def _surroundings(self, free: Sequence[int], position: int, count: int) -> int:
+        """Size of the largest block around a position that is whole."""
+        largest = count
+        for size, blocks in self._blocks.items():
+            if size > count and any(
+                position in block and _is_whole(free, block) for block in blocks
+            ):
+                largest = size
+        return largest
+
+
+def _is_whole(amounts: Sequence[int], block: Block) -> bool:
+    return all(amounts[position] == UNIT for position in block)

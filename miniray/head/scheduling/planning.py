@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 from miniray.common.amounts import UNIT
 from miniray.common.labels import matches, shared_label
 from miniray.head.scheduling.assignment import assign
-from miniray.head.scheduling.bundles import total_needs
-from miniray.head.scheduling.label_sets import candidates, match
-from miniray.head.scheduling.packing import Patience
+from miniray.head.scheduling.bundles import candidates, match, total_needs
+from miniray.head.scheduling.devices import Patience
 from miniray.head.scheduling.policies import avoid_accelerators, least_used, pack_then_spread
 
 if TYPE_CHECKING:

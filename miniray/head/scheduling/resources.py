@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.amounts import GRIDS, UNIT, to_units
 from miniray.common.specs import Allocation
-from miniray.head.scheduling.device_grid import DeviceGrid
-from miniray.head.scheduling.devices import Devices
+from miniray.head.scheduling.devices import DeviceGrid, Devices
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
     from miniray.common.amounts import Needs
-    from miniray.head.scheduling.devices import Aside, DeviceShares
-    from miniray.head.scheduling.packing import Patience
+    from miniray.head.scheduling.devices import Aside, DeviceShares, Patience
 
 
 class Reservation(NamedTuple):

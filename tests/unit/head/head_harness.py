@@ -14,7 +14,7 @@ from miniray._proto import common_pb2, head_pb2
 from miniray.common.specs import ActorSpec, GrantedLease, LeaseSpec
 from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
-from miniray.head.storage.storage import NoStorage
+from miniray.head.storage import Storage
 from miniray.messages import plain
 from miniray.version import VERSION
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from miniray.head.directories.nodes import ClusterNode
-    from miniray.head.storage.storage import Storage
 
 _ids = itertools.count(1)
 
@@ -209,7 +208,7 @@ class FakeCluster:
 
     def __init__(self, storage: Storage | None = None, epoch: int = 1) -> None:
         self.timers = FakeTimers()
-        self.head = Head(HeadIdentity("test", epoch, "here"), self.timers, storage or NoStorage())
+        self.head = Head(HeadIdentity("test", epoch, "here"), self.timers, storage or Storage())
 
     def node(
         self,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from head_harness import FakeTimers, granted, report
 
 from miniray._proto import common_pb2, head_pb2
+from miniray.head import storage as records
 from miniray.head.directories.actor import DEAD
-from miniray.head.storage import records
-from miniray.head.storage.storage import Saved
+from miniray.head.storage import Saved
 from miniray.messages import plain
 from miniray.node.head_requests import HeadRequests
 from miniray.version import VERSION

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, report
 
 from miniray._proto import head_pb2
-from miniray.head.storage.sqlite_storage import SqliteStorage
+from miniray.head.sqlite_storage import SqliteStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from miniray.common.specs import GrantedLease
-    from miniray.head.storage.storage import Saved
+    from miniray.head.storage import Saved
 
 ARGUMENTS = (0, b"args", ())
 GPU = {"resources": {"GPU": 1}, "placement_resources": {"GPU": 1, "CPU": 1}}

@@ -16,7 +16,7 @@ from miniray.head.scheduling import groups
 from miniray.head.scheduling.assignment import assign
 from miniray.head.scheduling.bundles import BundleSpec, GroupPlacement
 from miniray.head.scheduling.demands import Demand, LeaseRequest
-from miniray.head.scheduling.packing import Patience
+from miniray.head.scheduling.devices import Patience
 from miniray.head.scheduling.planning import plan
 from miniray.head.scheduling.resources import ResourcePool, node_pool
 from miniray.head.scheduling.scheduler import ClusterScheduler

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from miniray.head.directories.clients import ProcessExit
-from miniray.head.directories.ends import REMEMBERED, ProcessEnds
+from miniray.head.directories.clients import REMEMBERED, ProcessEnds, ProcessExit
 
 
 class Clients:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from miniray.common.specs import Allocation
-from miniray.head.scheduling.holdings import sort_out
+from miniray.head.scheduling.groups import sort_out
 from miniray.head.scheduling.resources import ResourcePool, node_pool
 
 NODE = "00"

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from miniray.exceptions import CodeStoreFullError
-from miniray.head.directories.job_code import JobCode
-from miniray.head.directories.jobs import JobDirectory
-from miniray.head.directories.kv import KeyValues
+from miniray.head.directories.jobs import JobCode, JobDirectory, KeyValues
 from miniray.messages.code_pieces import split
 
 ONE, TWO = b"job  one", b"job  two"

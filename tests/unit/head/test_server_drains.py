@@ -8,7 +8,7 @@ import pytest
 from head_harness import FakeCluster, FakeDaemon, actor_spec, new_id, task_spec
 
 from miniray._proto import head_pb2
-from miniray.head.storage.sqlite_storage import SqliteStorage
+from miniray.head.sqlite_storage import SqliteStorage
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from miniray._proto import common_pb2, head_pb2, head_pb2_grpc
 from miniray.head.cluster import HeadIdentity
 from miniray.head.head import Head
 from miniray.head.server import HeadServicer
-from miniray.head.storage.storage import NoStorage
+from miniray.head.storage import Storage
 from miniray.security import channels
 from miniray.security.token import JoinToken
 from miniray.version import VERSION
@@ -59,7 +59,7 @@ async def serving(folder: Path) -> AsyncIterator[Head]:
     server = channels.server(TOKEN.grpc_secret)
     channels.listen_unix(server, str(folder / "head.sock"))
     loop = asyncio.get_running_loop()
-    head = Head(HeadIdentity("test", 1, "here"), loop, NoStorage())
+    head = Head(HeadIdentity("test", 1, "here"), loop, Storage())
     head_pb2_grpc.add_HeadServicer_to_server(HeadServicer(head), server)
     await server.start()
     try:

@@ -12,7 +12,7 @@ from miniray._proto import head_pb2
 from miniray.calls.locality import FULL_FOR
 from miniray.common.specs import BundleAffinity, GrantedLease, NodeAffinity
 from miniray.exceptions import PlacementGroupRemovedError, TaskUnschedulableError
-from miniray.head.directories.revocations import may_ask
+from miniray.head.directories.contention import may_ask
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

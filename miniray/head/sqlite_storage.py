@@ -17,17 +17,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray.common.config import config
 from miniray.head.directories.actor import DEAD
-from miniray.head.storage import records
-from miniray.head.storage.storage import Saved
+from miniray.head.storage import (
+    Saved,
+    Storage,
+    actor_record,
+    dead_actor_record,
+    group_record,
+    job_record,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from miniray.head.directories.actor import Actor
-    from miniray.head.directories.jobs import Job
-    from miniray.head.directories.kv import Key
+    from miniray.head.directories.jobs import Job, Key
     from miniray.head.directories.placement_groups import PlacementGroupEntry
+
 
 logger = logging.getLogger(__name__)
 
@@ -74,8 +80,8 @@ class _Change(NamedTuple):
     ended: bytes | None = None
 
 
-class SqliteStorage:
-    """A database file, made if there is none. Implements ``storage.Storage``.
+class SqliteStorage(Storage):
+    """A database file, made if there is none.
 
     Args:
         path: Of the file.
@@ -146,20 +152,20 @@ class SqliteStorage:
     def actor(self, actor: Actor) -> None:
         """An actor can start, moved, or died."""
         if actor.state == DEAD:
-            self._end(_ACTOR, actor.id, records.dead_actor_record(actor))
+            self._end(_ACTOR, actor.id, dead_actor_record(actor))
         else:
-            self._change(_ACTOR, actor.id, records.actor_record(actor))
+            self._change(_ACTOR, actor.id, actor_record(actor))
 
     def placement_group(self, group: PlacementGroupEntry) -> None:
         """A group was asked for, placed, or removed."""
         if group.removed or group.state is None:
             self._end(_GROUP, group.id, b"")
         else:
-            self._change(_GROUP, group.id, records.group_record(group))
+            self._change(_GROUP, group.id, group_record(group))
 
     def job(self, job: Job) -> None:
         """A job began or ended."""
-        self._change(_JOB, job.id, records.job_record(job))
+        self._change(_JOB, job.id, job_record(job))
 
     def job_forgotten(self, job_id: bytes) -> None:
         """A job that is over is remembered no longer."""

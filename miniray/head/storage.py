@@ -1,19 +1,63 @@
-"""What of actors, placement groups and jobs is kept: plain data, and back.
+"""What of the head's state survives it: when it is kept, and in which form.
 
-Responsible for the form only; ``storage.py`` keeps it.
+The database is in ``sqlite_storage.py``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import marshal
+import time
+from typing import TYPE_CHECKING
 
 from miniray.common.specs import ActorSpec, Allocation, JobSpec, field_names
-from miniray.head.directories.actor import Actor
-from miniray.head.directories.actor_states import DeadActor, remembered
+from miniray.head.directories.actor import Actor, DeadActor, remembered
 from miniray.head.directories.jobs import Job
 from miniray.head.directories.placement_groups import PlacementGroupEntry
 from miniray.head.scheduling.bundles import GroupPlacement
 from miniray.messages.actor_death import Death
+
+if TYPE_CHECKING:
+    from miniray.head.directories.jobs import Key
+
+
+class Storage:
+    """Keeps what must survive the head; this one nothing, as an embedded cluster ends with it."""
+
+    def actor(self, actor: Actor) -> None:
+        """Keep an actor that can start or has moved; forget one that died."""
+
+    def placement_group(self, group: PlacementGroupEntry) -> None:
+        """Keep a group that was created or placed; forget one that was removed."""
+
+    def job(self, job: Job) -> None:
+        """Keep a job that began or ended."""
+
+    def job_forgotten(self, job_id: bytes) -> None:
+        """Forget a job."""
+
+    def key_value(self, namespace: str, key: Key, value: bytes | None) -> None:
+        """Keep a value; None forgets it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What was kept by the heads of this cluster before."""
+
+    cluster_id: str
+    #: Of this start; the first one is 1.
+    epoch: int
+    actors: list[bytes]
+    groups: list[bytes]
+    jobs: list[bytes]
+    #: (namespace, key, value)
+    values: list[tuple[str, Key, bytes]]
+    #: Actors that died lately, and groups that were removed: daemons may ask for them again.
+    dead_actors: list[bytes] = dataclasses.field(default_factory=list)
+    removed_groups: list[bytes] = dataclasses.field(default_factory=list)
+    #: When the first head started, in seconds since the epoch.
+    started: float = dataclasses.field(default_factory=time.time)
+
 
 _ACTOR_FIELDS = (
     "id",

@@ -1,7 +1,8 @@
-"""Asks clients to give leases back that others wait for, and keeps their queueing fair.
+"""What the head does for requests that wait: leases are asked back, idle holders are evicted.
 
-Responsible for shares and for bounded work; which leases make room is found by
-``scheduling/reservations.py``. A client finishes the task that runs before it gives a lease back.
+``Revocations`` asks clients for leases that others wait for, and keeps the queueing fair; which
+leases make room is found by ``scheduling/reservations.py``. ``Departures`` ends workers that have
+done their work and keep what others wait for.
 """
 
 from __future__ import annotations
@@ -10,22 +11,26 @@ import collections
 import itertools
 from typing import TYPE_CHECKING
 
-from miniray.head.directories.task_lease import TaskLeaseGroup
-from miniray.head.scheduling.allocations import lease_id, lease_number
+from miniray._proto import head_pb2
+from miniray.exceptions import describe_eviction
+from miniray.head.directories.leases import TaskLeaseGroup
+from miniray.head.scheduling.demands import lease_id, lease_number
 from miniray.head.scheduling.groups import Group
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from miniray.common.amounts import Needs
     from miniray.head.directories.clients import ClientDirectory
     from miniray.head.directories.grants import GrantTable, Request, Timers
-    from miniray.head.directories.leases import TaskLeases
-    from miniray.head.directories.task_lease import TaskLease
+    from miniray.head.directories.leases import TaskLease, TaskLeases
+    from miniray.head.directories.nodes import NodeDirectory
     from miniray.head.scheduling.resources import ResourcePool
 
     #: Who waits: a group, the number of an actor's request, or a node on which room is set
     #: aside for a placement group.
     Waiter = TaskLeaseGroup | int | str
+
 
 #: How long a client has a lease for itself, in seconds.
 QUANTUM = 0.010
@@ -290,3 +295,89 @@ def _held_by(request: Request) -> int:
     """How many leases its asker has; an actor has none."""
     group = _group_of(request)
     return 0 if group is None else len(group.leases)
+
+
+#: Waiting requests that are looked at in one round, in order of arrival.
+_MAX_SCANNED = 512
+
+
+class Departures:
+    """One timer that looks at the workers that are leaving, while requests wait."""
+
+    def __init__(
+        self,
+        grants: GrantTable,
+        leases: TaskLeases,
+        nodes: NodeDirectory,
+        timers: Timers,
+        *,
+        patience: float,
+    ) -> None:
+        """Watch over a table of grants.
+
+        Args:
+            grants: what waits, and whose workers are leaving.
+            leases: the tasks of those workers.
+            nodes: where they are.
+            timers: the event loop.
+            patience: seconds for which others wait, and a worker leaves, before it is ended.
+        """
+        self._grants = grants
+        self._leases = leases
+        self._nodes = nodes
+        self._timers = timers
+        self._patience = patience
+        #: Leases whose workers were leaving when this looked last.
+        self._leaving: set[int] = set()
+        self._armed = False
+        grants.on_contention.append(self._arm)
+
+    def _arm(self) -> None:
+        if not self._armed and (self._grants.waiting or self._grants.waiting_groups):
+            self._armed = True
+            self._timers.call_later(self._patience, self._look)
+
+    def _look(self) -> None:
+        self._armed = False
+        leaving = {each.number: each for each in self._grants.requests() if each.leaving}
+        wanted = self._wanted()
+        for number in sorted(self._leaving & leaving.keys()):
+            self._end_if_in_the_way(leaving[number], wanted)
+        self._leaving = set(leaving)
+        self._arm()
+
+    def _wanted(self) -> set[str]:
+        """Return the resources that somebody has waited for long; CPU is given back by waiting."""
+        long_ago = self._timers.time() - self._patience
+        scheduler = self._grants.scheduler
+        groups = [id for id, since in self._grants.waiting_groups.items() if since <= long_ago]
+        states = [state for id in groups if (state := scheduler.group(id)) is not None]
+        needs = [spec.needs for state in states for spec in state.missing.values()]
+        first = itertools.islice(self._grants.waiting.values(), _MAX_SCANNED)
+        needs += [request.demand.placing for request in first if request.since <= long_ago]
+        return {name for each in needs for name in _names(each)}
+
+    def _end_if_in_the_way(self, request: Request, wanted: set[str]) -> None:
+        lease = self._grants.lease(request.number)
+        if lease is None:
+            return
+        kept = lease.allocation.names() & wanted
+        node = self._nodes.get(bytes.fromhex(lease.allocation.node_id))
+        if not kept or node is None or self._gets_on(request.leaving, kept):
+            return
+        why = describe_eviction(self._patience, " and ".join(sorted(kept)))
+        node.send(end_lease=head_pb2.EndLease(lease=request.number, kill=True, why=why))
+
+    def _gets_on(self, process_id: bytes, kept: set[str]) -> bool:
+        """Whether a process has a task that runs, or one that waits for other resources."""
+        for group in self._leases.of_client(process_id):
+            requests = [self._grants.request(number) for number in group.leases]
+            if any(request is not None and not request.blocked for request in requests):
+                return True
+            if group.total > len(group.leases) and not kept & _names(group.demand.placing):
+                return True
+        return False
+
+
+def _names(needs: Needs) -> set[str]:
+    return {name for name, _ in needs} - {"CPU"}

@@ -1,1 +1,0 @@
-"""How the head keeps its state over a restart."""
