@@ -21,7 +21,7 @@ from miniray.exceptions import (
     RuntimeEnvSetupError,
 )
 from miniray.messages import protocol as p
-from miniray.messages.actor_death import Death
+from miniray.messages.errors import Death
 from miniray.objects.borrowing import error_value
 from miniray.wire.interrupts import Interrupts
 

@@ -161,7 +161,7 @@ class HeadRequests(RuntimeParts):
         return ActorLocation(ObjectRef(id, b""), pickle.loads(info))
 
     def exit_actor(self) -> None:
-        from miniray.messages.actor_death import ActorExit
+        from miniray.messages.errors import ActorExit
 
         if self.facts.actor_id is None:
             raise RuntimeError("exit_actor() can only be called in a method of an actor.")

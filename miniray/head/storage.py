@@ -15,7 +15,7 @@ from miniray.head.directories.actor import Actor, DeadActor, remembered
 from miniray.head.directories.jobs import Job
 from miniray.head.directories.placement_groups import PlacementGroupEntry
 from miniray.head.scheduling.bundles import GroupPlacement
-from miniray.messages.actor_death import Death
+from miniray.messages.errors import Death
 
 if TYPE_CHECKING:
     from miniray.head.directories.jobs import Key

@@ -12,9 +12,7 @@ import os
 import re
 import sys
 import threading
-from typing import TYPE_CHECKING, Protocol, TextIO
-
-from miniray.logs.user_streams import is_terminal, write
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -138,3 +136,76 @@ def _terminal_size(terminal: TextIO) -> tuple[int, int]:
         logger.debug("The size of the terminal can't be read.", exc_info=True)
         return 80, 24
     return size.columns or 80, size.lines or 24
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream says that it is a terminal."""
+    try:
+        return stream is not None and stream.isatty()
+    except Exception:  # closed, or a stand-in that may raise anything
+        logger.debug("A stream can't tell whether it is a terminal.", exc_info=True)
+        return False
+
+
+def write(stream: TextIO | None, text: str) -> None:
+    """Write and flush; what the stream raises goes to the log.
+
+    Characters that its encoding does not have are written as escapes.
+    """
+    if stream is None or not text:
+        return
+    try:
+        try:
+            stream.write(text)
+        except UnicodeEncodeError:
+            encoding = stream.encoding or "ascii"
+            stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except Exception:
+        # The stream is the user's and may raise anything; the caller has other things to do.
+        logger.debug("A text for the user could not be written.", exc_info=True)
+
+
+class BarKey(NamedTuple):
+    """Which bar: those of one stream of one worker are numbered from the top."""
+
+    node: str
+    pid: int
+    is_stderr: bool
+    row: int
+
+
+class BarRegion:
+    """The bars that are unfinished, in the order in which they appeared."""
+
+    def __init__(self) -> None:
+        self._bars: dict[BarKey, str] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._bars)
+
+    def update(self, key: BarKey, line: str) -> None:
+        """A bar has a new state; an empty one is a bar that cleared itself."""
+        if line:
+            self._bars[key] = line
+        else:
+            self._bars.pop(key, None)
+
+    def finish_row(self, node: str, pid: int, is_stderr: bool) -> None:
+        """A worker has finished a line: its top bar, if any, is gone and the others move up."""
+        rows = {
+            key.row: self._bars.pop(key)
+            for key in list(self._bars)
+            if key[:3] == (node, pid, is_stderr)
+        }
+        for row, line in rows.items():
+            if row:
+                self._bars[BarKey(node, pid, is_stderr, row - 1)] = line
+
+    def clear(self) -> None:
+        """Forget all bars."""
+        self._bars.clear()
+
+    def lines(self) -> list[str]:
+        """The latest state of each bar."""
+        return list(self._bars.values())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from miniray.common import event_loop
 from miniray.system.boot_options import BootError, BootOptions
-from miniray.wire.pace import PacedSelector
+from miniray.wire.poller import PacedSelector
 
 if TYPE_CHECKING:
     import socket

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from miniray._proto import head_pb2
 from miniray.exceptions import describe_exit
-from miniray.messages.answers import encode_error
+from miniray.messages.errors import encode_error
 from miniray.node.base.async_poller import AsyncPoller
 from miniray.node.base.clients import Client, ClientServer
 from miniray.node.base.template_client import TemplateClient
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from miniray.node.base.node_config import NodeConfig
     from miniray.node.workers.worker import NodeLease, Worker
-    from miniray.wire.pace import Pace
+    from miniray.wire.poller import Pace
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from miniray.messages import plain
 from miniray.messages import protocol as p
 from miniray.node.head_requests import HeadRequests
 from miniray.node.head_session import HeadSession
-from miniray.wire.frames import too_large
+from miniray.wire.sockets import too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable

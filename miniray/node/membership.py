@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from miniray._proto import head_pb2
 from miniray.calls.actor_client import DEAD
-from miniray.messages.answers import encode_error
+from miniray.messages.errors import encode_error
 from miniray.node.hello import actor_report, attached, blocked_report, hello
 from miniray.node.workers.worker import NodeLease
 from miniray.system.addresses import DaemonAddress

@@ -41,7 +41,7 @@ from miniray.system.head_address import not_found
 from miniray.system.machine import inspect_machine
 from miniray.system.session import ClusterRecord, ProcessId, Session, write_record
 from miniray.version import VERSION
-from miniray.wire.pace import Pace
+from miniray.wire.poller import Pace
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

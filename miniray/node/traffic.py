@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.objects.adopted_service import AdoptedService
     from miniray.node.relay.relay import RelayHub
-    from miniray.wire.pace import Pace
+    from miniray.wire.poller import Pace
 
 #: More messages than this in one batch are bulk, for which a wake-up more or less is nothing.
 _FEW = 2

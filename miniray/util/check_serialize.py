@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from miniray.values.pickle_errors import at_fault
+from miniray.values.serialization import at_fault
 
 if TYPE_CHECKING:
     from typing import TextIO

@@ -1,23 +1,57 @@
-"""The class that pickles code and values: cloudpickle's, with more for tracebacks and arrays."""
+"""The class that pickles code and values: cloudpickle's, with more for tracebacks and arrays.
+
+None of the libraries is imported for it.
+
+- Arrays of NumPy that have gaps between their elements are made contiguous: NumPy would copy them
+  into the pickle. Left to NumPy are objects, subclasses, and dates, which it gives to nobody as a
+  buffer: pandas takes a column of dates that cannot be written to for an error of its own.
+- Arrays of Arrow that are parts of larger ones are pickled without the rest. Arrow pickles the
+  buffers of an array whole, so each slice of a table would take as much memory as the table.
+- Tensors of PyTorch on the CPU are buffers beside the pickle, in the order in which their elements
+  lie in memory: torch would copy a tensor's whole storage into the pickle. PyTorch knows no
+  read-only tensors, and an operation in place must not be seen by the next reader: so each reader
+  maps shared memory for itself, copy-on-write, and what came in a message is copied.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import pickle
 import sys
+import threading
 from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from miniray.values import arrays, arrow_arrays, tensors
+from miniray.values.mapped import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+#: Bytes, and part of what an array of Arrow shows, that its buffers may hold beside it: less is not
+#: worth a copy.
+_SPARE_BYTES, _SPARE_PART = 1024, 1 / 8
+#: A tensor whose storage is smaller is pickled as torch does it.
+_MIN_BYTES = 1024
+
+
+class _Thread(threading.local):
+    """What this thread is pickling or unpickling."""
+
+    #: It has met a tensor.
+    met_tensor = False
+    #: The buffers are the reader's own.
+    owns_buffers = False
+
+
+thread = _Thread()
+
 
 def pickler() -> type[cloudpickle.Pickler]:
-    """One that knows NumPy, torch and Arrow once they are imported; it imports none of them."""
+    """Return a pickler class that knows those of NumPy, torch and Arrow that are imported."""
     loaded = sys.modules.get
     # A module that is being imported may not have its class yet.
     return pickler_for(
@@ -32,14 +66,14 @@ def pickler() -> type[cloudpickle.Pickler]:
 def pickler_for(
     array: type | None = None, tensor: type | None = None, arrow: ModuleType | None = None
 ) -> type[cloudpickle.Pickler]:
-    """One that writes values of these classes as buffers; of none, the one for code."""
+    """Return one that writes values of these classes as buffers; with none, the one for code."""
     known: dict[type, Callable[[Any], Any]] = {CodeType: _reduce_code}
     if array is not None:
-        known[array] = arrays.reduce
+        known[array] = _reduce_array
     if tensor is not None:
-        known[tensor] = tensors.reduce
+        known[tensor] = _reduce_tensor
     if arrow is not None:
-        known.update(dict.fromkeys(arrow_arrays.classes(arrow), arrow_arrays.reduce))
+        known.update(dict.fromkeys(_classes_of(arrow), _reduce_arrow))
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Looks its table up when it is made: so it is in the class."""
@@ -53,3 +87,108 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
     """Keep the name of the file, which cloudpickle 3.1.3 drops: tracebacks show its lines."""
     made_by, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
     return made_by, (*arguments[:10], code.co_filename, *arguments[11:])
+
+
+def _reduce_array(array: Any) -> Any:
+    """Reduce an array whose class is ``numpy.ndarray`` itself."""
+    dtype = array.dtype
+    if not (array.flags.forc or dtype.hasobject or dtype.kind in "mM"):
+        array = array.copy(order="C")
+    return array.__reduce_ex__(5)
+
+
+def _classes_of(lib: Any) -> list[type]:
+    """The classes of arrays in ``pyarrow.lib``; those of users may have a way of their own."""
+    found: list[type] = []
+    pending = [lib.Array]
+    while pending:
+        cls = pending.pop()
+        if cls.__module__ == lib.__name__:
+            found.append(cls)
+            pending += cls.__subclasses__()
+    return found
+
+
+def _reduce_arrow(array: Any) -> Any:
+    """Reduce an array of Arrow."""
+    shown = array.nbytes
+    if array.get_total_buffer_size() - shown > _SPARE_BYTES + shown * _SPARE_PART:
+        import pyarrow as pa
+
+        array = pa.concat_arrays([array])  # always a copy, of what the array shows
+    return array.__reduce_ex__(5)
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """Reduce a tensor whose class is ``torch.Tensor`` itself."""
+    if not _is_plain(tensor):
+        return tensor.__reduce_ex__(5)
+    stored = tensor.untyped_storage().nbytes()  # what torch would put into the pickle
+    if stored < _MIN_BYTES:
+        return tensor.__reduce_ex__(5)
+    requires_grad = tensor.requires_grad
+    if not tensor.numel():  # a part without elements of something large
+        return tensor.detach().clone().requires_grad_(requires_grad).__reduce_ex__(5)
+    span = _span(tensor)
+    if not tensor.data_ptr() or tensor.storage_offset() * tensor.itemsize + span > stored:
+        return tensor.__reduce_ex__(5)  # sharded training gives the storage back for a while
+    if span > tensor.nbytes:  # what lies between its elements stays here
+        tensor = tensor.detach().contiguous()
+        span = tensor.nbytes
+    octets: Any = (ctypes.c_char * span).from_address(tensor.data_ptr())
+    octets.keeps = tensor
+    thread.met_tensor = True
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    facts = (dtype, tuple(tensor.shape), tensor.stride(), requires_grad)
+    return rebuild_tensor, (pickle.PickleBuffer(octets), *facts)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether it is its elements in memory and nothing else."""
+    return (
+        tensor.device.type == "cpu"
+        and tensor.layout is _strided()
+        and not tensor.is_nested
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
+        and not tensor.__dict__
+        and not tensor._backward_hooks
+    )
+
+
+@functools.cache
+def _strided() -> Any:
+    import torch
+
+    return torch.strided
+
+
+def _span(tensor: Any) -> int:
+    """Bytes from its first element to its last: less than ``nbytes`` if elements share memory."""
+    if tensor.is_contiguous():
+        return int(tensor.nbytes)
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return int((sum((size - 1) * step for size, step in steps) + 1) * tensor.itemsize)
+
+
+#: Said each time, as the reader may have set another default.
+_CPU = "cpu"
+
+
+def rebuild_tensor(
+    buffer: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...], requires_grad: bool
+) -> Any:
+    """Make a tensor with the content of a buffer."""
+    import torch
+
+    view = memoryview(buffer)
+    kind = getattr(torch, dtype)
+    if thread.owns_buffers:
+        octets: Any = (ctypes.c_char * view.nbytes).from_address(address_of(view))
+        octets.keeps = view
+        flat = torch.frombuffer(octets, dtype=kind)
+    else:
+        flat = torch.empty(view.nbytes // kind.itemsize, dtype=kind, device=_CPU)
+        ctypes.memmove(flat.data_ptr(), address_of(view), view.nbytes)
+    # No view of it: one that is made under no_grad() may not be changed in place after that.
+    tensor = torch.empty(0, dtype=kind, device=_CPU).set_(flat.untyped_storage(), 0, shape, strides)
+    return tensor.requires_grad_(requires_grad)

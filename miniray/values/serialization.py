@@ -12,16 +12,20 @@ collected while it is pickled, so that whoever keeps the bytes can keep the refs
 
 from __future__ import annotations
 
+import inspect
 import io
 import pickle
 import struct
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any
 
 from miniray.messages.protocol import VALUE_BYTES, VALUE_PACKED, VALUE_PICKLE, VALUE_TENSORS
-from miniray.values import tensors
+from miniray.values.call_signature import UnpicklableArgumentError
+from miniray.values.exports import reference_to
 from miniray.values.mapped import bytes_of
-from miniray.values.picklers import pickler, pickler_for
+from miniray.values.parts import parts_of
+from miniray.values.picklers import pickler, pickler_for, thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +41,10 @@ _HEAD = struct.Struct("<QQ")
 _PLAIN = frozenset({int, float, bool, str, bytes, type(None)})
 #: Above this a `bytes` object is stored as it is, without a pickle around it.
 _PLAIN_LIMIT = 64 * 1024
+#: How deep the search looks. Each level pickles again what is at fault.
+_DEPTH = 50
+#: Whose frames are those of a pickler.
+_PICKLERS = ("cloudpickle", "copyreg", "miniray", "pickle")
 
 
 class _Collector(threading.local):
@@ -124,11 +132,9 @@ def serialize(value: Any, returned_by: str = "") -> Serialized:
     try:
         return pickled(value)
     except Exception as error:  # noqa: BLE001 - its text is told, and the part at fault
-        from miniray.values.pickle_errors import cause_to_show, explain, pass_interruption
-
-        pass_interruption(value, error)
+        _pass_interruption(value, error)
         name = f"what {returned_by} returned" * bool(returned_by)
-        raise explain(value, error, name) from cause_to_show(error)
+        raise explain(value, error, name) from _cause_to_show(error)
 
 
 def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serialized:
@@ -147,10 +153,8 @@ def serialize_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Serial
     try:
         return pickled((args, kwargs))
     except Exception as error:  # noqa: BLE001 - its text is told, and the part at fault
-        from miniray.values.pickle_errors import cause_to_show, explain_arguments, pass_interruption
-
-        pass_interruption((args, kwargs), error)
-        raise explain_arguments(args, kwargs, error) from cause_to_show(error)
+        _pass_interruption((args, kwargs), error)
+        raise _explain_arguments(args, kwargs, error) from _cause_to_show(error)
 
 
 class _Parts:
@@ -188,15 +192,15 @@ def pickled(value: Any) -> Serialized:
         buffers.append(view)
         return False
 
-    outer = collector.refs, tensors.thread.met
+    outer = collector.refs, thread.met_tensor
     refs: list[ObjectRef[Any]] = []
     collector.refs = refs
-    tensors.thread.met = False
+    thread.met_tensor = False
     try:
         pickler()(_Parts(parts), protocol=5, buffer_callback=keep).dump(value)
-        packed = VALUE_TENSORS if tensors.thread.met else VALUE_PACKED
+        packed = VALUE_TENSORS if thread.met_tensor else VALUE_PACKED
     finally:
-        collector.refs, tensors.thread.met = outer
+        collector.refs, thread.met_tensor = outer
     return Serialized(packed if buffers else VALUE_PICKLE, parts, buffers, refs)
 
 
@@ -214,17 +218,14 @@ def dumps_code(target: Callable[..., Any] | type) -> tuple[bytes, list[ObjectRef
     refs: list[ObjectRef[Any]] = []
     collector.refs = refs
     try:
-        pickled = io.BytesIO()
-        pickler_for()(pickled, protocol=5).dump(target)
-        return pickled.getvalue(), refs
+        code = io.BytesIO()
+        pickler_for()(code, protocol=5).dump(target)
+        return code.getvalue(), refs
     except Exception as error:  # noqa: BLE001 - what fails in it is told
-        from miniray.values.exports import reference_to
-        from miniray.values.pickle_errors import cause_to_show, explain, pass_interruption
-
-        pass_interruption(target, error)
+        _pass_interruption(target, error)
         reference = reference_to(target)
         if reference is None:
-            raise explain(target, error) from cause_to_show(error)
+            raise explain(target, error) from _cause_to_show(error)
         return pickle.dumps(reference, 5), []
     finally:
         collector.refs = outer
@@ -256,9 +257,110 @@ def deserialize(form: int, data: Any, *, mapped: bool = False) -> Any:
         position += size
     if form != VALUE_TENSORS:
         return pickle.loads(view[start : start + length], buffers=buffers)
-    outer = tensors.thread.own
-    tensors.thread.own = mapped
+    outer = thread.owns_buffers
+    thread.owns_buffers = mapped
     try:
         return pickle.loads(view[start : start + length], buffers=buffers)
     finally:
-        tensors.thread.own = outer
+        thread.owns_buffers = outer
+
+
+def explain(
+    value: object, error: BaseException, name: str = "", inside: str = "task or actor"
+) -> TypeError:
+    """An error that names the attribute, item or variable at fault.
+
+    Args:
+        value: What cannot be pickled.
+        error: What pickling it raised.
+        name: What the value is to the user; empty: its type is all that is known.
+        inside: What it is sent to.
+    """
+    path = _find(value, "", _DEPTH, set())
+    what = f"{name}, {_describe(value)}," if name else _describe(value)
+    if path:
+        return TypeError(
+            f"{what} cannot be pickled: {path[0]} is a {type(path[1]).__qualname__} "
+            f"({type(error).__name__}: {error}). Create it inside the {inside} instead, "
+            f"or leave it out with __getstate__."
+        )
+    return TypeError(f"{what} cannot be pickled ({type(error).__name__}: {error}).")
+
+
+def _cause_to_show(error: BaseException) -> BaseException | None:
+    """What pickling raised, if it came out of the user's code, as a ``__reduce__``; else None.
+
+    What the pickler itself raised is in the text of ``explain``: its frames tell a user nothing.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    module = frames[-1].f_globals.get("__name__", "") if frames else ""
+    return None if module.partition(".")[0] in _PICKLERS else error
+
+
+def _pass_interruption(value: object, error: Exception) -> None:
+    """Raise what pickling a value raised once more, if it is no fault of the value.
+
+    One that can be pickled was interrupted by a signal whose handler raised, as that of a time
+    limit does. The handler's error is the caller's, and says nothing of the value.
+    """
+    if not _fails(value):
+        raise error
+
+
+def _explain_arguments(
+    args: tuple[object, ...], kwargs: dict[str, object], error: BaseException
+) -> TypeError:
+    """As ``explain``, for the arguments of a call: says which one is at fault."""
+    placed: list[tuple[int | str, object]] = [*enumerate(args), *kwargs.items()]
+    for where, value in placed:
+        if _fails(value):
+            fault = str(explain(value, error, "argument")).removeprefix("argument")
+            return UnpicklableArgumentError(where, fault)
+    return explain((args, kwargs), error)  # each of them can be, by itself
+
+
+def _describe(value: object) -> str:
+    if inspect.isfunction(value):
+        return f"function {value.__qualname__}"
+    if inspect.ismethod(value):
+        return f"method {value.__qualname__}"
+    if inspect.isclass(value):
+        return f"class {value.__qualname__}"
+    return f"a value of type {type(value).__qualname__}"
+
+
+def at_fault(value: object, depth: int) -> tuple[str, object, Exception] | None:
+    """Where in a value the innermost part is that cannot be pickled, the part, and the error.
+
+    None if the value can be pickled; an empty place if none of its parts is at fault by itself.
+    """
+    error = _error_of(value)
+    if error is None:
+        return None
+    place, part = _find(value, "", depth, set()) or ("", value)
+    return place, part, _error_of(part) or error
+
+
+def _fails(value: object) -> bool:
+    return _error_of(value) is not None
+
+
+def _error_of(value: object) -> Exception | None:
+    try:
+        # Not by cloudpickle alone: refs in it would be kept to the end of the process.
+        pickled(value)
+    except Exception as error:  # noqa: BLE001 - any failure to pickle is what is asked for
+        return error
+    return None
+
+
+def _find(value: object, path: str, depth: int, seen: set[int]) -> tuple[str, object] | None:
+    """The path and value of the innermost part that fails by itself."""
+    if depth == 0 or id(value) in seen:
+        return None
+    seen.add(id(value))
+    for part in parts_of(value):
+        if id(part.value) not in seen and _fails(part.value):
+            inner = f"{path}{part.step()}"
+            return _find(part.value, inner, depth - 1, seen) or (inner.lstrip(".: "), part.value)
+    return None

@@ -21,8 +21,7 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from miniray.wire.interrupts import LISTEN, Interrupts, forked
-from miniray.wire.pace import Pace
-from miniray.wire.poller import READ_SIZE
+from miniray.wire.poller import READ_SIZE, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from miniray.exceptions import NodeDiedError
 from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.wire.frames import too_large
+from miniray.wire.connection import Connection
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import uncut
-from miniray.wire.listener import connect
-from miniray.wire.wire import Connection
+from miniray.wire.sockets import connect, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,11 +17,10 @@ from miniray.common.config import config
 from miniray.common.descriptors import OUT_OF_DESCRIPTORS, limit
 from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.wire.frames import MAX_MESSAGE, too_large
+from miniray.wire.connection import Connection
 from miniray.wire.gates import Gate
-from miniray.wire.listener import Listener, connect
 from miniray.wire.relay_sender import RelaySender
-from miniray.wire.wire import Connection
+from miniray.wire.sockets import MAX_MESSAGE, Listener, connect, too_large
 
 if TYPE_CHECKING:
     import socket

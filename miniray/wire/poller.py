@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+import os
+import selectors
+import time
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,3 +45,91 @@ class Poller(Protocol):
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Callable[[], None]:
         """Run a callback in the loop's thread after ``delay`` seconds; returns a cancel."""
+
+
+T = TypeVar("T")
+
+#: With one processor, staying awake only keeps away what is waited for.
+_SEVERAL = len(os.sched_getaffinity(0)) > 1
+#: Waits that ``rest`` lasts for.
+_REST = 16
+#: Seconds that a look takes only if others had the processor meanwhile.
+_TAKEN = 30e-6
+
+
+class Pace:
+    """Waits of one thread, awake as long as they are short.
+
+    In a series of single calls each side waits for the other for less time than it takes to wake
+    a thread (about 30 microseconds, as much as its part of the call). Such waits do not sleep,
+    which doubles the calls per second. The processor is offered to others each time round, and a
+    wait that turns out long, because there is nothing to do or because others need the processor,
+    makes the next one sleep at once: so a thread with nothing to do is never awake for longer
+    than ``awake``.
+    """
+
+    __slots__ = ("_awake", "_resting", "_short", "_stay", "gives_way_while")
+
+    def __init__(self, awake: float = 80e-6, short: float = 120e-6) -> None:
+        """Start asleep.
+
+        Args:
+            awake: Seconds for which it looks again and again before it sleeps.
+            short: After a wait of more seconds than this, the next one sleeps at once.
+        """
+        self._awake = awake
+        self._short = short
+        self._stay = False
+        self._resting = 0
+        #: Whether this process has others do work in bulk at present: if they take the processor
+        #: that they are offered, it sleeps.
+        self.gives_way_while: Callable[[], bool] = _never
+
+    def wait(self, poll: Callable[[float], list[T]], timeout: float) -> list[T]:
+        """``poll(timeout)``; a negative timeout has no end."""
+        now = time.perf_counter
+        began = now()
+        found: list[T] = []
+        if self._stay and timeout and _SEVERAL:
+            found = poll(0)
+            until = began + (self._awake if timeout < 0 else min(timeout, self._awake))
+            looked = began
+            while not found and (looks := now()) < until:
+                if looks - looked > _TAKEN and self.gives_way_while():
+                    break
+                looked = looks
+                os.sched_yield()
+                found = poll(0)
+        if not found:
+            found = poll(timeout)
+        if self._resting:
+            self._resting -= 1
+        else:
+            self._stay = now() - began < self._short
+        return found
+
+    def rest(self) -> None:
+        """Sleep in the next few waits: work in bulk needs the processor, not a quick answer."""
+        self._stay = False
+        self._resting = _REST
+
+
+def _never() -> bool:
+    return False
+
+
+class PacedSelector(selectors.EpollSelector):
+    """The selector of an asyncio loop that waits so."""
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """What the event loop asks for: the files that are ready, after at most ``timeout``."""
+        if timeout is not None and timeout <= 0:
+            return super().select(timeout)
+        return self._pace.wait(self._poll, -1 if timeout is None else timeout)
+
+    def _poll(self, timeout: float) -> list[tuple[selectors.SelectorKey, int]]:
+        return super().select(None if timeout < 0 else timeout)

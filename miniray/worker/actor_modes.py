@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from miniray.calls import context
 from miniray.common import event_loop
 from miniray.exceptions import TaskCancelledError
-from miniray.messages.actor_death import ActorExit
-from miniray.wire.pace import Pace, PacedSelector
+from miniray.messages.errors import ActorExit
+from miniray.wire.poller import Pace, PacedSelector
 from miniray.worker.arguments import load_arguments
 from miniray.worker.call_loop import CallLoop, call_in, key_of
 from miniray.worker.executor import Executor

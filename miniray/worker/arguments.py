@@ -8,8 +8,7 @@ from miniray.calls.recovery import is_shared
 from miniray.exceptions import ObjectLostError
 from miniray.messages import protocol as p
 from miniray.values.serialization import deserialize
-from miniray.worker.value_errors import NOT_ERRORS, raise_as_error
-from miniray.worker.work import ArgumentLostError, Work
+from miniray.worker.work import NOT_ERRORS, ArgumentLostError, Work, raise_as_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

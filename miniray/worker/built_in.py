@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from miniray.messages.actor_death import ActorExit
+from miniray.messages.errors import ActorExit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

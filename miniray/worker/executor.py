@@ -20,21 +20,16 @@ from miniray.common.ids import call_id
 from miniray.exceptions import TaskCancelledError
 from miniray.messages import code_pieces
 from miniray.messages import protocol as p
-from miniray.messages.actor_death import ActorExit
+from miniray.messages.errors import ActorExit
 from miniray.wire.gates import Gate
 from miniray.worker import stdio
-from miniray.worker.answers import Answers
 from miniray.worker.arguments import fetch_arguments, forget_arguments, load_arguments
 from miniray.worker.built_in import BUILT_IN, method_of
-from miniray.worker.exits import end_child
-from miniray.worker.interruption import Interruption
-from miniray.worker.items import items_of
+from miniray.worker.interruption import Interruption, end_child
 from miniray.worker.leases import Leases, Recall
-from miniray.worker.results import Results
-from miniray.worker.streams import Streams
-from miniray.worker.value_errors import NOT_ERRORS, carried, raise_as_error
-from miniray.worker.work import Work, unknown_group
-from miniray.worker.work_queue import WorkQueue
+from miniray.worker.replies import Answers, Streams
+from miniray.worker.results import Results, items_of
+from miniray.worker.work import NOT_ERRORS, Work, WorkQueue, carried, raise_as_error, unknown_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from miniray.client.cluster_runtime import ClusterRuntime
     from miniray.wire.peers import Peer
-    from miniray.worker.work import Work
-    from miniray.worker.work_queue import WorkQueue
+    from miniray.worker.work import Work, WorkQueue
 
 #: Leases that are remembered once they are over: an owner who has not heard of that may still
 #: send a task, which nobody else would answer.

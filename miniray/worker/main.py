@@ -31,18 +31,17 @@ from miniray.common.config import config
 from miniray.common.runtime import ActorClassInfo, set_runtime
 from miniray.common.specs import ActorSpec, GrantedLease
 from miniray.exceptions import TaskError
-from miniray.messages.actor_death import ActorExit
+from miniray.messages.errors import ActorExit
 from miniray.objects.ignored_signals import finish
 from miniray.wire.gates import Gate
 from miniray.wire.interrupts import leave_in_place
-from miniray.worker import stdio
+from miniray.worker import stdio, worker_file
 from miniray.worker.actor_modes import ASYNC_CONCURRENCY, AsyncExecutor, ThreadedExecutor
 from miniray.worker.arguments import load_for_constructor
 from miniray.worker.built_in import SHUTDOWN
 from miniray.worker.executor import Executor
-from miniray.worker.exits import exit_code, kill_descendants
-from miniray.worker.interruption import CANCEL_SIGNAL
-from miniray.worker.value_errors import carried
+from miniray.worker.interruption import CANCEL_SIGNAL, exit_code, kill_descendants
+from miniray.worker.work import carried
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -337,6 +336,12 @@ def run_worker(spec: dict[str, Any]) -> NoReturn:
     stdio.flush_all()
     stdio.flush_c()
     os._exit(code)
+
+
+def main() -> NoReturn:
+    """Be the worker that the descriptor in the first argument describes, in a new interpreter."""
+    fd = int(sys.argv[1])
+    run_worker(worker_file.read_spec(fd) | {"file": fd})
 
 
 def _prepare_process(spec: dict[str, Any]) -> None:

@@ -21,8 +21,7 @@ from miniray.exceptions import MinirayError, TaskCancelledError, TaskError
 from miniray.messages import protocol as p
 from miniray.objects.borrowing import error_value
 from miniray.values.serialization import serialize
-from miniray.worker.items import close_items
-from miniray.worker.value_errors import NOT_ERRORS, carried, raise_as_error
+from miniray.worker.work import NOT_ERRORS, carried, raise_as_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -278,3 +277,30 @@ def _split(result: Any, count: int, name: str) -> list[Any]:
 
 def _wrong_number(name: str, count: int, returned: int) -> ValueError:
     return ValueError(f"{name} has num_returns={count} but returned {returned} values.")
+
+
+def items_of(result: Any, name: str) -> Iterator[Any]:
+    """What a call that streams has returned, as an iterator; ``close_items`` is to follow.
+
+    Args:
+        result: What it returned.
+        name: Of the call, for the error.
+
+    Raises:
+        TypeError: It has no items.
+    """
+    if hasattr(result, "__next__"):
+        return result  # type: ignore[no-any-return]
+    if not hasattr(result, "__iter__"):
+        raise TypeError(
+            f'{name} has num_returns="streaming" but returned a '
+            f"{type(result).__name__}, which cannot be iterated."
+        )
+    return iter(result)
+
+
+def close_items(items: Iterator[Any]) -> None:
+    """No more items are wanted: a generator runs its ``finally`` blocks, a file is closed."""
+    close = getattr(items, "close", None)
+    if close is not None:
+        close()

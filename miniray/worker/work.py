@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import collections
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from miniray.wire.gates import Gate
+from miniray.wire.interrupts import in_main_thread, signal_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -12,8 +17,8 @@ if TYPE_CHECKING:
     from miniray.calls.context import Execution
     from miniray.common.object_ref import ObjectRef
     from miniray.objects.objects import Value
+    from miniray.wire.io_loop import IOLoop
     from miniray.wire.peers import Peer
-
 
 #: The concurrency group of methods that name none.
 DEFAULT_GROUP = "_default"
@@ -74,3 +79,76 @@ def unknown_group(work: Work, groups: Iterable[str]) -> ValueError:
         f"{work.name} was called in concurrency group {work.group!r}. The actor's "
         f"concurrency_groups: {known}."
     )
+
+
+class WorkQueue:
+    """First in, first out; any thread puts, one takes, and handles messages while it waits."""
+
+    def __init__(self, loop: IOLoop) -> None:
+        self._loop = loop
+        self._items: collections.deque[Work | None] = collections.deque()
+        self._gate: Gate | None = None
+
+    def put(self, work: Work | None) -> None:
+        """Add work; None is the end."""
+        self._items.append(work)
+        gate = self._gate
+        if gate is not None:
+            gate.arrived()
+
+    def get(self) -> Work | None:
+        """The next; waits for it."""
+        items = self._items
+        while True:
+            if items:
+                try:
+                    return items.popleft()
+                except IndexError:  # taken back by another thread meanwhile
+                    continue
+            self._loop.flush_posted()
+            self._gate = gate = Gate(self._loop)
+            if not items:  # else it came just before there was a gate
+                gate.wait(None, idle=True)
+            self._gate = None
+
+    def take(self) -> Work | None:
+        """The next that waits.
+
+        Raises:
+            IndexError: nothing waits.
+        """
+        return self._items.popleft()
+
+    def remove(self, work: Work) -> bool:
+        """Take this one out; False if it does not wait here (any more)."""
+        try:
+            self._items.remove(work)
+        except ValueError:
+            return False
+        return True
+
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._items
+
+
+#: What executors do not take for the error of a call.
+NOT_ERRORS = (SystemExit, KeyboardInterrupt, asyncio.CancelledError)
+
+
+class ValueRaisedError(Exception):
+    """Carries one of these, as its cause, to where a call is answered."""
+
+
+def raise_as_error(error: BaseException) -> NoReturn:
+    """Raise one of ``NOT_ERRORS`` again: carried, unless a signal's handler raised it."""
+    if in_main_thread() and signal_of(type(error), error.__traceback__) is not None:
+        raise error
+    raise ValueRaisedError from error
+
+
+def carried(error: BaseException) -> BaseException:
+    """What an exception carries; others are themselves."""
+    if type(error) is ValueRaisedError:  # `isinstance` runs code of the user's class
+        return error.__cause__ or error
+    return error

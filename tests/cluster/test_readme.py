@@ -27,7 +27,7 @@ DOCUMENTS = (
 _BLOCK = re.compile(r"^( *)```(\w+)\n(.*?)^\1```$", re.M | re.S)
 _PATH = re.compile(r"`([\w.-]+(?:/[\w.-]+)*(?:/|\.(?:json|md|proto|py|pyi|toml|txt|yaml)))`")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[\w-]+)?\)")
-#: ``Connection.post`` (``wire/wire.py``): something, and the file that defines it.
+#: ``Connection.post`` (``wire/connection.py``): something, and the file that defines it.
 _DEFINITION = re.compile(r"`([A-Za-z_][\w.]*)`\s+\(`([\w/]+\.py)`\)")
 
 

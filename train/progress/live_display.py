@@ -17,8 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column
 from rich.text import Text
 
-from miniray.logs.screen import SCREEN
-from miniray.logs.user_streams import is_terminal
+from miniray.logs.screen import SCREEN, is_terminal
 from miniray.train.base.state import RunState
 from miniray.train.progress.progress_lines import WORDS, format_row
 from miniray.train.progress.progress_meter import ProgressMeter, format_status

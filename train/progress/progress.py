@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from miniray.logs.user_streams import is_terminal, write
+from miniray.logs.screen import is_terminal, write
 from miniray.train.callbacks.progress import ProgressCallback
 from miniray.train.progress.progress_lines import WORDS, format_row
 from miniray.train.progress.progress_meter import ProgressMeter, format_status

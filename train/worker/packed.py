@@ -35,7 +35,7 @@ def sent(loop: TrainLoop, put: Callable[[Any], T]) -> T:
     try:
         return put(loop)
     except TypeError as error:
-        from miniray.values.pickle_errors import at_fault, explain
+        from miniray.values.serialization import at_fault, explain
 
         parts = [("train_loop_per_worker", loop.function)]
         parts += [("train_loop_config", argument) for argument in loop.arguments]

@@ -160,7 +160,7 @@ def _pickled(value: Any) -> bytes:
     """What a train loop has returned, for the driver."""
     import cloudpickle
 
-    from miniray.values.pickle_errors import explain
+    from miniray.values.serialization import explain
 
     try:
         pickled: bytes = cloudpickle.dumps(value)

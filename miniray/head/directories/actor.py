@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.ids import owner_of
 from miniray.exceptions import DeathCause
-from miniray.messages.actor_death import Death
+from miniray.messages.errors import Death
 
 if TYPE_CHECKING:
     from miniray.common.specs import ActorSpec

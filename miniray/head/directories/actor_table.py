@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from miniray.exceptions import DeathCause
 from miniray.head.directories.actor import DEAD, remembered
-from miniray.messages.actor_death import Death
+from miniray.messages.errors import Death
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

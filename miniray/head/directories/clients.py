@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from miniray._proto import common_pb2
 from miniray.common.sizes import format_bytes
-from miniray.messages.answers import encode_error
+from miniray.messages.errors import encode_error
 from miniray.messages.protocol import MAX_HEAD_REQUEST
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from miniray.common.config import config
 from miniray.common.sizes import format_bytes
 from miniray.messages import plain
 from miniray.messages import protocol as p
-from miniray.messages.answers import encode_error
 from miniray.messages.door import Arguments
-from miniray.wire.listener import Listener
-from miniray.wire.wire import Connection
+from miniray.messages.errors import encode_error
+from miniray.wire.connection import Connection
+from miniray.wire.sockets import Listener
 
 if TYPE_CHECKING:
     import socket

@@ -237,7 +237,7 @@ class Template:
             # A new interpreter: variables that libraries read when they load take effect.
             os.set_inheritable(fds[2], True)
             python = spec["python"]
-            command = python_command("miniray.worker.fresh")
+            command = python_command("miniray.worker.main")
             os.execv(python, [python, "-c", command, str(fds[2])])  # noqa: S606
         spec["file"] = fds[2]
 

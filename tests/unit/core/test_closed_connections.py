@@ -15,11 +15,11 @@ from core_doubles import eventually
 from open_files import open_files
 from wire_ends import KEY, End, fill, make_pair, raw_client
 
-from miniray.wire.frames import encode
+from miniray.wire.sockets import encode
 
 if TYPE_CHECKING:
+    from miniray.wire.connection import Connection
     from miniray.wire.io_loop import IOLoop
-    from miniray.wire.wire import Connection
 
 
 # --- descriptors --------------------------------------------------------------------

@@ -16,8 +16,8 @@ from open_files import open_files
 from wire_ends import End
 
 from miniray.node.base.async_poller import AsyncPoller
-from miniray.wire import listener as listener_module
-from miniray.wire.listener import Listener, connect
+from miniray.wire import sockets as sockets_module
+from miniray.wire.sockets import Listener, connect
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +48,7 @@ def test_a_listener_accepts_and_removes_its_socket_at_the_end(loop: IOLoop, tmp_
 def test_a_listener_out_of_descriptors_rests_and_goes_on_later(
     loop: IOLoop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(listener_module, "_ACCEPT_AGAIN", 0.05)
+    monkeypatch.setattr(sockets_module, "_ACCEPT_AGAIN", 0.05)
     path = str(tmp_path / "s")
     ends: list[End] = []
     listener = Listener(path, loop, lambda sock: ends.append(End(sock, loop, server=True)))

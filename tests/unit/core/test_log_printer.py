@@ -8,10 +8,8 @@ import threading
 import pytest
 from terminal import screen
 
-from miniray.logs.log_bars import BarKey, BarRegion
-from miniray.logs.log_dedup import LogDeduplicator
-from miniray.logs.log_printer import LogBatch, LogPrinter
-from miniray.logs.screen import SCREEN, draw
+from miniray.logs.log_printer import LogBatch, LogDeduplicator, LogPrinter
+from miniray.logs.screen import SCREEN, BarKey, BarRegion, draw
 
 
 class Timers:

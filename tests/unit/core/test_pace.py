@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from miniray.wire import pace as pace_module
-from miniray.wire.pace import Pace
+from miniray.wire import poller as pace_module
+from miniray.wire.poller import Pace
 
 US = 1e-6
 

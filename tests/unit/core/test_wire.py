@@ -13,13 +13,13 @@ import pytest
 from core_doubles import eventually
 from wire_ends import KEY, End, make_pair, raw_client
 
-from miniray.wire import frames
-from miniray.wire.frames import encode
+from miniray.wire import sockets
 from miniray.wire.node_link import NodeLink
+from miniray.wire.sockets import encode
 
 if TYPE_CHECKING:
+    from miniray.wire.connection import Connection
     from miniray.wire.io_loop import IOLoop
-    from miniray.wire.wire import Connection
 
 
 # --- frames ------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_a_frame_that_is_no_message_closes_its_connection_and_no_other(
 
 def test_a_frame_of_an_impossible_size_closes_the_connection(loop: IOLoop) -> None:
     server, sock = raw_client(loop)
-    sock.send(struct.pack("<I", frames.MAX_FRAME + 1) + b"junk")
+    sock.send(struct.pack("<I", sockets.MAX_FRAME + 1) + b"junk")
     assert server.closed.wait(10)
     sock.close()
 
@@ -178,7 +178,7 @@ def test_a_frame_of_an_impossible_size_closes_the_connection(loop: IOLoop) -> No
 def test_a_message_that_is_too_large_is_refused_at_its_sender(
     loop: IOLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frames, "MAX_FRAME", 2000)
+    monkeypatch.setattr(sockets, "MAX_FRAME", 2000)
     server, client = make_pair(loop)
     for send in (client.conn.send, client.conn.post, encode):
         with pytest.raises(ValueError, match=r"takes 2 KiB; it may take 2 KiB\. Pass large"):

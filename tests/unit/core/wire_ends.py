@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from miniray.security.challenge import answer_blocking
-from miniray.wire.wire import Connection
+from miniray.wire.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from miniray.common.log_lines import MAX_LINE, LineSplitter, bar_row, clean_name, mark
-from miniray.logs.log_bars import BarKey, BarRegion
+from miniray.logs.screen import BarKey, BarRegion
 
 
 def split(*chunks):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from miniray.worker.value_errors import ValueRaisedError, carried, raise_as_error
+from miniray.worker.work import ValueRaisedError, carried, raise_as_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import TYPE_CHECKING, NamedTuple
 
 from miniray.common.task_error import last_line
-from miniray.exceptions import ActorDiedError, DeathCause
+from miniray.exceptions import ActorDiedError, DeathCause, MinirayError
 
 if TYPE_CHECKING:
     from miniray.common.task_error import TaskError
@@ -49,3 +50,18 @@ class Death(NamedTuple):
             restarts=self.restarts,
             max_restarts=self.max_restarts,
         )
+
+
+#: Bytes of such an error: what it says of bad data must not be as large as that data.
+_LARGEST = 1 << 20
+
+
+def encode_error(error: BaseException) -> bytes:
+    """An exception as it travels; one that cannot is told by class and text."""
+    try:
+        data = pickle.dumps(error, 5)
+    except Exception:  # noqa: BLE001 - whatever the error holds; its text says what matters
+        data = b""
+    if not 0 < len(data) <= _LARGEST:
+        data = pickle.dumps(MinirayError(f"{type(error).__name__}: {error!s:.2000}"), 5)
+    return data

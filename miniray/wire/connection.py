@@ -19,9 +19,15 @@ from typing import TYPE_CHECKING, Any
 
 from miniray.security.challenge import ClientChallenge, ServerChallenge
 from miniray.security.errors import AuthenticationError
-from miniray.wire.frames import LENGTH, MAX_FRAME, encode
-from miniray.wire.passed_descriptors import PassedDescriptors, close_all
-from miniray.wire.send_queue import LastWords, SendQueue
+from miniray.wire.sockets import (
+    LENGTH,
+    MAX_FRAME,
+    LastWords,
+    PassedDescriptors,
+    SendQueue,
+    close_all,
+    encode,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
