@@ -113,6 +113,8 @@ class HeadServicer(head_pb2_grpc.HeadServicer):
         reader = asyncio.ensure_future(self._read(node, context))
         writer = asyncio.ensure_future(outbox.drain(context))
         reason = "its daemon ended unexpectedly"
+        if where != "this machine":
+            reason += ", or the network failed"
         try:
             done, _ = await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
             failures = [error for task in done if (error := task.exception()) is not None]
