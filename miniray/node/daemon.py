@@ -31,7 +31,7 @@ from miniray.node.objects.objects import NodeObjects
 from miniray.node.objects.store_requests import StoreRequests
 from miniray.node.output_router import OutputRouter
 from miniray.node.relay.relay import RelayHub
-from miniray.node.store.holders import describe_holders
+from miniray.node.store.memory_report import describe_holders
 from miniray.node.store.segments import SegmentStore
 from miniray.node.store.spill_files import SpillFiles
 from miniray.node.store.spilling import Spilling
@@ -79,14 +79,10 @@ class NodeDaemon:
         self._code = CodeRequests(self._clients, self._head)
         self._relay = RelayHub(self.node_id, node.dial, only_dials=node.drivers_only)
         self.store = SegmentStore(
-            node.object_store_capacity,
-            lambda process, memory: self._clients.push(process, "give_up_memory", (memory,)),
-            lambda process, number: self._clients.push(process, "segment_freed", (number,)),
-            lambda process: self._clients.push(process, "store_short", ()),
+            node.object_store_capacity, SpillFiles(node.spill_folder), self._clients.push
         )
         self._spilling = Spilling(
             self.store,
-            SpillFiles(node.spill_folder),
             lambda: describe_holders(self.store, self._names.of),
             self.node_id,
         )

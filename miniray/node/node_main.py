@@ -23,7 +23,7 @@ from miniray.node.base.node_config import MoverConfig, NodeConfig
 from miniray.node.daemon import NodeDaemon
 from miniray.node.head_process import HeadProcess
 from miniray.node.lifetime import stop_on_signals, when_exits
-from miniray.node.store.spill_place import spill_folder
+from miniray.node.store.spill_files import spill_folder
 from miniray.node.workers.orphans import end_children, reap
 from miniray.security import channels
 from miniray.security.certificates import make_credentials

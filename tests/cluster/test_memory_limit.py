@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.node.store.spill_place import is_in_memory
+from miniray.node.store.spill_files import is_in_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -79,4 +79,4 @@ def test_who_starts_a_node_is_warned_that_the_disk_has_no_room_for_a_file(
     assert f"No file can be made in {tmp_path}, where values go" in done.stderr
     assert "No space left on device" in done.stderr
     [log] = command.root.glob("miniray-*/session_*/logs/node.log")
-    assert "WARNING miniray.node.store.spill_place: No file can be made in " in log.read_text()
+    assert "WARNING miniray.node.store.spill_files: No file can be made in " in log.read_text()

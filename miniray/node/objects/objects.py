@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
     from miniray.node.relay.relay import RelayHub
     from miniray.node.store.memories import Memory
-    from miniray.node.store.segment import Segment
-    from miniray.node.store.segments import SegmentStore
-    from miniray.node.store.spill_files import Place
+    from miniray.node.store.segments import Segment, SegmentStore
+    from miniray.node.store.spill_files import DiskPlace
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.copies import Copy
     from miniray.node.transfer.serving import Serving
@@ -92,7 +91,7 @@ class NodeObjects:
         return segment
 
     def create_on_disk(
-        self, place: Place, form: int, owner: bytes, owner_node: bytes, creator: bytes
+        self, place: DiskPlace, form: int, owner: bytes, owner_node: bytes, creator: bytes
     ) -> Segment:
         """The same on disk, where the writer puts it."""
         segment = self.store.create_on_disk(place, form, owner, creator)

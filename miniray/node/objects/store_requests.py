@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from miniray.common.descriptors import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectStoreFullError
-from miniray.node.store.room import Claim
-from miniray.node.store.spill_files import Place
+from miniray.node.store.admission_queue import Claim
+from miniray.node.store.spill_files import DiskPlace
 from miniray.objects.warm_memory import ON_DISK
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from miniray.node.base.clients import Client, ClientServer
     from miniray.node.objects.objects import NodeObjects
     from miniray.node.store.memories import Memory
-    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import Segment
     from miniray.node.store.spilling import Spilling
 
 #: (segment of this node, form, where it begins), and the descriptor of its memory or file.
@@ -112,7 +112,7 @@ class StoreRequests:
         if not self._runs(process):
             self._spilling.give_back(room)
             raise ConnectionError("the process that asked has ended")  # nobody hears it
-        if not isinstance(room, Place):
+        if not isinstance(room, DiskPlace):
             return self._room_for(client, size, form, owner, owner_node, room)
         segment = self._objects.create_on_disk(room, form, owner, owner_node, process)
         self._free_if_unowned(segment, owner, owner_node)
@@ -167,7 +167,4 @@ class StoreRequests:
 
 def _shown(segment: Segment) -> _Mapped:
     """What a process needs to map a segment, in memory or on disk."""
-    if not segment.in_memory:
-        assert segment.place is not None
-        segment.place.shown = True
     return (segment.number, segment.form, segment.offset), segment.fd

@@ -1,50 +1,54 @@
 """The memory under the segments of a node: memfds, of which those out of use stay warm.
 
 Writing into memory that has pages is several times faster than into new memory, and faster again
-for a process that has it mapped. So what is freed waits in a pool for the next writer, if
-possible for the one that has it mapped. Memory that is given up has no pages from then on, so it
-counts no longer, whoever still has it mapped.
+for a process that has it mapped. So freed memory waits in a pool for the next writer, if possible
+for the one that has it mapped. Memory that is given up loses its pages, and counts no longer,
+whoever still has it mapped.
 """
 
 from __future__ import annotations
 
+import asyncio
 import bisect
+import concurrent.futures
+import ctypes
+import dataclasses
 import errno
 import functools
+import logging
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from miniray.common.descriptors import OUT_OF_DESCRIPTORS, RESERVE, limit
 from miniray.exceptions import ObjectStoreFullError
-from miniray.node.store.freeing import at_once, punch_hole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from miniray.node.store.freeing import Free
+    #: Sends a push to a process of this node: (process, topic, body).
+    Push = Callable[[bytes, str, tuple[Any, ...]], object]
+
+logger = logging.getLogger(__name__)
 
 #: Memory of the pool may be this many times larger than what it is used for.
 _SLACK = 2
-#: Bytes from which on giving memory back takes so long (1 ms) that others would notice.
+#: Bytes from which on giving memory back takes so long (1 ms; 50 ms for 256 MiB) that others would
+#: notice: a thread does it.
 _LARGE = 4 * 1024 * 1024
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
 
 
-def _nothing() -> None:
-    """Nobody waits."""
-
-
+@dataclasses.dataclass(slots=True, eq=False)
 class Memory:
     """One memfd."""
 
-    __slots__ = ("capacity", "fd", "number", "pooled", "writers")
-
-    def __init__(self, number: int, fd: int, capacity: int) -> None:
-        self.number = number
-        self.fd = fd
-        self.capacity = capacity
-        self.pooled = False
-        #: Processes that have it mapped for writing, whatever is in it.
-        self.writers: set[bytes] = set()
+    number: int
+    fd: int
+    capacity: int
+    pooled: bool = False
+    #: Processes that have it mapped for writing, whatever is in it.
+    writers: set[bytes] = dataclasses.field(default_factory=set)
 
 
 class Memories:
@@ -52,20 +56,19 @@ class Memories:
 
     Args:
         capacity: Bytes that all of it may take.
-        give_up: Called with a process and numbers of memory that it has mapped and is to unmap.
+        push: Tells a process to unmap memory (``give_up_memory``).
+        changed: Is set when memory has gone back to the kernel.
     """
 
-    def __init__(self, capacity: int, give_up: Callable[[bytes, tuple[int, ...]], object]) -> None:
+    def __init__(self, capacity: int, push: Push, changed: asyncio.Event) -> None:
         self.capacity = capacity
-        self._give_up = give_up
+        self._push = push
+        self._changed = changed
         #: Bytes in use, waiting in the pool, and going back to the kernel.
         self.used = 0
         self.pooled = 0
         self.closing = 0
-        #: Does some work, then calls the second function: how large memory is closed.
-        self.free: Free = at_once
-        #: Called when memory has gone back to the kernel.
-        self.on_freed: Callable[[], object] = _nothing
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="miniray-free")
         self._next = 1
         self._all: dict[int, Memory] = {}
         #: The pool: (capacity, number), sorted.
@@ -75,12 +78,12 @@ class Memories:
 
     @property
     def taken(self) -> int:
-        """Bytes that nobody can have: all but the pool, which gives way."""
+        """Bytes that cannot be granted: all but the pool, which gives way."""
         return self.used + self.closing
 
     # --- taking and giving back ------------------------------------------------------------
     def take(self, capacity: int, process: bytes, others: int) -> Memory:
-        """Memory of at least so many bytes for a process that is going to write.
+        """Return memory of at least so many bytes for a process that is going to write.
 
         Args:
             capacity: Bytes, whole pages.
@@ -88,7 +91,7 @@ class Memories:
             others: How many values are in the store, for the message of an error.
 
         Raises:
-            ObjectStoreFullError: there is no room, or not before memory that gives way to it
+            ObjectStoreFullError: It does not fit, or not before memory of the pool that gives way
                 has gone back to the kernel.
             OSError: EMFILE, there is no descriptor for it.
         """
@@ -131,7 +134,7 @@ class Memories:
                 return fd
             if not self._pool:
                 break
-            # What is small is closed at once; one descriptor is all that is wanted.
+                # One descriptor is wanted: the smallest memory gives way, at once.
             self._close(self._unpool(0), at_once=True)
         raise OSError(
             errno.EMFILE,
@@ -149,11 +152,11 @@ class Memories:
             raise ObjectStoreFullError(needed=needed, used=self.taken, capacity=self.capacity)
 
     def give_back(self, memory: Memory, *, again: bool = True) -> None:
-        """Nothing is in it any more.
+        """Return memory to the pool, or give it up.
 
         Args:
-            memory: What was taken.
-            again: Whether it may be used again. Not if somebody may still read or write it.
+            memory: Taken before.
+            again: Whether it may be used again. Not if a process may still read or write it.
         """
         self.used -= memory.capacity
         if not again:
@@ -174,42 +177,49 @@ class Memories:
         """Give up memory.
 
         Args:
-            memory: What nobody uses.
-            empty: Whether its pages go even if it is mapped. Not if somebody may look at them.
-            at_once: Whether that must not take its time, however large it is.
+            memory: Nothing uses it.
+            empty: Whether its pages go even if it is mapped. Not if a process may look at them.
+            at_once: Whether to close it here, however large it is.
         """
         del self._all[memory.number]
         for process in memory.writers:
             self._drop(process, memory.number)
-            self._give_up(process, (memory.number,))
+            self._push(process, "give_up_memory", ((memory.number,),))
         capacity = memory.capacity
         work = functools.partial(_free, memory.fd, capacity if empty and memory.writers else 0)
         if at_once or capacity < _LARGE:
             work()
             return
+        try:
+            freeing = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except RuntimeError:  # the node ends: there is no thread any more
+            work()
+            return
         self.closing += capacity
-        self.free(work, functools.partial(self._freed, capacity))
+        freeing.add_done_callback(functools.partial(self._freed, capacity))
 
-    def _freed(self, capacity: int) -> None:
+    def _freed(self, capacity: int, freeing: asyncio.Future[None]) -> None:
+        if not freeing.cancelled() and freeing.exception() is not None:
+            logger.error("could not give memory back", exc_info=freeing.exception())
         self.closing -= capacity
-        self.on_freed()
+        self._changed.set()
 
     def descriptor(self, number: int) -> int:
-        """The descriptor of memory that is in use."""
+        """Return the descriptor of memory that is in use."""
         return self._all[number].fd
 
     # --- what writers have mapped -------------------------------------------------------------
     def mapped(self, number: int, process: bytes) -> None:
-        """A process keeps memory mapped that it has written."""
+        """Note that a process keeps memory mapped that it has written."""
         memory = self._all.get(number)
         if memory is None:  # it was given up at the same time
-            self._give_up(process, (number,))
+            self._push(process, "give_up_memory", ((number,),))
             return
         memory.writers.add(process)
         self._mapped_by.setdefault(process, set()).add(number)
 
     def unmapped(self, numbers: Iterable[int], process: bytes) -> None:
-        """A process does so no longer."""
+        """Note that a process has unmapped memory."""
         for number in numbers:
             memory = self._all.get(number)
             if memory is not None:
@@ -224,11 +234,12 @@ class Memories:
                 del self._mapped_by[process]
 
     def process_died(self, process: bytes) -> None:
-        """A process is gone, and its mappings with it."""
+        """Forget the mappings of a process that is gone."""
         self.unmapped(tuple(self._mapped_by.get(process, ())), process)
 
     def close(self) -> None:
-        """Close every descriptor."""
+        """Close every descriptor; memory that is being freed is freed before the process ends."""
+        self._thread.shutdown(wait=False)
         for memory in self._all.values():
             os.close(memory.fd)
         self._all.clear()
@@ -237,7 +248,7 @@ class Memories:
 
 
 def _memfd() -> int | None:
-    """New memory, of no size yet; None if the descriptor is needed for more than values."""
+    """Create an empty memfd; None if only reserved descriptors are left."""
     try:
         fd = os.memfd_create("miniray", os.MFD_CLOEXEC)
     except OSError as error:
@@ -252,9 +263,19 @@ def _memfd() -> int | None:
 
 
 def _free(fd: int, mapped: int) -> None:
-    """Close memory, of which so many bytes are mapped that are to be given back all the same."""
+    """Close memory, and empty its first ``mapped`` bytes for the processes that have it mapped."""
     try:
         if mapped:
-            punch_hole(fd, 0, mapped)  # its size stays: a late look is no SIGBUS
+            mode = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE  # a late look must be no SIGBUS
+            if _libc().fallocate(fd, mode, 0, mapped) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
     finally:
         os.close(fd)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return libc

@@ -1,6 +1,6 @@
-"""What a node's store holds, in numbers and piece by piece, for `miniray memory`.
+"""What a node's store holds: for `miniray memory`, and for the error of a put that does not fit.
 
-Pure: reads the store's public attributes, tells nobody.
+Pure: reads the store's public attributes, asks no other process.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from miniray.common.ids import owner_of
 from miniray.common.memory_types import order
+from miniray.common.sizes import format_bytes
 from miniray.node.store.kept_arguments import id_of_arguments, keepers_by_object
 from miniray.objects.holds import is_shared, object_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from miniray.common.memory_types import (
         Hold,
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
         StoreTotals,
     )
     from miniray.node.store.kept_arguments import KeptArguments
-    from miniray.node.store.segment import Segment
-    from miniray.node.store.segments import SegmentStore
+    from miniray.node.store.segments import Segment, SegmentStore
     from miniray.objects.objects import Value
 
     #: Of which node and segment there a segment here is a copy, if it is one.
@@ -35,29 +35,26 @@ if TYPE_CHECKING:
     #: Id, value, borrowers, and how many other adopted objects contain it.
     Adopted = tuple[bytes, Value, list[bytes], int]
 
-#: Processes that tell of one object, beyond which the others are only named by its owner.
-_TOLD = 10
+#: Processes whose rows of one object are reported; the owner's row names the others.
+_ROWS = 10
+#: Holders that a sentence names; the others are summed up.
+_NAMED = 3
 
 
 def is_spilled(segment: Segment) -> bool:
-    """Whether a segment's bytes are on disk, and not in memory."""
+    """Return whether a segment is on disk, and not in memory."""
     return not segment.in_memory
 
 
 def state_of(segment: Segment) -> SegmentState:
-    """What a segment waits for, if anything."""
+    """Return the state of a segment in reports."""
     if segment.freed:
         return "FREED"
-    return "WRITING" if segment.creator is not None else "HELD"
+    return "HELD" if segment.sealed else "WRITING"
 
 
 def store_totals(store: SegmentStore, segments: Iterable[Segment]) -> StoreTotals:
-    """Sum a store up.
-
-    Args:
-        store: Which one.
-        segments: All that are in it.
-    """
+    """Sum a store up, of which ``segments`` are all segments."""
     freed = writing = spilled = 0
     freed_by: dict[bytes, int] = {}
     for segment in segments:
@@ -147,7 +144,7 @@ def adopted_report(
         node_id: Of its node.
         adopted: Objects whose owners have ended, and what is kept for detached actors.
         kept: For which actors, and with which objects inside.
-        limit: How many objects are told one by one: the largest.
+        limit: How many objects have rows: the largest.
         detail: Whether small ones are among them.
     """
     keepers = keepers_by_object(node_id, kept)
@@ -178,7 +175,7 @@ def adopted_report(
 
 
 def _holds(actors: Iterable[KeptArguments], outer: int) -> list[Hold]:
-    """Why a daemon holds an object: for these actors, and as so many other objects contain it."""
+    """Return why a daemon holds an object: for actors, and for others that contain it."""
     holds: list[Hold] = [
         {"kind": "USED_BY_PENDING_TASK", "count": 1, "names": [actor.holder]} for actor in actors
     ]
@@ -192,12 +189,63 @@ def _order_of(row: ObjectRow) -> tuple[int, int, bytes]:
 
 
 def chosen(rows: Iterable[ObjectRow], limit: int) -> list[ObjectRow]:
-    """The rows of the largest objects: of each what its owner tells, and a few others."""
+    """Choose the rows of the largest objects: of each the owner's, and a few others."""
     of_each: dict[tuple[int, int, bytes], list[ObjectRow]] = {}
     for row in rows:
         of_each.setdefault(_order_of(row), []).append(row)
     found = []
     for key in sorted(of_each)[:limit]:
         owner_first = sorted(of_each[key], key=lambda row: row["process"] != row["owner"])
-        found += owner_first[:_TOLD]
+        found += owner_first[:_ROWS]
     return found
+
+
+# --- who holds it, in words ----------------------------------------------------------------------
+def describe_holders(segments: Iterable[Segment], name_of: Callable[[bytes], str]) -> str:
+    """Say which processes own how much of a store, and have how much of it mapped.
+
+    Args:
+        segments: All of a store.
+        name_of: Names a process: its actor or task, and its pid or node.
+
+    Returns:
+        ``600 MiB by driver (pid 7), 200 MiB by Keeper (pid 8); mapped, so that it cannot leave
+        memory: 100 MiB by driver (pid 7); freed but still mapped: 100 MiB by Reader (pid 9); on
+        disk: 2 GiB by driver (pid 7)``; empty if nothing is held. What several processes have
+        mapped counts for each of them, what is in memory and on disk counts twice.
+    """
+    owned: dict[bytes, int] = {}
+    mapped: dict[bytes, int] = {}
+    freed: dict[bytes, int] = {}
+    on_disk: dict[bytes, int] = {}
+    for segment in segments:
+        if segment.place is not None:
+            on_disk[segment.owner] = on_disk.get(segment.owner, 0) + segment.size
+        if is_spilled(segment):
+            continue
+        size = segment.capacity
+        mappers = freed if state_of(segment) == "FREED" else mapped
+        if mappers is mapped:
+            owned[segment.owner] = owned.get(segment.owner, 0) + size
+        for process in segment.mappers:
+            mappers[process] = mappers.get(process, 0) + size
+    parts = []
+    if owned:
+        parts.append(_sums(owned, name_of))
+    if mapped:
+        parts.append(f"mapped, so that it cannot leave memory: {_sums(mapped, name_of)}")
+    if freed:
+        parts.append(f"freed but still mapped: {_sums(freed, name_of)}")
+    if on_disk:
+        parts.append(f"on disk: {_sums(on_disk, name_of)}")
+    return "; ".join(parts)
+
+
+def _sums(sizes: Mapping[bytes, int], name_of: Callable[[bytes], str]) -> str:
+    largest = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
+    texts = [f"{format_bytes(size)} by {name_of(who)}" for who, size in largest[:_NAMED]]
+    rest = largest[_NAMED:]
+    if rest:
+        others = f"{len(rest)} other{'s' if len(rest) > 1 else ''}"
+        texts.append(f"{format_bytes(sum(size for _, size in rest))} by {others}")
+    return ", ".join(texts)

@@ -1,24 +1,26 @@
 """The node's shared memory: segments, who owns them and who maps them.
 
 The memory under them (``memories.py``) is held open by this daemon only: nothing stays after it.
-Bytes count until the owner freed a segment and nobody maps it; then its memory, which is warm,
-serves the next writer. A segment that nobody maps may be on disk instead (``spilling.py``), where
-it is mapped if there is no room for it in memory.
+Bytes count until the owner freed a segment and no process maps it; then its memory, which is warm,
+serves the next writer. A segment that no process maps may be on disk instead (``spilling.py``),
+where it is mapped if it does not fit into memory.
 """
 
 from __future__ import annotations
 
+import asyncio
 import collections
+import dataclasses
 from typing import TYPE_CHECKING, TypeVar
 
 from miniray.exceptions import ObjectLostError
 from miniray.node.store.memories import Memories, Memory
-from miniray.node.store.segment import Segment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
-    from miniray.node.store.spill_files import Place
+    from miniray.node.store.memories import Push
+    from miniray.node.store.spill_files import DiskPlace, SpillFiles
 
 _Key = TypeVar("_Key")
 _Item = TypeVar("_Item")
@@ -26,16 +28,62 @@ _Item = TypeVar("_Item")
 _PAGE = 4096
 
 
-def _nobody(_process: bytes, _numbers: tuple[int, ...]) -> None:
-    """There is nobody to tell."""
+@dataclasses.dataclass(slots=True, eq=False)
+class Segment:
+    """One value in the shared memory of a node, or on its disk.
 
+    Changed by its store only, but for where it is, which ``spilling.py`` changes too.
+    """
 
-def _nothing(*_what: object) -> None:
-    """Tell nobody."""
+    number: int
+    #: None while it is on disk only.
+    memory: Memory | None
+    size: int
+    form: int
+    owner: bytes
+    #: The process that wrote it, or still does.
+    writer: bytes
+    #: Where it is on disk, if it was written there; it never changes.
+    place: DiskPlace | None = None
+    #: It is being written to disk, or read from there.
+    moves: bool = False
+    #: Whether its writer is done.
+    sealed: bool = False
+    freed: bool = False
+    #: Where user code put it, or what made it, for reports; empty if that is not known.
+    made: str = ""
+    #: How often each process has it mapped.
+    mappers: dict[bytes, int] = dataclasses.field(default_factory=dict)
+    #: A process was using it when it left, or forked. It may live on, as a driver does after
+    #: `shutdown` or a child after its parent, and look at its arrays: its memory must not be
+    #: written to again.
+    left_open: bool = False
 
+    @property
+    def in_memory(self) -> bool:
+        """Whether it is in memory; else it is on disk only."""
+        return self.memory is not None
 
-def _ignore(_place: Place) -> None:
-    """There is no disk."""
+    @property
+    def fd(self) -> int:
+        """Descriptor of its memory, or of its file while it is on disk only."""
+        if self.memory is not None:
+            return self.memory.fd
+        assert self.place is not None
+        return self.place.fd
+
+    @property
+    def offset(self) -> int:
+        """Where it begins there, in bytes: whole pages."""
+        if self.memory is not None:
+            return 0
+        assert self.place is not None
+        return self.place.offset
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of memory that it takes."""
+        return 0 if self.memory is None else self.memory.capacity
 
 
 class SegmentStore:
@@ -43,36 +91,29 @@ class SegmentStore:
 
     Args:
         capacity: Bytes that segments, and memory that waits for the next one, may take.
-        give_up: Called with a process and numbers of memory that it is to unmap.
-        freed: Called with a process that has mapped a segment which was just freed, and its number.
-        short: Called with a process that may keep segments mapped without use: memory is short.
+        files: Where values are that are on disk.
+        push: Tells a process to unmap memory (``give_up_memory``), that a segment was freed that
+            it has mapped (``segment_freed``), or that memory is short and what it keeps mapped
+            without use is in the way (``store_short``).
     """
 
-    def __init__(
-        self,
-        capacity: int,
-        give_up: Callable[[bytes, tuple[int, ...]], object] = _nobody,
-        freed: Callable[[bytes, int], object] = _nothing,
-        short: Callable[[bytes], object] = _nothing,
-    ) -> None:
+    def __init__(self, capacity: int, files: SpillFiles, push: Push) -> None:
         self.capacity = capacity
-        self.memories = Memories(capacity, give_up)
-        self._tell_freed = freed
-        self._tell_short = short
-        #: Called when memory has come back, or may be had now.
-        self.on_room: Callable[[], object] = _nothing
-        #: Called with the place of a freed segment that was on disk.
-        self.on_unplaced: Callable[[Place], object] = _ignore
-        self.memories.on_freed = self._freed
+        self.files = files
+        self._push = push
+        #: Set when memory has come free, or fewer processes hold some: a claim may be served now.
+        self.changed = asyncio.Event()
+        self.memories = Memories(capacity, push, self.changed)
         self._next = 1
         self._segments: dict[int, Segment] = {}
-        #: Complete, wanted and not mapped; the least recently used first.
+        #: Sealed, wanted and not mapped; the least recently used first.
         self._idle: collections.OrderedDict[int, Segment] = collections.OrderedDict()
         self._by_owner: dict[bytes, set[int]] = {}
         self._by_mapper: dict[bytes, set[int]] = {}
-        #: Those of the mappers that have mapped something since they heard that memory is short.
+        #: The mappers that have mapped a segment since they were told that memory is short.
         self._may_keep: set[bytes] = set()
-        self._by_creator: dict[bytes, set[int]] = {}
+        #: What processes have not finished writing.
+        self._unsealed: dict[bytes, set[int]] = {}
         #: What processes wrote for others.
         self._by_writer: dict[bytes, set[int]] = {}
 
@@ -80,70 +121,69 @@ class SegmentStore:
         return len(self._segments)
 
     def __iter__(self) -> Iterator[Segment]:
-        """All of them at this moment."""
+        """Iterate over the segments of this moment."""
         return iter(list(self._segments.values()))
 
     # --- writing -----------------------------------------------------------------
     def create(
-        self, size: int, form: int, owner: bytes, creator: bytes, memory: Memory | None = None
+        self, size: int, form: int, owner: bytes, writer: bytes, memory: Memory | None = None
     ) -> Segment:
-        """Room for a value; hand its descriptor to the writer.
+        """Make a segment in memory; hand its descriptor to the writer.
 
         Args:
             size: Bytes.
             form: How it is written.
             owner: The process that frees it.
-            creator: The process that writes it.
+            writer: The process that writes it.
             memory: For it, if that was taken already.
 
         Raises:
-            ObjectStoreFullError: there is no room.
+            ObjectStoreFullError: There is no memory for it.
         """
         if memory is None:
-            memory = self.take(size, creator)
-        return self._add(Segment(self._next, memory, size, form, owner), creator)
+            memory = self.take(size, writer)
+        return self._add(Segment(self._next, memory, size, form, owner, writer))
 
-    def create_on_disk(self, place: Place, form: int, owner: bytes, creator: bytes) -> Segment:
-        """A value that its writer puts on disk, because there is no room in memory."""
-        segment = Segment(self._next, None, place.size, form, owner)
-        segment.place = place
-        return self._add(segment, creator)
+    def create_on_disk(self, place: DiskPlace, form: int, owner: bytes, writer: bytes) -> Segment:
+        """Make a segment on disk, because there is no memory for it; the rest is as in `create`."""
+        return self._add(Segment(self._next, None, place.size, form, owner, writer, place))
 
-    def _add(self, segment: Segment, creator: bytes) -> Segment:
-        number, owner = segment.number, segment.owner
+    def _add(self, segment: Segment) -> Segment:
+        number, owner, writer = segment.number, segment.owner, segment.writer
         self._next += 1
-        segment.creator = segment.writer = creator
-        if owner != creator:
-            self._by_writer.setdefault(creator, set()).add(number)
+        if owner != writer:
+            self._by_writer.setdefault(writer, set()).add(number)
         self._segments[number] = segment
         self._by_owner.setdefault(owner, set()).add(number)
-        self._by_creator.setdefault(creator, set()).add(number)
+        self._unsealed.setdefault(writer, set()).add(number)
         return segment
 
     def take(self, size: int, process: bytes) -> Memory:
-        """Memory for a value; ObjectStoreFullError if there is no room."""
+        """Take memory for a value.
+
+        Raises:
+            ObjectStoreFullError: There is none.
+            OSError: EMFILE, there is no descriptor for it.
+        """
         capacity = max(_PAGE, -(-size // _PAGE) * _PAGE)
         return self.memories.take(capacity, process, len(self))
 
-    def _freed(self) -> None:
-        self.on_room()
-
     def put_back(self, memory: Memory) -> None:
-        """Memory that was taken is not needed after all."""
+        """Return memory that was taken and is not needed after all."""
         self.memories.give_back(memory)
-        self.on_room()
+        self.changed.set()
 
     def seal(self, number: int, made: str = "") -> None:
-        """The writer is done, and may tell where in user code it was made."""
+        """Note that a segment is complete, and where user code made it."""
         segment = self._segments.get(number)
-        if segment is not None and segment.creator is not None:
+        if segment is not None and not segment.sealed:
             segment.made = made
-            self._drop(self._by_creator, segment.creator, number)
-            segment.creator = None
+            self._drop(self._unsealed, segment.writer, number)
+            segment.sealed = True
             self._look_at(segment)  # its owner may have ended meanwhile
 
     def change_owner(self, number: int, owner: bytes) -> None:
-        """Somebody else answers for a segment from now on."""
+        """Have another process, or a daemon, own a segment from now on."""
         segment = self._segments.get(number)
         if segment is not None:
             self._drop(self._by_owner, segment.owner, number)
@@ -152,22 +192,22 @@ class SegmentStore:
 
     # --- reading -----------------------------------------------------------------
     def get(self, number: int) -> Segment:
-        """A segment; ObjectLostError if there is none of this number."""
+        """Return a segment; raise ObjectLostError if there is none of this number."""
         segment = self._segments.get(number)
         if segment is None:
             raise ObjectLostError(f"segment {number}", "its memory was freed already")
         return segment
 
     def has_number(self, number: int) -> bool:
-        """Whether there is a segment of this number."""
+        """Return whether there is a segment of this number."""
         return number in self._segments
 
     def has(self, segment: Segment) -> bool:
-        """Whether a segment is still here."""
+        """Return whether a segment is still here."""
         return self._segments.get(segment.number) is segment
 
     def map(self, number: int, mapper: bytes) -> Segment:
-        """A process maps a segment, in memory or, if it is not and cannot be there, on disk."""
+        """Count a mapping by a process, of memory or, if the segment is not there, of the disk."""
         segment = self.get(number)
         self._idle.pop(number, None)
         segment.mappers[mapper] = segment.mappers.get(mapper, 0) + 1
@@ -180,15 +220,14 @@ class SegmentStore:
 
         Args:
             numbers: The segments.
-            mapper: Who has unmapped them.
+            mapper: The process, or the node.
             left_open: Whether it may still look at their memory.
         """
         for number in numbers:
             segment = self._segments.get(number)
             if segment is None or mapper not in segment.mappers:
                 continue
-            if left_open:
-                segment.leave_open()
+            segment.left_open |= left_open
             segment.mappers[mapper] -= 1
             if segment.mappers[mapper] == 0:
                 del segment.mappers[mapper]
@@ -197,15 +236,15 @@ class SegmentStore:
                     self._may_keep.discard(mapper)
                 self._look_at(segment)
                 if segment.mappers:
-                    self.on_room()  # a claim may wait for nobody but its own processes now
+                    self.changed.set()  # a claim may wait for nobody but its own processes now
 
     def leave_open(self, mapper: bytes) -> None:
-        """Never use the memory again that a process has mapped now: it forks.
+        """Never reuse the memory that a process has mapped now: it forks.
 
-        Its child has mapped the same, and reports nothing.
+        Its child has the same mappings, and reports nothing.
         """
         for number in self._by_mapper.get(mapper, ()):
-            self._segments[number].leave_open()
+            self._segments[number].left_open = True
 
     # --- freeing -----------------------------------------------------------------
     @property
@@ -214,42 +253,42 @@ class SegmentStore:
         return self.memories.used
 
     def free(self, number: int) -> None:
-        """The owner has no use for a segment any more."""
+        """Free a segment for its owner: it is gone once no process maps it."""
         segment = self._segments.get(number)
         if segment is not None and not segment.freed:
             segment.freed = True
             for process in segment.mappers:
-                self._tell_freed(process, number)
+                self._push(process, "segment_freed", (number,))
             self._look_at(segment)
 
     def tell_short(self) -> None:
         """Tell the processes that may keep segments mapped without use that memory is short."""
         told, self._may_keep = self._may_keep, set()
         for process in told:
-            self._tell_short(process)
+            self._push(process, "store_short", ())
 
     def process_died(self, process_id: bytes, *, may_look: bool = True) -> list[int]:
-        """Undo what a process had; returns the numbers of the segments that it owned.
+        """Free what a process owned, and count off what it had mapped.
 
         Args:
-            process_id: Which one.
+            process_id: The process.
             may_look: Whether it may live on and look at what it had mapped.
+
+        Returns:
+            The numbers of the segments that it owned.
         """
         self.memories.process_died(process_id)
-        for number in self._by_creator.pop(process_id, set()):
+        for number in self._unsealed.pop(process_id, set()):
             segment = self._segments.get(number)
-            if segment is not None:  # half written: nobody else knows of it
-                segment.creator = None
-                segment.freed = True
-                segment.leave_open()
+            if segment is not None:  # half written: no other process knows of it
+                segment.sealed = segment.freed = segment.left_open = True
                 self._look_at(segment)
         self._may_keep.discard(process_id)
         for number in self._by_mapper.pop(process_id, set()):
             segment = self._segments.get(number)
             if segment is not None:
                 segment.mappers.pop(process_id, None)
-                if may_look:
-                    segment.leave_open()
+                segment.left_open |= may_look
                 self._look_at(segment)
         owned = self.owned_by(process_id)
         for number in owned:
@@ -257,11 +296,11 @@ class SegmentStore:
         return owned
 
     def owned_by(self, process_id: bytes) -> list[int]:
-        """Numbers of the segments that a process owns."""
+        """Return the numbers of the segments that a process owns."""
         return list(self._by_owner.get(process_id, ()))
 
     def written_by(self, process_id: bytes) -> dict[bytes, list[int]]:
-        """What a process that ended wrote for others and they have not freed, by owner."""
+        """Return what a process that ended wrote for others and they have not freed, by owner."""
         found: dict[bytes, list[int]] = {}
         for number in self._by_writer.pop(process_id, ()):
             segment = self._segments[number]
@@ -271,79 +310,74 @@ class SegmentStore:
 
     # --- memory and disk -------------------------------------------------------------
     def idle(self) -> Iterable[Segment]:
-        """Complete segments in memory that nobody maps; the least recently used first."""
+        """Return sealed segments in memory that no process maps; the least recently used first."""
         return self._idle.values()
 
     def resting(self) -> Iterator[Segment]:
-        """Complete segments that are on disk, in memory too or not, and that nobody maps.
-
-        The oldest first.
-        """
+        """Iterate over sealed segments with a place on disk that no process maps, oldest first."""
         for segment in self:
             if segment.place is not None and not self._is_busy(segment):
                 yield segment
 
     @staticmethod
     def _is_busy(segment: Segment) -> bool:
-        return bool(segment.mappers) or segment.creator is not None or segment.moves
+        return bool(segment.mappers) or not segment.sealed or segment.moves
 
     def is_idle(self, segment: Segment) -> bool:
-        """Whether a segment is one of them."""
+        """Return whether a segment is in memory, sealed, wanted and not mapped."""
         return segment.number in self._idle
 
     def holds(self, process: bytes) -> bool:
-        """Whether a process writes a segment, or maps one that is in memory."""
-        if process in self._by_creator:
+        """Return whether a process writes a segment, or maps one that is in memory."""
+        if process in self._unsealed:
             return True
         mapped = self._by_mapper.get(process, ())
         return any(self._segments[number].in_memory for number in mapped)
 
     def others_hold(self, processes: Container[bytes]) -> bool:
-        """Whether any but these processes hold segments, or memory that is in no segment yet.
+        """Return whether processes other than these hold memory.
 
-        Daemons that read or send segments count too.
+        Daemons that read or send segments count too, and so does memory without a segment yet.
         """
         if self.used > sum(segment.capacity for segment in self._segments.values()):
             return True  # it was granted just now, or a value is being read back into it
         return any(
             self.holds(other)
-            for index in (self._by_creator, self._by_mapper)
+            for index in (self._unsealed, self._by_mapper)
             for other in index
             if other not in processes
         )
 
     def begin_move(self, segment: Segment) -> None:
-        """A segment is being written to disk, or read from there."""
+        """Keep a segment where it is while it is written to disk, or read from there."""
         segment.moves = True
         self._idle.pop(segment.number, None)
 
     def end_move(self, segment: Segment) -> None:
-        """It is no longer, whatever came of it."""
+        """End what `begin_move` began, whatever came of it."""
         segment.moves = False
         self._look_at(segment)
 
     def drop_memory(self, segment: Segment) -> None:
-        """A segment that nobody maps is on disk: its memory is free."""
+        """Free the memory of an idle segment that is on disk too."""
         self._idle.pop(segment.number, None)
         self._give_back(segment)
 
     def _look_at(self, segment: Segment) -> None:
-        """Somebody is done with a segment: it may be idle now, or gone."""
+        """Make a segment idle, or remove it, if nothing uses it any more."""
         if self._is_busy(segment):
             return
-        if segment.place is not None:
-            segment.place.shown = False
         if not segment.freed:
             if segment.memory is not None:
                 self._idle[segment.number] = segment
-                self.on_room()
+                self.changed.set()
             return
         del self._segments[segment.number]
         self._idle.pop(segment.number, None)
         self._drop(self._by_owner, segment.owner, segment.number)
         self._drop(self._by_writer, segment.writer, segment.number)
         if segment.place is not None:
-            self.on_unplaced(segment.place)
+            self.files.release(segment.place)
         self._give_back(segment)
 
     def _give_back(self, segment: Segment) -> None:
@@ -351,7 +385,7 @@ class SegmentStore:
             self.memories.give_back(segment.memory, again=not segment.left_open)
             segment.memory = None
             segment.left_open = False  # that was about the memory
-        self.on_room()
+        self.changed.set()
 
     @staticmethod
     def _drop(index: dict[_Key, set[_Item]], key: _Key, item: _Item) -> None:

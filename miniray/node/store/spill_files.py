@@ -1,49 +1,223 @@
-"""Files that hold values for which there is no memory.
+"""Files that hold values for which there is no memory, and the folder that they are in.
 
-Values share files, so that many small ones take few descriptors, and give their part of the disk
-back as they go. The files have no name: nothing is left of them when the daemon ends, however.
-What opens, counts and releases runs in the daemon's loop; what reads and writes runs in threads.
+The files have no name: nothing is left of them when the daemon ends, however it ends. Small values
+share files, so that many of them take few descriptors; the disk has the blocks of a file back when
+its last value goes. Bookkeeping runs in the daemon's loop, reading and writing in threads.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import errno
-import functools
 import logging
 import mmap
 import os
 import tempfile
-from typing import TYPE_CHECKING
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from miniray.common.descriptors import RESERVE, limit
-from miniray.node.store.freeing import at_once, punch_hole
+from miniray.common.sizes import format_bytes
+from miniray.system.boot_options import BootError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
-
-    from miniray.node.store.freeing import Free
 
 logger = logging.getLogger(__name__)
 
-#: A file takes values until it has this many bytes.
-_FILE_SIZE = 256 * 1024 * 1024
-#: Parts of a file begin at such multiples: the disk gives back whole blocks only.
+T = TypeVar("T")
+
+#: Values that are written or read at the same time: more would only make the disk seek.
+_THREADS = 2
+#: Bytes of a file that values share, and of the largest value that shares one.
+_FILE_SIZE = 16 * 1024 * 1024
+_SHARES = _FILE_SIZE // 4
+#: Values begin at such multiples in a file: they are mapped in whole pages.
 _BLOCK = 4096
-#: The disk has no room for more: the device, or what this user may take of it.
+#: Errors of a disk without room: the device is full, or the quota of this user.
 DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-#: Bytes that one call of the system reads or writes at most: the end of the node waits for it.
+#: Bytes of one read or write: the end of the node waits for it.
 _STEP = 16 * 1024 * 1024
+#: For files that are too large for a ``/tmp`` in memory (hier(7)).
+_LARGE_FILES = Path("/var/tmp")  # noqa: S108 - what is made there has no name
+_IN_MEMORY = frozenset({"tmpfs", "ramfs"})
+
+
+class _File:
+    """An open file, and how many values are in it."""
+
+    __slots__ = ("end", "fd", "values")
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        #: Where the next value begins.
+        self.end = 0
+        self.values = 0
+
+
+class DiskPlace:
+    """Where a value is on disk."""
+
+    __slots__ = ("file", "offset", "size")
+
+    def __init__(self, file: _File, offset: int, size: int) -> None:
+        self.file = file
+        self.offset = offset
+        self.size = size
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the file."""
+        return self.file.fd
+
+
+class SpillFiles:
+    """The spilled values of a node.
+
+    Args:
+        folder: Where files are made; it is made too if it does not exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        #: Bytes of disk that values take.
+        self.used = 0
+        #: The file that the next small value goes into.
+        self._shared: _File | None = None
+        self._files: set[_File] = set()
+        self._stopped = threading.Event()
+        self._threads = concurrent.futures.ThreadPoolExecutor(
+            _THREADS, thread_name_prefix="miniray-spill"
+        )
+        #: Descriptors that are being closed.
+        self._closing: dict[concurrent.futures.Future[None], int] = {}
+
+    # --- places -----------------------------------------------------------------------------
+    def reserve(self, size: int) -> DiskPlace:
+        """Return a place for a value that the daemon writes.
+
+        Raises:
+            OSError: No file can be made.
+        """
+        if size > _SHARES:
+            return self._add(self._made(open_file(self.folder)), size)
+        if self._shared is None or self._shared.end + size > _FILE_SIZE:
+            self._shared = self._made(open_file(self.folder))
+        return self._add(self._shared, size)
+
+    def reserve_file(self, size: int) -> DiskPlace:
+        """Return a place that a process may write to: a file with no other value in it.
+
+        Raises:
+            OSError: No file can be made; EMFILE if only reserved descriptors are left.
+        """
+        fd = open_file(self.folder)
+        # The kernel gives the lowest free number: this one says how many are open.
+        if fd >= limit() - RESERVE:
+            os.close(fd)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self._add(self._made(fd), size)
+
+    def _made(self, fd: int) -> _File:
+        file = _File(fd)
+        self._files.add(file)
+        return file
+
+    def _add(self, file: _File, size: int) -> DiskPlace:
+        place = DiskPlace(file, file.end, size)
+        file.end += _blocks(size)
+        file.values += 1
+        self.used += _blocks(size)
+        return place
+
+    def release(self, place: DiskPlace) -> None:
+        """Drop a value; whoever has mapped it keeps its bytes."""
+        file = place.file
+        file.values -= 1
+        self.used -= _blocks(place.size)
+        if file.values or self._stopped.is_set():
+            return
+        self._files.remove(file)
+        if file is self._shared:
+            self._shared = None
+        closing = self._threads.submit(os.close, file.fd)  # it takes long for a large one
+        self._closing[closing] = file.fd
+        closing.add_done_callback(self._closed)
+
+    def _closed(self, closing: concurrent.futures.Future[None]) -> None:
+        fd = self._closing.pop(closing)
+        if closing.cancelled():
+            os.close(fd)
+
+    async def all_closed(self) -> None:
+        """Wait until the disk has the blocks of all files back whose values are gone."""
+        closing = list(self._closing)
+        await asyncio.gather(*map(asyncio.wrap_future, closing), return_exceptions=True)
+
+    def stop(self) -> None:
+        """Begin no read or write any more, and end those under way early."""
+        self._stopped.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def close(self) -> None:
+        """Close all files."""
+        self.stop()
+        for file in self._files:
+            os.close(file.fd)
+        self._files.clear()
+        self._shared = None
+        self.used = 0
+
+    # --- in threads -------------------------------------------------------------------------
+    async def write(self, place: DiskPlace, memory: int) -> None:
+        """Copy a value from the memory of this descriptor to its place.
+
+        Raises:
+            OSError: The disk is full, or broken.
+        """
+        await self._in_thread(write, place, memory, self._stopped.is_set)
+
+    async def read(self, place: DiskPlace, memory: int) -> None:
+        """Copy a value from its place to the memory of this descriptor, which is large enough.
+
+        Raises:
+            OSError: The disk is broken.
+        """
+        await self._in_thread(read, place, memory, self._stopped.is_set)
+
+    async def read_piece(self, place: DiskPlace, offset: int, length: int) -> bytes:
+        """Return some bytes of a value."""
+        return await self._in_thread(read_piece, place, offset, length)
+
+    async def allocate(self, place: DiskPlace) -> None:
+        """Have the disk set blocks aside for a value.
+
+        Raises:
+            OSError: The disk is full, or broken.
+        """
+        await self._in_thread(allocate, place)
+
+    async def describe_disk(self) -> str:
+        """Say how full the disk is, and by what; empty if it does not tell."""
+        disk = await self._in_thread(look_at, self.folder)
+        return describe_disk(disk, self.used) if disk is not None else ""
+
+    async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, *args)
+
+
+def _blocks(size: int) -> int:
+    return -(-size // _BLOCK) * _BLOCK
 
 
 def open_file(folder: Path) -> int:
-    """A new file without a name; returns its descriptor.
-
-    Args:
-        folder: Where it is made; it is made too if it does not exist.
+    """Return the descriptor of a new file without a name; makes its folder if need be.
 
     Raises:
-        OSError: no file can be made there.
+        OSError: No file can be made there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -57,133 +231,14 @@ def open_file(folder: Path) -> int:
     return fd
 
 
-class _File:
-    """One file on disk."""
-
-    __slots__ = ("end", "fd", "places")
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        #: Where the next value begins.
-        self.end = 0
-        #: Values in it.
-        self.places = 0
-
-
-class Place:
-    """Where a value is on disk."""
-
-    __slots__ = ("_file", "left_open", "offset", "shown", "size")
-
-    def __init__(self, file: _File, offset: int, size: int) -> None:
-        self._file = file
-        self.offset = offset
-        self.size = size
-        #: Who maps the value may have mapped it here.
-        self.shown = False
-        #: Somebody may look at it even when nobody maps it any more: it must not be punched.
-        self.left_open = False
-
-    @property
-    def fd(self) -> int:
-        """Descriptor of the file."""
-        return self._file.fd
-
-
-class SpillFiles:
-    """The files of a node.
-
-    Args:
-        folder: Where they are made; it is made too if it does not exist.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        #: Bytes of disk that values take.
-        self.used = 0
-        #: Does some work, then calls the second function: how files are closed.
-        self.free: Free = at_once
-        self._current: _File | None = None
-        self._files: set[_File] = set()
-
-    def reserve(self, size: int, *, alone: bool = False) -> Place:
-        """A place for a value of so many bytes.
-
-        Args:
-            size: Bytes.
-            alone: Whether it has a file to itself, which may be shown to other processes.
-
-        Raises:
-            OSError: no file can be made; EMFILE if one that a value has to itself would take a
-                descriptor that is needed for more than values.
-        """
-        file = self._current
-        if alone:
-            file = _File(self._open_spare())
-            self._files.add(file)
-        elif file is None or file.end + size > _FILE_SIZE:
-            file = self._current = _File(open_file(self.folder))
-            self._files.add(file)
-        length = -(-size // _BLOCK) * _BLOCK
-        place = Place(file, file.end, size)
-        file.end += length
-        file.places += 1
-        self.used += length
-        return place
-
-    def _open_spare(self) -> int:
-        fd = open_file(self.folder)
-        # The kernel gives the lowest free number: this one says how many are open.
-        if fd < limit() - RESERVE:
-            return fd
-        os.close(fd)
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-
-    def is_to_punch(self, place: Place) -> bool:
-        """Whether a place is to be punched before it is released: its file has other values."""
-        return place._file.places > 1 and not place.left_open
-
-    def release(self, place: Place) -> None:
-        """A value is not needed any more; its part of the disk was punched, if it was to be."""
-        length = -(-place.size // _BLOCK) * _BLOCK
-        file = place._file
-        file.places -= 1
-        if file.places or file not in self._files:
-            self._freed(length)
-            return
-        if file is self._current:
-            self._current = None
-        self._files.remove(file)
-        self.free(functools.partial(os.close, file.fd), functools.partial(self._freed, length))
-
-    def _freed(self, length: int) -> None:
-        self.used -= length
-
-    def close(self) -> None:
-        """Give all of it up. Nothing may be reading or writing."""
-        for file in self._files:
-            os.close(file.fd)
-        self._files.clear()
-        self._current = None
-        self.used = 0
-
-
-# --- in threads ---------------------------------------------------------------------------------
-def allocate(place: Place) -> None:
-    """Have the disk's blocks for a value set aside.
-
-    Raises:
-        OSError: the disk is full, or broken.
-    """
+# --- run in threads -----------------------------------------------------------------------------
+def allocate(place: DiskPlace) -> None:
+    """See ``SpillFiles.allocate``."""
     os.posix_fallocate(place.fd, place.offset, place.size)
 
 
-def write(place: Place, memory: int, stopped: Callable[[], bool]) -> None:
-    """Copy a value from the memory of this descriptor to its place.
-
-    Raises:
-        OSError: the disk is full, or broken.
-    """
+def write(place: DiskPlace, memory: int, stopped: Callable[[], bool]) -> None:
+    """See ``SpillFiles.write``; returns early once ``stopped`` says so."""
     with mmap.mmap(memory, place.size, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as view:
         done = 0
         while done < place.size and not stopped():
@@ -191,12 +246,8 @@ def write(place: Place, memory: int, stopped: Callable[[], bool]) -> None:
                 done += os.pwrite(place.fd, part, place.offset + done)
 
 
-def read(place: Place, memory: int, stopped: Callable[[], bool]) -> None:
-    """Copy a value from its place to the memory of this descriptor, which is large enough.
-
-    Raises:
-        OSError: the disk is broken.
-    """
+def read(place: DiskPlace, memory: int, stopped: Callable[[], bool]) -> None:
+    """See ``SpillFiles.read``; returns early once ``stopped`` says so."""
     with mmap.mmap(memory, place.size) as mapped, memoryview(mapped) as view:
         done = 0
         while done < place.size and not stopped():
@@ -207,16 +258,105 @@ def read(place: Place, memory: int, stopped: Callable[[], bool]) -> None:
             done += count
 
 
-def read_piece(place: Place, offset: int, length: int) -> bytes:
-    """Some bytes of a value at its place."""
+def read_piece(place: DiskPlace, offset: int, length: int) -> bytes:
+    """See ``SpillFiles.read_piece``."""
     return os.pread(place.fd, min(length, place.size - offset), place.offset + offset)
 
 
-def punch(place: Place) -> None:
-    """Give its part of a file back to the disk; if that cannot be done, it goes with the file."""
-    length = -(-place.size // _BLOCK) * _BLOCK
+class Disk(NamedTuple):
+    """A file system; bytes."""
+
+    size: int
+    #: What users other than root may still take.
+    free: int
+
+
+def look_at(folder: Path) -> Disk | None:
+    """Return the file system that a folder is on; None if it does not say."""
     try:
-        punch_hole(place.fd, place.offset, length)
+        found = os.statvfs(folder)
+    except OSError:  # the error that this is to explain is reported in any case
+        return None
+    return Disk(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
+
+
+def describe_disk(disk: Disk, values: int) -> str:
+    """Say who has taken how much of a disk.
+
+    Args:
+        disk: As it is.
+        values: Bytes of it that values of this node take, those that are being written included.
+    """
+    taken = disk.size - disk.free
+    values = min(values, taken)
+    return (
+        f"Of the {format_bytes(disk.size)} of that disk, values of this node take "
+        f"{format_bytes(values)}, other files take {format_bytes(taken - values)}, and "
+        f"{format_bytes(disk.free)} are free."
+    )
+
+
+# --- the folder ---------------------------------------------------------------------------------
+def spill_folder(wanted: str, session: Path, large_files: Path = _LARGE_FILES) -> tuple[Path, str]:
+    """Choose the folder for spilled values, and make it if need be.
+
+    On many machines ``/tmp`` is memory: what went there would leave the object store and take as
+    much memory as before, until the kernel kills a process.
+
+    Args:
+        wanted: The configured one; empty: none.
+        session: The session's folder.
+        large_files: Serves instead if that is in memory.
+
+    Returns:
+        The folder, and a warning for whoever starts the node if it cannot be used now, else empty.
+
+    Raises:
+        BootError: The configured folder cannot be used. A full disk is only a warning.
+    """
+    folder = _chosen(wanted, session, large_files)
+    try:
+        os.close(open_file(folder))
     except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.ENOSYS):
-            logger.warning("could not give %d bytes of disk back: %s", length, error.strerror)
+        why = error.strerror or str(error)
+        if wanted and error.errno not in DISK_IS_FULL:
+            raise BootError(
+                f"MINIRAY_SPILL_FOLDER is {wanted!r}, and no file can be made there: {why}. Set it "
+                f"to a folder on a disk in which this user may make files, or leave it out."
+            ) from None
+        warning = (
+            f"No file can be made in {folder}, where values go that do not fit into the object "
+            f"store: {why}. What does not fit is refused as long as that is so; "
+            f"MINIRAY_SPILL_FOLDER sets another folder."
+        )
+        logger.warning("%s", warning)
+        return folder, warning
+    if is_in_memory(folder):
+        logger.warning(
+            "%s, where values go that do not fit into the object store, is in memory too: set "
+            "MINIRAY_SPILL_FOLDER to a folder on a disk",
+            folder,
+        )
+    return folder, ""
+
+
+def _chosen(wanted: str, session: Path, large_files: Path) -> Path:
+    if wanted:
+        return Path(wanted)
+    if is_in_memory(session) and os.access(large_files, os.W_OK) and not is_in_memory(large_files):
+        return large_files
+    return session / "spilled"
+
+
+def is_in_memory(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> bool:
+    """Return whether files in a folder take memory and no disk; a missing one has its parent's."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in mounts.read_text(encoding="utf-8", errors="replace").splitlines():
+        # 36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext3 /dev/root rw (proc_pid_mountinfo(5))
+        mount, _, system = line.partition(" - ")
+        if mount.split()[2] == number:
+            return system.split()[0] in _IN_MEMORY
+    return False

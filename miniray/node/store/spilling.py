@@ -1,52 +1,35 @@
 """What happens when the memory of the object store is full: values move to disk, and back.
 
-Memory comes from what nobody has mapped, least recently used first: copies of other nodes' values
-are dropped, values of this node are written to disk unless they are there already. The admission
-queue (``room.py``) orders the claims to it. Nobody waits for what others look at while the disk has
-room: then values are written to disk by their writers, and mapped there by their readers.
+Memory comes from what no process has mapped, least recently used first: copies of other nodes'
+values are evicted, values of this node are written to disk unless they are there already. The
+admission queue (``admission_queue.py``) orders the claims to it. While the disk has room, no claim
+waits for what processes have mapped: values are then written to disk by their writers, and mapped
+there by their readers.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import dataclasses
 import itertools
 import logging
-import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from miniray.common.config import config
 from miniray.common.descriptors import OUT_OF_DESCRIPTORS
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.store.disk import describe_disk, look_at
-from miniray.node.store.freeing import Freeing
-from miniray.node.store.room import AdmissionQueue, Claim
-from miniray.node.store.spill_files import (
-    DISK_IS_FULL,
-    Place,
-    allocate,
-    punch,
-    read,
-    read_piece,
-    write,
-)
+from miniray.node.store.admission_queue import AdmissionQueue, Claim
+from miniray.node.store.spill_files import DISK_IS_FULL, DiskPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
 
     from miniray.node.store.memories import Memory
-    from miniray.node.store.segment import Segment
-    from miniray.node.store.segments import SegmentStore
-    from miniray.node.store.spill_files import SpillFiles
+    from miniray.node.store.segments import Segment, SegmentStore
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-_Key = TypeVar("_Key")
-
-#: Values that are written or read at the same time: more would only make the disk seek.
-_THREADS = 2
 #: Seconds after a failed write in which nothing is written ahead of need.
 _AFTER_FAILURE = 10.0
 
@@ -59,58 +42,42 @@ def _there_are_none(_segment: Segment) -> None:
     """Nothing to drop."""
 
 
-def _forget(tasks: dict[_Key, asyncio.Task[None]], key: _Key, task: asyncio.Task[None]) -> None:
-    if tasks.get(key) is task:
-        del tasks[key]
-    if not task.cancelled():
-        task.exception()  # who waited may be gone, then nobody else looks at it
+@dataclasses.dataclass(slots=True)
+class _Restore:
+    """A value that is read back, for all processes that wait for it."""
+
+    claim: Claim
+    task: asyncio.Task[None]
 
 
 class Spilling:
-    """Makes room in a store.
+    """Makes memory come free in a store.
 
     Args:
         store: Of this node.
-        files: Where values go.
-        holders: Tells in a sentence who holds how much of the store, for the error.
+        describe_holders: Says which processes hold how much of the store, for the error.
         node_id: Of the node, for the error.
     """
 
     def __init__(
-        self,
-        store: SegmentStore,
-        files: SpillFiles,
-        holders: Callable[[], str] = str,
-        node_id: bytes = b"",
+        self, store: SegmentStore, describe_holders: Callable[[], str], node_id: bytes
     ) -> None:
         self._store = store
-        self._files = files
+        self._files = store.files
         #: Whether a segment is only a copy of a value of another node, and what drops one.
         self.is_copy: Callable[[Segment], bool] = _is_no_copy
         self.evict: Callable[[Segment], None] = _there_are_none
-        self.queue = AdmissionQueue(store, self, holders, node_id)
-        #: Memory must not wait for files to go back to a slow disk.
-        self._memory_freeing, self._disk_freeing = Freeing(), Freeing()
-        store.memories.free = self._memory_freeing
-        files.free = self._disk_freeing
-        store.on_unplaced = self._discard
-        self._threads = concurrent.futures.ThreadPoolExecutor(
-            _THREADS, thread_name_prefix="miniray-spill"
-        )
-        self._stopped = threading.Event()
-        #: Writing and giving back, under way; closing waits for nobody.
+        self.queue = AdmissionQueue(store, self, describe_holders, node_id)
+        #: Values that are being written to disk.
         self._tasks: set[asyncio.Task[None]] = set()
-        #: By segment, what reads it back, and the memory that this is for.
-        self._restores: dict[int, asyncio.Task[None]] = {}
-        self._claims: dict[int, Claim] = {}
-        #: Of these, what has room and is being read.
-        self._readings: dict[int, asyncio.Task[None]] = {}
+        #: By segment.
+        self._restores: dict[int, _Restore] = {}
         #: Bytes of memory that are being written to disk.
         self._leaving = 0
-        #: How often something could not be written.
+        #: How often a value could not be written.
         self.failures = 0
         self._failure = ""
-        #: Who has taken how much of the disk when that was full, in a sentence.
+        #: How full the disk was then, in a sentence.
         self._taken = ""
         self._failed_at = -_AFTER_FAILURE
 
@@ -126,7 +93,7 @@ class Spilling:
         return self._leaving + self._store.memories.closing
 
     def trouble(self) -> str:
-        """Why the last value could not be written to disk, in a sentence."""
+        """Say why the last value could not be written to disk."""
         failed = f"Nothing could be moved to {self._files.folder}: {self._failure}."
         return f"{failed} {self._taken}" if self._taken else failed
 
@@ -140,7 +107,7 @@ class Spilling:
                 self._store.tell_short()
 
     def make_room(self, target: int, *, writes: bool) -> int:
-        """Begin to move out values until ``target`` bytes are in use.
+        """Begin to move values out until ``target`` bytes are in use.
 
         Args:
             target: Bytes.
@@ -160,13 +127,13 @@ class Spilling:
         return excess
 
     def move_out(self, count: int, *, writes: bool) -> bool:
-        """Begin to move so many values out, whatever their size; returns whether there are any."""
+        """Begin to move some values out, whatever their size; return whether there are any."""
         victims = list(itertools.islice(self._removable(writes=writes), count))
         self._remove(victims)
         return bool(victims)
 
     def _removable(self, *, writes: bool) -> Iterator[Segment]:
-        """What may leave memory, the least recently used first."""
+        """Iterate over what may leave memory, the least recently used first."""
         for segment in self._store.idle():
             if writes or segment.place is not None or self.is_copy(segment):
                 yield segment
@@ -192,26 +159,23 @@ class Spilling:
             self._store.end_move(segment)
             if segment.place is not None and self._store.is_idle(segment):
                 self._store.drop_memory(segment)
-            self.queue.look_soon()  # whatever came of it
+            self._store.changed.set()  # whatever came of it
 
-    async def _written(self, segment: Segment) -> Place:
-        """Where a value was written to."""
+    async def _written(self, segment: Segment) -> DiskPlace:
+        """Write a value to disk, and return where it is."""
         while True:
             place = self._files.reserve(segment.size)
             try:
-                await self._in_thread(write, place, segment.fd, self._stopped.is_set)
-            except OSError as error:
-                await self._empty(place)  # the next try may need what was written
-                if not await self._drop_copies(error, place):
+                await self._files.write(place, segment.fd)
+            except BaseException as error:
+                self._files.release(place)
+                if not isinstance(error, OSError) or not await self._evict_copies(error, place):
                     raise
-            except BaseException:
-                self._discard(place)
-                raise
             else:
                 return place
 
-    async def _drop_copies(self, error: OSError, place: Place) -> bool:
-        """Drop copies on disk that nobody looks at, if that is what a place on disk lacks.
+    async def _evict_copies(self, error: OSError, place: DiskPlace) -> bool:
+        """Evict copies on disk that no process maps, if room for a place on disk is missing.
 
         Returns:
             Whether it is worth another try.
@@ -227,16 +191,16 @@ class Spilling:
                 self.evict(segment)
         if needed == place.size:
             return False
-        await self._disk_freeing.done()  # each has a file to itself, which is closed there
+        await self._files.all_closed()
         return True
 
-    async def room_for(self, claim: Claim) -> Memory | Place:
-        """Memory, or a place on disk to write to if only what processes look at is in the way.
+    async def room_for(self, claim: Claim) -> Memory | DiskPlace:
+        """Wait for memory, or a place on disk if only what processes have mapped is in the way.
 
         Raises:
-            ObjectStoreFullError: there is no room on disk either, or no process wants that.
-            OSError: there is no descriptor, and none will come.
-            ConnectionError: all processes that asked have ended.
+            ObjectStoreFullError: The disk is full too, or no process wants a place there.
+            OSError: There is no descriptor, and none will come free.
+            ConnectionError: All processes that asked have ended.
         """
         claim.waits = False
         try:
@@ -252,50 +216,49 @@ class Spilling:
         claim.waits = True
         return await self.queue.get(claim)
 
-    def give_back(self, room: Memory | Place) -> None:
-        """What ``room_for`` found is not needed after all."""
-        if isinstance(room, Place):
-            self._discard(room)
+    def give_back(self, room: Memory | DiskPlace) -> None:
+        """Return what ``room_for`` found and is not needed after all."""
+        if isinstance(room, DiskPlace):
+            self._files.release(room)
         else:
             self._store.put_back(room)
 
-    async def _place_for(self, size: int) -> Place | None:
-        """A place on disk that a process may write to itself; None if the disk has no room."""
+    async def _place_for(self, size: int) -> DiskPlace | None:
+        """Find a place on disk that a process may write to; None if the disk has no room."""
         making = asyncio.ensure_future(self._make_place(size))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
-            making.add_done_callback(self._discard_made)  # a thread may be at its file
+            making.add_done_callback(self._release_made)  # a thread may be at its file
             raise
 
-    def _discard_made(self, making: asyncio.Task[Place | None]) -> None:
+    def _release_made(self, making: asyncio.Task[DiskPlace | None]) -> None:
         place = None if making.cancelled() else making.result()
         if place is not None:
-            self._discard(place)
+            self._files.release(place)
 
-    async def _make_place(self, size: int) -> Place | None:
+    async def _make_place(self, size: int) -> DiskPlace | None:
         try:
             while True:
-                place = self._files.reserve(size, alone=True)
+                place = self._files.reserve_file(size)
                 try:
-                    await self._in_thread(allocate, place)
+                    await self._files.allocate(place)
                 except OSError as error:
-                    self._discard(place)
-                    if not await self._drop_copies(error, place):
+                    self._files.release(place)
+                    if not await self._evict_copies(error, place):
                         raise
                 else:
                     return place
         except OSError as error:
-            if error.errno not in OUT_OF_DESCRIPTORS:  # others need none of their own
+            if error.errno not in OUT_OF_DESCRIPTORS:  # spilled values need none of their own
                 await self._disk_failed(error)
             return None
 
     async def _disk_failed(self, error: OSError) -> None:
         taken = ""
         if error.errno in DISK_IS_FULL:
-            await self._disk_freeing.done()  # what had no room is no value there
-            disk = await self._in_thread(look_at, self._files.folder)
-            taken = describe_disk(disk, self._files.used) if disk is not None else ""
+            await self._files.all_closed()  # what was not written in whole is no value there
+            taken = await self._files.describe_disk()
         self.failures += 1
         self._failure, self._taken = error.strerror or str(error), taken
         if time.monotonic() - self._failed_at >= _AFTER_FAILURE:
@@ -304,52 +267,43 @@ class Spilling:
 
     # --- back --------------------------------------------------------------------------------
     async def restore(self, segment: Segment, asker: bytes) -> None:
-        """Read a value back that a process has mapped; many who wait share one reading.
+        """Read a value back that a process has mapped; all that wait for it share one read.
 
         Raises:
-            ObjectLostError: the disk cannot be read.
-            ObjectStoreFullError: only what processes look at is in the way. It can be read where
-                it is.
-            OSError: the same, of descriptors.
+            ObjectLostError: The disk cannot be read, or the value was freed.
+            ObjectStoreFullError: Only what processes have mapped is in the way; the value can be
+                mapped on disk.
+            OSError: No descriptor is left; the value can be mapped on disk.
         """
         number = segment.number
         while not segment.in_memory:
-            task = self._restores.get(number)
-            if task is None or task.done():
+            restore = self._restores.get(number)
+            if restore is None or restore.task.done():
                 claim = Claim(segment.size, asker, waits=False)
                 task = asyncio.ensure_future(self._restore(segment, claim))
-                self._restores[number], self._claims[number] = task, claim
+                restore = self._restores[number] = _Restore(claim, task)
                 task.add_done_callback(lambda task: self._restored(number, task))
             else:
-                self._claims[number].join(asker)
-            await asyncio.shield(task)
+                restore.claim.join(asker)
+            await asyncio.shield(restore.task)
             if not self._store.has(segment):
                 raise ObjectLostError(f"segment {number}", "it was freed meanwhile")
 
     def _restored(self, number: int, task: asyncio.Task[None]) -> None:
-        if self._restores.get(number) is task:
-            del self._claims[number]
-        _forget(self._restores, number, task)
+        if self._restores[number].task is task:
+            del self._restores[number]
+        if not task.cancelled():
+            task.exception()  # all that waited may be gone, then nothing else looks at it
 
     async def _restore(self, segment: Segment, claim: Claim) -> None:
         memory = await self.queue.get(claim)
-        number = segment.number
-        reading = self._readings.get(number)
-        if reading is None and not segment.in_memory and self._store.has(segment):
-            reading = asyncio.ensure_future(self._read_back(segment, memory))
-            self._readings[number] = reading
-            reading.add_done_callback(lambda task: _forget(self._readings, number, task))
-        else:  # another was quicker, or all who wanted it are gone
+        if segment.in_memory or not self._store.has(segment):
             self._store.put_back(memory)
-        if reading is not None:
-            await asyncio.shield(reading)
-
-    async def _read_back(self, segment: Segment, memory: Memory) -> None:
-        place = segment.place
-        assert place is not None
+            return
+        assert segment.place is not None
         self._store.begin_move(segment)
         try:
-            await self._in_thread(read, place, memory.fd, self._stopped.is_set)
+            await self._files.read(segment.place, memory.fd)
             segment.memory = memory
         except BaseException as error:
             self._store.put_back(memory)
@@ -363,27 +317,11 @@ class Spilling:
             self._store.end_move(segment)
 
     async def read(self, segment: Segment, offset: int, length: int) -> bytes:
-        """Bytes of a value that is on disk, read without bringing it back."""
+        """Read bytes of a value that is on disk without bringing it back."""
         assert segment.place is not None
-        return await self._in_thread(read_piece, segment.place, offset, length)
+        return await self._files.read_piece(segment.place, offset, length)
 
-    def _discard(self, place: Place) -> None:
-        """A value that was on disk is not needed any more."""
-        if self._files.is_to_punch(place):
-            self._run(self._empty(place))
-        else:
-            self._files.release(place)
-
-    async def _empty(self, place: Place) -> None:
-        if self._files.is_to_punch(place):
-            await self._in_thread(punch, place)
-        self._files.release(place)
-
-    # --- threads -----------------------------------------------------------------------------
-    async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, function, *args)
-
+    # -----------------------------------------------------------------------------------------
     def _run(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
@@ -391,13 +329,9 @@ class Spilling:
 
     async def close(self) -> None:
         """Stop reading and writing, then give the disk back."""
-        self._stopped.set()
-        self.queue.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        tasks = [*self._tasks, *self._restores.values(), *self._readings.values()]
+        self._files.stop()
+        tasks = [*self._tasks, *(restore.task for restore in self._restores.values())]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._memory_freeing.close()
-        self._disk_freeing.close()
         self._files.close()

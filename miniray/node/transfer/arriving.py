@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from miniray.node.transfer.copies import Owner
 
 if TYPE_CHECKING:
-    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import Segment
 
 #: A segment of any node: the node, and its number there.
 Key = tuple[bytes, int]

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from miniray.exceptions import ObjectLostError
 
 if TYPE_CHECKING:
-    from miniray.node.store.segment import Segment
-    from miniray.node.store.segments import SegmentStore
+    from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.transfer.arriving import Key
     from miniray.node.transfer.copies import Copies
     from miniray.node.transfer.pulls import Pulls

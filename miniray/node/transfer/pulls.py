@@ -9,14 +9,13 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from miniray.exceptions import ObjectLostError
-from miniray.node.store.room import Claim
+from miniray.node.store.admission_queue import Claim
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from miniray.exceptions import ObjectStoreFullError
-    from miniray.node.store.segment import Segment
-    from miniray.node.store.segments import SegmentStore
+    from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.transfer.arriving import Key
     from miniray.node.transfer.copies import Copies, Copy, Owner
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.store.segment import Segment
-    from miniray.node.store.segments import SegmentStore
+    from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.arriving import Arriving, Key
     from miniray.node.transfer.mover_client import MoverClient, Offer

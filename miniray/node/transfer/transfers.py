@@ -18,7 +18,7 @@ from miniray.exceptions import ObjectLostError
 from miniray.node.base.tasks import ended
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.spill_files import Place
+from miniray.node.store.spill_files import DiskPlace
 from miniray.node.transfer.arriving import Arriving, BrokenTransferError
 from miniray.node.transfer.copies import Owner
 from miniray.node.transfer.fetch_streams import FetchStreams
@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
     from miniray.node.relay.relay import RelayHub
-    from miniray.node.store.room import Claim
-    from miniray.node.store.segment import Segment
-    from miniray.node.store.segments import SegmentStore
+    from miniray.node.store.admission_queue import Claim
+    from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.store.spilling import Spilling
     from miniray.node.transfer.arriving import Key
     from miniray.node.transfer.fetch_streams import Fetch
@@ -126,7 +125,7 @@ class Transfers:
             room = await self._spilling.room_for(claim)
             # Until it is whole it is this daemon's: it may outlive its node.
             owner = self._node_id
-            if isinstance(room, Place):
+            if isinstance(room, DiskPlace):
                 segment = self._store.create_on_disk(room, 0, owner, owner)
             else:
                 segment = self._store.create(size, 0, owner, owner, room)

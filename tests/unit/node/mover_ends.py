@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import Segment
 MIB = 1024 * 1024
 SIZE = 33 * MIB + 1
 OWNER = b"owner000"

@@ -9,14 +9,13 @@ import threading
 from typing import TYPE_CHECKING
 
 import grpc
+from stores import new_store
 
 from miniray.node.base.control_socket import control_pair
 from miniray.node.base.node_config import MoverConfig
 from miniray.node.base.template_client import Helper, TemplateGoneError
 from miniray.node.relay.relay import RelayHub
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.segments import SegmentStore
-from miniray.node.store.spill_files import SpillFiles
 from miniray.node.store.spilling import Spilling
 from miniray.node.transfer.mover import Mover
 from miniray.node.transfer.mover_client import MoverClient
@@ -100,8 +99,8 @@ class End:
         self.hub = RelayHub(self.id, dial)
         self.hub.on_message = self._on_message
         self.hub.on_lost = self.lost.append
-        self.store = SegmentStore(1 << 26)
-        self.spilling = Spilling(self.store, SpillFiles(folder / f"{name}.spilled"))
+        self.store = new_store(1 << 26, folder / f"{name}.spilled")
+        self.spilling = Spilling(self.store, str, self.id)
         start = mover_in_thread if movers else no_mover
         (folder / name).mkdir()
         self.mover = MoverClient(start, MoverConfig("here", str(folder / name)))

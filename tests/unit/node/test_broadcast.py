@@ -12,7 +12,7 @@ from node_ends import End, message, until
 
 from miniray.common.config import config
 from miniray.exceptions import ObjectLostError
-from miniray.node.store.room import Claim
+from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import spread as spread_module
 from miniray.node.transfer import transfers as transfers_module
 

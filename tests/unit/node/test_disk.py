@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from miniray.node.store.disk import Disk, describe_disk, look_at
+from miniray.node.store.spill_files import Disk, describe_disk, look_at
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from node_ends import End, until
 
 from miniray.exceptions import ObjectLostError
 from miniray.node.base.question import Question
-from miniray.node.store.room import Claim
+from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import mover_sends, showing
 from miniray.node.transfer import transfers as transfers_module
 

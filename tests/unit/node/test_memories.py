@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,34 +12,28 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from open_files import open_memory
+from stores import Pushes, nobody
 
 from miniray.exceptions import ObjectStoreFullError
 from miniray.node.store import memories as memories_module
 from miniray.node.store.memories import Memories, Memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 PAGE = 4096
 CAPACITY = 64 * PAGE
 A, B = b"process-a", b"process-b"
 
 
-class Told(list[tuple[bytes, tuple[int, ...]]]):
-    """What processes were told to unmap."""
-
-    def __call__(self, process: bytes, numbers: tuple[int, ...]) -> None:
-        self.append((process, numbers))
+@pytest.fixture
+def told() -> Pushes:
+    return Pushes("give_up_memory")
 
 
 @pytest.fixture
-def told() -> Told:
-    return Told()
-
-
-@pytest.fixture
-def memories(told: Told) -> Iterator[Memories]:
-    memories = Memories(CAPACITY, told)
+def memories(told: Pushes) -> Iterator[Memories]:
+    memories = Memories(CAPACITY, told, asyncio.Event())
     yield memories
     memories.close()
 
@@ -70,7 +66,7 @@ def test_memory_that_is_in_use_is_not_taken_though_the_writer_has_it_mapped(
 
 
 def test_memory_given_up_has_no_pages_though_processes_have_it_mapped(
-    memories: Memories, told: Told
+    memories: Memories, told: Pushes
 ) -> None:
     memory = memories.take(CAPACITY // 2, A, 0)
     os.pwrite(memory.fd, b"x" * memory.capacity, 0)
@@ -102,7 +98,7 @@ def test_memory_that_somebody_may_still_look_at_is_neither_used_again_nor_emptie
 
 
 def test_memory_that_was_given_up_before_the_daemon_heard_of_its_mapping_is_to_be_unmapped(
-    memories: Memories, told: Told
+    memories: Memories, told: Pushes
 ) -> None:
     memory = memories.take(CAPACITY // 2, A, 0)
     memories.give_back(memory)
@@ -111,7 +107,7 @@ def test_memory_that_was_given_up_before_the_daemon_heard_of_its_mapping_is_to_b
     memories.unmapped([memory.number], A)  # its answer
 
 
-def test_room_for_large_values_is_made_from_the_pool(memories: Memories, told: Told) -> None:
+def test_room_for_large_values_is_made_from_the_pool(memories: Memories, told: Pushes) -> None:
     memory = memories.take(4 * PAGE, A, 0)
     memories.mapped(memory.number, A)
     memories.give_back(memory)
@@ -133,41 +129,33 @@ def test_a_lack_of_descriptors_costs_the_pool_one_piece(
     assert memories.pooled == 6 * PAGE  # the smallest went: that takes the least time
 
 
-class Later:
-    """Work that is done when a test says so."""
+def test_large_memory_is_closed_in_a_thread_and_counts_until_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large, go_on = memories_module._LARGE, threading.Event()
+    free = memories_module._free
+    monkeypatch.setattr(memories_module, "_free", lambda *args: (go_on.wait(20), free(*args))[1])
 
-    def __init__(self) -> None:
-        self.due: list[tuple[Callable[[], object], Callable[[], object]]] = []
-
-    def __call__(self, work: Callable[[], object], done: Callable[[], object]) -> None:
-        self.due.append((work, done))
-
-    def happen(self) -> None:
-        while self.due:
-            work, done = self.due.pop(0)
-            work()
-            done()
-
-
-def test_large_memory_is_closed_elsewhere_and_counts_until_it_is() -> None:
-    large = memories_module._LARGE
-    memories = Memories(4 * large, lambda *_: None)
-    memories.free = later = Later()
-    freed: list[int] = []
-    memories.on_freed = lambda: freed.append(memories.closing)
-    for memory in [memories.take(large, A, 0) for _ in range(4)]:
-        memories.give_back(memory)
-    pooled = memories.pooled
-    assert memories.closing == 4 * large - pooled > 0
-    with pytest.raises(ObjectStoreFullError):  # not before it is gone
+    async def steps() -> None:
+        changed = asyncio.Event()
+        memories = Memories(4 * large, nobody, changed)
+        for memory in [memories.take(large, A, 0) for _ in range(4)]:
+            memories.give_back(memory)
+        pooled = memories.pooled
+        assert memories.closing == 4 * large - pooled > 0
+        with pytest.raises(ObjectStoreFullError):  # not before it is gone
+            memories.take(4 * large, A, 0)
+        assert memories.pooled == 0
+        assert memories.closing == 4 * large
+        assert open_memory() >= 4
+        go_on.set()
+        while memories.closing:
+            changed.clear()
+            await asyncio.wait_for(changed.wait(), 20)
         memories.take(4 * large, A, 0)
-    assert memories.pooled == 0
-    assert memories.closing == 4 * large
-    assert open_memory() >= 4
-    later.happen()
-    assert freed[-1] == memories.closing == 0
-    memories.take(4 * large, A, 0)
-    memories.close()
+        memories.close()
+
+    asyncio.run(steps())
 
 
 def test_memory_that_does_not_fit_in_any_case_leaves_the_pool_as_it_is(memories: Memories) -> None:
@@ -185,12 +173,13 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.before = open_memory()
-        self.memories = Memories(CAPACITY, self.unmap)
+        self.memories = Memories(CAPACITY, self.unmap, asyncio.Event())
         self.mapped: set[tuple[bytes, int]] = set()
         self.to_unmap: list[tuple[bytes, int]] = []
         self.used: list[Memory] = []
 
-    def unmap(self, process: bytes, numbers: tuple[int, ...]) -> None:
+    def unmap(self, process: bytes, _topic: str, body: tuple[tuple[int, ...]]) -> None:
+        (numbers,) = body
         self.to_unmap.extend((process, number) for number in numbers)
 
     @rule(pages=st.integers(1, 16), process=st.sampled_from([A, B]))

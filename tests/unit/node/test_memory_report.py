@@ -3,20 +3,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from stores import new_store
 
 from miniray.messages import protocol as p
-from miniray.node.store.holders import describe_holders
 from miniray.node.store.kept_arguments import KeptArguments, id_of_arguments
-from miniray.node.store.memory_report import adopted_report, chosen, segment_rows, store_totals
-from miniray.node.store.segments import SegmentStore
-from miniray.node.store.spill_files import SpillFiles
+from miniray.node.store.memory_report import (
+    adopted_report,
+    chosen,
+    describe_holders,
+    segment_rows,
+    store_totals,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from miniray.common.memory_types import ObjectRow, SegmentRow
-    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import Segment, SegmentStore
 
 PAGE = 4096
 NODE, OTHER = b"node0000", b"node1111"
@@ -25,8 +29,8 @@ NAMES = {OWNER: "driver (pid 1)", READER: "Reader (pid 2)", WRITER: "square (pid
 
 
 @pytest.fixture
-def store() -> Iterator[SegmentStore]:
-    store = SegmentStore(1 << 30)
+def store(tmp_path: Path) -> Iterator[SegmentStore]:
+    store = new_store(1 << 30, tmp_path)
     yield store
     store.close()
 
@@ -190,18 +194,17 @@ def test_holders_are_named_by_how_much_they_own_and_still_map(store: SegmentStor
     )
 
 
-def test_what_is_on_disk_is_told_by_who_owns_it(store: SegmentStore, tmp_path: Path) -> None:
-    files = SpillFiles(tmp_path)
+def test_what_is_on_disk_is_told_by_who_owns_it(store: SegmentStore) -> None:
     written(store, 1 << 20)
     for size, owner, in_memory in ((3, OWNER, True), (2, OWNER, False), (4, READER, False)):
         segment = written(store, size << 20, owner)
-        segment.place = files.reserve(segment.size)
+        segment.place = store.files.reserve(segment.size)
         if not in_memory:
             store.drop_memory(segment)
     assert describe_holders(store, NAMES.__getitem__) == (
         "4 MiB by driver (pid 1); on disk: 5 MiB by driver (pid 1), 4 MiB by Reader (pid 2)"
     )
-    files.close()
+    store.files.close()
 
 
 def test_holders_of_little_are_summed_up(store: SegmentStore) -> None:

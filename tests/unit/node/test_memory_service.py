@@ -7,12 +7,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from stores import new_store
 
 from miniray.node.base.clients import Client
 from miniray.node.objects.memory_service import MemoryService
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.segments import SegmentStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -70,7 +70,7 @@ class Relay:
 
 class Objects:
     def __init__(self) -> None:
-        self.store = SegmentStore(1 << 20)
+        self.store = new_store(1 << 20)
 
     def source_of(self, _number: int) -> None:
         """Nothing here is a copy."""

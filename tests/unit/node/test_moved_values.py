@@ -21,7 +21,7 @@ from node_ends import End, no_mover, until
 
 from miniray.common.config import config
 from miniray.node.base.node_config import MoverConfig
-from miniray.node.store.room import Claim
+from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import transfers as transfers_module
 from miniray.node.transfer.mover_client import Move, MoverClient, Offer
 from miniray.system.addresses import DaemonAddress

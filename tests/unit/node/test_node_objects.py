@@ -7,21 +7,21 @@ import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from stores import new_store
 
 from miniray.exceptions import ObjectLostError
 from miniray.node.objects.left_copies import LeftCopies
 from miniray.node.objects.objects import NodeObjects
 from miniray.node.relay import relayed as r
 from miniray.node.relay.relayed import Relayed
-from miniray.node.store.segments import SegmentStore
 from miniray.node.transfer.arriving import Arriving
 from miniray.node.transfer.copies import Copies, Owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from miniray.node.store.room import Claim
-    from miniray.node.store.segment import Segment
+    from miniray.node.store.admission_queue import Claim
+    from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.transfer.arriving import Key
 
 HERE, ORIGIN, FEEDER, FAR = b"node-own", b"node-one", b"node-two", b"node-far"
@@ -73,7 +73,7 @@ class Transfers:
 class Node:
     def __init__(self) -> None:
         self.relay = Relay()
-        self.store = SegmentStore(1 << 24)
+        self.store = new_store(1 << 24)
         self.copies = Copies()
         self.transfers = Transfers(self.store, Owner(OWNER, FAR))
         serving = types.SimpleNamespace(copies=self.copies, forget=lambda _number: set())

@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from stores import new_store
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.store.room import AdmissionQueue, Claim
-from miniray.node.store.segments import SegmentStore
+from miniray.node.store.admission_queue import AdmissionQueue, Claim
 from miniray.node.transfer.copies import Copies, Copy, Owner
 from miniray.node.transfer.fetch_ahead import FetchAhead
 from miniray.node.transfer.pulls import Pulls
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from miniray.node.store.memories import Memory
-    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import Segment, SegmentStore
     from miniray.node.transfer.arriving import Key
 
 SIZE = 100_000
@@ -90,8 +90,8 @@ class Transfers:
 
 class Node:
     def __init__(self, capacity: int = 1 << 24) -> None:
-        self.store = SegmentStore(capacity)
-        self.queue = AdmissionQueue(self.store, NoDisk(), str)
+        self.store = new_store(capacity)
+        self.queue = AdmissionQueue(self.store, NoDisk(), str, b"node0000")
         self.transfers = Transfers(self.store, self.queue)
         self.copies = Copies()
         self.pulls = Pulls(self.store, self.transfers.copy, self.copies)

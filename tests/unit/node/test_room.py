@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 from open_files import open_memory
+from stores import new_store
 
 from miniray.common.config import config
 from miniray.exceptions import ObjectStoreFullError
-from miniray.node.store.room import AdmissionQueue, Claim
-from miniray.node.store.segments import SegmentStore
+from miniray.node.store.admission_queue import AdmissionQueue, Claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import Segment
 
 PAGE = 4096
 ROOM = 8  # values of one page
@@ -47,7 +47,7 @@ class Node:
     """A store of eight pages."""
 
     def __init__(self) -> None:
-        self.store = SegmentStore(ROOM * PAGE)
+        self.store = new_store(ROOM * PAGE)
         self.disk = Disk()
         self.described = 0
         self.queue = AdmissionQueue(self.store, self.disk, self._describe, NODE)
@@ -87,7 +87,6 @@ def run() -> Run:
             try:
                 await asyncio.wait_for(steps(node), 20)
             finally:
-                node.queue.close()
                 node.store.close()
             assert open_memory() == before
 
@@ -190,7 +189,7 @@ def test_memory_that_was_granted_and_holds_no_value_yet_is_waited_for(run: Run) 
         await settled()
         assert not waiting.done()  # it may be for somebody else
         node.store.map(node.store.create(ROOM * PAGE, 0, OWNER, A, memory).number, A)
-        node.queue.look_soon()
+        node.store.changed.set()
         with pytest.raises(ObjectStoreFullError):
             await waiting  # it was for the one that waits
 
@@ -236,7 +235,7 @@ def test_what_the_disk_refused_once_is_not_tried_again_for_who_waits(run: Run) -
         waiting = node.ask(A)
         await settled()
         node.disk.failures += 1
-        node.queue.look_soon()
+        node.store.changed.set()
         await settled()
         assert [writes for _, writes in node.disk.targets] == [True, False]
         with pytest.raises(

@@ -11,15 +11,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from open_files import open_memory
+from stores import Pushes, new_store
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.store.segments import SegmentStore
-from miniray.node.store.spill_files import SpillFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import Segment, SegmentStore
 
 PAGE = 4096
 CAPACITY = 64 * PAGE
@@ -28,7 +27,7 @@ OWNER, READER, WRITER = b"owner000", b"reader00", b"writer00"
 
 @pytest.fixture
 def store() -> Iterator[SegmentStore]:
-    store = SegmentStore(CAPACITY)
+    store = new_store(CAPACITY)
     yield store
     store.close()
 
@@ -168,7 +167,7 @@ def test_an_interrupted_write_is_sealed_and_freed_in_either_order(store: Segment
 
 def test_an_idle_store_gives_its_memory_back() -> None:
     before = open_memory()
-    store = SegmentStore(CAPACITY)
+    store = new_store(CAPACITY)
     segments = [written(store, PAGE) for _ in range(64)]
     for segment in segments:
         store.free(segment.number)
@@ -188,10 +187,9 @@ class Store(RuleBasedStateMachine):
         super().__init__()
         gc.collect()
         self.before = open_memory()
-        self.store = SegmentStore(CAPACITY)
         self.folder = tempfile.TemporaryDirectory()
-        self.files = SpillFiles(Path(self.folder.name))
-        self.store.on_unplaced = self.files.release
+        self.store = new_store(CAPACITY, Path(self.folder.name))
+        self.files = self.store.files
         self.made: list[int] = []
 
     @rule(size=st.integers(1, 20 * PAGE), owner=processes, creator=processes)
@@ -267,13 +265,13 @@ class Store(RuleBasedStateMachine):
         assert store.memories.pooled == sum(capacity for capacity, _ in store.memories._pool)
         assert store.used + store.memories.pooled <= CAPACITY
         assert all(
-            segment.mappers or segment.creator is not None or segment.moves or not segment.freed
+            segment.mappers or not segment.sealed or segment.moves or not segment.freed
             for segment in segments
         )
         assert {segment.number for segment in store.idle()} == {
             segment.number
             for segment in in_memory
-            if not (segment.mappers or segment.creator or segment.moves or segment.freed)
+            if not (segment.mappers or not segment.sealed or segment.moves or segment.freed)
         }
         assert open_memory() == self.before + len(in_memory) + len(store.memories._pool)
 
@@ -285,7 +283,7 @@ class Store(RuleBasedStateMachine):
         assert len(self.store) == 0
         assert not self.store._by_owner
         assert not self.store._by_mapper
-        assert not self.store._by_creator
+        assert not self.store._unsealed
         assert not self.store._may_keep
         assert self.files.used == 0
         self.files.close()
@@ -299,8 +297,8 @@ TestStore.settings = settings(max_examples=15, stateful_step_count=40, derandomi
 
 
 def test_a_process_that_maps_a_segment_is_told_when_it_is_freed() -> None:
-    told: list[tuple[bytes, int]] = []
-    store = SegmentStore(CAPACITY, freed=lambda process, number: told.append((process, number)))
+    told = Pushes("segment_freed")
+    store = new_store(CAPACITY, push=told)
     segment = written(store, PAGE)
     store.map(segment.number, READER)
     store.free(segment.number)
@@ -312,22 +310,22 @@ def test_a_process_that_maps_a_segment_is_told_when_it_is_freed() -> None:
 
 
 def test_processes_are_told_once_that_memory_is_short_until_they_map_something_again() -> None:
-    told: list[bytes] = []
-    store = SegmentStore(CAPACITY, short=told.append)
+    told = Pushes("store_short")
+    store = new_store(CAPACITY, push=told)
     segment = written(store, PAGE)
     for process in (READER, WRITER):
         store.map(segment.number, process)
     store.unmap([segment.number], WRITER)
     store.tell_short()
     store.tell_short()
-    assert told == [READER]
+    assert told == [(READER,)]
     store.map(segment.number, READER)
     store.tell_short()
-    assert told == [READER, READER]
+    assert told == [(READER,), (READER,)]
     store.map(segment.number, READER)
     store.process_died(READER)
     store.tell_short()
-    assert told == [READER, READER]
+    assert told == [(READER,), (READER,)]
     store.close()
 
 

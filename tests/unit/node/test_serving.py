@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import Segment
 
 SIZE = 3_000_000
 OWNER = b"owner000"

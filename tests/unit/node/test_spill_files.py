@@ -1,7 +1,8 @@
-"""Files for values that do not fit into memory: shared, nameless, given back in parts."""
+"""Files for values that do not fit into memory: shared by small ones, and nameless."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 from typing import TYPE_CHECKING
@@ -10,13 +11,13 @@ import pytest
 from open_files import open_files
 
 from miniray.node.store import spill_files
-from miniray.node.store.spill_files import SpillFiles, punch, read, read_piece, write
+from miniray.node.store.spill_files import SpillFiles, read, read_piece, write
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-    from miniray.node.store.spill_files import Place
+    from miniray.node.store.spill_files import DiskPlace
 
 MIB = 1 << 20
 
@@ -39,7 +40,7 @@ def never() -> bool:
     return False
 
 
-def stored(files: SpillFiles, memory: int, value: bytes) -> Place:
+def stored(files: SpillFiles, memory: int, value: bytes) -> DiskPlace:
     os.ftruncate(memory, len(value))
     os.pwrite(memory, value, 0)
     place = files.reserve(len(value))
@@ -52,8 +53,10 @@ def open_in(folder: Path) -> int:
     return sum(n for name, n in open_files().items() if name.startswith(f"{folder}/"))
 
 
-def taken_of_the_disk(place: Place) -> int:
-    return os.fstat(place.fd).st_blocks * 512
+def close(files: SpillFiles, place: DiskPlace) -> None:
+    """Release a value, and wait until its file is closed if it was the last one."""
+    files.release(place)
+    asyncio.run(files.all_closed())
 
 
 def test_values_come_back_as_they_were(files: SpillFiles, memory: int) -> None:
@@ -87,17 +90,19 @@ def test_many_values_share_a_descriptor(files: SpillFiles, memory: int, tmp_path
     assert {place.fd for place in places} == {first.fd}
 
 
-def test_a_large_value_has_a_file_to_itself(
-    files: SpillFiles, memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spill_files, "_FILE_SIZE", 2 * MIB)
+def test_a_large_value_has_a_file_to_itself(files: SpillFiles, memory: int, tmp_path: Path) -> None:
     small = stored(files, memory, b"x")
-    large = stored(files, memory, b"y" * 3 * MIB)
+    large = stored(files, memory, b"y" * 5 * MIB)
     assert large.fd != small.fd
+    assert stored(files, memory, b"z").fd == small.fd
     before = open_in(tmp_path)
-    files.release(small)  # nothing more goes into its file, so that is closed
+    close(files, large)
     assert open_in(tmp_path) == before - 1
-    assert read_piece(large, 0, 10) == b"y" * 10
+
+
+def test_a_file_that_is_full_takes_no_more_values(files: SpillFiles, memory: int) -> None:
+    places = [stored(files, memory, b"x" * 3 * MIB) for _ in range(6)]
+    assert [place.fd == places[0].fd for place in places] == [True] * 5 + [False]
 
 
 def test_the_files_have_no_name(files: SpillFiles, memory: int) -> None:
@@ -105,28 +110,15 @@ def test_the_files_have_no_name(files: SpillFiles, memory: int) -> None:
     assert list(files.folder.iterdir()) == []
 
 
-def test_the_disk_has_room_again_when_one_of_many_goes(files: SpillFiles, memory: int) -> None:
-    going, staying = stored(files, memory, b"g" * MIB), stored(files, memory, b"s" * MIB)
-    before = taken_of_the_disk(staying)
-    assert files.used == 2 * MIB
-    assert files.is_to_punch(going)
-    punch(going)
-    files.release(going)
-    assert files.used == MIB
-    assert taken_of_the_disk(staying) <= before - MIB
-    assert read_piece(staying, 0, MIB) == b"s" * MIB
-
-
 def test_a_file_is_closed_with_its_last_value(
     files: SpillFiles, memory: int, tmp_path: Path
 ) -> None:
     before = open_in(tmp_path)
     places = [stored(files, memory, b"x" * MIB) for _ in range(3)]
-    for place in places:
-        assert files.is_to_punch(place) == (place is not places[-1])
-        files.release(place)
-    assert open_in(tmp_path) == before
-    assert files.used == 0
+    for left, place in zip((2, 1, 0), places, strict=True):
+        close(files, place)
+        assert files.used == left * MIB
+        assert open_in(tmp_path) == before + (left > 0)
     assert read_piece(stored(files, memory, b"next"), 0, 4) == b"next"
 
 
@@ -162,26 +154,10 @@ def test_moving_ends_early_when_the_node_stops(files: SpillFiles, memory: int) -
 def test_a_value_with_a_file_to_itself_leaves_descriptors_for_others(
     files: SpillFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = files.reserve(MIB, alone=True)
+    place = files.reserve_file(MIB)
     monkeypatch.setattr(spill_files, "limit", lambda: place.fd + spill_files.RESERVE)
     before = open_in(tmp_path)
     with pytest.raises(OSError, match="Too many open files"):
-        files.reserve(MIB, alone=True)
+        files.reserve_file(MIB)
     assert open_in(tmp_path) == before
     files.reserve(MIB)  # one for many values
-
-
-def test_a_file_is_closed_elsewhere_and_counts_until_it_is(
-    files: SpillFiles, memory: int, tmp_path: Path
-) -> None:
-    due: list[tuple[Callable[[], object], Callable[[], object]]] = []
-    files.free = lambda work, done: due.append((work, done))
-    place = stored(files, memory, b"x" * MIB)
-    before = open_in(tmp_path)
-    files.release(place)
-    assert open_in(tmp_path) == before
-    assert files.used == MIB
-    for step in due.pop():
-        step()
-    assert open_in(tmp_path) == before - 1
-    assert files.used == 0

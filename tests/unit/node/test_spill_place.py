@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from miniray.node.store import spill_place
-from miniray.node.store.spill_place import is_in_memory, spill_folder
+from miniray.node.store import spill_files
+from miniray.node.store.spill_files import is_in_memory, spill_folder
 from miniray.system.boot_options import BootError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
     def found(folder: Path) -> bool:
         return bool(folders & {folder, *folder.parents})
 
-    monkeypatch.setattr(spill_place, "is_in_memory", found)
+    monkeypatch.setattr(spill_files, "is_in_memory", found)
     return folders
 
 
@@ -103,7 +103,7 @@ def fails_with(number: int) -> Callable[[Path], int]:
 def test_that_the_disk_is_full_is_a_warning(
     tmp_path: Path, wanted: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(spill_place, "open_file", fails_with(errno.ENOSPC))
+    monkeypatch.setattr(spill_files, "open_file", fails_with(errno.ENOSPC))
     path = str(tmp_path / wanted) if wanted else ""
     folder, warning = spill_folder(path, tmp_path / "session")
     assert f"No file can be made in {folder}, where" in warning
@@ -114,7 +114,7 @@ def test_that_the_disk_is_full_is_a_warning(
 def test_that_a_folder_which_nobody_chose_cannot_be_used_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill_place, "open_file", fails_with(errno.EROFS))
+    monkeypatch.setattr(spill_files, "open_file", fails_with(errno.EROFS))
     _folder, warning = spill_folder("", tmp_path / "session", tmp_path / "large")
     assert "Read-only file system" in warning
     assert "MINIRAY_SPILL_FOLDER sets another folder" in warning

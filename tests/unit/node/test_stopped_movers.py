@@ -22,7 +22,7 @@ from miniray.common.config import config
 from miniray.node.base.control_socket import control_pair
 from miniray.node.base.node_config import MoverConfig
 from miniray.node.base.template_client import Helper
-from miniray.node.store.room import Claim
+from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer.mover_client import Move, MoverClient
 
 if TYPE_CHECKING:

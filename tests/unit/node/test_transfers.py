@@ -11,8 +11,8 @@ import pytest
 from node_ends import End, message, two_ends, until
 
 from miniray.exceptions import ObjectLostError, ObjectStoreFullError
-from miniray.node.store import spilling as spilling_module
-from miniray.node.store.room import Claim
+from miniray.node.store import spill_files
+from miniray.node.store.admission_queue import Claim
 from miniray.node.transfer import serving as serving_module
 from miniray.node.transfer import transfers as transfers_module
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-    from miniray.node.store.segment import Segment
+    from miniray.node.store.segments import Segment
 
 SIZE = 12_000_001  # twelve pieces
 OWNER = b"owner000"
@@ -212,7 +212,7 @@ def test_who_waits_for_room_keeps_nobody_else_from_a_copy(
     def full_disk(_place: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(spilling_module, "allocate", full_disk)
+    monkeypatch.setattr(spill_files, "allocate", full_disk)
 
     async def test(a: End, b: End) -> None:
         number = written(a, bytes(SIZE))

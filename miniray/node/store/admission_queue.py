@@ -1,10 +1,10 @@
-"""The admission queue of the object store: who gets memory next, and who is refused.
+"""The admission queue of the object store: which claim gets memory next, and which is refused.
 
 Claims are served first in, first out. A process that already holds memory may overtake claims that
 wait for other processes, because they may be waiting for its memory. A claim waits as long as
 values are on their way out of memory. When only memory that processes hold can come free, a claim
-with an alternative on disk is refused at once; another one waits for at most
-``store_full_timeout``. How memory comes free is ``spilling.py``.
+with an alternative on disk is refused at once; any other waits for at most ``store_full_timeout``.
+How memory comes free is ``spilling.py``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from miniray.node.store.memories import Memory
     from miniray.node.store.segments import SegmentStore
 
-#: Values that leave memory together when there are too many for this process's descriptors.
+#: Values that leave memory together when this process is out of descriptors.
 _AT_ONCE = 32
 
 
-class Supply(Protocol):
-    """What moves values out of memory."""
+class Evictions(Protocol):
+    """Moves values out of memory."""
 
     @property
     def leaving(self) -> int:
@@ -36,10 +36,10 @@ class Supply(Protocol):
 
     @property
     def failures(self) -> int:
-        """How often something could not be written to disk."""
+        """How often a value could not be written to disk."""
 
     def make_room(self, target: int, *, writes: bool) -> int:
-        """Begin to move values out until so many bytes are in use.
+        """Begin to move values out until ``target`` bytes are in use.
 
         Args:
             target: Bytes.
@@ -50,7 +50,7 @@ class Supply(Protocol):
         """
 
     def move_out(self, count: int, *, writes: bool) -> bool:
-        """Begin to move so many values out, whatever their size; returns whether there are any.
+        """Begin to move some values out, whatever their size; return whether there are any.
 
         Args:
             count: How many.
@@ -58,11 +58,11 @@ class Supply(Protocol):
         """
 
     def trouble(self) -> str:
-        """Why the last value could not be written to disk, in a sentence."""
+        """Say why the last value could not be written to disk."""
 
 
 class Claim:
-    """Memory that processes of this node need.
+    """A claim to memory for processes of this node.
 
     Args:
         size: Bytes.
@@ -85,11 +85,11 @@ class Claim:
         self.size = size
         self.on_full = on_full
         self.waits = waits
-        #: The process that is likely to have some memory mapped for writing.
+        #: The process whose warm memory is preferred.
         self.writer = asker or b""
         #: How many requests of each process need it.
         self.askers: collections.Counter[bytes] = collections.Counter()
-        #: The memory, when its turn has come.
+        #: The memory, once it is granted.
         self.turn: asyncio.Future[Memory]
         #: How often the disk had failed before it was first queued.
         self.failures: int | None = None
@@ -109,31 +109,31 @@ class Claim:
 
 
 class AdmissionQueue:
-    """All claims that cannot be served at once.
+    """The claims that cannot be served at once.
 
     Args:
         store: Of this node.
-        supply: What makes room in it.
-        holders: Tells in a sentence who holds how much of the store, for the error.
+        evictions: Make memory come free in it.
+        describe_holders: Says which processes hold how much of the store, for the error.
         node_id: Of the node, for the error.
     """
 
     def __init__(
         self,
         store: SegmentStore,
-        supply: Supply,
-        holders: Callable[[], str],
-        node_id: bytes = b"",
+        evictions: Evictions,
+        describe_holders: Callable[[], str],
+        node_id: bytes,
     ) -> None:
         self._node_id = node_id
         self._store = store
-        self._supply = supply
-        self._holders = holders
-        #: In the order in which they came, and their bytes.
+        self._evictions = evictions
+        self._describe_holders = describe_holders
+        #: Oldest first, and their bytes.
         self._queue: dict[Claim, None] = {}
         self._wanted = 0
-        self._due = False
-        store.on_room = self.look_soon
+        #: Serves the queue until it is empty.
+        self._serving: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -142,12 +142,12 @@ class AdmissionQueue:
         """Wait for memory. A claim that was refused may be queued again.
 
         Raises:
-            ObjectStoreFullError: there is none, and none will come.
-            OSError: there is no descriptor, and none will come.
-            ConnectionError: all processes that asked have ended.
+            ObjectStoreFullError: There is none, and none will come free.
+            OSError: There is no descriptor, and none will come free.
+            ConnectionError: All processes that asked have ended.
         """
         if claim.failures is None:
-            claim.failures = self._supply.failures
+            claim.failures = self._evictions.failures
         if claim.size > self._store.capacity:
             raise self._full(claim)
         if not self._queue:
@@ -163,24 +163,26 @@ class AdmissionQueue:
         self._queue[claim] = None
         self._wanted += claim.size
         waiting = loop.create_task(self._expire(claim)) if claim.waits else None
-        self._look()
+        self._serve()
+        if self._queue and (self._serving is None or self._serving.done()):
+            self._serving = loop.create_task(self._keep_serving())
         try:
             return await claim.turn
         except asyncio.CancelledError:
             if _has_memory(claim):
-                self._store.put_back(claim.turn.result())  # it came too late
+                self._store.put_back(claim.turn.result())  # it was granted too late
             raise
         finally:
             if waiting is not None:
                 waiting.cancel()
             self._remove(claim)
-            self.look_soon()
+            self._store.changed.set()
 
     async def _expire(self, claim: Claim) -> None:
         """Refuse a claim after its time, unless the disk is still at work."""
         while True:
             await asyncio.sleep(config().store_full_timeout)
-            if not self._supply.leaving:
+            if not self._evictions.leaving:
                 self._refuse(claim, self._full(claim))
                 return
 
@@ -190,7 +192,7 @@ class AdmissionQueue:
             self._wanted -= claim.size
 
     def process_died(self, process: bytes) -> None:
-        """Refuse the claims that nobody but a process needs, which is gone."""
+        """Refuse the claims that only this process needs, which is gone."""
         for claim in list(self._queue):
             if process in claim.askers:
                 del claim.askers[process]
@@ -198,32 +200,32 @@ class AdmissionQueue:
                     self._refuse(claim, ConnectionError("the process that asked has ended"))
 
     # --- serving -------------------------------------------------------------------
-    def look_soon(self) -> None:
-        """Serve the queue again: there may be more memory, or fewer processes that hold some."""
-        if self._queue and not self._due:
-            self._due = True
-            asyncio.get_running_loop().call_soon(self._look)
+    async def _keep_serving(self) -> None:
+        """Serve the queue whenever memory may have come free, until the queue is empty."""
+        while self._queue:
+            await self._store.changed.wait()
+            self._serve()
 
-    def _look(self) -> None:
-        """Grant the claims that can have their memory, and make room for the others."""
-        self._due = False
+    def _serve(self) -> None:
+        """Grant the claims that can have their memory, and begin to free it for the others."""
+        self._store.changed.clear()
         while self._queue:
             first = next(iter(self._queue))
             if self._grant(first):
                 continue
-            writes = self._supply.failures == first.failures
+            writes = self._evictions.failures == first.failures
             target = self._store.capacity - self._wanted
-            if self._supply.make_room(target, writes=writes) > 0:
+            if self._evictions.make_room(target, writes=writes) > 0:
                 self._store.tell_short()
             if self._grant(first):  # copies, and what is on disk already, are gone at once
                 continue
-            if not self._supply.leaving:
+            if not self._evictions.leaving:
                 self._settle(first)
             if first in self._queue:
                 return
 
     def _grant(self, claim: Claim) -> bool:
-        """Give a claim its memory, or its error; False if there is no room."""
+        """Give a claim its memory, or its error; return False if there is no memory for it."""
         try:
             memory = self._store.take(claim.size, claim.writer)
         except ObjectStoreFullError:
@@ -235,17 +237,17 @@ class AdmissionQueue:
             return True
         self._remove(claim)
         if claim.turn.done():
-            self._store.put_back(memory)  # its task was cancelled
+            self._store.put_back(memory)  # whoever waited was cancelled
         else:
             claim.turn.set_result(memory)
         return True
 
     def _frees_descriptors(self, claim: Claim) -> bool:
-        """Move values to disk, where they take no descriptor; False if none comes free."""
-        if self._supply.leaving:
+        """Move values to disk, where they take none; return False if no descriptor comes free."""
+        if self._evictions.leaving:
             return True
-        writes = self._supply.failures == claim.failures
-        if self._supply.move_out(_AT_ONCE, writes=writes):
+        writes = self._evictions.failures == claim.failures
+        if self._evictions.move_out(_AT_ONCE, writes=writes):
             return True
         self._store.tell_short()
         return False
@@ -268,12 +270,12 @@ class AdmissionQueue:
     def _full(self, claim: Claim) -> ObjectStoreFullError:
         store = self._store
         notes = []
-        if claim.waits and claim.size <= store.capacity:  # else nobody reads it
-            held = self._holders()
+        if claim.waits and claim.size <= store.capacity:  # else no process sees this error
+            held = self._describe_holders()
             if held:
                 notes.append(f"It holds {held}.")
-        if self._supply.failures != claim.failures:
-            notes.append(self._supply.trouble())
+        if self._evictions.failures != claim.failures:
+            notes.append(self._evictions.trouble())
         return ObjectStoreFullError(
             needed=claim.size,
             used=store.used,
@@ -282,15 +284,7 @@ class AdmissionQueue:
             node_id=self._node_id.hex(),
         )
 
-    def close(self) -> None:
-        """Serve nobody any more."""
-        self._store.on_room = _nothing
-
 
 def _has_memory(claim: Claim) -> bool:
     turn = claim.turn
     return turn.done() and not turn.cancelled() and turn.exception() is None
-
-
-def _nothing() -> None:
-    """Ignore that there is more memory."""
