@@ -347,7 +347,7 @@ def kill(actor: ActorProxy[Any], *, no_restart: bool = True) -> None:
         ValueError: ``actor`` is not a handle.
     """
     if not isinstance(actor, ActorHandle):
-        raise ValueError(  # noqa: TRY004 -- as in Ray
+        raise ValueError(
             f"kill takes the handle of an actor, not {shown(actor)} ({type(actor).__name__}). "
             f"For tasks, use miniray.cancel(ref)."
         )

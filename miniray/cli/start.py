@@ -123,7 +123,7 @@ def _with_devices(resources: dict[str, Any], devices: dict[str, Any]) -> dict[st
         if name in resources:
             raise ValueError(f"{name!r} is given in --resources and in --devices; leave one out.")
         if not isinstance(declared, dict):
-            raise ValueError(  # noqa: TRY004 - one type for all
+            raise ValueError(
                 f'--devices declares {name!r} as {declared!r}: write {{"{name}": {{"count": 4, '
                 f'"env": "{name}_VISIBLE_DEVICES"}}}}, or an amount without devices in --resources.'
             )

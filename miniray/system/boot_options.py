@@ -277,7 +277,7 @@ def check_labels(labels: Mapping[str, Any]) -> None:
 
 def _check_amount(what: str, amount: Any, *, whole: bool) -> None:
     if isinstance(amount, bool) or not isinstance(amount, (int, float)):
-        raise ValueError(f"{what} must be a number, not {amount!r}.")  # noqa: TRY004 - one type for all
+        raise ValueError(f"{what} must be a number, not {amount!r}.")
     if not 0 <= amount < math.inf:  # which NaN is not either
         raise ValueError(f"{what} must be a finite number of at least 0, not {shown(amount)}.")
     if amount > LARGEST_AMOUNT:

@@ -235,7 +235,7 @@ def check_bundles(bundles: Any) -> list[dict[str, float]]:
 def _check_bundle(index: int, bundle: Any) -> dict[str, float]:
     where = f"bundles[{index}]"
     if not isinstance(bundle, Mapping):
-        raise ValueError(  # noqa: TRY004 -- as in Ray
+        raise ValueError(
             f"{where} must be a dict of resource name to amount, not {check.shown(bundle)}."
         )
     amounts = {}
@@ -292,7 +292,7 @@ def _apply_topology(
             f"nodes as topology_strategy[{_NODE_LABELS[0]!r}]."
         )
     if not isinstance(given, dict):
-        raise ValueError(  # noqa: TRY004 -- as in Ray
+        raise ValueError(
             f"topology_strategy must be a dict of label to strategy, not {check.shown(given)}."
         )
     over_nodes: str | None = None

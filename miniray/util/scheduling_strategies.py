@@ -79,7 +79,7 @@ class _Values:
             raise ValueError(f'{name} needs at least one value: {name}("a", "b").')
         for value in values:
             if not isinstance(value, str):
-                raise ValueError(f"The values of {name} must be strings, not {value!r}.")  # noqa: TRY004 -- as in Ray
+                raise ValueError(f"The values of {name} must be strings, not {value!r}.")
         self.values = list(values)
 
 
@@ -147,12 +147,12 @@ def _conditions(name: str, given: Mapping[str, LabelOperator] | None) -> dict[st
     if given is None:
         return {}
     if not isinstance(given, dict):
-        raise ValueError(f'{name} must be a dict like {{"label": In("value")}}, not {given!r}.')  # noqa: TRY004 -- as in Ray
+        raise ValueError(f'{name} must be a dict like {{"label": In("value")}}, not {given!r}.')
     for key, operator in given.items():
         if not isinstance(key, str):
-            raise ValueError(f"The labels in {name} must be strings, not {key!r}.")  # noqa: TRY004 -- as in Ray
+            raise ValueError(f"The labels in {name} must be strings, not {key!r}.")
         if not isinstance(operator, LabelOperator):
-            raise ValueError(  # noqa: TRY004 -- as in Ray
+            raise ValueError(
                 f"{name}[{key!r}] must be In(...), NotIn(...), Exists() or DoesNotExist(), "
                 f"not {operator!r}."
             )

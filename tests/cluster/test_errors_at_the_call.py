@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 import subprocess
 import sys
+
+import miniray
 
 UNPICKLABLE = """
 import threading, traceback
@@ -64,3 +68,11 @@ def test_a_traceback_of_get_shows_no_remark_of_the_linter() -> None:
     done = run(FAILING)
     assert "ValueError: no" in done.stderr
     assert "noqa" not in done.stderr
+
+
+def test_no_line_that_raises_has_a_remark_of_the_linter() -> None:
+    root = pathlib.Path(miniray.__file__).parent
+    files = [*root.rglob("*.py"), *(root / "train").resolve().rglob("*.py")]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    assert len(files) > 200
+    assert not [line for line in lines if re.match(r"\s*raise\b.*# (noqa|type:)", line)]

@@ -49,7 +49,7 @@ def is_amount(value: Any) -> bool:
 def check_flag(where: str, value: Any) -> None:
     """Raise ValueError if this is not True or False; ``where`` names it, as ``Class(name``."""
     if not isinstance(value, bool):
-        raise ValueError(f"{where}={value!r}) must be True or False.")  # noqa: TRY004 - as all others
+        raise ValueError(f"{where}={value!r}) must be True or False.")
 
 
 def check_text(where: str, value: Any, example: str) -> None:

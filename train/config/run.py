@@ -278,7 +278,7 @@ class RunConfig:
     def _check_callbacks(self) -> None:
         given = self.callbacks if self.callbacks is not None else []
         if not isinstance(given, list | tuple):
-            raise ValueError(  # noqa: TRY004 - as every other mistake in a configuration
+            raise ValueError(
                 f"RunConfig(callbacks={given!r}) must be a list. Write callbacks=[{given!r}]."
             )
         self.callbacks = list(given)

@@ -170,7 +170,7 @@ def _from_hugging_face(dataset: Any) -> Source | StreamSource | None:
         return IterableSource(dataset)
     if not isinstance(dataset, datasets.Dataset):
         if isinstance(dataset, datasets.DatasetDict | datasets.IterableDatasetDict):
-            raise ValueError(  # noqa: TRY004 - of the right kind, but several
+            raise ValueError(
                 f"it holds several datasets ({', '.join(dataset)}); give them by name: "
                 f"datasets=dict(dataset)"
             )

@@ -114,7 +114,7 @@ def prepare_trainer(trainer: Any) -> Any:
         RuntimeError: It has another strategy or environment; the message says what to pass.
     """
     if not isinstance(trainer.strategy, _STRATEGIES):
-        raise RuntimeError(  # noqa: TRY004 - as in Ray
+        raise RuntimeError(
             f"The strategy of the Lightning trainer is {type(trainer.strategy).__name__}, which "
             f"does not know the worker group. Pass "
             f"pl.Trainer(strategy=miniray.train.lightning.RayDDPStrategy(), ...), or another of "
@@ -122,7 +122,7 @@ def prepare_trainer(trainer: Any) -> Any:
         )
     environment = trainer.strategy.cluster_environment
     if not isinstance(environment, RayLightningEnvironment):
-        raise RuntimeError(  # noqa: TRY004 - as in Ray
+        raise RuntimeError(
             f"The cluster environment of the Lightning trainer is {type(environment).__name__}, "
             f"which does not know the worker group. Pass "
             f"pl.Trainer(plugins=[miniray.train.lightning.RayLightningEnvironment()], ...)."

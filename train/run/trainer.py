@@ -197,7 +197,7 @@ def make_train_loop(function: Any, config: dict[str, Any] | None) -> TrainLoop:
             required parameter.
     """
     if not callable(function):
-        raise ValueError(  # noqa: TRY004 - as every other mistake in what a trainer is given
+        raise ValueError(
             f"train_loop_per_worker must be a function, not {function!r}. "
             f"Pass the function itself and not its result."
         )

@@ -51,7 +51,7 @@ def accelerate(amp: bool = False) -> None:
     """
     session = current_session("torch.accelerate")
     if not isinstance(amp, bool):
-        raise ValueError(f"accelerate(amp={amp!r}) must be True or False.")  # noqa: TRY004 - as all configuration
+        raise ValueError(f"accelerate(amp={amp!r}) must be True or False.")
     if session in _chosen:
         raise RuntimeError(
             "miniray.train.torch.accelerate() can be called only once, and before prepare_model(), "
