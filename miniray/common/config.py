@@ -135,9 +135,6 @@ class Config:
     # --- training ----------------------------------------------------------------
     #: How long ranks wait for each other in ``miniray.train.collective``; 0 is no limit.
     train_collective_timeout: float = 1800.0
-    #: When a rank has returned, the others have failed once they have only waited in collective
-    #: calls for so long. Far longer than ranks differ in a working program.
-    train_stall_patience: float = 10.0
 
 
 def parse(name: str, kind: type, text: str) -> object:

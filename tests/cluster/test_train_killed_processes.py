@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import asyncio
 import multiprocessing
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -32,30 +31,27 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def answered():
-    future = concurrent.futures.Future()
-    future.set_result(None)
-    return future
-
-
 def test_a_child_of_a_rank_does_not_hide_that_the_rank_was_killed():
-    listener = socket.create_server(("127.0.0.1", 0))
-    command = [sys.executable, "-c", PROGRAM, str(listener.getsockname()[1])]
-    with subprocess.Popen(command) as process:
-        server = LinkServer.accept(listener, b"secret of the run", [1], 60)
-        child, lost = queue.SimpleQueue(), queue.SimpleQueue()
+    async def scenario():
+        listener = socket.create_server(("127.0.0.1", 0))
+        command = [sys.executable, "-c", PROGRAM, str(listener.getsockname()[1])]
+        children, lost = [], asyncio.Queue()
 
-        def answer(rank, kind, arguments):
-            child.put(arguments[0])
-            return answered()
+        async def answer(rank, kind, arguments):
+            children.extend(arguments)
 
-        server.serve(answer, lost.put)
-        try:
-            assert lost.get(timeout=60) == 1
-        finally:
-            os.kill(child.get(timeout=60), signal.SIGKILL)
-            process.kill()
-    server.close()
+        link = LinkServer(listener, b"secret of the run", [1], 60)
+        link.serve(answer, lost.put_nowait)
+        with subprocess.Popen(command) as process:
+            try:
+                assert await asyncio.wait_for(lost.get(), 60) == 1
+            finally:
+                for child in children:
+                    os.kill(child, signal.SIGKILL)
+                process.kill()
+        await link.end(0)
+
+    asyncio.run(scenario())
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import signal
@@ -16,8 +15,7 @@ import pytest
 from cluster_helpers import wait_until
 
 from miniray import train
-from miniray.common.config import config as tunables
-from miniray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError, WorkerHungError
+from miniray.train import FailureConfig, RunConfig, ScalingConfig, WorkerGroupError
 from miniray.train.torch import TorchConfig, TorchTrainer, prepare_model
 
 if TYPE_CHECKING:
@@ -131,17 +129,6 @@ def test_a_rank_that_returns_while_another_waits_for_it_ends_the_run(fit: Any) -
     assert time.monotonic() - start < 20
 
 
-@pytest.fixture
-def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the seconds that ranks may only wait after another has returned."""
-
-    def set_to(seconds: float) -> None:
-        changed = dataclasses.replace(tunables(), train_stall_patience=seconds)
-        monkeypatch.setattr("miniray.train.run.trainer.tunables", lambda: changed)
-
-    return set_to
-
-
 def new_group(rank: int) -> None:
     import torch.distributed as dist
 
@@ -159,53 +146,22 @@ def uneven_steps(rank: int) -> None:
 
 @pytest.mark.parametrize("loop", [uneven_steps, new_group])
 def test_a_rank_that_returns_ends_also_waits_that_no_closed_connection_ends(
-    fit: Any, loop: Callable[[int], None], patience: Callable[[float], None]
+    fit: Any, loop: Callable[[int], None]
 ) -> None:
-    patience(3)
     start = time.monotonic()
     with pytest.raises(WorkerGroupError) as caught:
         fit(lambda: loop(train.get_context().get_world_rank()))
     assert time.monotonic() - start < 60  # PyTorch's own limit is half an hour
     assert "already returned on: rank 1" in str(caught.value)
-    if loop is uneven_steps:  # it depends on what DistributedDataParallel has left behind
-        return
-    hung = caught.value.worker_failures[0]
-    assert isinstance(hung, WorkerHungError)
-    assert "Rank 1 has returned from the train loop, and rank 0 has waited in a collec" in str(hung)
-    assert "new_group" in str(caught.value)
+    if loop is new_group:  # it waits for a key of rank 1, and not for its connection
+        assert "Rank 1 has returned from the train loop, while rank 0" in str(caught.value)
+        assert "new_group" in str(caught.value)
 
 
-def test_a_rank_knows_which_collective_call_has_not_ended(fit: Any, tmp_path: Path) -> None:
-    def loop() -> list[str | None]:
-        import torch
-        import torch.distributed as dist
-
-        from miniray.train.base.open_collectives import open_collective
-
-        if dist.get_rank() == 1:
-            wait_until(go.exists)
-            dist.all_reduce(torch.ones(1))
-            return []
-        seen = [open_collective()]
-        call = dist.all_reduce(torch.ones(1), async_op=True)
-        seen.append(open_collective())
-        go.touch()
-        call.wait()
-        wait_until(lambda: open_collective() is None)
-        return seen
-
-    go = tmp_path / "go"
-    assert fit(loop).return_value == [None, "gloo:all_reduce"]
-
-
-def test_a_rank_that_works_on_after_another_has_returned_is_left_alone(
-    fit: Any, patience: Callable[[float], None]
-) -> None:
-    patience(1)
-
+def test_a_rank_that_works_on_after_another_has_returned_is_left_alone(fit: Any) -> None:
     def loop() -> str:
         if train.get_context().get_world_rank() == 0:
-            time.sleep(6)  # as long as a rank may evaluate: several times the patience
+            time.sleep(6)  # as long as a rank may evaluate: the process of the other ends meanwhile
         return "done"
 
     assert fit(loop).return_value == "done"

@@ -59,9 +59,6 @@ UPWARDS = {
     "miniray.train.data.iterator imports miniray.train.torch",
     "miniray.train.data.iterator imports miniray.train.torch.batches",
     "miniray.train.data.shards imports miniray.train.worker.packed",
-    "miniray.train.worker.controller_client imports miniray.train.controller.attempt",
-    "miniray.train.worker.controller_client imports miniray.train.controller.rendezvous",
-    "miniray.train.worker.rank_watch imports miniray.train.controller.stalls",
 }
 #: Files that a folder shows, at most.
 MOST_FILES = 28

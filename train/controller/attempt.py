@@ -7,25 +7,29 @@ the controller's part.
 from __future__ import annotations
 
 import asyncio
-import logging
+import functools
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from miniray.train.base.exceptions import AttemptOverError
 from miniray.train.base.failures import WorkerFailure
-from miniray.train.base.group_keys import GroupKeys
-from miniray.train.base.questions import QuestionBoard
 from miniray.train.base.ranks import listed
 from miniray.train.base.reports import ReportBoard, ReportMismatchError
-from miniray.train.base.stacks import StackBoard
-from miniray.train.controller.rendezvous import NOTE_AFTER, CollectiveOutcome, Rendezvous
-from miniray.train.controller.stalls import StallBoard
+from miniray.train.controller.group_keys import GroupKeys
+from miniray.train.controller.rendezvous import NOTE_AFTER, Rendezvous
+from miniray.train.worker.stacks import StackBoard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from miniray.train.base.reports import Report, Step
+    from miniray.train.controller.blocking_work import BlockingWork
+    from miniray.train.controller.recorder import RunRecorder
+    from miniray.train.storage.checkpoint_book import CheckpointRecord
+    from miniray.train.worker.controller_client import CollectiveOutcome
 
-logger = logging.getLogger(__name__)
+#: Seconds after which a rank counts as waiting for a key of another one.
+KEYS_PATIENCE = 2.0
 
 
 class _Uploading(NamedTuple):
@@ -35,77 +39,76 @@ class _Uploading(NamedTuple):
     since: float
 
 
-class UploadPlace(NamedTuple):
-    """Where a rank may upload to, or why it may not."""
-
-    folder: str = ""
-    refusal: str = ""
-
-
 class Attempt:
     """What the ranks of one worker group have reported, returned and raised.
 
     Args:
         number: 1 for the first attempt of a run.
         world_size: Number of ranks.
-        first_number: Number of its first report among all reports of the run.
+        recorder: Knows the checkpoints that the run has.
+        work: Runs what blocks.
+        steps: Gets what every rank has reported, to be recorded.
+        tell: Called with a sentence that the user should read.
         collective_timeout: Seconds that ranks wait for each other in a collective; 0: no limit.
         unsafe_names: Checkpoints that ranks of earlier attempts may still be writing.
-        tell: Called with a sentence that the user should read.
 
     Attributes:
+        first_number: Number of its first report among all reports of the run.
         failures: Why ranks failed, by world rank.
         returned: Ranks whose train loop returned.
+        return_value: What that of rank 0 returned, pickled.
         keys: By which its ranks find each other.
+        stacks: Where ranks show their stacks.
         over: Set as soon as every rank has returned, or one has failed, or it is to be ended.
         all_ended: Set when no rank runs any more.
         last_progress: When a rank has last reported or made another call, by time.monotonic().
-        first_return: Set when the train loop of a rank has returned.
-        questions: What ranks are asked while they run.
-        stacks: Where ranks show their stacks.
-        stalls: Which ranks wait in vain.
     """
 
     def __init__(
         self,
         number: int,
         world_size: int,
-        first_number: int,
+        recorder: RunRecorder,
+        work: BlockingWork,
+        steps: asyncio.Queue[Step],
+        tell: Callable[[str], None],
         collective_timeout: float = 0,
         unsafe_names: Collection[str] = (),
-        tell: Callable[[str], None] = logger.warning,
     ) -> None:
         self.number = number
         self.world_size = world_size
-        self.first_number = first_number
+        self.first_number = recorder.next_number
         self.failures: dict[int, WorkerFailure] = {}
         self.returned: set[int] = set()
         self.return_value = b""
-        self._activities: dict[int, str] = {}
         self.keys = GroupKeys()
+        self.stacks = StackBoard()
         self.over = asyncio.Event()
         self.all_ended = asyncio.Event()
+        self.last_progress = time.monotonic()
+        self._recorder = recorder
+        self._work = work
+        self._steps = steps
+        self._tell = tell
+        self._collective_timeout = collective_timeout
+        self._unsafe_names = frozenset(unsafe_names)
+        self._activities: dict[int, str] = {}
         self._began = False
         self._closed = False
-        self._unsafe_names = frozenset(unsafe_names)
         self._board = ReportBoard(world_size)
         self._told_uneven = False
         #: The timer for the first checkpoint that was not complete at once.
         self._late: asyncio.TimerHandle | None = None
         self._told_late = False
-        self._tell = tell
         self._rendezvous = Rendezvous(world_size, collective_timeout, tell)
+        #: Ranks that wait for a key which another one sets.
+        self._awaiting_keys: set[int] = set()
         self._uploading: dict[tuple[int, int], _Uploading] = {}
         #: Uploads in the background, by rank and index, until they have ended.
         self._announced: set[tuple[int, int]] = set()
         #: Ranks whose processes are gone.
         self._lost: set[int] = set()
         self._last_report = [0.0] * world_size
-        self.last_progress = time.monotonic()
-        self.first_return = asyncio.Event()
-        self.questions = QuestionBoard()
-        self.stacks = StackBoard(self.questions)
-        self.stalls = StallBoard()
         self._draining = False
         self._given_up = asyncio.Event()
         self._uploads_ended = asyncio.Event()
@@ -118,12 +121,12 @@ class Attempt:
         self._began = True
         self.last_progress = time.monotonic()
 
-    # --- what ranks say -------------------------------------------------------------------
+    # --- the calls of ranks -----------------------------------------------------------------
 
-    def report(self, rank: int, index: int, report: Report) -> list[Step]:
-        """Enter a report; return the steps that are complete now."""
+    async def report(self, rank: int, index: int, report: Report) -> None:
+        """Enter a report; what is reported after the attempt was closed is dropped."""
         if self._closed:
-            return []
+            return
         now = self._last_report[rank] = self.last_progress = time.monotonic()
         self._highest = max(self._highest, index)
         self._end_upload(rank, index)
@@ -131,39 +134,54 @@ class Attempt:
             steps = self._board.add(rank, index, report, now)
         except ReportMismatchError as error:
             self.fail(rank, WorkerFailure.of(error))
-            return []
+            return
         if report.upload is not None and not steps and not (self._late or self._told_late):
             loop = asyncio.get_running_loop()
             self._late = loop.call_later(NOTE_AFTER, self._tell_late, index, report.upload.name)
         self._check_counts()
-        self._tell_uneven()
-        return steps
+        self._complete(steps)
 
-    async def may_upload(self, index: int) -> None:
-        """Wait until a rank may begin the upload of this report, or the attempt is given up.
-
-        While a run is being stopped, only what other ranks upload already is taken.
-        """
-        if self._draining and index not in {begun for _, begun in self._uploading}:
-            await self._given_up.wait()
-
-    def announce_upload(self, rank: int, index: int) -> None:
+    async def announce_upload(self, rank: int, index: int) -> None:
         """Enter that a rank will upload the checkpoint of a report in the background."""
         self._announced.add((rank, index))
 
-    def begin_upload(self, rank: int, index: int, name: str) -> UploadPlace:
-        """Enter that a rank is about to upload the checkpoint of a report under this name."""
+    async def begin_upload(self, rank: int, index: int, name: str, in_place: bool) -> str:
+        """Enter that a rank is about to upload the checkpoint of a report.
+
+        What an earlier attempt or run has under this name is taken away before. While a run is
+        being stopped, only uploads of reports begin that other ranks upload already.
+
+        Args:
+            rank: The rank.
+            index: Number of the report.
+            name: Name of the checkpoint.
+            in_place: Files of the checkpoint are in its folder already.
+
+        Returns:
+            Name of the folder to upload to.
+
+        Raises:
+            AttemptOverError: The attempt is over.
+        """
+        if self._draining and index not in {begun for _, begun in self._uploading}:
+            await self._given_up.wait()
         if self._closed:
-            return UploadPlace(refusal="the run has given up this group of workers")
+            raise AttemptOverError(
+                f"Rank {rank} of attempt {self.number} may not upload checkpoint {name!r}: the run "
+                f"has given up this group of workers."
+            )
         self._highest = max(self._highest, index)
         self.last_progress = time.monotonic()
         # A process that is cut off from the cluster may still write to the folder of that name.
         folder = f"{name}_attempt_{self.number}" if name in self._unsafe_names else name
         self._uploading[rank, index] = _Uploading(folder, time.monotonic())
-        return UploadPlace(folder)
+        if self._recorder.is_taken(folder):
+            make_way = functools.partial(self._recorder.make_way, in_place=in_place)
+            await self._work.do(make_way, folder)
+        return folder
 
-    def upload_failed(self, rank: int, index: int, failure: WorkerFailure | None) -> None:
-        """Enter that an upload has ended in vain; with a failure, the rank has failed by it."""
+    async def upload_failed(self, rank: int, index: int, failure: WorkerFailure | None) -> None:
+        """Enter that an upload has failed; with a failure, the rank has failed by it."""
         self.last_progress = time.monotonic()
         self._end_upload(rank, index)
         if failure is not None:
@@ -172,31 +190,76 @@ class Attempt:
             if not self._closed:
                 self.fail(rank, failure)
 
+    async def reported_checkpoints(
+        self, rank: int, count: int, timeout: float | None
+    ) -> tuple[list[CheckpointRecord], list[int]]:
+        """The run's checkpoints once the first ``count`` reports are in the storage.
+
+        Args:
+            rank: The rank.
+            count: How many reports it has made.
+            timeout: Seconds; None is the limit of collective calls.
+
+        Returns:
+            The checkpoints, and the ranks that have not made these reports if time ran out.
+        """
+        limit = self._collective_timeout if timeout is None else timeout
+        deadline = None if not limit else time.monotonic() + limit
+        while self._recorded < count and not self._closed:
+            left = None if deadline is None else deadline - time.monotonic()
+            try:
+                await asyncio.wait_for(self._recording.wait(), left)
+            except asyncio.TimeoutError:
+                return self._recorder.checkpoints, self._board.missing(count - 1)
+        return self._recorder.checkpoints, []
+
     async def join(self, rank: int, number: int, call: str, value: bytes) -> CollectiveOutcome:
-        """Wait in a collective call for the other ranks."""
+        """Wait in a collective call for the other ranks; see ``Rendezvous.join``."""
         self.last_progress = time.monotonic()
         return await self._rendezvous.join(rank, number, call, value)
 
-    def finish(self, rank: int, return_value: bytes) -> list[Step]:
-        """Enter that the train loop of a rank returned this value, pickled.
+    async def use_keys(self, rank: int, operation: str, *arguments: Any) -> Any:
+        """Do something with the keys of the attempt; the operations are those of ``GroupKeys``.
 
-        Returns:
-            The steps that are complete by that.
+        Raises:
+            CollectiveError: The rank waits for a key that no rank is left to set.
         """
+        call = asyncio.ensure_future(getattr(self.keys, operation)(*arguments))
+        try:
+            await asyncio.wait({call}, timeout=KEYS_PATIENCE)
+            if not call.done():
+                self._awaiting_keys.add(rank)
+                self._check_keys()
+            return await call
+        finally:
+            call.cancel()
+            self._awaiting_keys.discard(rank)
+
+    async def stacks_wanted(self, rank: int) -> bool:
+        """Wait until the rank is to show its stacks; False if it never is."""
+        del rank  # all are asked together
+        return await self.stacks.wanted()
+
+    async def show_stacks(self, rank: int, stacks: str) -> None:
+        """Take the stacks of a rank."""
+        self.stacks.answer(rank, stacks)
+
+    # --- how ranks end ----------------------------------------------------------------------
+
+    def finish(self, rank: int, return_value: bytes) -> None:
+        """Enter that the train loop of a rank returned this value, pickled."""
         if self._closed:
-            return []
+            return
         self.last_progress = time.monotonic()
         self.returned.add(rank)
-        self.first_return.set()
-        self.stalls.look()
         steps = self._board.returned(rank)
         if rank == 0:
             self.return_value = return_value
         self._check_counts()
-        self._tell_uneven()
+        self._complete(steps)
         self._rendezvous.leave(rank, "returned from its train loop")
+        self._check_keys()
         self._check_ended()
-        return steps
 
     def fail(self, rank: int, failure: WorkerFailure) -> None:
         """Enter that a rank failed; its first failure counts."""
@@ -242,22 +305,16 @@ class Attempt:
 
     # --- what has become of it --------------------------------------------------------------
 
-    def close(self) -> list[Step]:
-        """Take no more reports: what was reported by now is what the attempt has achieved.
-
-        Returns:
-            The steps of it that need nothing more.
-        """
-        steps = [] if self._closed else self._board.close(time.monotonic())
-        self._tell_uneven()
+    def close(self) -> None:
+        """Take no more reports: what was reported by now is what the attempt has achieved."""
+        self._complete([] if self._closed else self._board.close(time.monotonic()))
         self._closed = True
         self._given_up.set()
         self._recording.set()
         self._uploads_ended.set()
-        self.questions.close()
+        self.stacks.close()
         if self._late is not None:
             self._late.cancel()
-        return steps
 
     @property
     def running(self) -> list[int]:
@@ -285,21 +342,6 @@ class Attempt:
         self._recorded = index + 1
         event, self._recording = self._recording, asyncio.Event()
         event.set()
-
-    async def until_recorded(self, count: int, timeout: float | None) -> list[int]:
-        """Wait until the first ``count`` reports are in the storage, or for so many seconds.
-
-        Returns:
-            The ranks that have not made these reports, if time ran out.
-        """
-        deadline = None if not timeout else time.monotonic() + timeout
-        while self._recorded < count and not self._closed:
-            left = None if deadline is None else deadline - time.monotonic()
-            try:
-                await asyncio.wait_for(self._recording.wait(), left)
-            except asyncio.TimeoutError:
-                return self._board.missing(count - 1)
-        return []
 
     def activities(self) -> dict[int, str]:
         """What ranks did, as far as is known, when another one failed; without those that ended."""
@@ -343,10 +385,24 @@ class Attempt:
             f"checkpoint=None."
         )
 
-    def _tell_uneven(self) -> None:
+    def _complete(self, steps: Iterable[Step]) -> None:
+        """Hand over steps that need nothing more."""
+        for step in steps:
+            self._steps.put_nowait(step)
         if self._board.uneven is not None and not self._told_uneven:
             self._told_uneven = True
             self._tell(self._board.uneven)
+
+    def _check_keys(self) -> None:
+        """Fail the waits for keys when all ranks that run wait for them, and others are gone."""
+        if self.returned and self._awaiting_keys.issuperset(self.running):
+            have = "has" if len(self.returned) == 1 else "have"
+            self.keys.close(
+                f"{listed(self.returned).capitalize()} {have} returned from the train loop, while "
+                f"{listed(self.running)} waited for the others in a collective call. All ranks "
+                f"have to make the same collective calls: give each of them the same number of "
+                f"steps."
+            )
 
     def _check_counts(self) -> None:
         mismatch = None if self.failures else self._board.mismatch()

@@ -1,8 +1,8 @@
 """The controller of a run: an asyncio actor that goes from state to state.
 
-It starts and ends worker groups, takes their reports as calls, and hands
-completed steps to the recorder. Whether to retry and how many workers to start
-is decided by policies; how an attempt ended, by ``Attempt``.
+It starts and ends worker groups, passes the calls of their ranks on to the attempt that runs, and
+hands completed steps to the recorder. Whether to retry and how many workers to start is decided by
+policies; how an attempt ended, by ``Attempt``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,15 @@ import asyncio
 import json
 import logging
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from miniray.exceptions import MinirayError, TaskError
-from miniray.train.base.exceptions import CallbackError, StorageUnusableError, TrainingFailedError
+from miniray.train.base.exceptions import (
+    AttemptOverError,
+    CallbackError,
+    StorageUnusableError,
+    TrainingFailedError,
+)
 from miniray.train.base.failures import GroupStartError, WorkerFailure, describe
 from miniray.train.base.policies import FailureDecision, GroupFailure
 from miniray.train.base.state import RunState, check_transition
@@ -22,13 +27,12 @@ from miniray.train.base.waits import end, first_of, wait_at_most
 from miniray.train.callbacks import RunContext
 from miniray.train.callbacks.runner import CallbackRunner, watch_hooks
 from miniray.train.controller.attempt import Attempt
+from miniray.train.controller.blocking_work import BlockingWork
 from miniray.train.controller.growth import Growth
 from miniray.train.controller.hangs import watch_for_hang
 from miniray.train.controller.outcome import RunOutcome
-from miniray.train.controller.rank_calls import RankCalls
 from miniray.train.controller.recorder import RunRecorder
 from miniray.train.controller.run_facts import RunFacts, pause_after
-from miniray.train.controller.stalls import fail_stalled
 from miniray.train.controller.startup import check_shared, place, start
 from miniray.train.progress.progress_feed import ProgressFeed, Row
 from miniray.train.worker import rank_logs
@@ -39,13 +43,19 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from miniray.train.base.policies import ScalingDecision
+    from miniray.train.base.reports import Step
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.controller.worker_group import WorkerGroup
     from miniray.train.progress.progress_feed import Progress, Seen
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.worker import WorkerOutcome
 
+    T = TypeVar("T")
+
 logger = logging.getLogger(__name__)
+
+#: Seconds that a rank's process lives on after its train loop has returned, while others run.
+RETURN_GRACE = 2.0
 
 #: After a rank has failed, seconds that others get to say why they failed too: a rank whose peer
 #: died often fails before the death is known, and the error should name both.
@@ -63,7 +73,7 @@ def make_worker_group(spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
     return WorkerGroup(decision, spec.scaling_config, spec.backend, spec.run_config)
 
 
-class TrainController(RankCalls):
+class TrainController:
     """Runs one training run; an actor with asyncio methods.
 
     Args:
@@ -96,7 +106,11 @@ class TrainController(RankCalls):
         self._recorder = RunRecorder(
             storage, spec.run_config.checkpoint_config, self._callbacks, self._token
         )
-        super().__init__(ProgressFeed(), self._recorder, spec.collective_timeout)
+        self._feed = ProgressFeed()
+        self._work = BlockingWork()
+        self._attempt: Attempt | None = None
+        #: Steps that every rank has reported and that are to be recorded.
+        self._steps: asyncio.Queue[Step] = asyncio.Queue()
         self._logs = RankLogs(storage)
         self._facts = RunFacts(storage, spec.run_id, self._token)
         self._state = RunState.INITIALIZING
@@ -146,6 +160,17 @@ class TrainController(RankCalls):
         outcome = await self._finish()
         await end(watching)
         return outcome
+
+    async def call(self, method: str, attempt: int, rank: int, *arguments: Any) -> Any:
+        """Pass the call of a rank on to its attempt; ``RankCalls`` has the methods.
+
+        Raises:
+            AttemptOverError: Another attempt runs.
+        """
+        current = self._attempt
+        if current is None or current.number != attempt:
+            raise AttemptOverError(f"Rank {rank} of attempt {attempt} was replaced: others run.")
+        return await getattr(current, method)(rank, *arguments)
 
     def _tell_slow(self, seconds: float) -> None:
         self._feed.note(
@@ -216,10 +241,12 @@ class TrainController(RankCalls):
         self._attempt = Attempt(
             self._facts.attempts,
             group.size,
-            self._recorder.next_number,
+            self._recorder,
+            self._work,
+            self._steps,
+            self._feed.note,
             spec.collective_timeout,
             self._unsafe_names,
-            self._feed.note,
         )
         try:
             await start(group, carrier, self._attempt.number, self._blocking)
@@ -248,7 +275,6 @@ class TrainController(RankCalls):
             first_number=self._attempt.first_number,
             checkpoint=self._recorder.latest_checkpoint,
             shows_stacks=self._spec.hang_timeout is not None,
-            stall_patience=self._spec.stall_patience,
         )
         self._attempt.begin()
         self._growth.begin(self._group)
@@ -256,19 +282,18 @@ class TrainController(RankCalls):
         watches = asyncio.gather(*(self._watch(rank, each) for rank, each in enumerate(outcomes)))
         over = asyncio.ensure_future(self._attempt.over.wait())
         hang = asyncio.ensure_future(self._watch_for_hang(self._attempt))
-        stall = asyncio.ensure_future(self._watch_for_stall(self._attempt))
         try:
-            ends: set[asyncio.Future[Any]] = {over, watches, hang, stall}
+            ends: set[asyncio.Future[Any]] = {over, watches, hang}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            for watching in (watches, hang, stall):
+            for watching in (watches, hang):
                 if watching.done():
                     watching.result()  # raises what is wrong with the watching itself
             if self._attempt.failures:
                 await wait_at_most(self._attempt.all_ended.wait(), FAILURE_GRACE)
                 await wait_at_most(self._attempt.settle(), UPLOAD_GRACE)
         finally:
-            await end(over, watches, hang, stall)
-        self._take(self._attempt.close())
+            await end(over, watches, hang)
+        self._attempt.close()
         await self._steps.join()
         if self._attempt.failures:
             return await self._judge_failure()
@@ -278,10 +303,6 @@ class TrainController(RankCalls):
         limit, storage = self._spec.hang_timeout, self._spec.storage
         if limit is not None:
             await watch_for_hang(attempt, limit, storage.path, storage.write_text)
-        await attempt.over.wait()
-
-    async def _watch_for_stall(self, attempt: Attempt) -> None:
-        await fail_stalled(attempt, self._spec.stall_patience)
         await attempt.over.wait()
 
     async def _watch(self, rank: int, outcome: Awaitable[WorkerOutcome]) -> None:
@@ -298,15 +319,19 @@ class TrainController(RankCalls):
             return
         if result.failure is not None:
             self._attempt.fail(rank, result.failure)
-        else:
-            self._take(self._attempt.finish(rank, result.value))
+            return
+        self._attempt.finish(rank, result.value)
+        # Its sockets tell the others, should they wait for it in a collective call.
+        await asyncio.sleep(RETURN_GRACE)
+        assert self._group is not None
+        await self._group.end_rank(rank)
 
     async def _restart(self) -> RunState:
         assert self._attempt is not None
         if self._state is RunState.RESIZING:
             self._feed.note(f"There is room for more workers than {self._size}.")
         await self._stop_group(graceful=False)
-        self._attempt.keys.close()
+        self._attempt.keys.close("Other workers run in place of these.")
         self._unsafe_names |= self._attempt.unfinished_uploads()
         await self._blocking(self._recorder.clear_incomplete, self._attempt.next_number)
         # Whatever ends workers at once at their start is given time to go by.
@@ -336,6 +361,9 @@ class TrainController(RankCalls):
 
     # --- steps, states, endings -----------------------------------------------------------
 
+    async def _blocking(self, function: Callable[..., T], *args: Any) -> T:
+        return await self._work.do(function, *args)
+
     async def _record_steps(self) -> None:
         while True:
             steps = [await self._steps.get()]
@@ -362,7 +390,7 @@ class TrainController(RankCalls):
     async def _record_rest(self, recording: asyncio.Task[None]) -> None:
         """Record what ranks have reported by now, unless recording itself has failed."""
         if self._attempt is not None:
-            self._take(self._attempt.close())
+            self._attempt.close()
         rest = asyncio.ensure_future(self._steps.join())
         await asyncio.wait({rest, recording}, return_when=asyncio.FIRST_COMPLETED)
         await end(rest, recording)

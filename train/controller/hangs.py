@@ -1,4 +1,4 @@
-"""Finds an attempt that makes no progress, and writes down where each rank is.
+"""Finds an attempt that makes no progress, writes down where each rank is, and fails them.
 
 What counts as progress is the attempt's knowledge; what follows from a failure
 is the controller's decision.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from miniray.train.base.exceptions import WorkerHungError
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import listed
-from miniray.train.base.stacks import main_stack
+from miniray.train.worker.stacks import main_stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,40 +28,6 @@ MOST_STACKS = 8
 WRITE_TIMEOUT = 10.0
 
 
-async def hung_ranks(attempt: Attempt, limit: float) -> dict[int, str]:
-    """Wait until an attempt has made no progress for so many seconds.
-
-    Returns:
-        The stacks of each rank that runs.
-    """
-    while True:
-        left = attempt.last_progress + limit - time.monotonic()
-        if left <= 0:
-            found = await attempt.stacks.collect(attempt.running)
-            # Whoever ended meanwhile was not hung, and says itself how it ended.
-            return {rank: text for rank, text in found.items() if rank in attempt.running}
-        await asyncio.sleep(left)
-
-
-def fail_hung(attempt: Attempt, stacks: dict[int, str], message: str) -> None:
-    """Enter that these ranks hang.
-
-    Args:
-        attempt: Their attempt.
-        stacks: Where each of them is.
-        message: Why they count as hung.
-    """
-    for number, (rank, text) in enumerate(sorted(stacks.items())):
-        failure = WorkerFailure.of(WorkerHungError(message))
-        shown = main_stack(text) if number < MOST_STACKS else ""
-        attempt.fail(rank, dataclasses.replace(failure, traceback=shown))
-
-
-def as_file(stacks: dict[int, str]) -> str:
-    """The stacks of all ranks as one text."""
-    return "\n".join(f"=== rank {rank} ===\n{text}" for rank, text in sorted(stacks.items()))
-
-
 async def watch_for_hang(
     attempt: Attempt, limit: float, path: str, write: Callable[[str, str], None]
 ) -> None:
@@ -73,22 +39,35 @@ async def watch_for_hang(
         path: The run's folder.
         write: Writes a text under a name in that folder; blocks.
     """
-    stacks = await hung_ranks(attempt, limit)
+    while (left := attempt.last_progress + limit - time.monotonic()) > 0:  # noqa: ASYNC110 - not an event
+        await asyncio.sleep(left)
+    found = await attempt.stacks.collect(attempt.running)
+    # A rank that ended meanwhile was not hung, and says itself how it ended.
+    stacks = {rank: text for rank, text in sorted(found.items()) if rank in attempt.running}
     if not stacks:
         return
-    name = f"stacks_attempt_{attempt.number}.txt"
-    where = f"All stacks are in {path}/{name}."
+    where = await _keep(stacks, f"stacks_attempt_{attempt.number}.txt", path, write)
+    message = (
+        f"No rank has reported, uploaded or met the others for {limit:g} s "
+        f"(FailureConfig(hang_timeout_s)), while {listed(stacks)} ran. {where}"
+    )
+    for number, (rank, text) in enumerate(stacks.items()):
+        failure = WorkerFailure.of(WorkerHungError(message))
+        shown = main_stack(text) if number < MOST_STACKS else ""
+        attempt.fail(rank, dataclasses.replace(failure, traceback=shown))
+
+
+async def _keep(
+    stacks: dict[int, str], name: str, path: str, write: Callable[[str, str], None]
+) -> str:
+    """Write all stacks into one file; returns a sentence that says where they are."""
+    text = "\n".join(f"=== rank {rank} ===\n{each}" for rank, each in stacks.items())
     # The storage may be what hangs.
-    writing = asyncio.ensure_future(asyncio.to_thread(write, name, as_file(stacks)))
+    writing = asyncio.ensure_future(asyncio.to_thread(write, name, text))
     await asyncio.wait({writing}, timeout=WRITE_TIMEOUT)
     if not writing.done():
         writing.cancel()
-        where = f"They could not be written to {path} within {WRITE_TIMEOUT:g} s."
-    elif (error := writing.exception()) is not None:
-        where = f"They could not be written to {path}: {error}"
-    fail_hung(
-        attempt,
-        stacks,
-        f"No rank has reported, uploaded or met the others for {limit:g} s "
-        f"(FailureConfig(hang_timeout_s)), while {listed(stacks)} ran. {where}",
-    )
+        return f"They could not be written to {path} within {WRITE_TIMEOUT:g} s."
+    if (error := writing.exception()) is not None:
+        return f"They could not be written to {path}: {error}"
+    return f"All stacks are in {path}/{name}."

@@ -7,12 +7,12 @@ longer come, when ranks called different things, or after a time.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
 from typing import TYPE_CHECKING
 
 from miniray.train.base.exceptions import CollectiveError, CollectiveTimeoutError
 from miniray.train.base.ranks import listed
+from miniray.train.worker.controller_client import CollectiveOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,14 +22,6 @@ _SOURCE = 0
 
 #: Seconds after which the user is told for whom ranks wait.
 NOTE_AFTER = 60.0
-
-
-@dataclasses.dataclass(frozen=True)
-class CollectiveOutcome:
-    """What a rank gets from a collective: the pickled value of rank 0, or why it failed."""
-
-    value: bytes = b""
-    error: CollectiveError | None = None
 
 
 class _Meeting:

@@ -30,8 +30,6 @@ class RunSpec:
     collective_timeout: float = 0
     #: Seconds without progress after which the workers count as hung; None is no limit.
     hang_timeout: float | None = None
-    #: Seconds that ranks may only wait in collective calls after another has returned.
-    stall_patience: float = 10.0
     #: What the user configured, as JSON values for a person to read.
     configuration: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     #: Tells it from other runs of the same name; a controller that was started again keeps it.

@@ -23,7 +23,7 @@ from miniray.train.base.ranks import (
 from miniray.train.controller.placement import explain
 from miniray.train.controller.room import MoreRoom, Room, largest_room, waiting_demand
 from miniray.train.worker.backend import Member
-from miniray.train.worker.controller_client import ControllerClient
+from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.worker import TrainWorker
 from miniray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -228,7 +228,7 @@ class WorkerGroup:
         members = [
             dataclasses.replace(
                 member,
-                controller=ControllerClient(carrier, attempt, member.ranks.world_rank),
+                controller=rank_calls(carrier, attempt, member.ranks.world_rank),
             )
             for member in self._take_ranks(infos)
         ]
@@ -280,6 +280,10 @@ class WorkerGroup:
         """Start the train loop on every rank; the outcomes, in order of rank."""
         return [worker.run.remote(loop, setup, carrier) for worker in self._workers]
 
+    async def end_rank(self, rank: int) -> None:
+        """End the process of a rank whose train loop has returned."""
+        await _end([self._workers[rank]])
+
     async def stop(self, *, graceful: bool) -> None:
         """End the workers and give their resources back.
 
@@ -287,18 +291,8 @@ class WorkerGroup:
             graceful: Let them end by themselves, if they do within ``EXIT_TIMEOUT``.
         """
         workers, self._workers = self._workers, []
-        if graceful and workers:
-            ends = [
-                asyncio.ensure_future(_wait_for_end(worker.__ray_terminate__.remote()))
-                for worker in workers
-            ]
-            _, late = await asyncio.wait(ends, timeout=EXIT_TIMEOUT)
-            for task in late:
-                task.cancel()
-            if late:
-                logger.warning(
-                    "%d workers did not end within %s s and are killed.", len(late), EXIT_TIMEOUT
-                )
+        if graceful:
+            await _end(workers)
         for worker in workers:
             miniray.kill(worker)
         room, self._room = self._room, None
@@ -334,6 +328,24 @@ async def gather_workers(refs: Sequence[Any]) -> list[Any]:
 
 async def _result(ref: Any) -> Any:
     return await ref
+
+
+async def _end(workers: Sequence[Any]) -> None:
+    """Let workers end by themselves; kill those that do not within ``EXIT_TIMEOUT``."""
+    ends = {
+        asyncio.ensure_future(_wait_for_end(worker.__ray_terminate__.remote())): worker
+        for worker in workers
+    }
+    if not ends:
+        return
+    _, late = await asyncio.wait(ends, timeout=EXIT_TIMEOUT)
+    if late:
+        logger.warning(
+            "%d workers did not end within %s s and are killed.", len(late), EXIT_TIMEOUT
+        )
+    for task in late:
+        task.cancel()
+        miniray.kill(ends[task])
 
 
 async def _wait_for_end(ref: Any) -> None:

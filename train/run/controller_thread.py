@@ -17,6 +17,7 @@ from miniray.train.base.interrupts import STOPPING
 from miniray.train.controller.controller import TrainController
 from miniray.train.progress.progress import Pace, make_display
 from miniray.train.progress.progress_feed import Seen
+from miniray.train.worker.controller_client import LocalCarrier
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from miniray.train.controller.outcome import RunOutcome
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.controller.worker_group import WorkerGroup
+    from miniray.train.run.local_group import OtherRanks
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +43,19 @@ class ControllerThread:
     Args:
         spec: The run.
         make_group: What makes a worker group; called in the thread.
+        others: The ranks in other processes, if there are any.
     """
 
     def __init__(
-        self, spec: RunSpec, make_group: Callable[[RunSpec, ScalingDecision], WorkerGroup]
+        self,
+        spec: RunSpec,
+        make_group: Callable[[RunSpec, ScalingDecision], WorkerGroup],
+        others: OtherRanks | None = None,
     ) -> None:
         self._name = spec.name
         self._user_callbacks = spec.run_config.callbacks or ()
         self._controller = TrainController(spec, make_group)
+        self._others = others
         self._machine = asyncio.new_event_loop()
         self._outcome: concurrent.futures.Future[RunOutcome] = concurrent.futures.Future()
         self._lock = threading.Lock()
@@ -92,12 +99,6 @@ class ControllerThread:
             begun = asyncio.run_coroutine_threadsafe(coroutine, self._machine)
         begun.add_done_callback(lambda done: self._pass_on(done, outcome))
         return outcome
-
-    def post(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have a function called in the thread; when the run has ended, it is not called."""
-        with self._lock:
-            if not self._over:
-                self._machine.call_soon_threadsafe(function, *arguments)
 
     def abort(self, *, at_once: bool = False) -> None:
         """Stop the run once the uploads that ranks have begun have ended; wait for its end.
@@ -143,11 +144,18 @@ class ControllerThread:
 
     async def _run(self, loop: Any) -> RunOutcome:
         shown = asyncio.ensure_future(self._show())
+        if self._others is not None:
+            self._others.serve(self._controller)
         try:
-            return await self._controller.run(ThreadCarrier(self), [loop])
+            outcome = await self._controller.run(LocalCarrier(self.call), [loop])
         finally:
             await asyncio.wait({shown}, timeout=1)
             shown.cancel()
+        if self._others is not None:
+            # The main thread may wait where no other rank will come to. A rank that is told of a
+            # failure ends its process, and torchrun ends this one.
+            await self._others.part(outcome)
+        return outcome
 
     async def _show(self) -> None:
         # Lines, also on a terminal: a debugger in the train loop needs the screen.
@@ -175,21 +183,3 @@ async def _end_all() -> None:
     for task in left:
         task.cancel()
     await asyncio.gather(*left, return_exceptions=True)
-
-
-class ThreadCarrier:
-    """Brings calls of this process to its controller.
-
-    Args:
-        thread: The controller's thread.
-    """
-
-    def __init__(self, thread: ControllerThread) -> None:
-        self._thread = thread
-
-    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
-        """Begin a call."""
-        future = self._thread.call(method, *arguments)
-        if future.done():  # at once only when the run has ended, which is raised here
-            future.result()
-        return future.result

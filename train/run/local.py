@@ -11,7 +11,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import queue
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from miniray.train.base.exceptions import ControllerLostError
 from miniray.train.base.failures import WorkerFailure, describe
@@ -25,31 +25,31 @@ from miniray.train.base.policies import (
 from miniray.train.base.state import RunState
 from miniray.train.controller.outcome import RunOutcome
 from miniray.train.run.controller_thread import ControllerThread
-from miniray.train.run.local_group import Arrival, LocalGroup, OtherRanks, info_of_this_process
+from miniray.train.run.local_group import (
+    FAILURE_TIMEOUT,
+    Arrival,
+    LocalGroup,
+    OtherRanks,
+    info_of_this_process,
+)
 from miniray.train.storage.filesystem import refuse_memory
 from miniray.train.worker import context
+from miniray.train.worker.controller_client import LocalCarrier
 from miniray.train.worker.local_link import LinkClient, LinkServer
 from miniray.train.worker.session import Session
 from miniray.train.worker.worker import TrainWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from miniray.train.base.policies import GroupFailure
     from miniray.train.base.ranks import Ranks
     from miniray.train.controller.run_spec import RunSpec
     from miniray.train.controller.worker_group import WorkerGroup
-    from miniray.train.run.local_group import Probe, Work
+    from miniray.train.run.local_group import LoopRun, Probe
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.backend import LocalPlace
     from miniray.train.worker.controller_client import Carrier
     from miniray.train.worker.session import SessionSetup
     from miniray.train.worker.worker import TrainLoop, WorkerOutcome
-
-#: Seconds that rank 0 waits at the end for other ranks to have read how the run ended. After a
-#: failure they may wait for rank 0 in a collective of the framework, and read nothing more.
-END_TIMEOUT = 10.0
-FAILURE_TIMEOUT = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,25 +130,6 @@ class _LocalWorker(TrainWorker):
 # --- other ranks than 0 --------------------------------------------------------------------
 
 
-class _LinkCarrier:
-    """Brings the calls of this process to the controller in that of rank 0."""
-
-    def __init__(self, link: LinkClient) -> None:
-        self._link = link
-        self._lost: ControllerLostError | None = None
-
-    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
-        if self._lost is not None:
-            raise self._lost
-        future = self._link.ask("call", method, *arguments)
-        future.add_done_callback(self._take_note)
-        return future.result
-
-    def _take_note(self, done: concurrent.futures.Future[Any]) -> None:
-        if isinstance(error := done.exception(), ControllerLostError):
-            self._lost = error
-
-
 def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient) -> LocalEnd:
     """Run the train loop as a rank that has no controller."""
     rank = place.ranks.world_rank
@@ -158,7 +139,7 @@ def _follow(spec: RunSpec, loop: TrainLoop, place: LocalPlace, link: LinkClient)
         setup = _arrive(link, place.ranks)
         if setup is not None:
             storage = setup.storage
-            outcome = worker.run_once(loop, setup, _LinkCarrier(link))
+            outcome = worker.run_once(loop, setup, LocalCarrier(link.ask))
             if isinstance(worker.error, ControllerLostError):
                 raise worker.error  # the train loop was only the first to notice
             told = link.ask("end", outcome)
@@ -222,22 +203,19 @@ class _Leader:
     ) -> None:
         self._loop = loop
         self._place = place
-        self._link = link
         size = place.ranks.world_size
         scaling = _Fixed(ScalingDecision(size, spec.scaling_config.worker_resources))
         policy = spec.failure_policy if link is None else _Never()
         self._spec = dataclasses.replace(spec, failure_policy=policy, scaling_policy=scaling)
-        self._thread = ControllerThread(self._spec, self._make_group)
-        self._others = OtherRanks(size, self._thread) if link is not None else None
+        self._others = None if link is None else OtherRanks(link, size)
+        self._thread = ControllerThread(self._spec, self._make_group, self._others)
         #: What the main thread is to do; None at the end of the run.
-        self._next: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
+        self._next: queue.SimpleQueue[LoopRun | None] = queue.SimpleQueue()
 
     def run(self) -> LocalEnd:
         """Run attempts until the controller ends the run."""
         worker = _LocalWorker(self._spec, self._place)
-        self._thread.start(self._loop, self._note_end)
-        if self._link is not None and self._others is not None:
-            self._link.serve(self._others.answer, self._others.lost)
+        self._thread.start(self._loop, lambda: self._next.put(None))
         try:
             while (work := self._next.get()) is not None:
                 work.finish(worker.run_once(self._loop, work.setup, work.carrier))
@@ -245,33 +223,14 @@ class _Leader:
             self._thread.abort(at_once=worker.interrupts.at_once)
             raise
         outcome = self._thread.outcome()
-        self._tell_others(outcome)
         # What a loop raises because its controller or another rank has failed is no cause.
         error = worker.error if 0 in outcome.worker_failures else None
         return LocalEnd(outcome, self._spec.storage, error)
 
     def _make_group(self, spec: RunSpec, decision: ScalingDecision) -> WorkerGroup:
         del spec
-        group = LocalGroup(decision.num_workers, self._others, self._next.put, self._thread)
+        group = LocalGroup(decision.num_workers, self._others, self._next.put)
         return cast("WorkerGroup", group)
-
-    def _note_end(self) -> None:
-        """The controller has ended; called in its thread."""
-        # The main thread may wait where no other rank will come to, and tell nobody. A rank that
-        # hears of a failure ends its process, and torchrun ends this one.
-        with contextlib.suppress(Exception):  # raised in the main thread
-            outcome = self._thread.outcome()
-            if self._others is not None and outcome.state is RunState.ERRORED:
-                self._others.end(outcome)
-        self._next.put(None)
-
-    def _tell_others(self, outcome: RunOutcome) -> None:
-        """Tell the other ranks how the run ended, and stay until they have read it."""
-        if self._link is None or self._others is None:
-            return
-        self._others.end(outcome)
-        finished = outcome.state is RunState.FINISHED
-        self._link.wait_closed(END_TIMEOUT if finished else FAILURE_TIMEOUT)
 
 
 class _Fixed(ScalingPolicy):

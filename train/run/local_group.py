@@ -1,31 +1,37 @@
 """The worker group of a run in local mode: this process, and those that torchrun has started.
 
-The controller sees it as any worker group. All of it runs in the controller's thread but
-``OtherRanks.answer`` and ``OtherRanks.lost``, which hand over what the other ranks say.
+The controller sees it as any worker group. All of it runs in the event loop of the controller's
+thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import contextlib
 import dataclasses
-import functools
 import os
 import socket
 from typing import TYPE_CHECKING, Any
 
 from miniray.train.base.failures import GroupStartError, WorkerFailure
 from miniray.train.base.ranks import WorkerInfo
+from miniray.train.base.state import RunState
 from miniray.train.worker.worker import WorkerOutcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from miniray.train.controller.controller import TrainController
     from miniray.train.controller.outcome import RunOutcome
-    from miniray.train.run.controller_thread import ControllerThread
     from miniray.train.storage.storage import RunStorage
     from miniray.train.worker.controller_client import Carrier
+    from miniray.train.worker.local_link import LinkServer
     from miniray.train.worker.session import SessionSetup
+
+#: Seconds that rank 0 waits at the end for other ranks to have read how the run ended. After a
+#: failure they may wait for rank 0 in a collective of the framework, and read nothing more.
+END_TIMEOUT = 10.0
+FAILURE_TIMEOUT = 1.0
 
 
 def info_of_this_process() -> WorkerInfo:
@@ -51,7 +57,7 @@ class Arrival:
 
 
 @dataclasses.dataclass(frozen=True)
-class Work:
+class LoopRun:
     """What the main thread of rank 0 does in an attempt: run the train loop once.
 
     Attributes:
@@ -66,63 +72,67 @@ class Work:
 
 
 class OtherRanks:
-    """What the ranks beside 0 are told, and what they say.
+    """The ranks beside 0: what they are told, and what they say. In the controller's event loop.
 
     Each asks for the probe, then for its setup, saying what it has found, then sends its calls of
     the controller and how its train loop ended, and asks last for the outcome of the run. None in
     place of probe and setup means that the run ends without an attempt.
 
     Args:
+        link: The connections with them.
         size: Number of ranks with rank 0.
-        thread: The controller's thread.
     """
 
-    def __init__(self, size: int, thread: ControllerThread) -> None:
-        self._thread = thread
-        self._probe: concurrent.futures.Future[Probe | None] = concurrent.futures.Future()
-        self._setup: concurrent.futures.Future[SessionSetup | None] = concurrent.futures.Future()
-        self._outcome: concurrent.futures.Future[RunOutcome] = concurrent.futures.Future()
-        # In the controller's thread only.
+    def __init__(self, link: LinkServer, size: int) -> None:
+        self._link = link
         self._ranks = range(1, size)
         self._arrivals: dict[int, Arrival] = {}
         self._lost: set[int] = set()
         self._news = asyncio.Event()
         self._finish: Callable[[int, WorkerOutcome], None] | None = None
 
-    # --- in the threads that read what they say -------------------------------------------
+    def serve(self, controller: TrainController) -> None:
+        """Answer them from now on."""
+        loop = asyncio.get_running_loop()
+        self._probe: asyncio.Future[Probe | None] = loop.create_future()
+        self._setup: asyncio.Future[SessionSetup | None] = loop.create_future()
+        self._outcome: asyncio.Future[RunOutcome] = loop.create_future()
+        self._controller = controller
+        self._link.serve(self._answer, self._lose)
 
-    def answer(
-        self, rank: int, kind: str, arguments: tuple[Any, ...]
-    ) -> concurrent.futures.Future[Any]:
-        """What a rank gets for a request; see ``LinkServer.serve``."""
+    async def _answer(self, rank: int, kind: str, arguments: tuple[Any, ...]) -> Any:
         if kind == "call":
-            return self._thread.call(*arguments)
-        if kind == "probe":
-            return self._probe
-        if kind == "outcome":
-            return self._outcome
+            return await self._controller.call(*arguments)
+        if kind == "end":
+            if self._finish is not None:
+                self._finish(rank, *arguments)
+            return None
         if kind == "setup":
-            self._thread.post(self._enter_arrival, rank, *arguments)
-            return self._setup
-        assert kind == "end", kind
-        taken: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread.post(self._enter_end, rank, *arguments)
-        taken.set_result(None)
-        return taken
+            (self._arrivals[rank],) = arguments
+            self._news.set()
+        # Shielded: one that goes away leaves the others waiting.
+        told: dict[str, asyncio.Future[Any]] = {
+            "probe": self._probe,
+            "setup": self._setup,
+            "outcome": self._outcome,
+        }
+        return await asyncio.shield(told[kind])
 
-    def lost(self, rank: int) -> None:
-        """Take note that a rank will say nothing more."""
-        self._thread.post(self._enter_loss, rank)
-
-    # --- in the controller's thread -------------------------------------------------------
+    def _lose(self, rank: int) -> None:
+        self._lost.add(rank)
+        self._news.set()
+        if self._finish is not None:  # it counts only for a rank whose end is not known
+            self._finish(rank, WorkerOutcome(failure=_loss(rank)))
 
     async def arrive(self, probe: Probe) -> dict[int, Arrival]:
         """Show the ranks a probe; what each has found.
 
         Raises:
             GroupStartError: Some are gone.
+            TimeoutError: Some did not connect in time.
         """
         self._probe.set_result(probe)
+        await self._link.wait_connected()
         while not self._lost and len(self._arrivals) < len(self._ranks):
             self._news.clear()
             await self._news.wait()
@@ -142,30 +152,14 @@ class OtherRanks:
         for rank in self._lost:
             finish(rank, WorkerOutcome(failure=_loss(rank)))
 
-    def _enter_arrival(self, rank: int, arrival: Arrival) -> None:
-        self._arrivals[rank] = arrival
-        self._news.set()
-
-    def _enter_end(self, rank: int, outcome: WorkerOutcome) -> None:
-        if self._finish is not None:
-            self._finish(rank, outcome)
-
-    def _enter_loss(self, rank: int) -> None:
-        self._lost.add(rank)
-        self._news.set()
-        if self._finish is not None:  # it counts only for a rank whose end is not known
-            self._finish(rank, WorkerOutcome(failure=_loss(rank)))
-
-    # --- when the controller runs no more ---------------------------------------------------
-
-    def end(self, outcome: RunOutcome) -> None:
-        """Tell the ranks how the run has ended, once."""
-        if self._outcome.done():
-            return
+    async def part(self, outcome: RunOutcome) -> None:
+        """Tell the ranks how the run has ended, stay until they have read it, and hang up."""
         for unasked in (self._probe, self._setup):
             if not unasked.done():
                 unasked.set_result(None)
         self._outcome.set_result(outcome)
+        finished = outcome.state is RunState.FINISHED
+        await self._link.end(END_TIMEOUT if finished else FAILURE_TIMEOUT)
 
 
 class LocalGroup:
@@ -174,8 +168,7 @@ class LocalGroup:
     Args:
         size: Number of ranks.
         others: Those beside rank 0; None if there are none.
-        run_here: Has the main thread do the work of rank 0.
-        thread: The controller's thread.
+        run_here: Has the main thread run the train loop of rank 0.
 
     Attributes:
         infos: Where each rank runs, in order of rank.
@@ -185,14 +178,12 @@ class LocalGroup:
         self,
         size: int,
         others: OtherRanks | None,
-        run_here: Callable[[Work], None],
-        thread: ControllerThread,
+        run_here: Callable[[LoopRun], None],
     ) -> None:
         self.size = size
         self.infos = [info_of_this_process()]
         self._others = others
         self._run_here = run_here
-        self._thread = thread
 
     async def place(self) -> None:
         """Nothing has to be reserved."""
@@ -223,9 +214,16 @@ class LocalGroup:
 
         if self._others is not None:
             self._others.begin(setup, finish)
-        tell = functools.partial(self._thread.post, finish, 0)
-        self._run_here(Work(setup, carrier, tell))
+
+        def finish_here(outcome: WorkerOutcome) -> None:
+            with contextlib.suppress(RuntimeError):  # the run has ended, and its loop is closed
+                machine.call_soon_threadsafe(finish, 0, outcome)
+
+        self._run_here(LoopRun(setup, carrier, finish_here))
         return outcomes
+
+    async def end_rank(self, rank: int) -> None:
+        """The processes end when their programs do."""
 
     async def stop(self, *, graceful: bool) -> None:
         """The processes end when their programs do."""

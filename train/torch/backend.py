@@ -82,7 +82,7 @@ class TorchBackend(Backend):
         """End the process group, unless it is the program's; a rank that still waits gets an error.
 
         Where something keeps the group's connections open, as DistributedDataParallel does, it gets
-        none: see ``train/controller/stalls.py``.
+        that when this process ends.
         """
         import torch.distributed as dist
 

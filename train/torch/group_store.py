@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import datetime
     from collections.abc import Sequence
 
-    from miniray.train.worker.controller_client import ControllerClient
+    from miniray.train.worker.controller_client import RankCalls
 
 
 class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
@@ -26,7 +26,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
         timeout: How long ``get`` and ``wait`` wait for a key.
     """
 
-    def __init__(self, controller: ControllerClient, timeout: datetime.timedelta) -> None:
+    def __init__(self, controller: RankCalls, timeout: datetime.timedelta) -> None:
         super().__init__()
         self._controller = controller
         self.set_timeout(timeout)
@@ -38,7 +38,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Give several keys their values."""
         encoded = map(_encoded, values)
-        self._controller.use_keys("set", dict(zip(keys, encoded, strict=True)))
+        self._use("set", dict(zip(keys, encoded, strict=True)))
 
     def get(self, key: str) -> bytes:
         """The value of a key; waits for it.
@@ -55,7 +55,7 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
             DistStoreError: One has none in time.
         """
         timeout = self.timeout.total_seconds()
-        values, absent = self._controller.use_keys("get", list(keys), timeout)
+        values, absent = self._use("get", list(keys), timeout)
         _check(absent, timeout)
         return list(values)
 
@@ -66,37 +66,35 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
             DistStoreError: One has none in time.
         """
         seconds = (self.timeout if timeout is None else timeout).total_seconds()
-        _check(self._controller.use_keys("wait", list(keys), seconds), seconds)
+        _check(self._use("wait", list(keys), seconds), seconds)
 
     def check(self, keys: Sequence[str]) -> bool:
         """Whether all these keys have a value now."""
-        return not self._controller.use_keys("absent", list(keys))
+        return not self._use("absent", list(keys))
 
     def add(self, key: str, amount: int) -> int:
         """Add to a counter; its value then."""
-        return int(self._controller.use_keys("add", key, amount))
+        return int(self._use("add", key, amount))
 
     def append(self, key: str, value: str | bytes) -> None:
         """Add to the end of a value."""
-        self._controller.use_keys("append", key, _encoded(value))
+        self._use("append", key, _encoded(value))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set a key if it has the expected value; its value then."""
-        value: bytes = self._controller.use_keys(
-            "compare_set", key, _encoded(expected), _encoded(desired)
-        )
+        value: bytes = self._use("compare_set", key, _encoded(expected), _encoded(desired))
         return value
 
     def delete_key(self, key: str) -> bool:
         """Take a key away; whether there was one."""
-        return bool(self._controller.use_keys("delete", key))
+        return bool(self._use("delete", key))
 
     # The names by which C++ finds them.
     deleteKey = delete_key  # noqa: N815
 
     def num_keys(self) -> int:
         """The number of keys."""
-        return int(self._controller.use_keys("count"))
+        return int(self._use("count"))
 
     getNumKeys = num_keys  # noqa: N815
 
@@ -107,6 +105,9 @@ class GroupStore(dist.Store):  # type: ignore[misc]  # torch is Any to mypy here
     def clone(self) -> GroupStore:
         """This store: its calls do not wait for each other."""
         return self
+
+    def _use(self, operation: str, *arguments: Any) -> Any:
+        return self._controller.use_keys(operation, *arguments)()
 
 
 def _encoded(value: str | bytes) -> bytes:

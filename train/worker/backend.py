@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from miniray.train.base.ranks import WorkerInfo
     from miniray.train.config import ScalingConfig
-    from miniray.train.worker.controller_client import ControllerClient
+    from miniray.train.worker.controller_client import RankCalls
     from miniray.train.worker.local_link import LinkClient, LinkServer
 
 
@@ -47,7 +47,7 @@ class Member:
     node_devices: Mapping[str, list[str]]
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     shares_devices: bool = False
-    controller: ControllerClient | None = None
+    controller: RankCalls | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,35 +1,97 @@
-"""What a rank can ask of its controller.
+"""What a rank can ask of the attempt in which it runs, and the carriers that bring its calls there.
 
-The calls are the same wherever the controller runs; a carrier brings them there: to an
-actor, to a thread of this process, or to the process of rank 0.
+The calls are the same wherever the controller runs: in an actor, in a thread of this process, or in
+the process of rank 0. What they do is in ``controller/attempt.py``.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 if TYPE_CHECKING:
+    import concurrent.futures
     from collections.abc import Callable
 
     from miniray.common.object_ref import ObjectRef
+    from miniray.train.base.exceptions import CollectiveError
     from miniray.train.base.failures import WorkerFailure
-    from miniray.train.base.questions import Question
     from miniray.train.base.reports import Report
-    from miniray.train.controller.attempt import UploadPlace
-    from miniray.train.controller.rendezvous import CollectiveOutcome
     from miniray.train.storage.checkpoint_book import CheckpointRecord
+
+    T = TypeVar("T")
+    #: Waits for the result of a call; raises if the controller is gone.
+    Result: TypeAlias = Callable[[], T]
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveOutcome:
+    """What a rank gets from a collective: the pickled value of rank 0, or why it failed."""
+
+    value: bytes = b""
+    error: CollectiveError | None = None
+
+
+# ruff: noqa: D102 - what each call does is said in ``Attempt``
+class RankCalls(Protocol):
+    """The methods of ``Attempt`` that ranks call, without the rank.
+
+    Each begins its call at once, in the order called.
+    """
+
+    def report(self, index: int, report: Report) -> Result[None]: ...
+
+    def announce_upload(self, index: int) -> Result[None]: ...
+
+    def begin_upload(self, index: int, name: str, in_place: bool) -> Result[str]: ...
+
+    def upload_failed(self, index: int, failure: WorkerFailure | None) -> Result[None]: ...
+
+    def reported_checkpoints(
+        self, count: int, timeout: float | None
+    ) -> Result[tuple[list[CheckpointRecord], list[int]]]: ...
+
+    def join(self, number: int, call: str, value: bytes) -> Result[CollectiveOutcome]: ...
+
+    def use_keys(self, operation: str, *arguments: Any) -> Result[Any]: ...
+
+    def stacks_wanted(self) -> Result[bool]: ...
+
+    def show_stacks(self, stacks: str) -> Result[None]: ...
+
+
+def rank_calls(carrier: Carrier, attempt: int, rank: int) -> RankCalls:
+    """The calls of a rank.
+
+    Args:
+        carrier: The way to the controller.
+        attempt: Number of the attempt in which the rank runs.
+        rank: Its world rank.
+    """
+    return cast("RankCalls", _RankCalls(carrier, attempt, rank))
+
+
+@dataclasses.dataclass(frozen=True)
+class _RankCalls:
+    """Passes each call on by its name, to ``TrainController.call``."""
+
+    carrier: Carrier
+    attempt: int
+    rank: int
+
+    def __getattr__(self, name: str) -> Callable[..., Result[Any]]:
+        if name.startswith("_"):  # looked up by pickle
+            raise AttributeError(name)
+        return functools.partial(self.carrier.call, name, self.attempt, self.rank)
 
 
 class Carrier(Protocol):
     """Brings calls to a controller; thread-safe."""
 
-    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
-        """Begin a call; calls of one rank begin in order.
-
-        Returns:
-            What waits for the result. It raises when the controller is gone.
+    def call(self, method: str, attempt: int, rank: int, *arguments: Any) -> Result[Any]:
+        """Begin a call of ``TrainController.call``; those of one rank begin in order.
 
         Raises:
             MinirayError: It is known already that the controller is gone.
@@ -46,9 +108,9 @@ class ActorCarrier:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+    def call(self, *arguments: Any) -> Result[Any]:
         """Begin a call."""
-        return functools.partial(_wait, getattr(self._handle, method).remote(*arguments))
+        return functools.partial(_wait, self._handle.call.remote(*arguments))
 
 
 def _wait(ref: ObjectRef[Any]) -> Any:
@@ -62,73 +124,19 @@ def _wait(ref: ObjectRef[Any]) -> Any:
     return ref.future().result()
 
 
-class ControllerClient:
-    """The controller as a rank sees it.
+class LocalCarrier:
+    """Brings calls to a controller in a thread of this process, or of that of rank 0.
 
     Args:
-        carrier: The way to the controller.
-        attempt: Number of the attempt in which the rank runs.
-        rank: Its world rank.
+        begin: Begins a call of the controller.
     """
 
-    def __init__(self, carrier: Carrier, attempt: int, rank: int) -> None:
-        self._carrier = carrier
-        self._attempt = attempt
-        self._rank = rank
+    def __init__(self, begin: Callable[..., concurrent.futures.Future[Any]]) -> None:
+        self._begin = begin
 
-    def report(self, index: int, report: Report) -> Callable[[], None]:
-        """Send a report; what is returned waits until the controller has it."""
-        return self._begin("report", index, report)
-
-    def announce_upload(self, index: int) -> None:
-        """Tell that the checkpoint of a report will be uploaded in the background."""
-        self._begin("announce_upload", index)
-
-    def begin_upload(self, index: int, name: str, *, in_place: bool) -> UploadPlace:
-        """Ask where to upload the checkpoint of a report.
-
-        Args:
-            index: Number of the report.
-            name: Name of the checkpoint's folder.
-            in_place: Files of the checkpoint are in that folder already.
-        """
-        place: UploadPlace = self._begin("begin_upload", index, name, in_place)()
-        return place
-
-    def upload_failed(self, index: int, failure: WorkerFailure | None) -> None:
-        """Tell that an upload has ended in vain; with a failure, that the rank has failed by it."""
-        self._begin("upload_failed", index, failure)
-
-    def join(self, number: int, call: str, value: bytes) -> CollectiveOutcome:
-        """Wait in a collective call for the other ranks."""
-        outcome: CollectiveOutcome = self._begin("join", number, call, value)()
-        return outcome
-
-    def use_keys(self, operation: str, *arguments: Any) -> Any:
-        """Do something with the keys of the attempt; the operations are those of ``GroupKeys``."""
-        return self._begin("use_keys", operation, *arguments)()
-
-    def reported_checkpoints(
-        self, count: int, timeout: float | None
-    ) -> tuple[list[CheckpointRecord], list[int]]:
-        """The run's checkpoints once so many reports are recorded, and who has not made them."""
-        found: tuple[list[CheckpointRecord], list[int]] = self._begin(
-            "reported_checkpoints", count, timeout
-        )()
-        return found
-
-    def await_question(self, heard: int) -> Question | None:
-        """Wait for what the controller asks after so many questions; None if nothing more."""
-        question: Question | None = self._begin("await_question", heard)()
-        return question
-
-    def show_stacks(self, stacks: str) -> None:
-        """Answer where this rank is."""
-        self._begin("show_stacks", stacks)
-
-    def tell_stall(self, stacks: str) -> None:
-        """Tell that this rank only waits for others, and where; that it goes on, if empty."""
-        self._begin("tell_stall", stacks)
-
-    def _begin(self, method: str, *arguments: Any) -> Callable[[], Any]:
-        return self._carrier.call(method, self._attempt, self._rank, *arguments)
+    def call(self, *arguments: Any) -> Result[Any]:
+        """Begin a call."""
+        future = self._begin("call", *arguments)
+        if future.done() and (error := future.exception()) is not None:
+            raise error  # at once only when the controller is gone
+        return future.result

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from miniray.common.exception_transport import add_note
-from miniray.train.base.exceptions import AttemptOverError, CollectiveTimeoutError
+from miniray.train.base.exceptions import CollectiveTimeoutError
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.plain_metrics import plain_metrics
 from miniray.train.base.ranks import listed
@@ -26,7 +26,7 @@ from miniray.train.base.reports import Report
 from miniray.train.storage.checkpoint import Checkpoint
 from miniray.train.storage.filesystem import is_local, protocols
 from miniray.train.storage.storage import default_checkpoint_name
-from miniray.train.worker.controller_client import ControllerClient
+from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.upload_process import UploadProcess
 from miniray.train.worker.uploads import BackgroundUploads
 
@@ -55,7 +55,6 @@ class SessionSetup:
         first_number: Number of the first report among all reports of the run.
         checkpoint: Where to begin from; None at the beginning.
         shows_stacks: Whether the controller may ask for the stacks of a rank.
-        stall_patience: Seconds after which a rank that only waits for others is told of, if asked.
     """
 
     storage: RunStorage
@@ -64,7 +63,6 @@ class SessionSetup:
     first_number: int
     checkpoint: Checkpoint | None
     shows_stacks: bool = False
-    stall_patience: float = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +105,7 @@ class Session:
         self.ranks = ranks
         self._setup = setup
         self._uploading = uploading
-        self._controller = ControllerClient(carrier, setup.attempt, ranks.world_rank)
+        self._controller = rank_calls(carrier, setup.attempt, ranks.world_rank)
         #: Reentrant, so that a signal handler that reports is told instead of waiting for itself.
         self._lock = threading.RLock()
         self._reporting = False
@@ -211,7 +209,7 @@ class Session:
         Args:
             timeout: Seconds after which the list is as it is then.
         """
-        found, missing = self._controller.reported_checkpoints(self._reported, timeout)
+        found, missing = self._controller.reported_checkpoints(self._reported, timeout)()
         self._uploads.raise_failure()
         if missing and timeout is None:
             raise CollectiveTimeoutError(
@@ -231,18 +229,13 @@ class Session:
         in_place = given.mode is CheckpointUploadMode.NO_UPLOAD or _lies_in(
             given.checkpoint, self.storage.checkpoint(name)
         )
-        place = self._controller.begin_upload(index, name, in_place=in_place)
-        if place.refusal:
-            raise AttemptOverError(
-                f"Rank {self.ranks.world_rank} of attempt {self._setup.attempt} may not upload "
-                f"checkpoint {name!r}: {place.refusal}."
-            )
+        folder = self._controller.begin_upload(index, name, in_place)()
         self.storage.require_owner(self._setup.token)
         if given.mode is CheckpointUploadMode.NO_UPLOAD:
             upload = self.storage.adopt(given.checkpoint)
         elif given.upload_fn is not None:
-            self.storage.begin(place.folder)
-            uploaded = given.upload_fn(given.checkpoint, place.folder)
+            self.storage.begin(folder)
+            uploaded = given.upload_fn(given.checkpoint, folder)
             if not isinstance(uploaded, Checkpoint):
                 raise ValueError(
                     f"checkpoint_upload_fn returned {uploaded!r}. "
@@ -253,7 +246,7 @@ class Session:
             # A copy on the machine's own disks is work of the kernel alone.
             apart = given.mode is CheckpointUploadMode.ASYNC and not self.storage.files.is_local
             where = self._upload_process if apart else self.storage
-            upload = where.upload(given.checkpoint, place.folder, spare=given.delete_local)
+            upload = where.upload(given.checkpoint, folder, spare=given.delete_local)
         stored = self.storage.checkpoint(upload.name)
         with self._sending:
             if index > self._newest[0]:
@@ -300,7 +293,7 @@ class Session:
         with self._collective_lock:
             number = self._collectives
             self._collectives += 1
-        outcome = self._controller.join(number, call, value)
+        outcome = self._controller.join(number, call, value)()
         if outcome.error is not None:
             raise outcome.error
         return outcome.value

@@ -16,11 +16,11 @@ from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.ranks import WorkerInfo
 from miniray.train.data.shards import Datasets, Shards, set_shards
 from miniray.train.worker import context
-from miniray.train.worker.controller_client import ControllerClient
+from miniray.train.worker.controller_client import rank_calls
 from miniray.train.worker.packed import PackedLoop
 from miniray.train.worker.rank_logs import output_of_this_process
-from miniray.train.worker.rank_watch import RankWatch
 from miniray.train.worker.session import Session
+from miniray.train.worker.stacks import show_if_asked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,10 +121,8 @@ class TrainWorker:
         context.set_session(session)
         shards = Shards(loop.datasets, self._ranks.world_rank, self._ranks.world_size)
         earlier = set_shards(shards)  # in local mode those of a train loop that runs this one
-        client = ControllerClient(carrier, setup.attempt, self._ranks.world_rank)
-        # A rank that is alone waits for nobody.
-        wanted = setup.shows_stacks or self._ranks.world_size > 1
-        watch = RankWatch(client, setup.stall_patience) if wanted else None
+        if setup.shows_stacks:
+            show_if_asked(rank_calls(carrier, setup.attempt, self._ranks.world_rank))
         try:
             value = loop()
             session.finish()
@@ -135,8 +133,6 @@ class TrainWorker:
             return self._give_up(session, error)
         finally:
             set_shards(earlier)
-            if watch is not None:
-                watch.close()
         context.set_session(None)
         return outcome
 

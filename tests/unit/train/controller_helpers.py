@@ -21,6 +21,9 @@ class Rank:
         self.controller = controller
         self.index = 0
 
+    async def call(self, method, *arguments):
+        return await self.controller.call(method, self.setup.attempt, self.rank, *arguments)
+
     async def report(self, metrics, files=None):
         upload = None
         if files is not None:
@@ -31,7 +34,7 @@ class Rank:
                 self.setup.storage.filesystem.pipe_file(f"{folder}/{file}", text.encode())
             upload = Upload(name, {file: len(text) for file, text in files.items()})
         report = Report(metrics, upload)
-        await self.controller.report(self.setup.attempt, self.rank, self.index, report)
+        await self.call("report", self.index, report)
         self.index += 1
 
 
@@ -43,6 +46,7 @@ class FakeGroup:
         self.groups = groups
         self.stopped = None
         self.infos = []
+        self.ended = []
         groups.append(self)
 
     async def place(self):
@@ -69,6 +73,9 @@ class FakeGroup:
         except Exception as error:
             return WorkerOutcome(failure=WorkerFailure.of(error))
         return WorkerOutcome(value=pickle.dumps(value))
+
+    async def end_rank(self, rank):
+        self.ended.append(rank)
 
     async def stop(self, *, graceful):
         self.stopped = graceful

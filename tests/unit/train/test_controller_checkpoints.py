@@ -11,6 +11,7 @@ from controller_helpers import run
 
 from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Checkpoint
+from miniray.train.base.exceptions import AttemptOverError
 from miniray.train.base.failures import WorkerFailure
 from miniray.train.base.reports import Report
 from miniray.train.base.state import RunState
@@ -88,7 +89,7 @@ def test_numbers_that_ended_workers_have_begun_are_not_given_again(start):
         if rank.setup.attempt == 1:
             if rank.rank == 1:
                 for index in range(4):  # uploads that nobody has heard the end of
-                    await rank.controller.begin_upload(1, 1, index, f"checkpoint_{index}")
+                    await rank.call("begin_upload", index, f"checkpoint_{index}", False)
                 raise RuntimeError("boom")
             await asyncio.Event().wait()
 
@@ -99,14 +100,13 @@ def test_numbers_that_ended_workers_have_begun_are_not_given_again(start):
 
 async def save(rank, folder, name, **metrics):
     """Report the files of a folder as a checkpoint of this name."""
-    begun = rank.setup.attempt, rank.rank, rank.index
-    place = await rank.controller.begin_upload(*begun, name)
+    target = await rank.call("begin_upload", rank.index, name, False)
     try:
-        upload = rank.setup.storage.upload(Checkpoint(folder), place.folder)
+        upload = rank.setup.storage.upload(Checkpoint(folder), target)
     except ValueError:
-        await rank.controller.upload_failed(*begun, None)
+        await rank.call("upload_failed", rank.index, None)
         raise
-    await rank.controller.report(*begun, Report(metrics, upload))
+    await rank.call("report", rank.index, Report(metrics, upload))
     rank.index += 1
 
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_takes_the_place_of_one_that_an_earlier_run_or_attempt_had(
         (folder / f"only_in_{version}").write_text("")
         for epoch in range(2):
             await save(rank, folder, f"epoch_{epoch}", version=version, epoch=epoch)
-            await rank.controller.reported_checkpoints(rank.setup.attempt, 0, epoch + 1, None)
+            await rank.call("reported_checkpoints", epoch + 1, None)
         if again == "attempt" and version == 1:
             raise RuntimeError("boom")
 
@@ -144,14 +144,13 @@ def test_files_that_lie_in_the_folder_of_a_checkpoint_already_are_not_deleted_fo
     start, tmp_path
 ):
     async def loop(rank):
-        begun = rank.setup.attempt, rank.rank, 0
         storage = rank.setup.storage
         folder = tmp_path / "run" / "epoch"
         folder.mkdir(exist_ok=True)
         (folder / "model").write_text("weights")
-        await rank.controller.begin_upload(*begun, "epoch", in_place=True)
+        await rank.call("begin_upload", 0, "epoch", True)
         assert storage.committed() == set()
-        await rank.controller.report(*begun, Report({}, storage.adopt(storage.checkpoint("epoch"))))
+        await rank.call("report", 0, Report({}, storage.adopt(storage.checkpoint("epoch"))))
 
     run(start(workers=1), loop)
     (record,) = run(start(workers=1), loop).checkpoints
@@ -164,7 +163,7 @@ def test_a_name_that_the_same_workers_have_used_is_refused(start, tmp_path):
         (tmp_path / "files").mkdir(exist_ok=True)
         for index in range(2):
             await save(rank, tmp_path / "files", "epoch")
-            await rank.controller.reported_checkpoints(rank.setup.attempt, 0, index + 1, None)
+            await rank.call("reported_checkpoints", index + 1, None)
 
     for _ in range(2):
         message = run(start(workers=1), loop).message
@@ -173,27 +172,26 @@ def test_a_name_that_the_same_workers_have_used_is_refused(start, tmp_path):
 
 def test_a_rank_of_an_earlier_attempt_gets_no_folder(start):
     async def loop(rank):
-        controller = rank.controller
         if rank.setup.attempt == 1:
             if rank.rank == 0:
-                await controller.begin_upload(1, 0, 0, "epoch")  # and goes on with it
+                await rank.call("begin_upload", 0, "epoch", False)  # and goes on with it
                 await asyncio.Event().wait()
             raise RuntimeError("boom")
-        places.append(await controller.begin_upload(1, 0, 1, "next"))
-        places.append(await controller.begin_upload(2, rank.rank, 0, "epoch"))
-        places.append(await controller.begin_upload(2, rank.rank, 1, "next"))
+        with pytest.raises(AttemptOverError):
+            await rank.controller.call("begin_upload", 1, 0, 1, "next", False)
+        folders.append(await rank.call("begin_upload", 0, "epoch", False))
+        folders.append(await rank.call("begin_upload", 1, "next", False))
 
-    places = []
+    folders = []
     run(start(max_failures=1), loop)
-    assert [place.folder for place in places[:3]] == ["", "epoch_attempt_2", "next"]
-    assert places[0].refusal
+    assert folders[:2] == ["epoch_attempt_2", "next"]
 
 
 def test_a_failed_upload_in_the_background_fails_its_rank(start):
     async def loop(rank):
         if rank.rank == 1:
             failure = WorkerFailure.of(OSError("disk is full"))
-            await rank.controller.upload_failed(1, 1, 0, failure)
+            await rank.call("upload_failed", 0, failure)
         await asyncio.Event().wait()
 
     outcome = run(start(), loop)
@@ -205,12 +203,12 @@ def test_the_checkpoints_of_a_run_can_be_listed_while_it_goes_on(start):
     async def loop(rank):
         await rank.report({"epoch": 0}, {"model": "x"})
         await rank.report({"epoch": 1})
-        found, missing = await rank.controller.reported_checkpoints(1, 0, 2, None)
+        found, missing = await rank.call("reported_checkpoints", 2, None)
         assert not missing
         assert [record.metrics for record in found] == [{"epoch": 0}]
         if rank.rank == 0:
             await rank.report({})
-            _, missing = await rank.controller.reported_checkpoints(1, 0, 3, 0.01)
+            _, missing = await rank.call("reported_checkpoints", 3, 0.01)
             asked.set()
             return missing
         await asked.wait()
@@ -230,17 +228,17 @@ def test_the_checkpoints_of_a_run_can_be_listed_while_it_goes_on(start):
 
 def test_a_run_that_is_stopped_completes_the_checkpoint_that_is_being_uploaded(start):
     async def loop(rank):
-        controller, attempt = rank.controller, rank.setup.attempt
-        place = await controller.begin_upload(attempt, rank.rank, 0, "checkpoint_000000")
-        assert place.folder
+        assert await rank.call("begin_upload", 0, "checkpoint_000000", False)
         uploading.release()
         await stopped.wait()
         if rank.rank == 0:
             await first_may_end.wait()
         await rank.report({"n": 0}, {f"rank{rank.rank}": "x"})
-        later = controller.begin_upload(attempt, rank.rank, 1, "checkpoint_000001")
         ahead.set()
-        refusals.append((await later).refusal)
+        try:
+            await rank.call("begin_upload", 1, "checkpoint_000001", False)
+        except AttemptOverError as error:
+            refusals.append(error)
 
     async def scenario():
         nonlocal stopped, uploading, first_may_end, ahead
@@ -272,13 +270,12 @@ def test_a_run_that_is_stopped_completes_the_checkpoint_that_is_being_uploaded(s
 
 def test_uploads_that_all_ranks_have_reported_are_recorded_after_a_failure(start, monkeypatch):
     async def loop(rank):
-        controller, attempt = rank.controller, rank.setup.attempt
         if rank.rank == 0:
             await rank.report({}, {"model": "x"})
             await rank.report({}, {"model": "x"})
             raise ValueError("out of data")
         for index in range(3):  # of which rank 0 has made two
-            await controller.announce_upload(attempt, 1, index)
+            await rank.call("announce_upload", index)
         for _ in range(2):
             await asyncio.sleep(0.05)  # an upload that takes longer than rank 0 does
             await rank.report({}, {"model": "x"})
@@ -294,11 +291,11 @@ def test_uploads_that_all_ranks_have_reported_are_recorded_after_a_failure(start
 
 def test_uploads_of_a_rank_that_is_lost_are_not_waited_for(start):
     async def loop(rank):
-        await rank.controller.announce_upload(rank.setup.attempt, rank.rank, 0)
+        await rank.call("announce_upload", 0)
         if rank.rank == 1:
             raise ActorDiedError(DeathCause.EXITED, exit_code=-9)
         failure = WorkerFailure.of(OSError("disk is full"))
-        await rank.controller.upload_failed(rank.setup.attempt, 0, 0, failure)
+        await rank.call("upload_failed", 0, failure)
 
     began = time.monotonic()
     outcome = run(start(), loop)

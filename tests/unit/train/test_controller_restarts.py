@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from controller_helpers import FakeGroup, return_at_once, run
 
 from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train import Callback
-from miniray.train.base.exceptions import RunTakenOverError
+from miniray.train.base.exceptions import AttemptOverError, RunTakenOverError
 from miniray.train.base.failures import GroupStartError, WorkerFailure
 from miniray.train.base.policies import FailureDecision, FailurePolicy
 from miniray.train.base.state import RunState
@@ -257,12 +258,13 @@ def test_a_later_run_of_the_same_name_continues(start):
     assert [record.number for record in outcome.checkpoints] == [0, 1]
 
 
-def test_reports_of_an_ended_attempt_are_dropped(start):
+def test_reports_of_an_ended_attempt_are_refused(start):
     async def loop(rank):
         if rank.setup.attempt == 1:
             stale.append(rank)
             raise RuntimeError("boom")
-        await stale[0].report({"stale": True})
+        with pytest.raises(AttemptOverError):
+            await stale[0].report({"stale": True})
         await rank.report({"stale": False})
 
     stale = []

@@ -16,7 +16,6 @@ from miniray.train.base.exceptions import (
     StorageUnusableError,
     WorkerHungError,
 )
-from miniray.train.base.questions import Question
 from miniray.train.base.ranks import WorkerInfo
 from miniray.train.base.state import RunState
 from miniray.train.progress.progress_feed import ProgressFeed, Seen
@@ -57,7 +56,7 @@ def test_a_storage_that_a_rank_can_not_use_ends_the_run_at_once_and_is_named(
 def test_a_group_that_makes_no_progress_has_failed_with_the_stacks_of_its_ranks(
     start, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("miniray.train.base.stacks.ANSWER_TIMEOUT", 0.5)
+    monkeypatch.setattr("miniray.train.worker.stacks.ANSWER_TIMEOUT", 0.5)
 
     class Answering(FakeGroup):
         async def _run(self, loop, rank):
@@ -68,11 +67,9 @@ def test_a_group_that_makes_no_progress_has_failed_with_the_stacks_of_its_ranks(
                 asking.cancel()
 
         async def _answer(self, rank):
-            controller, attempt = rank.controller, rank.setup.attempt
-            question = await controller.await_question(attempt, rank.rank, 0)
-            if question is Question.STACKS and rank.rank == 0:
+            if await rank.call("stacks_wanted") and rank.rank == 0:
                 text = "Thread MainThread:\n  in all_reduce\n\nThread other:\n  in wait"
-                await controller.show_stacks(attempt, rank.rank, text)
+                await rank.call("show_stacks", text)
 
     async def loop(rank):
         assert rank.setup.shows_stacks
@@ -129,7 +126,7 @@ def test_stacks_that_can_not_be_written_are_in_the_error_all_the_same(start, mon
         await asyncio.Event().wait()
 
     monkeypatch.setattr(RunStorage, "write_text", fail)
-    monkeypatch.setattr("miniray.train.base.stacks.ANSWER_TIMEOUT", 0.05)
+    monkeypatch.setattr("miniray.train.worker.stacks.ANSWER_TIMEOUT", 0.05)
     outcome = run(start(hang_timeout=0.05), loop)
     assert outcome.state is RunState.ERRORED
     assert "could not be written" in outcome.message

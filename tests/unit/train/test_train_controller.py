@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import pickle
+import types
 
 from controller_helpers import run
 
 from miniray.exceptions import ActorDiedError, DeathCause
 from miniray.train.base.reports import Report
 from miniray.train.base.state import RunState
+from miniray.train.controller import controller as controller_module
 from miniray.train.controller.attempt import Attempt
+from miniray.train.controller.blocking_work import BlockingWork
 from miniray.train.progress.progress_feed import Seen
 from miniray.train.storage.storage import RunStorage
 
@@ -88,23 +92,26 @@ def test_ranks_may_report_metrics_alone_a_different_number_of_times(start):
 
 
 def test_that_ranks_do_not_report_equally_often_is_told_once():
+    async def scenario():
+        recorder = types.SimpleNamespace(next_number=0)
+        attempt = Attempt(1, 2, recorder, BlockingWork(), asyncio.Queue(), told.append)
+        attempt.finish(1, b"")
+        for index in range(5):
+            await attempt.report(0, index, Report({}))
+
     told = []
-    attempt = Attempt(1, 2, 0, tell=told.append)
-    attempt.finish(1, b"")
-    for index in range(5):
-        attempt.report(0, index, Report({}))
+    asyncio.run(scenario())
     assert len(told) == 1
 
 
 def test_an_error_tells_what_the_other_ranks_did(start):
     async def loop(rank):
-        controller, attempt = rank.controller, rank.setup.attempt
         if rank.rank == 0:
             await rank.report({})
             reported.set()
-            await controller.join(attempt, 0, 0, "barrier()", b"")
+            await rank.call("join", 0, "barrier()", b"")
         elif rank.rank == 1:
-            await controller.begin_upload(attempt, 1, 0, "epoch_0")
+            await rank.call("begin_upload", 0, "epoch_0", False)
             await asyncio.Event().wait()
         await reported.wait()
         raise ValueError("out of data")
@@ -124,8 +131,7 @@ def test_an_error_tells_what_the_other_ranks_did(start):
 def test_a_rank_that_returns_ends_the_barrier_of_the_others(start):
     async def loop(rank):
         if rank.rank == 0:
-            join = rank.controller.join(rank.setup.attempt, 0, 0, "barrier()", b"")
-            raise (await join).error
+            raise (await rank.call("join", 0, "barrier()", b"")).error
 
     outcome = run(start(), loop)
     assert "Rank 1 returned from its train loop, while rank 0 waited for it in barrier()" in (
@@ -201,3 +207,37 @@ def test_a_run_that_is_stopped_before_it_has_begun_is_aborted(start):
         return await controller.run(controller, [None])
 
     assert asyncio.run(scenario()).state is RunState.ABORTED
+
+
+def test_the_process_of_a_rank_ends_some_time_after_its_loop_while_others_run(start, monkeypatch):
+    monkeypatch.setattr(controller_module, "RETURN_GRACE", 0.01)
+
+    async def loop(rank):
+        if rank.rank == 0:
+            while not controller.groups[0].ended:
+                await asyncio.sleep(0.01)
+
+    controller = start()
+    assert run(controller, loop).state is RunState.FINISHED
+    assert controller.groups[0].ended == [1]
+
+
+def test_a_rank_that_waits_for_a_key_that_none_is_left_to_set_is_told_so(start, monkeypatch):
+    monkeypatch.setattr("miniray.train.controller.attempt.KEYS_PATIENCE", 0.01)
+
+    async def loop(rank):
+        if rank.rank == 0:
+            await rank.call("use_keys", "get", ["key"], 600)
+
+    message = run(start(), loop).message
+    assert "Rank 1 has returned from the train loop, while rank 0 waited" in message
+    assert "the same number of steps" in message
+
+
+def test_a_rank_that_was_replaced_is_turned_away(start):
+    async def loop(rank):
+        rank.setup = dataclasses.replace(rank.setup, attempt=7)
+        await rank.report({})
+
+    outcome = run(start(workers=1), loop)
+    assert "Rank 0 of attempt 7 was replaced" in outcome.message

@@ -26,12 +26,11 @@ from miniray.train.base.exceptions import AttemptOverError, RunTakenOverError
 from miniray.train.base.plain_metrics import plain_metrics
 from miniray.train.base.ranks import Ranks
 from miniray.train.base.reports import Report
-from miniray.train.controller.attempt import UploadPlace
-from miniray.train.controller.rendezvous import CollectiveOutcome
 from miniray.train.storage.checkpoint_book import CheckpointRecord
 from miniray.train.storage.storage import RunStorage
 from miniray.train.worker import context
 from miniray.train.worker.backend import Backend
+from miniray.train.worker.controller_client import CollectiveOutcome
 from miniray.train.worker.session import Session, SessionSetup
 from miniray.train.worker.worker import TrainLoop, TrainWorker
 
@@ -54,7 +53,7 @@ class FakeController:
     def __init__(self):
         self.report = FakeMethod(lambda *args: None)
         self.announce_upload = FakeMethod(lambda *args: None)
-        self.begin_upload = FakeMethod(lambda *args: UploadPlace(args[3]))
+        self.begin_upload = FakeMethod(lambda *args: args[3])
         self.upload_failed = FakeMethod(lambda *args: None)
         self.join = FakeMethod(lambda *args: CollectiveOutcome(pickle.dumps("from rank 0")))
         self.reported_checkpoints = FakeMethod(
@@ -311,8 +310,11 @@ def test_the_controller_is_told_of_files_that_lie_in_the_checkpoints_folder_alre
 
 
 def test_a_rank_whose_place_was_taken_uploads_nothing(session, controller, make_checkpoint):
-    controller.begin_upload.answer = lambda *args: UploadPlace(refusal="others run")
-    with pytest.raises(AttemptOverError, match="Rank 1 of attempt 2 may not upload"):
+    def refuse(*args):
+        raise AttemptOverError("others run")
+
+    controller.begin_upload.answer = refuse
+    with pytest.raises(AttemptOverError, match="others run"):
         report({}, make_checkpoint(), "epoch")
     assert not Path(session.storage.path, "epoch").exists()
 
@@ -325,7 +327,7 @@ def test_a_rank_of_an_older_driver_uploads_nothing(session, make_checkpoint):
 
 
 def test_files_go_where_the_controller_says(session, controller, make_checkpoint):
-    controller.begin_upload.answer = lambda *args: UploadPlace("epoch_attempt_2")
+    controller.begin_upload.answer = lambda *args: "epoch_attempt_2"
     report({}, make_checkpoint(), "epoch")
     assert controller.reports[0][3].upload.name == "epoch_attempt_2"
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 
+from miniray.train.base.exceptions import CollectiveError
+
 
 class GroupKeys:
     """Keys of one attempt. Values are bytes; a counter is its decimal digits."""
@@ -17,11 +19,11 @@ class GroupKeys:
         self._values: dict[str, bytes] = {}
         #: Set when the key comes, or when it can't come any more.
         self._waited_for: dict[str, asyncio.Event] = {}
-        self._closed = False
+        self._closed = ""
 
-    def close(self) -> None:
-        """End all waits: the ranks of this attempt are gone."""
-        self._closed = True
+    def close(self, why: str) -> None:
+        """Fail all waits, with a sentence that says why."""
+        self._closed = why
         for event in self._waited_for.values():
             event.set()
 
@@ -34,16 +36,22 @@ class GroupKeys:
 
         Returns:
             The keys that have none by then.
+
+        Raises:
+            CollectiveError: They can't come any more.
         """
         deadline = time.monotonic() + timeout
         for key in keys:
-            if key in self._values or self._closed:
+            if key in self._values:
                 continue
             event = self._waited_for.setdefault(key, asyncio.Event())
             try:
-                await asyncio.wait_for(event.wait(), deadline - time.monotonic())
+                if not self._closed:
+                    await asyncio.wait_for(event.wait(), deadline - time.monotonic())
             except asyncio.TimeoutError:
                 break
+            if key not in self._values and self._closed:
+                raise CollectiveError(self._closed)
         return await self.absent(keys)
 
     async def absent(self, keys: list[str]) -> list[str]:

@@ -1,23 +1,25 @@
-"""The stacks of all ranks of an attempt that hangs: who asks for them, and what they show.
+"""The stacks of the ranks of an attempt that hangs: how a rank shows them, and who collects them.
 
-What follows from a hang is the controller's decision.
+A thread of each rank waits for the request, since the main thread may be what hangs. What follows
+from a hang is the controller's decision.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import threading
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from miniray.train.base.questions import Question
-
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
-    from miniray.train.base.questions import QuestionBoard
+    from miniray.train.worker.controller_client import RankCalls
+
+logger = logging.getLogger(__name__)
 
 #: Seconds that ranks get to show their stacks.
 ANSWER_TIMEOUT = 5.0
@@ -28,40 +30,67 @@ NO_ANSWER = (
     f"GIL), or the process is stopped or cut off.\n"
 )
 
-
 #: Where train loops are called, by ``TrainLoop.__call__``.
-_CALLER = str(Path(__file__).parents[1] / "worker" / "worker.py")
+_CALLER = str(Path(__file__).with_name("worker.py"))
 
 
 class StackBoard:
     """Asks the ranks of one attempt for their stacks; in the controller's event loop."""
 
-    def __init__(self, questions: QuestionBoard) -> None:
-        self._questions = questions
+    def __init__(self) -> None:
+        self._asked = False
+        self._over = False
+        self._news = asyncio.Event()
         self._stacks: dict[int, str] = {}
-        self._came = asyncio.Event()
+
+    async def wanted(self) -> bool:
+        """Wait, on behalf of a rank, until stacks are wanted; False if they never will be."""
+        await self._until(lambda: self._asked or self._over)
+        return not self._over
 
     def answer(self, rank: int, stacks: str) -> None:
         """Enter the stacks of a rank."""
         self._stacks[rank] = stacks
-        self._came.set()
+        self._tell()
 
     async def collect(self, ranks: Collection[int]) -> dict[int, str]:
         """The stacks of these ranks, with a sentence for each that does not answer in time."""
-        self._questions.ask(Question.STACKS)
-        answers = asyncio.ensure_future(self._all_of(ranks))
+        self._asked = True
+        self._tell()
+        answers = asyncio.ensure_future(self._until(lambda: self._stacks.keys() >= set(ranks)))
         await asyncio.wait({answers}, timeout=ANSWER_TIMEOUT)
         answers.cancel()
         return {rank: self._stacks.get(rank, NO_ANSWER) for rank in ranks}
 
-    async def _all_of(self, ranks: Collection[int]) -> None:
-        while not self._stacks.keys() >= set(ranks):
-            self._came.clear()
-            await self._came.wait()
+    def close(self) -> None:
+        """Let the ranks wait no longer."""
+        self._over = True
+        self._tell()
+
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._news.wait()
+
+
+def show_if_asked(calls: RankCalls) -> None:
+    """Start the thread of this process that shows its stacks when the controller asks."""
+
+    def serve() -> None:
+        try:
+            if calls.stacks_wanted()():
+                calls.show_stacks(stacks_of_this_process())
+        except Exception:  # the controller is gone, and with it who would ask
+            logger.debug("no stacks are shown any more", exc_info=True)
+
+    threading.Thread(target=serve, name="train-stacks", daemon=True).start()
 
 
 def stacks_of_this_process() -> str:
-    """The stack of each thread, the main thread first; of it what the train loop does."""
+    """The stack of each other thread, the main thread first; of it what the train loop does."""
     frames = sys._current_frames()
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
